@@ -1,0 +1,58 @@
+# `make demo` and `make test` are all a new machine needs; both prepare .venv first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help venv lock demo test lint schemas docs bench faults up kafka jaeger clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+venv: $(VENV)/.ready ## Prepare .venv with the locked packages and `penstock` itself
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+lock: ## Resolve the dependencies again into requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --no-emit-index-url --python-version 3.11 --quiet --upgrade -o requirements.lock
+
+demo: venv ## Watch a dozen real training jobs being scheduled on this machine (under 2 minutes)
+	@$(BIN)/penstock demo
+
+test: venv lint ## Lint, then every test of the CI run
+	$(BIN)/python -m pytest
+
+lint: venv ## ruff, mypy strict, import contracts, schema drift
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy libs services
+	$(BIN)/lint-imports
+	$(BIN)/python -m penstock.events.schemas --check
+
+schemas: venv ## Generate schemas/ from the event models
+	$(BIN)/python -m penstock.events.schemas
+
+bench: venv ## Measure, write bench.json, print it as a table
+	$(BIN)/python -m tests.bench
+
+faults: venv ## The long fault runs: more kills, more seeds than CI
+	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 10
+
+up: venv ## Run everything on this machine until Ctrl-C
+	@$(BIN)/penstock up
+
+kafka: venv ## Start a real Kafka broker on loopback until Ctrl-C
+	@$(BIN)/python -m penstock.testing.kafka
+
+jaeger: venv ## Start a real Jaeger on loopback until Ctrl-C
+	@$(BIN)/python -m penstock.testing.jaeger
+
+docs: venv ## Generate the diagrams and tables in the docs from the code
+	$(BIN)/python -m penstock.testing.docs
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) .penstock bench.json

@@ -1,0 +1,1 @@
+"""The command line; it talks to the gateway and to nothing else."""

@@ -1,0 +1,1 @@
+"""Typed, frozen events, their envelope (CloudEvents 1.0), codec, upcasters and schemas."""

@@ -1,0 +1,43 @@
+"""Errors of the kernel.
+
+KernelError
+├── LogError                  the log could not do what was asked
+│   ├── AppendFailed          outcome unknown: the records may or may not be in the log
+│   ├── NotAllowed            this identity may not do that (Kafka ACL); nothing was written
+│   ├── TooLarge              a record exceeds MAX_RECORD_BYTES; nothing of the batch was written
+│   └── OffsetOutOfRange      the asked position is no longer, or not yet, in the log
+├── StoreError                Postgres could not do what was asked
+└── ConfigurationError        a setting is missing or unusable; names the setting and the remedy
+"""
+
+
+class KernelError(Exception):
+    """Base of every error that the kernel raises on purpose."""
+
+
+class LogError(KernelError):
+    """The log could not do what was asked."""
+
+
+class AppendFailed(LogError):
+    """The append's outcome is unknown: whoever decides on this log drops its state and folds again (LAW 3)."""
+
+
+class NotAllowed(LogError):
+    """The log refused this identity; nothing was written."""
+
+
+class TooLarge(LogError):
+    """A record exceeds the bound; nothing of the batch was written."""
+
+
+class OffsetOutOfRange(LogError):
+    """The asked position is not in the log."""
+
+
+class StoreError(KernelError):
+    """Postgres could not do what was asked."""
+
+
+class ConfigurationError(KernelError):
+    """A setting is missing or unusable. The message names the setting and the remedy."""

@@ -1,0 +1,1 @@
+"""Everything on this machine: embedded Postgres, all services, virtual nodes, the demo."""

@@ -1,0 +1,1 @@
+"""Pure scheduling algorithms, one file each, behind one protocol."""

@@ -1,0 +1,1 @@
+"""Real servers for tests, builders, conformance suites, independent judges."""

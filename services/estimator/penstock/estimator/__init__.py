@@ -1,0 +1,1 @@
+"""The estimator service: a pure core and a thin shell."""

@@ -1,0 +1,1 @@
+"""Pure: no IO, clock or chance."""

@@ -1,0 +1,1 @@
+"""The gateway service: a pure core and a thin shell."""

@@ -1,0 +1,1 @@
+"""The node-reporter service: a pure core and a thin shell."""

@@ -1,0 +1,1 @@
+"""The placer service: a pure core and a thin shell."""

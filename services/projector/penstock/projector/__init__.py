@@ -1,0 +1,1 @@
+"""The projector service: a pure core and a thin shell."""
