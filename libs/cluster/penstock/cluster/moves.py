@@ -1,0 +1,95 @@
+"""The legal moves of jobs, tasks and nodes: one table each. The diagrams in the docs are drawn from them.
+
+The fold checks every move against these tables (`move`), so that an illegal one stops the service with a
+story instead of corrupting the state.
+"""
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeVar
+
+
+class JobStatus(StrEnum):
+    SUBMITTED = "submitted"  # waits for its estimate
+    QUEUED = "queued"
+    BACKOFF = "backoff"  # failed an attempt, waits before it queues again
+    LAUNCHING = "launching"  # placed; not all of its tasks have started
+    RUNNING = "running"
+    STOPPING = "stopping"  # being stopped; its resources are held until every exit is proven
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT_QUEUED = "timed_out_queued"
+    TIMED_OUT_RUNNING = "timed_out_running"
+    UNSCHEDULABLE = "unschedulable"  # fits on no node of the cell even when empty
+
+
+class TaskStatus(StrEnum):
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+class NodeStatus(StrEnum):
+    READY = "ready"  # Reported, in the words of LAW 5
+    SUSPECT = "suspect"  # silent: nothing new is placed there, nothing there is given up
+    GONE = "gone"  # proven: its tasks are dead
+
+
+_J, _T, _N = JobStatus, TaskStatus, NodeStatus
+_ENDINGS = frozenset(
+    {_J.SUCCEEDED, _J.FAILED, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.TIMED_OUT_RUNNING, _J.UNSCHEDULABLE}
+)
+TERMINAL = _ENDINGS
+
+JOB_MOVES = MappingProxyType(
+    {
+        _J.SUBMITTED: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
+        _J.QUEUED: frozenset({_J.LAUNCHING, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.UNSCHEDULABLE}),
+        _J.BACKOFF: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
+        _J.LAUNCHING: frozenset({_J.RUNNING, _J.STOPPING, _J.QUEUED, _J.BACKOFF}) | _ENDINGS,
+        _J.RUNNING: frozenset({_J.STOPPING, _J.QUEUED, _J.BACKOFF}) | _ENDINGS,
+        _J.STOPPING: frozenset({_J.QUEUED, _J.BACKOFF}) | _ENDINGS,
+        **{ending: frozenset[JobStatus]() for ending in _ENDINGS},
+    }
+)
+TASK_MOVES = MappingProxyType(
+    {
+        _T.ASSIGNED: frozenset({_T.RUNNING, _T.STOPPING, _T.EXITED}),
+        _T.RUNNING: frozenset({_T.STOPPING, _T.EXITED}),
+        _T.STOPPING: frozenset({_T.EXITED}),
+        _T.EXITED: frozenset[TaskStatus](),
+    }
+)
+NODE_MOVES = MappingProxyType(
+    {
+        _N.READY: frozenset({_N.SUSPECT, _N.GONE}),
+        _N.SUSPECT: frozenset({_N.READY, _N.GONE}),
+        _N.GONE: frozenset({_N.READY}),
+    }
+)
+
+Status = TypeVar("Status", JobStatus, TaskStatus, NodeStatus)
+
+
+class IllegalMove(Exception):
+    """A state machine was asked to make a move that its table does not hold."""
+
+
+def move(table: "MappingProxyType[Status, frozenset[Status]]", old: Status, new: Status, who: str) -> Status:
+    """Returns `new` if the table allows it. Raises `IllegalMove` with the subject and both states."""
+    if new not in table[old]:
+        allowed = ", ".join(sorted(table[old])) or "nothing: it has ended"
+        raise IllegalMove(f"{who}: {old} may not become {new}; it may become {allowed}")
+    return new
+
+
+def mermaid(table: "MappingProxyType[Status, frozenset[Status]]") -> str:
+    """The table as a Mermaid state diagram, states and arrows in a stable order."""
+    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for old, successors in table.items():
+        lines += [f"    {old} --> {new}" for new in sorted(successors)]
+        if not successors:
+            lines.append(f"    {old} --> [*]")
+    return "\n".join(lines)

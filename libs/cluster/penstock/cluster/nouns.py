@@ -1,0 +1,185 @@
+"""The nouns of a cluster, as frozen values. Units end names; every number has a range.
+
+Cell ⊃ network domain ⊃ rack ⊃ node ⊃ GPU. A cell is one scheduling domain: one total order, one ledger.
+A job is a gang of tasks (parameter servers and workers) that start together or not at all; each task runs
+on one node. Source of the job model: Liquid §3 (parameter servers + workers); a job without parameter
+servers synchronises by all-reduce, a job of one worker not at all.
+"""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
+MAX_CORES_PER_NODE = 1024
+MAX_GANG_TASKS = 512
+MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
+MAX_ENV_ENTRIES = 128
+MAX_TEXT = 1_024
+
+Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+ShortText = Annotated[str, Field(max_length=MAX_TEXT)]
+Mebibytes = Annotated[int, Field(ge=0, le=1 << 30)]
+Megabits = Annotated[int, Field(ge=0, le=10_000_000)]
+Milliseconds = Annotated[int, Field(ge=0, le=1 << 53)]
+GpuIndex = Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)]
+CoreId = Annotated[int, Field(ge=0, lt=MAX_CORES_PER_NODE)]
+
+Role = Literal["ps", "worker"]
+
+
+class Noun(BaseModel):
+    """A frozen value. Construction refuses unknown fields; decoding from a wire ignores them (style 5)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ResourceVector(Noun):
+    """What one task needs. Source: Liquid §4 ⟨N·GPU, GMem, Bandwidth⟩, with cores and host memory added."""
+
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_PER_NODE)] = 0
+    cores: Annotated[int, Field(ge=0, le=MAX_CORES_PER_NODE)] = 1
+    host_memory_mib: Mebibytes = 0
+    gpu_memory_mib: Mebibytes = 0
+    """On each of its GPUs, the maximum over the run."""
+    gpu_utilisation_percent: Annotated[float, Field(ge=0, le=100)] = 100.0
+    """Mean over the run, of each of its GPUs."""
+    bandwidth_mbps: Megabits = 0
+
+
+class ResourceRequest(Noun):
+    """What the user asked for, per worker; each field may be left to the estimator."""
+
+    gpus: Annotated[int | None, Field(ge=0, le=MAX_GPUS_PER_NODE)] = None
+    cores: Annotated[int | None, Field(ge=1, le=MAX_CORES_PER_NODE)] = None
+    host_memory_mib: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
+    gpu_memory_mib: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
+    bandwidth_mbps: Annotated[int | None, Field(ge=0, le=10_000_000)] = None
+
+
+class RetryPolicy(Noun):
+    """How often a failed job is tried again. Back-off doubles from `backoff_ms` up to `backoff_max_ms`."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 1
+    backoff_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 1_000
+    backoff_max_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 60_000
+
+
+class JobSpec(Noun):
+    """A training job as submitted: what to run, not where."""
+
+    name: Identifier = "job"
+    owner: Identifier = "unknown"
+    command: Annotated[
+        tuple[Annotated[str, Field(max_length=8_192)], ...], Field(min_length=1, max_length=512)
+    ]
+    """An argv list; never handed to a shell."""
+    env: Annotated[dict[str, str], Field(max_length=MAX_ENV_ENTRIES)] = Field(default_factory=dict)
+    workdir: ShortText | None = None
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    parameter_servers: Annotated[int, Field(ge=0, le=256)] = 0
+    resources: ResourceRequest = ResourceRequest()
+    model: Identifier | None = None
+    batch_size: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
+    gpu_models: Annotated[tuple[Identifier, ...], Field(max_length=16)] = ()
+    """Allowed GPU models; empty: any."""
+    retry: RetryPolicy = RetryPolicy()
+    queue_timeout_ms: Annotated[int | None, Field(ge=1, le=1 << 40)] = None
+    run_timeout_ms: Annotated[int | None, Field(ge=1, le=1 << 40)] = None
+    grace_ms: Annotated[int, Field(ge=0, le=600_000)] = 10_000
+    """Between SIGTERM and SIGKILL when the job is stopped."""
+    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        argv_bytes = sum(len(part.encode()) for part in self.command)
+        if argv_bytes > MAX_ARGV_BYTES:
+            raise ValueError(
+                f"command: {argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file"
+            )
+        if not self.command[0]:
+            raise ValueError("command: the first word, the program, is empty")
+        env_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in self.env.items())
+        if env_bytes > MAX_ARGV_BYTES:
+            raise ValueError(f"env: {env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
+        if any("\0" in part for part in (*self.command, *self.env, *self.env.values(), self.workdir or "")):
+            raise ValueError(
+                "command, env, workdir: a NUL character cannot be passed to a process; remove it"
+            )
+        if any(not key or "=" in key for key in self.env):
+            raise ValueError("env: a variable's name must not be empty or contain '='")
+        if sum(len(k) + len(v) for k, v in self.labels.items()) > MAX_ARGV_BYTES:
+            raise ValueError(f"labels: exceed {MAX_ARGV_BYTES} characters; shorten them")
+        if self.workers + self.parameter_servers > MAX_GANG_TASKS:
+            raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}")
+        return self
+
+
+class Gpu(Noun):
+    """One GPU of a node."""
+
+    index: GpuIndex
+    uuid: Identifier
+    model: Identifier
+    memory_mib: Annotated[int, Field(ge=1, le=1 << 30)]
+
+
+class NodeSpec(Noun):
+    """A node as its reporter found it."""
+
+    node_id: Identifier
+    boot_id: Identifier
+    """Changes when the machine boots: processes of an older boot are proven dead (LAW 5)."""
+    rack: Identifier = "rack-0"
+    domain: Identifier = "domain-0"
+    address: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
+    cores: Annotated[int, Field(ge=1, le=MAX_CORES_PER_NODE)]
+    host_memory_mib: Annotated[int, Field(ge=1, le=1 << 30)]
+    bandwidth_mbps: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS_PER_NODE)] = ()
+
+    @model_validator(mode="after")
+    def _indexed(self) -> Self:
+        if [gpu.index for gpu in self.gpus] != list(range(len(self.gpus))):
+            raise ValueError("gpus: indexes must be 0, 1, 2, … in order")
+        return self
+
+
+class TaskPlacement(Noun):
+    """Where one task of a gang runs and what it may use; leaves the node no choice."""
+
+    task_id: Identifier
+    role: Role
+    rank: Annotated[int, Field(ge=0, lt=MAX_GANG_TASKS)]
+    """Over the whole gang: workers first (rank 0 is the chief), then parameter servers."""
+    node_id: Identifier
+    gpus: tuple[GpuIndex, ...] = ()
+    cores: tuple[CoreId, ...] = ()
+    host_memory_mib: Mebibytes = 0
+    gpu_memory_mib: Mebibytes = 0
+    bandwidth_mbps: Megabits = 0
+
+
+class Estimate(Noun):
+    """What a job needs, how sure that is and where it comes from."""
+
+    TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
+
+    worker: ResourceVector
+    parameter_server: ResourceVector = ResourceVector()
+    run_ms: Annotated[int | None, Field(ge=0, le=1 << 53)] = None
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    tier: Literal["user", "history", "model", "nearest", "default"]
+    source: ShortText
+    """For people: which runs, model or rule it rests on."""
+    model_version: Identifier | None = None
+
+
+class Usage(Noun):
+    """What a task really used, measured on its node; a field is None where it could not be measured."""
+
+    cpu_ms: Annotated[int | None, Field(ge=0)] = None
+    host_memory_mib: Annotated[int | None, Field(ge=0)] = None
+    gpu_memory_mib: Annotated[int | None, Field(ge=0)] = None
+    gpu_utilisation_percent: Annotated[float | None, Field(ge=0, le=100)] = None
+    gpu_utilisation_std: Annotated[float | None, Field(ge=0, le=100)] = None

@@ -1,0 +1,314 @@
+"""Events that enter from outside: jobs, estimates, nodes, telemetry, proposals, dead letters."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.cluster.nouns import (
+    Estimate,
+    GpuIndex,
+    Identifier,
+    JobSpec,
+    Mebibytes,
+    Milliseconds,
+    NodeSpec,
+    Noun,
+    ShortText,
+    TaskPlacement,
+    Usage,
+)
+from penstock.events.base import Event, event
+from penstock.events.topics import Topic
+
+Token = Annotated[int, Field(ge=0, le=1 << 53)]
+Attempt = Annotated[int, Field(ge=1, le=1_000)]
+
+
+@event
+class JobSubmitted(Event):
+    TYPE = "penstock.job.submitted"
+    TOPIC = Topic.JOBS
+
+    job_id: Identifier
+    spec: JobSpec
+
+
+@event
+class JobCancelRequested(Event):
+    TYPE = "penstock.job.cancel_requested"
+    TOPIC = Topic.JOBS
+
+    job_id: Identifier
+    reason: ShortText = "asked by the user"
+
+
+@event
+class JobEstimated(Event):
+    TYPE = "penstock.job.estimated"
+    TOPIC = Topic.ESTIMATES
+
+    job_id: Identifier
+    estimate: Estimate
+
+
+@event
+class ModelTrained(Event):
+    """A new version of an estimator's model."""
+
+    TYPE = "penstock.model.trained"
+    TOPIC = Topic.ESTIMATES
+
+    model_version: Identifier
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    runs: Annotated[int, Field(ge=0)]
+    first_run_ms: Milliseconds
+    last_run_ms: Milliseconds
+    metrics: dict[str, float]
+
+
+class RunningTask(Noun):
+    """A task that a node found alive when it (re)joined."""
+
+    task_id: Identifier
+    token: Token
+
+
+@event
+class NodeJoined(Event):
+    """A node-reporter (re)started. `tasks`: everything of ours that is alive there."""
+
+    TYPE = "penstock.node.joined"
+    TOPIC = Topic.NODES
+
+    node: NodeSpec
+    tasks: Annotated[tuple[RunningTask, ...], Field(max_length=1_024)] = ()
+
+    def subject(self) -> str:
+        return self.node.node_id
+
+
+@event
+class NodeChanged(Event):
+    """The node's own inventory changed (a GPU came back, memory was hot-plugged)."""
+
+    TYPE = "penstock.node.changed"
+    TOPIC = Topic.NODES
+
+    node: NodeSpec
+
+    def subject(self) -> str:
+        return self.node.node_id
+
+
+@event
+class NodeLeft(Event):
+    """The node is gone for sure; `proof` says how that is known (LAW 5)."""
+
+    TYPE = "penstock.node.left"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    boot_id: Identifier
+    proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
+
+
+@event
+class NodeSuspected(Event):
+    """Somebody noticed silence (a watch broke, a node lease was missed). Silence is not death."""
+
+    TYPE = "penstock.node.suspected"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    reason: ShortText
+
+
+@event
+class GpuFaulted(Event):
+    TYPE = "penstock.gpu.faulted"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    gpu: GpuIndex
+    fault: Literal["xid", "ecc", "fell_off_bus", "thermal"]
+    code: Annotated[int, Field(ge=0)] = 0
+    detail: ShortText = ""
+
+
+@event
+class TaskStarted(Event):
+    TYPE = "penstock.task.started"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    pid: Annotated[int, Field(ge=0)]
+    started_ms: Milliseconds
+
+
+@event
+class TaskPhaseChanged(Event):
+    """The training script told its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
+
+    TYPE = "penstock.task.phase_changed"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    phase: Literal["launch", "train", "save"]
+    at_ms: Milliseconds
+
+
+@event
+class TaskCheckpointed(Event):
+    TYPE = "penstock.task.checkpointed"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    at_ms: Milliseconds
+    path: ShortText = ""
+
+
+@event
+class TaskExited(Event):
+    """A task's process group is proven to have ended; only now may its GPUs be given to others."""
+
+    TYPE = "penstock.task.exited"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
+    """`lost`: died while nobody could read its code (its machine rebooted)."""
+    exit_code: Annotated[int | None, Field(ge=0, le=255)] = None
+    signal: Annotated[int | None, Field(ge=1, le=64)] = None
+    started_ms: Milliseconds
+    exited_ms: Milliseconds
+    usage: Usage = Usage()
+    detail: ShortText = ""
+
+
+@event
+class OrderRefused(Event):
+    """A node refused an order: its token is older than one already obeyed, or it cannot be carried out."""
+
+    TYPE = "penstock.order.refused"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    reason: Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
+    highest_token: Token
+    detail: ShortText = ""
+
+
+class ReadVersion(Noun):
+    """A version that a proposal was computed from; if it has moved on, the proposal conflicts."""
+
+    kind: Literal["job", "node"]
+    id: Identifier
+    version: Annotated[int, Field(ge=0)]
+
+
+class JobPlan(Noun):
+    """One job's whole placement inside a plan."""
+
+    job_id: Identifier
+    tasks: Annotated[tuple[TaskPlacement, ...], Field(min_length=1, max_length=512)]
+
+
+class Proposal(Event):
+    """Base of proposals: the placer answers each one with `ProposalAnswered` (LAW 1)."""
+
+    TOPIC = Topic.PROPOSALS
+
+    proposal_id: Identifier
+    proposer: Identifier
+    read: Annotated[tuple[ReadVersion, ...], Field(max_length=2_048)] = ()
+
+
+@event
+class PlanProposed(Proposal):
+    """Place these waiting jobs so, all or nothing: a batch plan, or a group that shares GPUs."""
+
+    TYPE = "penstock.plan.proposed"
+
+    kind: Literal["batch", "group"]
+    plans: Annotated[tuple[JobPlan, ...], Field(min_length=1, max_length=256)]
+
+
+@event
+class MigrationProposed(Proposal):
+    """Checkpoint this running job, stop it and start it at these places."""
+
+    TYPE = "penstock.migration.proposed"
+
+    plan: JobPlan
+    reason: ShortText
+
+
+@event
+class CoresProposed(Proposal):
+    TYPE = "penstock.cores.proposed"
+
+    task_id: Identifier
+    cores: Annotated[int, Field(ge=1, le=1_024)]
+    reason: ShortText
+
+
+@event
+class ThrottleProposed(Proposal):
+    """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
+
+    TYPE = "penstock.throttle.proposed"
+
+    task_id: Identifier
+    memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]
+    reason: ShortText
+
+
+@event
+class TelemetrySampled(Event):
+    """A sample that crossed a threshold on its node; an idle node sends none."""
+
+    TYPE = "penstock.telemetry.sampled"
+    TOPIC = Topic.TELEMETRY
+
+    node_id: Identifier
+    task_id: Identifier | None = None
+    at_ms: Milliseconds
+    gpu: GpuIndex | None = None
+    gpu_utilisation_percent: Annotated[float | None, Field(ge=0, le=100)] = None
+    gpu_memory_mib: Mebibytes | None = None
+    host_memory_mib: Mebibytes | None = None
+    cpu_percent: Annotated[float | None, Field(ge=0)] = None
+    loss: float | None = None
+
+
+@event
+class DeadLettered(Event):
+    """A record that could not be read or applied, kept whole (up to a bound) with the reason."""
+
+    TYPE = "penstock.record.dead_lettered"
+    TOPIC = Topic.DEAD_LETTERS
+
+    source_topic: ShortText
+    source_partition: Annotated[int, Field(ge=0)]
+    source_offset: Annotated[int, Field(ge=0)]
+    service: Identifier
+    reason: Literal[
+        "undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "wrong_topic", "failed"
+    ]
+    detail: ShortText
+    headers: dict[str, str] = Field(default_factory=dict)
+    value_base64: Annotated[str, Field(max_length=90_000)]
+    """The record's bytes; cut at 64 KiB."""
+
+    def subject(self) -> str:
+        return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"

@@ -1,0 +1,117 @@
+"""CloudEvents 1.0 in Kafka's binary mode: attributes in `ce_*` headers, the event as JSON value.
+
+Beside the specification's attributes go `traceparent` (W3C Trace Context), `causationid` (id of the event
+that led to this one) and `correlationid` (the job, so that everything about it can be found).
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from penstock.events.base import Event, wire_type
+from penstock.events.codec import decode, encode
+from penstock.events.errors import Undecodable
+from penstock.events.topics import Topic
+
+Headers = tuple[tuple[str, bytes], ...]
+
+MAX_ID_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One event with its context. `id` is unique per source; resending keeps it."""
+
+    id: str
+    source: str
+    time_ms: int
+    data: Event
+    traceparent: str | None = None
+    causation_id: str | None = None
+    correlation_id: str | None = None
+
+    @property
+    def type(self) -> str:
+        """Wire type, as `penstock.job.submitted.v1`."""
+        return f"{self.data.TYPE}.v{self.data.VERSION}"
+
+
+def rfc3339(time_ms: int) -> str:
+    """`time_ms` since the epoch as CloudEvents writes it, in UTC with milliseconds."""
+    return (
+        datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+
+
+def to_headers(envelope: Envelope) -> Headers:
+    """The headers of binary mode. Optional attributes are left out when None."""
+    pairs = [
+        ("ce_specversion", "1.0"),
+        ("ce_id", envelope.id),
+        ("ce_source", envelope.source),
+        ("ce_type", envelope.type),
+        ("ce_subject", envelope.data.subject()),
+        ("ce_time", rfc3339(envelope.time_ms)),
+        ("content-type", "application/json"),
+    ]
+    optional = (
+        ("traceparent", envelope.traceparent),
+        ("causationid", envelope.causation_id),
+        ("correlationid", envelope.correlation_id),
+    )
+    pairs += [(name, value) for name, value in optional if value is not None]
+    return tuple((name, value.encode()) for name, value in pairs)
+
+
+def to_wire(envelope: Envelope) -> tuple[Headers, bytes]:
+    """Headers and value of one record."""
+    return to_headers(envelope), encode(envelope.data)
+
+
+def from_wire(headers: Headers, value: bytes, topic: str | None = None) -> Envelope:
+    """Reads one record. Raises an `EventError` whose `reason` a dead letter can carry.
+
+    With `topic`, an event that belongs to another topic is `Undecodable`: a door must not be used to
+    slip facts past their owner.
+    """
+    found: dict[str, str] = {}
+    try:
+        for name, raw in headers:
+            found[name] = raw.decode()
+    except UnicodeDecodeError as error:
+        raise Undecodable(f"header {name!r} is not UTF-8") from error
+    if found.get("ce_specversion") != "1.0":
+        raise Undecodable("header ce_specversion must be 1.0 (CloudEvents, binary mode)")
+    missing = [name for name in ("ce_id", "ce_source", "ce_type") if not found.get(name)]
+    if missing:
+        raise Undecodable(f"headers missing: {', '.join(missing)}")
+    if len(found["ce_id"].encode()) > MAX_ID_BYTES:
+        raise Undecodable(f"ce_id exceeds {MAX_ID_BYTES} bytes")
+    data = decode(found["ce_type"], value)
+    if topic is not None and data.TOPIC != topic:
+        raise Undecodable(f"{found['ce_type']} does not belong on {topic}")
+    return Envelope(
+        id=found["ce_id"],
+        source=found["ce_source"],
+        time_ms=_time_ms(found.get("ce_time")),
+        data=data,
+        traceparent=found.get("traceparent"),
+        causation_id=found.get("causationid"),
+        correlation_id=found.get("correlationid"),
+    )
+
+
+def _time_ms(text: str | None) -> int:
+    """CloudEvents' optional time; 0 when absent. Raises `Undecodable`."""
+    if text is None:
+        return 0
+    try:
+        return max(0, int(datetime.fromisoformat(text).timestamp() * 1_000))
+    except (ValueError, OverflowError) as error:
+        raise Undecodable(f"ce_time is not RFC 3339: {text[:64]!r}") from error
+
+
+def topic_of(event: Event) -> Topic:
+    """The topic that this event belongs on. Raises TypeError for facts that live in records only."""
+    if event.TOPIC is None:
+        raise TypeError(f"{wire_type(type(event))} lives in ledger records only")
+    return event.TOPIC

@@ -1,0 +1,39 @@
+"""Errors of events.
+
+EventError
+├── Undecodable      bytes that are no JSON object, or headers that are no CloudEvent
+├── UnknownType      a type string that this version does not know
+├── UnknownVersion   a known type, but a version that no upcaster reaches
+├── Invalid          the fields do not fit the model; names field and remedy
+└── TooBig           the value exceeds MAX_EVENT_BYTES
+"""
+
+from typing import ClassVar, Literal
+
+Reason = Literal["undecodable", "unknown_type", "unknown_version", "invalid", "too_large"]
+
+
+class EventError(Exception):
+    """An event could not be read. `reason` is one of the closed list that dead letters use."""
+
+    reason: ClassVar[Reason] = "undecodable"
+
+
+class Undecodable(EventError):
+    reason = "undecodable"
+
+
+class UnknownType(EventError):
+    reason = "unknown_type"
+
+
+class UnknownVersion(EventError):
+    reason = "unknown_version"
+
+
+class Invalid(EventError):
+    reason = "invalid"
+
+
+class TooBig(EventError):
+    reason = "too_large"

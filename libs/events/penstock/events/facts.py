@@ -1,0 +1,347 @@
+"""Facts that exist only in the ledger: the placer's decisions, and the record that carries them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from penstock.cluster.nouns import Identifier, Milliseconds, Noun, ShortText, TaskPlacement
+from penstock.events.base import Event, event
+from penstock.events.doors import Attempt, Token
+from penstock.events.topics import Topic
+
+MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
+
+
+class PlacerSettings(Noun):
+    """Everything outside the log that a decision depends on; recorded at the start of each term."""
+
+    profile: Identifier = "liquid"
+    seed: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    network_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """λ of Liquid §5.2 eq. 4."""
+    backfill_window: Annotated[int, Field(ge=1, le=4_096)] = 64
+    """So many jobs from the head of the queue may be tried."""
+    max_overtakes: Annotated[int, Field(ge=0, le=1_000_000)] = 256
+    """So often may the head of the queue be overtaken before everybody behind it waits."""
+    launch_timeout_ms: Annotated[int, Field(ge=1)] = 60_000
+    """An order unanswered for so long makes its node Suspect."""
+    unschedulable_grace_ms: Annotated[int, Field(ge=0)] = 300_000
+    """A job that fits on no node even when the cell is empty ends after so long."""
+    freeze_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
+    freeze_window_ms: Annotated[int, Field(ge=0)] = 60_000
+
+
+@event
+class TermStarted(Event):
+    """A placer took over. Its record alone may raise the term (LAW 3)."""
+
+    TYPE = "penstock.term.started"
+
+    term: Annotated[int, Field(ge=1)]
+    placer_id: Identifier
+    settings: PlacerSettings
+
+
+@event
+class PlacementDecided(Event):
+    """A gang's tasks get their places, all or nothing; the orders' token is this record's seq."""
+
+    TYPE = "penstock.placement.decided"
+
+    job_id: Identifier
+    attempt: Attempt
+    tasks: Annotated[tuple[TaskPlacement, ...], Field(min_length=1, max_length=512)]
+
+
+@event
+class StopDecided(Event):
+    """The running attempt is to be stopped; nothing is freed before the exits are proven."""
+
+    TYPE = "penstock.stop.decided"
+
+    job_id: Identifier
+    attempt: Attempt
+    reason: Literal["cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated"]
+    grace_ms: Annotated[int, Field(ge=0)]
+
+
+@event
+class JobPreempted(Event):
+    """A running job gave way to another; it will queue again at its old place."""
+
+    TYPE = "penstock.job.preempted"
+
+    job_id: Identifier
+    attempt: Attempt
+    by_job_id: Identifier | None
+    reason: ShortText
+
+
+@event
+class JobRequeued(Event):
+    """The attempt is over and there will be another: now, or not before `not_before_ms`."""
+
+    TYPE = "penstock.job.requeued"
+
+    job_id: Identifier
+    attempt: Attempt
+    reason: Literal["failed", "node_lost", "preempted", "migrated", "refused"]
+    not_before_ms: Milliseconds | None = None
+
+
+@event
+class JobQueued(Event):
+    """Back-off is over."""
+
+    TYPE = "penstock.job.queued"
+
+    job_id: Identifier
+
+
+@event
+class JobFoundUnschedulable(Event):
+    """It fits on no node of the cell even when empty; it ends unless a node joins in time."""
+
+    TYPE = "penstock.job.found_unschedulable"
+
+    job_id: Identifier
+    reason: ShortText
+
+
+@event
+class JobEnded(Event):
+    TYPE = "penstock.job.ended"
+
+    job_id: Identifier
+    outcome: Literal[
+        "succeeded", "failed", "cancelled", "timed_out_queued", "timed_out_running", "unschedulable"
+    ]
+    exit_code: Annotated[int | None, Field(ge=0, le=255)] = None
+    reason: ShortText = ""
+
+
+@event
+class TaskLost(Event):
+    """A task is proven dead although its node never said so (new boot id, node left)."""
+
+    TYPE = "penstock.task.lost"
+
+    task_id: Identifier
+    node_id: Identifier
+    reason: ShortText
+
+
+@event
+class NodeLost(Event):
+    """The node's departure is accepted; its tasks are dead."""
+
+    TYPE = "penstock.node.lost"
+
+    node_id: Identifier
+
+
+@event
+class NodeRestored(Event):
+    """A Suspect node spoke again."""
+
+    TYPE = "penstock.node.restored"
+
+    node_id: Identifier
+
+
+@event
+class CellFrozen(Event):
+    """Most nodes vanished at once: nobody is evicted and nothing is placed until they return (LAW 5)."""
+
+    TYPE = "penstock.cell.frozen"
+
+    reason: ShortText
+
+
+@event
+class CellThawed(Event):
+    TYPE = "penstock.cell.thawed"
+
+    reason: ShortText
+
+
+class TimerSubject(Noun):
+    """What a timer is about; enough to judge on firing whether it still matters."""
+
+    kind: Literal[
+        "backoff", "queue_timeout", "run_timeout", "launch_timeout", "unschedulable", "place_more", "refused"
+    ]
+    id: Identifier
+    attempt: Annotated[int, Field(ge=0)] = 0
+
+
+@event
+class TimerSet(Event):
+    TYPE = "penstock.timer.set"
+
+    timer_id: Identifier
+    at_ms: Milliseconds
+    about: TimerSubject
+
+
+@event
+class TimerFired(Event):
+    """An input without a topic: the shell feeds it when the ledger's time has come."""
+
+    TYPE = "penstock.timer.fired"
+
+    timer_id: Identifier
+
+
+@event
+class TimerCancelled(Event):
+    TYPE = "penstock.timer.cancelled"
+
+    timer_id: Identifier
+
+
+@event
+class ProposalAnswered(Event):
+    TYPE = "penstock.proposal.answered"
+
+    proposal_id: Identifier
+    proposer: Identifier
+    verdict: Literal["accepted", "refused"]
+    reason: Literal["", "stale", "infeasible", "unknown_job", "wrong_state", "unsupported", "invalid"] = ""
+    detail: ShortText = ""
+
+
+class Candidate(Noun):
+    """One way to place a job. `nodes`: per task in rank order; the winner comes first in a list."""
+
+    nodes: tuple[Identifier, ...]
+    score: float
+    """As the profile computes it; the smaller the better."""
+
+
+class PlacementExplanation(Noun):
+    """Why a job went where it went."""
+
+    job_id: Identifier
+    profile: Identifier
+    candidates: Annotated[tuple[Candidate, ...], Field(max_length=MAX_CANDIDATES)]
+    margin: float | None
+    """Score of the runner-up minus the winner's, ≥ 0; None without a runner-up."""
+    feasible: Annotated[int, Field(ge=0)]
+    """Nodes on which the first task fits."""
+    rejected: dict[str, int]
+    """Nodes refused, counted by the first reason that holds (penstock.policies.reasons)."""
+
+
+class InputCause(Noun):
+    """The input record that this ledger record answers."""
+
+    topic: ShortText
+    partition: Annotated[int, Field(ge=0)]
+    offset: Annotated[int, Field(ge=0)]
+    event_id: ShortText
+
+
+class TimerCause(Noun):
+    timer_id: Identifier
+
+
+class TermCause(Noun):
+    placer_id: Identifier
+
+
+class FactEntry(Noun):
+    """A fact inside a record: its wire type and its fields."""
+
+    type: Identifier
+    data: dict[str, Any]
+
+
+@event
+class LedgerRecord(Event):
+    """One input, one record (LAW 2). Valid iff it extends the chain (LAW 3)."""
+
+    TYPE = "penstock.ledger.record"
+    TOPIC = Topic.LEDGER
+
+    seq: Annotated[int, Field(ge=1)]
+    parent: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Id of the record before: the first 32 hex digits of the sha256 of its bytes; zeros for the first."""
+    term: Annotated[int, Field(ge=1)]
+    now_ms: Milliseconds
+    """The ledger's time: max(last, placer's clock); every fold uses this and no other clock."""
+    cause: InputCause | TimerCause | TermCause
+    outcome: Literal["committed", "rejected", "dead_lettered"]
+    reason: ShortText | None = None
+    facts: tuple[FactEntry, ...] = ()
+    explanation: tuple[PlacementExplanation, ...] = ()
+
+    def subject(self) -> str:
+        return str(self.seq)
+
+
+class Order(Event):
+    """Base of orders: derived from valid ledger records only (LAW 4). Repeats carry the same token."""
+
+    TOPIC = Topic.ORDERS
+
+    token: Token
+    """The ledger seq of the decision; a node refuses tokens older than the highest it has obeyed."""
+    node_id: Identifier
+    task_id: Identifier
+
+
+class Peer(Noun):
+    """Where another member of the gang runs."""
+
+    rank: Annotated[int, Field(ge=0)]
+    role: Literal["ps", "worker"]
+    node_id: Identifier
+    address: ShortText
+
+
+@event
+class StartTask(Order):
+    TYPE = "penstock.order.start_task"
+
+    job_id: Identifier
+    attempt: Attempt
+    boot_id: Identifier
+    """For this boot of the node only."""
+    command: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: ShortText | None = None
+    place: TaskPlacement
+    peers: tuple[Peer, ...]
+    rendezvous_port: Annotated[int, Field(ge=1_024, le=65_535)]
+    grace_ms: Annotated[int, Field(ge=0)]
+
+
+@event
+class StopTask(Order):
+    """SIGTERM, `grace_ms`, SIGKILL. For a task that never started: make sure that it never will."""
+
+    TYPE = "penstock.order.stop_task"
+
+    grace_ms: Annotated[int, Field(ge=0)]
+    reason: ShortText
+
+
+@event
+class CheckpointTask(Order):
+    TYPE = "penstock.order.checkpoint_task"
+
+
+@event
+class SetCores(Order):
+    TYPE = "penstock.order.set_cores"
+
+    cores: Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+@event
+class SetBandwidth(Order):
+    TYPE = "penstock.order.set_bandwidth"
+
+    memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]
