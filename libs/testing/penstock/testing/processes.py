@@ -1,0 +1,147 @@
+"""Child processes of the launchers: started on loopback, bounded in time, never outliving their parent.
+
+Ideal: a child that exists exactly as long as the code block that wanted it. Departure: a parent that is
+killed -9 cannot clean up, so the kernel kills the child for it (PR_SET_PDEATHSIG); files in a temporary
+folder then stay. The kernel ties that signal to the *thread* that started the child, hence every child is
+started from one thread that lives as long as the process.
+"""
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+LOWEST_PORT = 20_000
+HIGHEST_PORT = 31_999  # below Linux' ephemeral range (32768 on), so no outgoing connection takes our port
+PORT_ATTEMPTS = 100
+POLL_S = 0.02  # between readiness probes; a probe is one loopback connection
+LOG_TAIL_LINES = 25
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-spawner")
+
+
+class LaunchError(Exception):
+    """A real part could not be built, started or reached. The message holds the remedy or the log's tail."""
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1, LOWEST_PORT..HIGHEST_PORT, free at this moment.
+
+    Somebody else may take it before the caller binds it: callers start again with another one.
+    Raises `LaunchError` after PORT_ATTEMPTS occupied ones.
+    """
+    for _ in range(PORT_ATTEMPTS):
+        port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT + 1)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise LaunchError(f"no free port on 127.0.0.1 between {LOWEST_PORT} and {HIGHEST_PORT}")
+
+
+class Child:
+    """One child process whose output goes to `log_path` (appended)."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], *, log_path: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts it at once. Raises `LaunchError` when the program cannot be executed."""
+        self.name = name
+        self.log_path = log_path
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # the parent died before prctl took effect
+                os._exit(1)
+
+        def start() -> subprocess.Popen[bytes]:
+            with log_path.open("ab") as log:
+                return subprocess.Popen(
+                    list(argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=None if env is None else dict(env),
+                    start_new_session=True,  # Ctrl-C reaches the launcher, which then stops the child in order
+                    preexec_fn=die_with_parent,
+                )
+
+        try:
+            self._process = _spawner.submit(start).result()
+        except OSError as error:
+            raise LaunchError(f"{name}: cannot execute {argv[0]}: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -9 after SIGKILL."""
+        return self._process.poll()
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """SIGTERM, at most `grace_s` of patience, then SIGKILL; returns when it is gone. Idempotent."""
+        if self.running:
+            self._process.terminate()
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                self.kill9()
+
+    def kill9(self) -> None:
+        """SIGKILL; returns when it is gone. Idempotent."""
+        if self.running:
+            self._process.kill()
+            self._process.wait()
+
+    def log_tail(self) -> str:
+        """The last LOG_TAIL_LINES lines of its output."""
+        if not self.log_path.exists():
+            return "(no output)"
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:]) or "(no output)"
+
+    def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
+        """Calls `probe` until it says True. Raises `LaunchError` when the child exits or time runs out first."""
+        deadline = time.monotonic() + timeout_s
+        while not probe():
+            if not self.running:
+                raise LaunchError(
+                    f"{self.name} exited with {self.exit_code} before it was ready:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{self.name} was not ready within {timeout_s:g} s:\n{self.log_tail()}")
+            time.sleep(POLL_S)
+
+
+def run_bounded(
+    name: str, argv: Sequence[str], *, log_path: Path, timeout_s: float, env: Mapping[str, str] | None = None
+) -> None:
+    """Runs a child to its end. Raises `LaunchError` with the log's tail when it fails or takes too long."""
+    child = Child(name, argv, log_path=log_path, env=env)
+    deadline = time.monotonic() + timeout_s
+    try:
+        while child.running:
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{name} took more than {timeout_s:g} s:\n{child.log_tail()}")
+            time.sleep(POLL_S)
+    finally:
+        child.kill9()
+    if child.exit_code != 0:
+        raise LaunchError(f"{name} exited with {child.exit_code}:\n{child.log_tail()}")
