@@ -1,0 +1,43 @@
+"""When a reader may gather: never the first record after an idle moment, only under sustained load.
+
+Ideal: the reader knows whether more records are about to come. Departure: a token bucket guesses it from how
+often it was read lately. Each read takes a token, one token comes back per `pace_ms`; without a token the
+reader gathers until the next one is due. A few hops in quick succession (one job on a quiet system) thus pass
+undelayed, a steady stream is read once per `pace_ms`.
+"""
+
+from collections.abc import Callable
+
+BURST_READS = (
+    8  # reads that may follow each other undelayed: more than the hops of one job through one service
+)
+
+
+class Pacer:
+    """Token bucket over reads. `now_s` is a monotonic clock in seconds."""
+
+    __slots__ = ("_now_s", "_pace_s", "_stamp_s", "_tokens")
+
+    def __init__(self, pace_ms: int, now_s: Callable[[], float]) -> None:
+        self._pace_s = pace_ms / 1000
+        self._now_s = now_s
+        self._tokens = float(BURST_READS)
+        self._stamp_s = now_s()
+
+    def delay_s(self) -> float:
+        """Seconds to gather before the next read may return, ≥ 0."""
+        if self._pace_s <= 0:
+            return 0.0
+        self._refill()
+        return 0.0 if self._tokens >= 1 else (1 - self._tokens) * self._pace_s
+
+    def took(self) -> None:
+        """A read returned records."""
+        if self._pace_s > 0:
+            self._refill()
+            self._tokens = max(0.0, self._tokens - 1)
+
+    def _refill(self) -> None:
+        now_s = self._now_s()
+        self._tokens = min(float(BURST_READS), self._tokens + (now_s - self._stamp_s) / self._pace_s)
+        self._stamp_s = now_s
