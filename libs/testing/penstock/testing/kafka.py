@@ -19,12 +19,10 @@ import socket
 import struct
 import sys
 import tempfile
-import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -33,7 +31,7 @@ from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.events.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.testing.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
-from penstock.testing.processes import Child, LaunchError, free_port, run_bounded
+from penstock.testing.processes import Child, LaunchError, free_port, run_bounded, until_told
 
 Security = Literal["plain", "scram"]
 Result = TypeVar("Result")
@@ -305,19 +303,6 @@ def kafka_broker(folder: Path | None = None, *, security: Security = "plain") ->
         stack.callback(broker.kill9)  # nobody needs its records in order any more
         broker.start()
         yield broker
-
-
-def until_told(announce: str) -> None:
-    """Prints and waits for Ctrl-C or SIGTERM."""
-    told = threading.Event()
-
-    def tell(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, tell)
-    print(announce, flush=True)
-    told.wait()
 
 
 def main() -> int:

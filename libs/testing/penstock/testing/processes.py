@@ -12,10 +12,12 @@ import secrets
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 LOWEST_PORT = 20_000
 HIGHEST_PORT = 31_999  # below Linux' ephemeral range (32768 on), so no outgoing connection takes our port
@@ -105,9 +107,9 @@ class Child:
                 self.kill9()
 
     def kill9(self) -> None:
-        """SIGKILL; returns when it is gone. Idempotent."""
+        """SIGKILL to it and to what it started (a build's compilers); returns when it is gone. Idempotent."""
         if self.running:
-            self._process.kill()
+            os.killpg(self.pid, signal.SIGKILL)  # it leads its own session, and is not reaped yet
             self._process.wait()
 
     def log_tail(self) -> str:
@@ -145,3 +147,16 @@ def run_bounded(
         child.kill9()
     if child.exit_code != 0:
         raise LaunchError(f"{name} exited with {child.exit_code}:\n{child.log_tail()}")
+
+
+def until_told(announce: str) -> None:
+    """Prints and waits for Ctrl-C or SIGTERM."""
+    told = threading.Event()
+
+    def tell(_signal: int, _frame: FrameType | None) -> None:
+        told.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, tell)
+    print(announce, flush=True)
+    told.wait()
