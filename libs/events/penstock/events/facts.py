@@ -62,7 +62,8 @@ class StopDecided(Event):
 
     job_id: Identifier
     attempt: Attempt
-    reason: Literal["cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated"]
+    reason: Literal["cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated", "completed"]
+    """`completed`: every worker succeeded; the parameter servers are no longer needed."""
     grace_ms: Annotated[int, Field(ge=0)]
 
 

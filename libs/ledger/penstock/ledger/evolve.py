@@ -1,0 +1,377 @@
+"""The one fold of the ledger: `evolve(state, fact)` is mechanical and makes no choices.
+
+Every reader (placer, gateway, projector, simulator, replay) folds with this function; all of them
+therefore agree. A fact that the tables of legal moves forbid raises `IllegalMove`: a bug to stop at.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.cluster.moves import (
+    JOB_MOVES,
+    NODE_MOVES,
+    TASK_MOVES,
+    JobStatus,
+    NodeStatus,
+    TaskStatus,
+    move,
+)
+from penstock.cluster.nouns import NodeSpec
+from penstock.events import doors, facts
+from penstock.events.base import Event
+from penstock.ledger.record import RawRecord
+from penstock.ledger.state import (
+    MAX_EARLY_ESTIMATES,
+    MAX_ENDED_REMEMBERED,
+    CellState,
+    JobState,
+    NodeState,
+    TaskState,
+    Timer,
+    full_mask,
+    mask_of,
+)
+
+INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused"})
+
+
+def fold(state: CellState, record: RawRecord) -> None:
+    """Folds one valid record: time, position, facts."""
+    begin(state, record.seq, record.now_ms, record.term)
+    cause = record.cause
+    if cause.topic is not None:
+        state.positions[cause.topic, cause.partition] = cause.offset + 1
+    for fact in record.facts:
+        evolve(state, fact.event())
+
+
+def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
+    """A record begins: its seq is the token of what it decides, its time the only clock."""
+    state.seq = seq
+    state.now_ms = now_ms
+    state.term = term
+
+
+def evolve(state: CellState, fact: Event) -> None:
+    """Folds one fact. Facts without effect on the state (a model was trained) are ignored."""
+    handler = HANDLERS.get(fact.TYPE)
+    if handler is not None:
+        handler(state, fact)
+
+
+# ------------------------------------------------------------------------------------------------ jobs
+
+
+def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
+    old = job.status
+    job.status = move(JOB_MOVES, old, status, f"job {job.job_id} at seq {state.seq}")
+    job.version += 1
+    if old is JobStatus.QUEUED:
+        del state.queue[job.order]
+    if status is JobStatus.QUEUED:
+        state.queue[job.order] = job.job_id
+        job.queued_ms = state.now_ms
+
+
+def _job_submitted(state: CellState, fact: doors.JobSubmitted) -> None:
+    job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
+    state.jobs[job.job_id] = job
+    estimate = state.early_estimates.pop(job.job_id, None)
+    if estimate is not None:
+        job.estimate = estimate
+        _set_job(state, job, JobStatus.QUEUED)
+
+
+def _job_estimated(state: CellState, fact: doors.JobEstimated) -> None:
+    job = state.jobs.get(fact.job_id)
+    if job is None:
+        state.early_estimates[fact.job_id] = fact.estimate
+        if len(state.early_estimates) > MAX_EARLY_ESTIMATES:
+            state.early_estimates.popitem(last=False)
+        return
+    job.estimate = fact.estimate
+    _set_job(state, job, JobStatus.QUEUED)
+
+
+def _placement_decided(state: CellState, fact: facts.PlacementDecided) -> None:
+    job = state.jobs[fact.job_id]
+    head = state.head_of_queue()
+    if head is not None and head is not job:
+        head.overtaken += 1
+    _set_job(state, job, JobStatus.LAUNCHING)
+    job.attempt = fact.attempt
+    job.token = state.seq
+    job.placed_ms = state.now_ms
+    job.running_ms = job.stop_reason = job.exit_code = None
+    job.failure = job.unschedulable = ""
+    job.overtaken = 0
+    job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
+    for place in fact.tasks:
+        node = state.nodes[place.node_id]
+        node.free_gpu_mask &= ~mask_of(place.gpus)
+        node.free_core_mask &= ~mask_of(place.cores)
+        node.free_host_memory_mib -= place.host_memory_mib
+        node.free_bandwidth_mbps -= place.bandwidth_mbps
+        node.tasks[place.task_id] = job.job_id
+        state.reindex(node)
+
+
+def _stop_decided(state: CellState, fact: facts.StopDecided) -> None:
+    job = state.jobs[fact.job_id]
+    if job.status is not JobStatus.STOPPING:
+        _set_job(state, job, JobStatus.STOPPING)
+    job.stop_reason = fact.reason
+    job.stop_token = state.seq
+    for task in job.tasks.values():
+        if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
+            task.status = move(TASK_MOVES, task.status, TaskStatus.STOPPING, task.place.task_id)
+
+
+def _job_requeued(state: CellState, fact: facts.JobRequeued) -> None:
+    job = state.jobs[fact.job_id]
+    job.tasks = {}
+    job.stop_reason = None
+    job.placed_ms = job.running_ms = None
+    if fact.reason in INFRASTRUCTURE:
+        job.infrastructure_retries += 1
+    _set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
+
+
+def _job_queued(state: CellState, fact: facts.JobQueued) -> None:
+    _set_job(state, state.jobs[fact.job_id], JobStatus.QUEUED)
+
+
+def _job_found_unschedulable(state: CellState, fact: facts.JobFoundUnschedulable) -> None:
+    job = state.jobs[fact.job_id]
+    job.unschedulable = fact.reason
+    job.version += 1
+
+
+def _job_ended(state: CellState, fact: facts.JobEnded) -> None:
+    job = state.jobs.pop(fact.job_id)
+    _set_job(state, job, JobStatus(fact.outcome))
+    state.ended[fact.job_id] = fact.outcome
+    if len(state.ended) > MAX_ENDED_REMEMBERED:
+        state.ended.popitem(last=False)
+
+
+# ----------------------------------------------------------------------------------------------- tasks
+
+
+def job_of_task(state: CellState, node_id: str, task_id: str) -> JobState | None:
+    """The job whose living task this is, if that task is on this node."""
+    node = state.nodes.get(node_id)
+    job_id = node.tasks.get(task_id) if node is not None else None
+    return state.jobs.get(job_id) if job_id is not None else None
+
+
+def _task_started(state: CellState, fact: doors.TaskStarted) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = job.tasks[fact.task_id]
+    task.pid = fact.pid
+    task.started_ms = state.now_ms
+    if task.status is TaskStatus.ASSIGNED:
+        task.status = move(TASK_MOVES, task.status, TaskStatus.RUNNING, fact.task_id)
+    all_started = all(other.started_ms is not None for other in job.tasks.values())
+    if job.status is JobStatus.LAUNCHING and all_started:
+        _set_job(state, job, JobStatus.RUNNING)
+        job.running_ms = state.now_ms
+    job.version += 1
+
+
+def _end_task(state: CellState, node_id: str, task_id: str) -> TaskState:
+    """The task is proven dead: its resources are free."""
+    node = state.nodes[node_id]
+    job = state.jobs[node.tasks.pop(task_id)]
+    task = job.tasks[task_id]
+    task.status = move(TASK_MOVES, task.status, TaskStatus.EXITED, task_id)
+    task.exited_ms = state.now_ms
+    place = task.place
+    node.free_gpu_mask |= mask_of(place.gpus) & full_mask(len(node.spec.gpus))
+    node.free_core_mask |= mask_of(place.cores) & full_mask(node.spec.cores)
+    node.free_host_memory_mib += place.host_memory_mib
+    node.free_bandwidth_mbps += place.bandwidth_mbps
+    state.reindex(node)
+    job.version += 1
+    return task
+
+
+def _task_exited(state: CellState, fact: doors.TaskExited) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = _end_task(state, fact.node_id, fact.task_id)
+    task.cause = fact.cause
+    task.succeeded = fact.cause == "exited" and fact.exit_code == 0
+    task.exit_code = (
+        fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
+    )
+    if not task.succeeded and not job.failure and job.stop_reason is None:
+        job.exit_code = task.exit_code
+        job.failure = f"{fact.task_id} on {fact.node_id}: {fact.cause}" + (
+            f": {fact.detail}" if fact.detail else ""
+        )
+
+
+def _task_lost(state: CellState, fact: facts.TaskLost) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = _end_task(state, fact.node_id, fact.task_id)
+    task.cause = "node_lost"
+    if not job.failure and job.stop_reason is None:
+        job.failure = f"{fact.task_id} on {fact.node_id}: {fact.reason}"
+
+
+def _order_refused(state: CellState, fact: doors.OrderRefused) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = _end_task(state, fact.node_id, fact.task_id)
+    task.cause = "refused"
+    if not job.failure and job.stop_reason is None:
+        job.failure = f"{fact.task_id} on {fact.node_id}: refused, {fact.reason}"
+
+
+# ----------------------------------------------------------------------------------------------- nodes
+
+
+def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
+    """Takes over a (new) inventory; what living tasks hold stays taken."""
+    node.spec = spec
+    node.free_gpu_mask = full_mask(len(spec.gpus))
+    node.free_core_mask = full_mask(spec.cores)
+    node.free_host_memory_mib = spec.host_memory_mib
+    node.free_bandwidth_mbps = spec.bandwidth_mbps
+    for task_id, job_id in node.tasks.items():
+        place = state.jobs[job_id].tasks[task_id].place
+        node.free_gpu_mask &= ~mask_of(place.gpus)
+        node.free_core_mask &= ~mask_of(place.cores)
+        node.free_host_memory_mib -= place.host_memory_mib
+        node.free_bandwidth_mbps -= place.bandwidth_mbps
+    state.index.describe(node.bit, spec)
+    state.capacity_version += 1
+
+
+def _withdraw(state: CellState, node: NodeState) -> None:
+    """Takes the node out of all indexes."""
+    state.index.refit(node.bit, len(node.spec.gpus), node.entered, type(node.entered)())
+    node.entered = type(node.entered)()
+    state.index.forget(node.bit, node.spec)
+
+
+def _node_joined(state: CellState, fact: doors.NodeJoined) -> None:
+    spec = fact.node
+    node = state.nodes.get(spec.node_id)
+    if node is None:
+        node = NodeState(spec, len(state.node_at), NodeStatus.READY, 0, 0, 0, 0)
+        state.node_at.append(spec.node_id)
+        state.nodes[spec.node_id] = node
+    else:
+        _withdraw(state, node)
+        if node.status is not NodeStatus.READY:
+            node.status = move(NODE_MOVES, node.status, NodeStatus.READY, spec.node_id)
+        node.leaving = False
+        node.faulted_gpu_mask = 0
+    _enter_spec(state, node, spec)
+    state.reindex(node)
+
+
+def _node_changed(state: CellState, fact: doors.NodeChanged) -> None:
+    node = state.nodes[fact.node.node_id]
+    _withdraw(state, node)
+    node.faulted_gpu_mask = 0
+    _enter_spec(state, node, fact.node)
+    state.reindex(node)
+
+
+def _node_suspected(state: CellState, fact: doors.NodeSuspected) -> None:
+    node = state.nodes[fact.node_id]
+    if node.status is NodeStatus.READY:
+        node.status = move(NODE_MOVES, node.status, NodeStatus.SUSPECT, fact.node_id)
+    state.reindex(node)
+
+
+def _node_left(state: CellState, fact: doors.NodeLeft) -> None:
+    node = state.nodes[fact.node_id]
+    if node.status is NodeStatus.READY:
+        node.status = move(NODE_MOVES, node.status, NodeStatus.SUSPECT, fact.node_id)
+    node.leaving = True
+    node.left_ms = state.now_ms
+    state.reindex(node)
+
+
+def _node_lost(state: CellState, fact: facts.NodeLost) -> None:
+    node = state.nodes[fact.node_id]
+    node.status = move(NODE_MOVES, node.status, NodeStatus.GONE, fact.node_id)
+    state.capacity_version += 1
+    state.reindex(node)
+
+
+def _node_restored(state: CellState, fact: facts.NodeRestored) -> None:
+    node = state.nodes[fact.node_id]
+    node.status = move(NODE_MOVES, node.status, NodeStatus.READY, fact.node_id)
+    node.leaving = False
+    state.reindex(node)
+
+
+def _gpu_faulted(state: CellState, fact: doors.GpuFaulted) -> None:
+    node = state.nodes[fact.node_id]
+    node.faulted_gpu_mask |= 1 << fact.gpu
+    state.reindex(node)
+
+
+# ------------------------------------------------------------------------------------- cell and timers
+
+
+def _term_started(state: CellState, fact: facts.TermStarted) -> None:
+    state.term = fact.term
+    state.settings = fact.settings
+
+
+def _cell_frozen(state: CellState, fact: facts.CellFrozen) -> None:
+    state.frozen = fact.reason
+
+
+def _cell_thawed(state: CellState, fact: facts.CellThawed) -> None:
+    state.frozen = ""
+
+
+def _timer_set(state: CellState, fact: facts.TimerSet) -> None:
+    state.timers[fact.timer_id] = Timer(fact.at_ms, fact.about)
+    heapq.heappush(state.timer_heap, (fact.at_ms, fact.timer_id))
+
+
+def _timer_gone(state: CellState, fact: facts.TimerFired | facts.TimerCancelled) -> None:
+    state.timers.pop(fact.timer_id, None)
+
+
+HANDLERS: Mapping[str, Callable[[CellState, Any], None]] = MappingProxyType(
+    {
+        doors.JobSubmitted.TYPE: _job_submitted,
+        doors.JobEstimated.TYPE: _job_estimated,
+        facts.PlacementDecided.TYPE: _placement_decided,
+        facts.StopDecided.TYPE: _stop_decided,
+        facts.JobRequeued.TYPE: _job_requeued,
+        facts.JobQueued.TYPE: _job_queued,
+        facts.JobFoundUnschedulable.TYPE: _job_found_unschedulable,
+        facts.JobEnded.TYPE: _job_ended,
+        doors.TaskStarted.TYPE: _task_started,
+        doors.TaskExited.TYPE: _task_exited,
+        facts.TaskLost.TYPE: _task_lost,
+        doors.OrderRefused.TYPE: _order_refused,
+        doors.NodeJoined.TYPE: _node_joined,
+        doors.NodeChanged.TYPE: _node_changed,
+        doors.NodeSuspected.TYPE: _node_suspected,
+        doors.NodeLeft.TYPE: _node_left,
+        facts.NodeLost.TYPE: _node_lost,
+        facts.NodeRestored.TYPE: _node_restored,
+        doors.GpuFaulted.TYPE: _gpu_faulted,
+        facts.TermStarted.TYPE: _term_started,
+        facts.CellFrozen.TYPE: _cell_frozen,
+        facts.CellThawed.TYPE: _cell_thawed,
+        facts.TimerSet.TYPE: _timer_set,
+        facts.TimerFired.TYPE: _timer_gone,
+        facts.TimerCancelled.TYPE: _timer_gone,
+    }
+)

@@ -1,0 +1,165 @@
+"""Indexes over the nodes of a cell, as bit sets: bit i stands for the node of ordinal i.
+
+Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the
+cell (10,000 nodes are 1,250 bytes), because every resource keeps one bit set per level of what is free.
+Levels are coarse for large resources, so a set may name a node that lacks a little: `fits` judges exactly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from penstock.cluster.nouns import NodeSpec, ResourceVector
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Ordinals in the set, rising."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int) -> int:
+    """The smallest ordinal in a set that is not empty."""
+    return (mask & -mask).bit_length() - 1
+
+
+class Thermometer:
+    """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource."""
+
+    __slots__ = ("at_least", "unit")
+
+    def __init__(self, unit: int = 1) -> None:
+        self.unit = unit
+        self.at_least: list[int] = [0]
+
+    def change(self, bit: int, old: int, new: int) -> None:
+        """The node behind `bit` had `old` and now has `new` free; −1 means: it does not take part."""
+        before, after = old // self.unit, new // self.unit
+        sets = self.at_least
+        if after >= len(sets):
+            sets.extend([0] * (after + 1 - len(sets)))
+        for level in range(before + 1, after + 1):
+            sets[level] |= bit
+        for level in range(after + 1, before + 1):
+            sets[level] ^= bit
+
+    def having(self, need: int) -> int:
+        """Nodes that may have `need` free; a superset when `unit` > 1."""
+        level = need // self.unit
+        return self.at_least[level] if level < len(self.at_least) else 0
+
+
+@dataclass(slots=True)
+class Free:
+    """What is free on one node, or -1 everywhere for a node on which nothing may be placed."""
+
+    gpus: int = -1
+    cores: int = -1
+    host_memory_mib: int = -1
+    bandwidth_mbps: int = -1
+
+    def fits(self, need: ResourceVector) -> bool:
+        """Exact for these four; GPU model and memory are judged by the index."""
+        return (
+            self.gpus >= need.gpus
+            and self.cores >= need.cores
+            and self.host_memory_mib >= need.host_memory_mib
+            and self.bandwidth_mbps >= need.bandwidth_mbps
+        )
+
+
+NOT_PLACEABLE = Free()
+
+
+Key = TypeVar("Key")
+
+
+def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
+    """Takes the node out of one set; empty sets go."""
+    left = sets.get(key, 0) & ~bit
+    if left:
+        sets[key] = left
+    else:
+        sets.pop(key, None)
+
+
+@dataclass(slots=True)
+class NodeIndex:
+    """All bit sets of one cell. Ordinals are never reused while the node is known."""
+
+    known: int = 0
+    placeable: int = 0
+    gpus: Thermometer = field(default_factory=Thermometer)
+    cores: Thermometer = field(default_factory=Thermometer)
+    host_memory: Thermometer = field(default_factory=lambda: Thermometer(1_024))
+    bandwidth: Thermometer = field(default_factory=lambda: Thermometer(256))
+    gpu_model: dict[str, int] = field(default_factory=dict)
+    """GPU model → nodes all of whose GPUs are of it."""
+    gpu_memory: dict[int, int] = field(default_factory=dict)
+    """MiB of the node's smallest GPU → nodes."""
+    rack: dict[str, int] = field(default_factory=dict)
+    domain: dict[str, int] = field(default_factory=dict)
+    load: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness."""
+
+    def describe(self, bit: int, spec: NodeSpec) -> None:
+        """Enters what never changes while a spec is valid."""
+        self.known |= bit
+        smallest = min((gpu.memory_mib for gpu in spec.gpus), default=0)
+        self.gpu_memory[smallest] = self.gpu_memory.get(smallest, 0) | bit
+        models = {gpu.model for gpu in spec.gpus}
+        if len(models) == 1:
+            model = models.pop()
+            self.gpu_model[model] = self.gpu_model.get(model, 0) | bit
+        self.rack[spec.rack] = self.rack.get(spec.rack, 0) | bit
+        self.domain[spec.domain] = self.domain.get(spec.domain, 0) | bit
+
+    def forget(self, bit: int, spec: NodeSpec) -> None:
+        """Undoes `describe`; the node's free resources must have been taken out before."""
+        self.known &= ~bit
+        smallest = min((gpu.memory_mib for gpu in spec.gpus), default=0)
+        _drop(self.gpu_memory, smallest, bit)
+        for model in {gpu.model for gpu in spec.gpus}:
+            _drop(self.gpu_model, model, bit)
+        _drop(self.rack, spec.rack, bit)
+        _drop(self.domain, spec.domain, bit)
+
+    def refit(self, bit: int, total_gpus: int, old: Free, new: Free) -> None:
+        """The node's free resources changed from `old` to `new`."""
+        self.gpus.change(bit, old.gpus, new.gpus)
+        self.cores.change(bit, old.cores, new.cores)
+        self.host_memory.change(bit, old.host_memory_mib, new.host_memory_mib)
+        self.bandwidth.change(bit, old.bandwidth_mbps, new.bandwidth_mbps)
+        if old.gpus >= 0:
+            _drop(self.load, (total_gpus - old.gpus, total_gpus), bit)
+        if new.gpus >= 0:
+            key = (total_gpus - new.gpus, total_gpus)
+            self.load[key] = self.load.get(key, 0) | bit
+            self.placeable |= bit
+        else:
+            self.placeable &= ~bit
+
+    def eligible(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
+        """Nodes whose kind suits the task (GPU model and memory), whatever is free on them."""
+        mask = self.known
+        if need.gpus:
+            if gpu_models:
+                mask = 0
+                for model in gpu_models:
+                    mask |= self.gpu_model.get(model, 0)
+            for memory_mib, nodes in self.gpu_memory.items():
+                if memory_mib < need.gpu_memory_mib:
+                    mask &= ~nodes
+        return mask
+
+    def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...] = ()) -> int:
+        """Placeable nodes that may take the task now; a superset, see the module's docstring."""
+        return (
+            self.eligible(need, gpu_models)
+            & self.gpus.having(need.gpus)
+            & self.cores.having(need.cores)
+            & self.host_memory.having(need.host_memory_mib)
+            & self.bandwidth.having(need.bandwidth_mbps)
+        )

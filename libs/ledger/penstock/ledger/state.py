@@ -1,0 +1,215 @@
+"""The state of one cell: what a fold over its valid ledger knows. Mutable; only `evolve` writes it.
+
+Time and sequence live here too: before a record's facts are folded, `seq` and `now_ms` are the record's.
+"""
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict
+
+from penstock.cluster.moves import TERMINAL, JobStatus, NodeStatus, TaskStatus
+from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.events.facts import PlacerSettings, TimerSubject
+from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, bits
+
+MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
+MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
+WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
+HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
+
+
+@dataclass(slots=True)
+class TaskState:
+    """One task of the current attempt."""
+
+    place: TaskPlacement
+    status: TaskStatus = TaskStatus.ASSIGNED
+    pid: int | None = None
+    started_ms: int | None = None
+    exited_ms: int | None = None
+    succeeded: bool = False
+    exit_code: int | None = None
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class JobState:
+    """A job that has not ended. Times are the ledger's, in ms."""
+
+    job_id: str
+    spec: JobSpec
+    order: int
+    """Place in the queue: the seq of its submission; kept over retries."""
+    submitted_ms: int
+    status: JobStatus = JobStatus.SUBMITTED
+    estimate: Estimate | None = None
+    attempt: int = 0
+    infrastructure_retries: int = 0
+    """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
+    token: int = 0
+    """Ledger seq of the current attempt's placement."""
+    tasks: dict[str, TaskState] = field(default_factory=dict)
+    queued_ms: int | None = None
+    placed_ms: int | None = None
+    running_ms: int | None = None
+    stop_reason: str | None = None
+    stop_token: int = 0
+    """Ledger seq of the latest decision to stop."""
+    exit_code: int | None = None
+    failure: str = ""
+    unschedulable: str = ""
+    overtaken: int = 0
+    version: int = 0
+
+    @property
+    def demand(self) -> "Demand":
+        """What the gang needs. Only for jobs with an estimate."""
+        assert self.estimate is not None, f"{self.job_id} has no estimate yet"
+        return Demand(
+            self.spec.workers,
+            self.estimate.worker,
+            self.spec.parameter_servers,
+            self.estimate.parameter_server,
+            self.spec.gpu_models,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A gang's shape: jobs with equal demands are interchangeable for placement."""
+
+    workers: int
+    worker: ResourceVector
+    parameter_servers: int = 0
+    parameter_server: ResourceVector = field(default_factory=ResourceVector)
+    gpu_models: tuple[str, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        return self.workers + self.parameter_servers
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One node. Masks have bit i for GPU or core i."""
+
+    spec: NodeSpec
+    ordinal: int
+    status: NodeStatus
+    free_gpu_mask: int
+    free_core_mask: int
+    free_host_memory_mib: int
+    free_bandwidth_mbps: int
+    faulted_gpu_mask: int = 0
+    leaving: bool = False
+    """Its departure is proven, but the cell is frozen."""
+    left_ms: int = 0
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Task id → job id of every task not proven ended."""
+    version: int = 0
+    entered: Free = NOT_PLACEABLE
+    """What the index holds for this node."""
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.ordinal
+
+    def free(self) -> Free:
+        """What may be given out now."""
+        if self.status is not NodeStatus.READY:
+            return NOT_PLACEABLE
+        return Free(
+            (self.free_gpu_mask & ~self.faulted_gpu_mask).bit_count(),
+            self.free_core_mask.bit_count(),
+            self.free_host_memory_mib,
+            self.free_bandwidth_mbps,
+        )
+
+
+@dataclass(slots=True)
+class Timer:
+    at_ms: int
+    about: TimerSubject
+
+
+def full_mask(count: int) -> int:
+    """`count` ones."""
+    return (1 << count) - 1
+
+
+def mask_of(positions: tuple[int, ...]) -> int:
+    """The bit set of these positions."""
+    mask = 0
+    for position in positions:
+        mask |= 1 << position
+    return mask
+
+
+def take_lowest(mask: int, count: int) -> tuple[int, ...]:
+    """The `count` lowest positions of a mask that holds at least so many."""
+    taken: list[int] = []
+    for position in bits(mask):
+        if len(taken) == count:
+            break
+        taken.append(position)
+    assert len(taken) == count, f"{count} asked, {len(taken)} free"
+    return tuple(taken)
+
+
+@dataclass(slots=True)
+class CellState:
+    """Everything the ledger says. `jobs` holds only jobs that have not ended."""
+
+    seq: int = 0
+    now_ms: int = 0
+    term: int = 0
+    settings: PlacerSettings = field(default_factory=PlacerSettings)
+    frozen: str = ""
+    """Why nothing is placed and nobody evicted; empty: not frozen."""
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
+    """Job id → outcome, oldest first, bounded."""
+    early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
+    queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
+    """order → job id, of jobs in QUEUED."""
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    node_at: list[str] = field(default_factory=list)
+    """ordinal → node id."""
+    capacity_version: int = 0
+    """Rises when nodes join, change or leave: what fits an empty cell may have changed."""
+    index: NodeIndex = field(default_factory=NodeIndex)
+    timers: dict[str, Timer] = field(default_factory=dict)
+    timer_heap: list[tuple[int, str]] = field(default_factory=list)
+    positions: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(input topic, partition) → offset of the next record to read."""
+
+    def node(self, ordinal: int) -> NodeState:
+        return self.nodes[self.node_at[ordinal]]
+
+    def head_of_queue(self) -> JobState | None:
+        """The waiting job that is first in line."""
+        return self.jobs[self.queue.peekitem(0)[1]] if self.queue else None
+
+    def next_timer(self) -> tuple[int, str] | None:
+        """(due at ms, id) of the earliest timer that is still set."""
+        while self.timer_heap:
+            at_ms, timer_id = self.timer_heap[0]
+            timer = self.timers.get(timer_id)
+            if timer is not None and timer.at_ms == at_ms:
+                return at_ms, timer_id
+            heapq.heappop(self.timer_heap)
+        return None
+
+    def reindex(self, node: NodeState) -> None:
+        """Brings the index up to date with the node (called by `evolve` after each change)."""
+        new = node.free()
+        if new != node.entered:
+            self.index.refit(node.bit, len(node.spec.gpus), node.entered, new)
+            node.entered = new
+        node.version += 1
+
+
+def is_over(status: JobStatus) -> bool:
+    return status in TERMINAL
