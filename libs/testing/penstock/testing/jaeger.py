@@ -78,7 +78,7 @@ class JaegerServer:
 
     @property
     def otlp_endpoint(self) -> str:
-        """Base URL for OTLP over HTTP (`OTEL_EXPORTER_OTLP_ENDPOINT`); exporters append `/v1/traces`."""
+        """Base URL for OTLP over HTTP (`PENSTOCK_OTLP`); exporters append `/v1/traces`."""
         return f"http://127.0.0.1:{self._ports['OTLP']}"
 
     @property
@@ -147,7 +147,7 @@ class JaegerServer:
             {
                 **span,
                 "attributes": _plain(span.get("attributes", [])),
-                "resource": _plain(group["resource"]["attributes"]),
+                "resource": _plain(group.get("resource", {}).get("attributes", [])),
             }
             for group in answer["result"].get("resourceSpans", [])
             for scope in group.get("scopeSpans", [])
@@ -202,7 +202,7 @@ def main() -> int:
             until_told(
                 f"Jaeger {pinned_version()} is ready (process {server.pid}); Ctrl-C ends it and forgets its traces.\n"
                 f"In another shell, before Penstock starts:\n\n"
-                f"  export OTEL_EXPORTER_OTLP_ENDPOINT={server.otlp_endpoint}\n\n"
+                f"  export PENSTOCK_OTLP={server.otlp_endpoint}\n\n"
                 f"This build has no web pages. Read a trace by its id (32 hex digits):\n\n"
                 f"  curl -s {server.query_url}/api/v3/traces/TRACE_ID | python3 -m json.tool\n"
             )

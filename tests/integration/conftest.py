@@ -1,0 +1,25 @@
+"""Real servers, started once per test session and only by the tests that ask for them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.testing.jaeger import JaegerServer, jaeger_server
+from penstock.testing.kafka import KafkaBroker, kafka_broker
+
+
+@pytest.fixture(scope="session")
+def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker that knows every service by name and password, with Penstock's topics and rights."""
+    folder: Path = tmp_path_factory.mktemp("guarded-kafka")
+    with kafka_broker(folder, security="scram") as broker:
+        broker.create_topics()
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def jaeger() -> Iterator[JaegerServer]:
+    """A Jaeger for the session: tests tell their traces apart by id."""
+    with jaeger_server() as server:
+        yield server
