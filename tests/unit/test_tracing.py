@@ -1,0 +1,286 @@
+"""Tracing: one connected trace per job, ids that survive a crash, and no cost when nobody listens."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from penstock.kernel.settings import Settings
+from penstock.telemetry import tracing as module
+from penstock.telemetry.context import from_traceparent, job_context, to_traceparent
+from penstock.telemetry.tracing import Tracing, tracing
+
+SETTINGS = Settings(log_url="postgresql://nowhere/log", otlp="http://127.0.0.1:9")
+SUBMITTED_MS = 1_700_000_000_000
+
+
+class System:
+    """Services of one cell whose spans are gathered at the end."""
+
+    def __init__(self, ratio: float = 1.0) -> None:
+        self.exporters: list[InMemorySpanExporter] = []
+        self.settings = Settings(log_url=SETTINGS.log_url, otlp=SETTINGS.otlp, trace_ratio=ratio)
+        self.started: list[Tracing] = []
+
+    def service(self, name: str) -> Tracing:
+        self.exporters.append(InMemorySpanExporter())
+        self.started.append(tracing(name, self.settings, exporter=self.exporters[-1]))
+        return self.started[-1]
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.all_spans()}
+
+    def all_spans(self) -> list[ReadableSpan]:
+        for service in self.started:
+            service.close()
+        return [span for exporter in self.exporters for span in exporter.get_finished_spans()]
+
+
+@pytest.fixture
+def system() -> Iterator[System]:
+    made = System()
+    yield made
+    made.spans()
+
+
+def travel(system: System, job_id: str = "job-1") -> None:
+    """What the services write about one job that waits 5 ms, launches in 20 and runs for 900."""
+    gateway, estimator, placer = (system.service(name) for name in ("gateway", "estimator", "placer"))
+    at_ms = SUBMITTED_MS
+    root = gateway.start_job_trace(job_id)
+    submitted = gateway.span("submit", root, at_ms, at_ms + 1.5, key="submit-1")
+    estimator.span(
+        "estimate", submitted, at_ms + 2, at_ms + 2.25, {"penstock.tier": "user"}, key="estimate-1"
+    )
+    placer.decide(
+        job_id, at_ms + 4, at_ms + 4.5, ledger_seq=7, outcome="placed", candidates=12, feasible=3,
+        winner="node-2", score=0.25, margin=0.5,
+    )  # fmt: skip
+    for name, start_ms, end_ms in (("queue", 0, 5), ("launch", 5, 25), ("run", 25, 925)):
+        placer.phase(name, job_id, 1, at_ms + start_ms, at_ms + end_ms)
+    placer.end_job(job_id, at_ms, at_ms + 925, "succeeded")
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def span_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
+
+
+def test_one_job_is_one_connected_trace(system: System) -> None:
+    """Three services know each other only by the header of a record; Jaeger shows one tree below `job`."""
+    travel(system)
+    spans = system.spans()
+    assert {span.context.trace_id for span in spans.values() if span.context} == {
+        job_context("job-1", 1).trace_id
+    }
+    assert parent_of(spans["job"]) is None
+    for name in ("submit", "decide", "queue", "launch", "run"):
+        assert parent_of(spans[name]) == span_id(spans["job"]), name
+    assert parent_of(spans["estimate"]) == span_id(spans["submit"])
+    assert spans["run"].start_time == (SUBMITTED_MS + 25) * 1_000_000
+    assert spans["run"].end_time == (SUBMITTED_MS + 925) * 1_000_000
+    assert spans["estimate"].resource.attributes["service.name"] == "penstock-estimator"
+    assert dict(spans["decide"].attributes or {}) == {
+        "penstock.job_id": "job-1",
+        "penstock.ledger_seq": 7,
+        "penstock.outcome": "placed",
+        "penstock.candidates": 12,
+        "penstock.feasible": 3,
+        "penstock.winner": "node-2",
+        "penstock.score": 0.25,
+        "penstock.margin": 0.5,
+    }
+
+
+def test_spans_written_again_after_a_crash_are_the_same_spans() -> None:
+    """The placer is killed after its dispatcher wrote the spans; its successor writes them once more."""
+
+    def written() -> set[str]:
+        system = System()
+        travel(system)
+        return {
+            f"{span.name} {span_id(span):x} {parent_of(span)} {span.start_time} {span.end_time}"
+            for span in system.spans().values()
+        }
+
+    first = written()
+    assert first == written()
+    assert len(first) == 7
+
+
+def test_attempts_of_one_job_are_different_spans(system: System) -> None:
+    """A job fails and is tried again: two `run` spans stand below one root."""
+    placer = system.service("placer")
+    placer.phase("run", "job-1", 1, SUBMITTED_MS, SUBMITTED_MS + 10, error="exit code 1")
+    placer.phase("run", "job-1", 2, SUBMITTED_MS + 20, SUBMITTED_MS + 30)
+    first, second = system.all_spans()
+    assert span_id(first) != span_id(second)
+    assert parent_of(first) == parent_of(second) == job_context("job-1", 1).span_id
+    assert (first.status.status_code, second.status.status_code) == (StatusCode.ERROR, StatusCode.UNSET)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failed"),
+    [
+        ("succeeded", False),
+        ("cancelled", False),
+        ("failed", True),
+        ("timed_out_running", True),
+        ("unschedulable", True),
+    ],
+)
+def test_a_failed_job_is_a_failed_trace(system: System, outcome: str, failed: bool) -> None:
+    """Somebody searches Jaeger for errors: jobs that a user cancelled are not among them."""
+    system.service("placer").end_job("job-1", SUBMITTED_MS, SUBMITTED_MS + 10, outcome, reason="exit code 1")
+    status = system.spans()["job"].status
+    assert status.is_ok is not failed
+    assert status.description == ("exit code 1" if failed else None)
+
+
+def test_sampling_is_decided_once_per_job_and_travels_in_the_flags() -> None:
+    """At a ratio of 0.3 every service keeps the same jobs, and a higher ratio only adds some."""
+    ids = [f"job-{number}" for number in range(2_000)]
+    kept = {ratio: {i for i in ids if job_context(i, ratio).sampled} for ratio in (0.0, 0.3, 0.6, 1.0)}
+    assert not kept[0.0]
+    assert len(kept[1.0]) == len(ids)
+    assert kept[0.3] < kept[0.6]
+    assert 520 < len(kept[0.3]) < 680  # 600 ± 4 standard deviations
+    for job_id in ids[:50]:
+        header = to_traceparent(job_context(job_id, 0.3))
+        assert header.endswith("-01" if job_id in kept[0.3] else "-00")
+        assert from_traceparent(header) == job_context(job_id, 0.3)
+
+
+def test_the_decision_of_an_unsampled_job_is_kept_alone() -> None:
+    """Under load only a part of the jobs is traced; why a job went where it went can still be found."""
+    system = System(ratio=0.3)
+    job_id = next(i for i in map(str, range(100)) if not job_context(i, 0.3).sampled)
+    travel(system, job_id)
+    spans = system.spans()
+    assert set(spans) == {"decide"}
+    assert parent_of(spans["decide"]) is None
+
+
+def test_a_context_from_outside_cannot_disturb() -> None:
+    """A producer of its own makes headers up; what breaks the specification is no context at all."""
+    good = to_traceparent(job_context("job-1", 1))
+    assert from_traceparent(good) is not None
+    assert from_traceparent(f"01{good[2:]}-later") is not None
+    zeros = f"00-{'0' * 32}-{'1' * 16}-01"
+    for text in (
+        None,
+        "",
+        "x",
+        good[:-1],
+        good.upper(),
+        f"{good}-more",
+        f"ff{good[2:]}",
+        zeros,
+        good + "\n",
+        "é" * 55,
+    ):
+        assert from_traceparent(text) is None, text
+    system = System()
+    assert system.service("estimator").span("estimate", "nonsense", 1, 2) == "nonsense"
+    assert system.spans() == {}
+
+
+def test_a_span_never_ends_before_it_starts_nor_outside_of_what_otlp_carries(system: System) -> None:
+    """A machine's clock is set back between two readings, another one is set to the year 287,396."""
+    gateway = system.service("gateway")
+    root = gateway.start_job_trace("job-1")
+    gateway.span("back", root, SUBMITTED_MS, SUBMITTED_MS - 5_000)
+    gateway.span("far", root, 0, 1 << 53)
+    spans = system.spans()
+    assert spans["back"].start_time == spans["back"].end_time == SUBMITTED_MS * 1_000_000
+    assert spans["far"].end_time == (1 << 63) - 1
+
+
+class Refusing(SpanExporter):
+    """A collector that is down, or hangs for `delay_s` on every batch."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.batches = 0
+        self.delay_s = delay_s
+
+    def export(self, spans: object) -> SpanExportResult:
+        self.batches += 1
+        time.sleep(self.delay_s)
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_dead_collector_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The collector is down for a day; the service goes on and its log holds one line about that."""
+    exporter = Refusing()
+    placer = tracing("placer", SETTINGS, exporter=exporter)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3 * module.BATCH_SPANS):
+            placer.phase("run", f"job-{number}", 1, 1, 2)
+        placer.close()
+    assert exporter.batches >= 3
+    assert [r.name for r in caplog.records] == ["penstock.telemetry"]
+    assert "http://127.0.0.1:9/v1/traces" in caplog.text
+
+
+def test_a_collector_that_refuses_connections_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The real exporter against a closed port: calls return at once and closing is bounded."""
+    with caplog.at_level(logging.WARNING):
+        began_s = time.monotonic()
+        with tracing("placer", SETTINGS) as placer:
+            placer.phase("run", "job-1", 1, 1, 2)
+            assert time.monotonic() - began_s < 1.5  # the first use imports OpenTelemetry
+        assert time.monotonic() - began_s < 2 * module.CLOSE_TIMEOUT_S + 1.5
+    assert [r.name for r in caplog.records if r.levelno >= logging.WARNING] == ["penstock.telemetry"]
+
+
+def test_closing_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the collector hangs: the service ends within the bound, the spans are given up."""
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.2)
+    placer = tracing("placer", SETTINGS, exporter=Refusing(delay_s=2.0))
+    placer.phase("run", "job-1", 1, 1, 2)
+    began_s = time.monotonic()
+    placer.close()
+    assert 0.1 < time.monotonic() - began_s < 1.0
+    placer.close()
+    assert placer.phase("run", "job-1", 1, 1, 2) is None
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(log_url="x"), Settings(log_url="x", otlp="http://c:4318", trace_ratio=0)]
+)
+def test_without_a_listener_every_call_is_cheap(settings: Settings) -> None:
+    """Nobody asked for traces: a call costs at most 2 µs and hands the context on that it was given."""
+    quiet = tracing("placer", settings)
+    assert not quiet.enabled
+    assert quiet.start_job_trace("job-1") is None
+    assert quiet.span("estimate", "given", 1, 2) == "given"
+    calls: list[Callable[[], object]] = [
+        lambda: quiet.start_job_trace("job-1"),
+        lambda: quiet.span("estimate", None, 1, 2, key="estimate-1"),
+        lambda: quiet.decide("job-1", 1, 2, ledger_seq=7, outcome="placed", candidates=5, winner="node-1"),
+        lambda: quiet.phase("run", "job-1", 1, 1, 2),
+        lambda: quiet.end_job("job-1", 1, 2, "succeeded"),
+    ]
+    for call in calls:
+        best_s = min(_seconds(call, 2_000) for _ in range(5))
+        assert best_s / 2_000 <= 2e-6
+
+
+def _seconds(call: Callable[[], object], times: int) -> float:
+    began_s = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - began_s
