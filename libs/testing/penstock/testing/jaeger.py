@@ -7,7 +7,6 @@ with jaeger_server() as jaeger:
 
 import contextlib
 import json
-import re
 import signal
 import sys
 import tempfile
@@ -18,15 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.testing.build_cache import INFRA, Part, build_environment, copy_files, obtain
-from penstock.testing.processes import POLL_S, Child, LaunchError, free_port, run_bounded, until_told
+from penstock.testing.build_cache import INFRA, build_environment
+from penstock.testing.go_parts import obtain_program, pinned
+from penstock.testing.processes import POLL_S, Child, LaunchError, free_port, until_told
 
-GO_MOD = INFRA / "jaeger" / "go.mod"
-GO_SUM = INFRA / "jaeger" / "go.sum"
 CONFIG = INFRA / "jaeger" / "config.yaml"
 PACKAGE = "github.com/jaegertracing/jaeger"
-GO_REMEDY = "Install Go 1.24 or newer"
-BUILD_TIMEOUT_S = 3600.0
 READY_TIMEOUT_S = 30.0
 START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
 REQUEST_TIMEOUT_S = 5.0
@@ -35,35 +31,19 @@ PORTS = ("OTLP", "QUERY", "GRPC", "HEALTH")
 
 def pinned_version() -> str:
     """Jaeger 2's version. Its Go module is numbered v1.N for release 2.(N - 63): v1.76.0 is 2.13.0."""
-    found = re.search(rf"^\s*{re.escape(PACKAGE)} v1\.(\d+)\.(\d+)", GO_MOD.read_text(), re.MULTILINE)
-    if found is None:
-        raise LaunchError(f"{GO_MOD} names no version of {PACKAGE}")
-    return f"2.{int(found[1]) - 63}.{found[2]}"
-
-
-def _build(folder: Path) -> None:
-    copy_files([GO_MOD, GO_SUM], folder)
-    # The caller's own workspace or vendoring must not leak into this build.
-    env = build_environment(CGO_ENABLED="0", GOWORK="off", GOFLAGS="-buildvcs=false -mod=readonly")
-    argv = ["go", "-C", str(folder), "build", "-trimpath", "-ldflags=-s -w"]
-    argv += ["-o", str(folder / "jaeger"), f"{PACKAGE}/cmd/jaeger"]
-    run_bounded("go build", argv, log_path=folder / "build.log", timeout_s=BUILD_TIMEOUT_S, env=env)
+    _, minor, patch = pinned("jaeger", PACKAGE).split(".")
+    return f"2.{int(minor) - 63}.{patch}"
 
 
 def obtain_binary() -> Path:
     """The Jaeger program, built once. Raises `LaunchError` with the remedy."""
-    found = obtain(
-        Part(
-            name="jaeger",
-            version=pinned_version(),
-            pins=(GO_MOD, GO_SUM),
-            needs=(("go", GO_REMEDY),),
-            expected="3 to 7 minutes on two cores",
-            override="PENSTOCK_JAEGER",
-            build=_build,
-        )
+    return obtain_program(
+        "jaeger",
+        pinned_version(),
+        f"{PACKAGE}/cmd/jaeger",
+        expected="3 to 7 minutes on two cores",
+        override="PENSTOCK_JAEGER",
     )
-    return found / "jaeger" if found.is_dir() else found
 
 
 class JaegerServer:
