@@ -1,0 +1,100 @@
+"""Real servers for the tests: one Postgres and, where asked for, Kafka per test session.
+
+`dsn` is a fresh database for each test; `kafka` (see tests/integration/conftest.py for variants with
+identities) is the running broker. Both are started on first use and leave nothing behind.
+"""
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from penstock.kernel.postgres import resolve_dsn
+from penstock.testing.kafka import KafkaBroker, kafka_broker
+
+pytest.register_assert_rewrite("penstock.testing.log_conformance")
+
+Result = TypeVar("Result")
+_names = itertools.count()
+
+
+class BackgroundLoop:
+    """An event loop in a thread that lives as long as the test session (servers end with their thread)."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test servers", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The administrator's DSN of one Postgres for the whole session."""
+    loop = BackgroundLoop()
+    folder: Path = tmp_path_factory.mktemp("postgres")
+    for place in (folder, *folder.parents):  # when we are root the server's own user must get there
+        if os.geteuid() == 0 and place.is_relative_to("/tmp") and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o011)
+    dsn, server = loop.run(resolve_dsn(folder / "pg"))
+    yield dsn
+    if server is not None:
+        loop.run(server.stop())
+    loop.close()
+
+
+@pytest_asyncio.fixture
+async def dsn(postgres_dsn: str) -> AsyncIterator[str]:
+    """A database of its own for this test, removed afterwards."""
+    name = f"test_{os.getpid()}_{next(_names)}"
+    await _execute(postgres_dsn, f"CREATE DATABASE {name}")
+    yield with_database(postgres_dsn, name)
+    await _execute(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def with_database(dsn: str, database: str) -> str:
+    """The same server and user, another database."""
+    head, _, rest = dsn.partition("://")
+    address, _, tail = rest.partition("/")
+    _, mark, parameters = tail.partition("?")
+    return f"{head}://{address}/{database}{mark}{parameters}"
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    """One plain broker for the whole session, without topics; tests take names of their own (`topic_name`)."""
+    with kafka_broker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(kafka: KafkaBroker) -> str:
+    return kafka.bootstrap
+
+
+@pytest.fixture
+def topic_name() -> Callable[[str], str]:
+    """Makes a topic name that no other test uses: `topic_name("ledger")`."""
+    return lambda stem: f"penstock.{stem}.t{os.getpid()}n{next(_names)}"
