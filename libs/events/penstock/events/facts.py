@@ -102,7 +102,10 @@ class JobQueued(Event):
 
 @event
 class JobFoundUnschedulable(Event):
-    """It fits on no node of the cell even when empty; it ends unless a node joins in time."""
+    """It fits on no node of the cell even when empty; it ends unless a node joins in time.
+
+    An empty reason takes that back: a node joined.
+    """
 
     TYPE = "penstock.job.found_unschedulable"
 
@@ -179,6 +182,8 @@ class TimerSubject(Noun):
 
 @event
 class TimerSet(Event):
+    """Asks for `TimerFired` at or after `at_ms`. A timer about a job ends with what it waits for."""
+
     TYPE = "penstock.timer.set"
 
     timer_id: Identifier
@@ -191,13 +196,6 @@ class TimerFired(Event):
     """An input without a topic: the shell feeds it when the ledger's time has come."""
 
     TYPE = "penstock.timer.fired"
-
-    timer_id: Identifier
-
-
-@event
-class TimerCancelled(Event):
-    TYPE = "penstock.timer.cancelled"
 
     timer_id: Identifier
 

@@ -64,12 +64,23 @@ def evolve(state: CellState, fact: Event) -> None:
 # ------------------------------------------------------------------------------------------------ jobs
 
 
+def timer_id(subject_id: str, kind: str) -> str:
+    """One timer per subject and kind."""
+    return f"{subject_id}:{kind}"
+
+
+def _drop_timers(state: CellState, job_id: str, *kinds: str) -> None:
+    """What a timer waited for has come: it will not fire."""
+    for kind in kinds:
+        state.timers.pop(timer_id(job_id, kind), None)
+
+
 def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
     old = job.status
     job.status = move(JOB_MOVES, old, status, f"job {job.job_id} at seq {state.seq}")
     job.version += 1
     if old is JobStatus.QUEUED:
-        del state.queue[job.order]
+        state.queue.pop(job.order, None)
     if status is JobStatus.QUEUED:
         state.queue[job.order] = job.job_id
         job.queued_ms = state.now_ms
@@ -105,8 +116,10 @@ def _placement_decided(state: CellState, fact: facts.PlacementDecided) -> None:
     job.token = state.seq
     job.placed_ms = state.now_ms
     job.running_ms = job.stop_reason = job.exit_code = None
-    job.failure = job.unschedulable = ""
+    job.failure = ""
     job.overtaken = 0
+    _mark_unschedulable(state, job, "")
+    _drop_timers(state, job.job_id, "queue_timeout")
     job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
     for place in fact.tasks:
         node = state.nodes[place.node_id]
@@ -133,6 +146,7 @@ def _job_requeued(state: CellState, fact: facts.JobRequeued) -> None:
     job = state.jobs[fact.job_id]
     job.tasks = {}
     job.stop_reason = None
+    _drop_timers(state, job.job_id, "run_timeout", "launch_timeout")
     job.placed_ms = job.running_ms = None
     if fact.reason in INFRASTRUCTURE:
         job.infrastructure_retries += 1
@@ -145,12 +159,29 @@ def _job_queued(state: CellState, fact: facts.JobQueued) -> None:
 
 def _job_found_unschedulable(state: CellState, fact: facts.JobFoundUnschedulable) -> None:
     job = state.jobs[fact.job_id]
-    job.unschedulable = fact.reason
+    _mark_unschedulable(state, job, fact.reason)
+    if fact.reason:
+        state.queue.pop(job.order, None)
+    else:
+        state.queue[job.order] = job.job_id
     job.version += 1
+
+
+def _mark_unschedulable(state: CellState, job: JobState, reason: str) -> None:
+    """Such a job stands beside the queue: nobody waits behind it."""
+    job.unschedulable = reason
+    if reason:
+        state.unschedulable[job.job_id] = None
+    elif state.unschedulable.pop(job.job_id, "") is None:
+        _drop_timers(state, job.job_id, "unschedulable")
 
 
 def _job_ended(state: CellState, fact: facts.JobEnded) -> None:
     job = state.jobs.pop(fact.job_id)
+    _mark_unschedulable(state, job, "")
+    _drop_timers(
+        state, job.job_id, "queue_timeout", "run_timeout", "launch_timeout", "backoff", "unschedulable"
+    )
     _set_job(state, job, JobStatus(fact.outcome))
     state.ended[fact.job_id] = fact.outcome
     if len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -179,6 +210,7 @@ def _task_started(state: CellState, fact: doors.TaskStarted) -> None:
     if job.status is JobStatus.LAUNCHING and all_started:
         _set_job(state, job, JobStatus.RUNNING)
         job.running_ms = state.now_ms
+        _drop_timers(state, job.job_id, "launch_timeout")
     job.version += 1
 
 
@@ -269,6 +301,7 @@ def _node_joined(state: CellState, fact: doors.NodeJoined) -> None:
         state.nodes[spec.node_id] = node
     else:
         _withdraw(state, node)
+        node.rebooted = node.spec.boot_id != spec.boot_id
         if node.status is not NodeStatus.READY:
             node.status = move(NODE_MOVES, node.status, NodeStatus.READY, spec.node_id)
         node.leaving = False
@@ -342,7 +375,7 @@ def _timer_set(state: CellState, fact: facts.TimerSet) -> None:
     heapq.heappush(state.timer_heap, (fact.at_ms, fact.timer_id))
 
 
-def _timer_gone(state: CellState, fact: facts.TimerFired | facts.TimerCancelled) -> None:
+def _timer_gone(state: CellState, fact: facts.TimerFired) -> None:
     state.timers.pop(fact.timer_id, None)
 
 
@@ -372,6 +405,5 @@ HANDLERS: Mapping[str, Callable[[CellState, Any], None]] = MappingProxyType(
         facts.CellThawed.TYPE: _cell_thawed,
         facts.TimerSet.TYPE: _timer_set,
         facts.TimerFired.TYPE: _timer_gone,
-        facts.TimerCancelled.TYPE: _timer_gone,
     }
 )

@@ -90,6 +90,33 @@ class Demand:
     def tasks(self) -> int:
         return self.workers + self.parameter_servers
 
+    def needs(self) -> tuple[ResourceVector, ...]:
+        """Per task, in rank order."""
+        return (self.worker,) * self.workers + (self.parameter_server,) * self.parameter_servers
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for interchangeable demands, whatever their vectors were decoded into."""
+        return (
+            self.workers,
+            *vector_key(self.worker),
+            self.parameter_servers,
+            *(vector_key(self.parameter_server) if self.parameter_servers else ()),
+            *self.gpu_models,
+        )
+
+
+def vector_key(vector: ResourceVector) -> tuple[float, ...]:
+    """The vector as a plain tuple."""
+    return (
+        vector.gpus,
+        vector.cores,
+        vector.host_memory_mib,
+        vector.gpu_memory_mib,
+        vector.gpu_utilisation_percent,
+        vector.bandwidth_mbps,
+    )
+
 
 @dataclass(slots=True)
 class NodeState:
@@ -106,6 +133,8 @@ class NodeState:
     leaving: bool = False
     """Its departure is proven, but the cell is frozen."""
     left_ms: int = 0
+    rebooted: bool = False
+    """Its latest joining came with a new boot id: tasks of before are dead."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
     version: int = 0
@@ -174,6 +203,8 @@ class CellState:
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
     queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
     """order → job id, of jobs in QUEUED."""
+    unschedulable: dict[str, None] = field(default_factory=dict)
+    """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
     node_at: list[str] = field(default_factory=list)
     """ordinal → node id."""
