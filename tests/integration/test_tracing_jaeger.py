@@ -1,0 +1,62 @@
+"""The traces of three services, as a real Jaeger gives them back."""
+
+import os
+import time
+
+import pytest
+
+from penstock.kernel.settings import Settings
+from penstock.telemetry.context import job_context
+from penstock.telemetry.tracing import Tracing, tracing
+from penstock.testing.jaeger import JaegerServer
+
+pytestmark = pytest.mark.jaeger
+
+
+def _services(jaeger: JaegerServer) -> dict[str, Tracing]:
+    settings = Settings(log_url="postgresql://nowhere/log", otlp=jaeger.otlp_endpoint)
+    return {name: tracing(name, settings) for name in ("gateway", "estimator", "placer")}
+
+
+def _dispatch(placer: Tracing, job_id: str, at_ms: int) -> None:
+    placer.decide(job_id, at_ms + 3, at_ms + 4, ledger_seq=7, outcome="placed", winner="node-2", score=0.25)
+    for name, start_ms, end_ms in (("queue", 2, 4), ("launch", 4, 30), ("run", 30, 400)):
+        placer.phase(name, job_id, 1, at_ms + start_ms, at_ms + end_ms)
+    placer.end_job(job_id, at_ms, at_ms + 400, "failed", reason="exit code 3")
+
+
+def test_three_services_make_one_connected_trace(jaeger: JaegerServer) -> None:
+    """Gateway, estimator and placer export on their own; the placer dies after its spans and a successor
+    writes them again. Jaeger shows one root, every other span below it, and each span once."""
+    job_id, at_ms = f"job-{os.getpid()}", time.time_ns() // 1_000_000
+    services = _services(jaeger)
+    root = services["gateway"].start_job_trace(job_id)
+    submitted = services["gateway"].span("submit", root, at_ms, at_ms + 1, key="submit")
+    services["estimator"].span(
+        "estimate", submitted, at_ms + 1, at_ms + 2, {"penstock.tier": "user"}, key="e"
+    )
+    _dispatch(services["placer"], job_id, at_ms)
+    for service in services.values():
+        service.close()
+    successor = _services(jaeger)
+    _dispatch(successor["placer"], job_id, at_ms)
+    for service in successor.values():
+        service.close()
+
+    context = job_context(job_id, 1)
+    spans = jaeger.trace(f"{context.trace_id:032x}", spans_at_least=7)
+    time.sleep(0.3)  # what the successor wrote again is stored by now
+    spans = jaeger.trace(f"{context.trace_id:032x}", spans_at_least=7)
+    by_id = {span["spanId"]: span for span in spans}
+    assert sorted(span["name"] for span in spans) == [
+        "decide", "estimate", "job", "launch", "queue", "run", "submit",
+    ]  # fmt: skip
+    assert [span["name"] for span in spans if not span.get("parentSpanId")] == ["job"]
+    assert all(span["parentSpanId"] in by_id for span in spans if span["name"] != "job")
+    found = {span["name"]: span for span in spans}
+    assert found["job"]["status"] == {"code": 2, "message": "exit code 3"}
+    assert int(found["run"]["endTimeUnixNano"]) - int(found["run"]["startTimeUnixNano"]) == 370_000_000
+    assert found["decide"]["attributes"]["penstock.winner"] == "node-2"
+    assert {span["resource"]["service.name"] for span in spans} == {
+        "penstock-gateway", "penstock-estimator", "penstock-placer",
+    }  # fmt: skip

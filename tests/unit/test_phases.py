@@ -1,0 +1,193 @@
+"""A job's phases in hindsight: what the ledger says becomes spans, whatever way the job takes."""
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.events.base import Event
+from penstock.events.doors import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.events.facts import (
+    Candidate,
+    JobEnded,
+    JobQueued,
+    JobRequeued,
+    PlacementDecided,
+    PlacementExplanation,
+)
+from penstock.kernel.settings import Settings
+from penstock.ledger.evolve import begin, evolve
+from penstock.ledger.state import CellState
+from penstock.telemetry.phases import JobSpans, decide_placement
+from penstock.telemetry.tracing import Tracing, tracing
+
+SUBMITTED = JobSubmitted(job_id="job-1", spec=JobSpec(command=("train",), workers=2))
+ESTIMATED = JobEstimated(
+    job_id="job-1", estimate=Estimate(worker=ResourceVector(), confidence=0.1, tier="default", source="test")
+)
+PLACES = tuple(
+    TaskPlacement(task_id=f"job-1/1/{rank}", role="worker", rank=rank, node_id=f"node-{rank}")
+    for rank in (0, 1)
+)
+
+
+class Observer:
+    """Feeds records and shows the spans as (name, start, end, failed), in the order of their end."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracing: Tracing = tracing(
+            "placer", Settings(log_url="x", otlp="http://c"), exporter=self.exporter
+        )
+        self.spans = JobSpans(self.tracing)
+
+    def see(self, *records: tuple[int, list[Event]]) -> None:
+        for now_ms, facts in records:
+            self.spans.read_back(now_ms, facts)
+
+    def written(self) -> list[tuple[str, int, int, bool]]:
+        self.tracing.close()
+        return [
+            (
+                span.name,
+                (span.start_time or 0) // 1_000_000,
+                (span.end_time or 0) // 1_000_000,
+                not span.status.is_ok,
+            )
+            for span in self.exporter.get_finished_spans()
+        ]
+
+
+@pytest.fixture
+def observer() -> Iterator[Observer]:
+    made = Observer()
+    yield made
+    made.tracing.close()
+
+
+def started(rank: int, now_ms: int) -> tuple[int, list[Event]]:
+    task = TaskStarted(node_id=f"node-{rank}", task_id=f"job-1/1/{rank}", token=3, pid=9, started_ms=now_ms)
+    return now_ms, [task]
+
+
+def exited(rank: int, now_ms: int) -> TaskExited:
+    return TaskExited(
+        node_id=f"node-{rank}",
+        task_id=f"job-1/1/{rank}",
+        token=3,
+        cause="exited",
+        exit_code=0,
+        started_ms=5,
+        exited_ms=now_ms,
+    )
+
+
+def placed(attempt: int = 1) -> PlacementDecided:
+    return PlacementDecided(job_id="job-1", attempt=attempt, tasks=PLACES)
+
+
+def test_a_gang_that_succeeds(observer: Observer) -> None:
+    """Two workers start 5 ms apart: the launch lasts until the second one, the run until the end."""
+    observer.see((10, [SUBMITTED]), (12, [ESTIMATED, placed()]), started(0, 20), started(1, 25))
+    observer.see((90, [exited(0, 90)]), (95, [exited(1, 95), JobEnded(job_id="job-1", outcome="succeeded")]))
+    assert observer.written() == [
+        ("queue", 12, 12, False),
+        ("launch", 12, 25, False),
+        ("run", 25, 95, False),
+        ("job", 10, 95, False),
+    ]
+
+
+def test_an_attempt_that_fails_while_launching_and_another_that_is_cut_by_its_node(
+    observer: Observer,
+) -> None:
+    """One worker's program is missing; after the back-off the job runs until its node dies, then it gives up."""
+    observer.see((10, [SUBMITTED]), (12, [ESTIMATED]), (15, [placed()]), started(0, 20))
+    observer.see((30, [JobRequeued(job_id="job-1", attempt=1, reason="failed", not_before_ms=1_030)]))
+    observer.see(
+        (1_031, [JobQueued(job_id="job-1")]), (1_040, [placed(2)]), started(0, 1_050), started(1, 1_051)
+    )
+    observer.see((1_100, [JobRequeued(job_id="job-1", attempt=2, reason="node_lost")]))
+    observer.see((1_200, [JobEnded(job_id="job-1", outcome="timed_out_queued")]))
+    assert observer.written() == [
+        ("queue", 12, 15, False),
+        ("launch", 15, 30, True),
+        ("queue", 1_031, 1_040, False),
+        ("launch", 1_040, 1_051, False),
+        ("run", 1_051, 1_100, True),
+        ("queue", 1_100, 1_200, True),
+        ("job", 10, 1_200, True),
+    ]
+
+
+def test_a_job_cancelled_before_its_estimate_has_only_a_root(observer: Observer) -> None:
+    """The user regrets at once; the estimate comes too late and is rejected by the placer."""
+    observer.see((10, [SUBMITTED]), (11, [JobEnded(job_id="job-1", outcome="cancelled")]))
+    assert observer.written() == [("job", 10, 11, False)]
+
+
+def test_a_successor_goes_on_with_the_times_of_the_folded_state(observer: Observer) -> None:
+    """The placer is killed while the job launches; its successor folds the ledger and writes the rest."""
+    nodes: list[Event] = [
+        NodeJoined(node=NodeSpec(node_id=f"node-{n}", boot_id="boot-1", cores=4, host_memory_mib=1_024))
+        for n in (0, 1)
+    ]
+    history: list[tuple[int, list[Event]]] = [
+        (1, nodes), (10, [SUBMITTED]), (12, [ESTIMATED]), (15, [placed()]), started(0, 20),
+    ]  # fmt: skip
+    state = CellState()
+    for seq, (now_ms, facts) in enumerate(history, 1):
+        begin(state, seq, now_ms, 1)
+        for fact in facts:
+            evolve(state, fact)
+    observer.spans.remember(state.jobs.values())
+    observer.see(
+        started(1, 50), (95, [exited(0, 95), exited(1, 95), JobEnded(job_id="job-1", outcome="succeeded")])
+    )
+    assert observer.written() == [("launch", 15, 50, False), ("run", 50, 95, False), ("job", 10, 95, False)]
+
+
+def test_facts_about_unknown_jobs_write_nothing(observer: Observer) -> None:
+    """A successor that remembers nothing reads the end of a job that began before its time."""
+    observer.see((12, [ESTIMATED, placed()]), started(0, 20), (30, [JobQueued(job_id="job-1")]))
+    observer.see((95, [JobEnded(job_id="job-1", outcome="succeeded")]))
+    assert observer.written() == []
+
+
+def test_nothing_is_kept_of_jobs_that_are_over_nor_without_a_listener(observer: Observer) -> None:
+    """Months of jobs pass through one placer."""
+    for number in range(50):
+        renamed: list[Event] = [
+            fact.model_copy(update={"job_id": f"job-{number}"}) for fact in (SUBMITTED, ESTIMATED, placed())
+        ]
+        ended = JobEnded(job_id=f"job-{number}", outcome="failed")
+        observer.see((number, renamed), (number + 1, [ended]))
+    assert not observer.spans._jobs
+    assert not observer.spans._job_of_task
+    silent = JobSpans(Tracing())
+    silent.read_back(1, [SUBMITTED])
+    assert not silent._jobs
+
+
+def test_the_decide_span_repeats_the_explanation(observer: Observer) -> None:
+    """An engineer finds in Jaeger what `penstock why` says."""
+    why = PlacementExplanation(
+        job_id="job-1",
+        profile="liquid",
+        candidates=(Candidate(nodes=("node-0", "node-0", "node-1"), score=0.25), Candidate(nodes=("node-1",), score=0.5)),
+        margin=0.25,
+        feasible=2,
+        rejected={"gpus_busy": 5},
+    )  # fmt: skip
+    decide_placement(observer.tracing, 7, why, 1, 2)
+    observer.tracing.close()
+    (span,) = observer.exporter.get_finished_spans()
+    found = dict(span.attributes or {})
+    assert found["penstock.winner"] == "node-0,node-1"
+    assert (found["penstock.score"], found["penstock.margin"], found["penstock.ledger_seq"]) == (
+        0.25,
+        0.25,
+        7,
+    )
+    assert (found["penstock.candidates"], found["penstock.feasible"]) == (7, 2)
