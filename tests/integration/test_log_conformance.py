@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.kernel.embedded_log import EmbeddedLog
+from penstock.kernel.kafka_log import KafkaLog
 from penstock.kernel.log import Log
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
 from penstock.testing.log_conformance import LogConformance, LogFactory
@@ -44,4 +45,12 @@ class TestEmbeddedLog(LogConformance):
     @pytest_asyncio.fixture
     async def log_factory(self, dsn: str) -> AsyncIterator[LogFactory]:
         async for factory in opened(lambda identity: EmbeddedLog(dsn, identity)):
+            yield factory
+
+
+@pytest.mark.kafka
+class TestKafkaLog(LogConformance):
+    @pytest_asyncio.fixture
+    async def log_factory(self, kafka_bootstrap: str) -> AsyncIterator[LogFactory]:
+        async for factory in opened(lambda identity: KafkaLog(kafka_bootstrap, identity)):
             yield factory

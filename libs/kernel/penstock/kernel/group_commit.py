@@ -18,6 +18,16 @@ HEADERS_MAX_BYTES = 16_384  # names and values of one record's headers; a trace 
 Write = Callable[[list[Message]], Awaitable[list[int]]]
 
 
+class PartlyFailed(Exception):
+    """Raised by a `Write` that can tell, message by message, what was written (its offset) and what was not."""
+
+    def __init__(self, outcomes: Sequence[int | KernelError]) -> None:
+        super().__init__(
+            f"{sum(not isinstance(outcome, int) for outcome in outcomes)} of {len(outcomes)} failed"
+        )
+        self.outcomes = outcomes
+
+
 def check_sizes(messages: Sequence[Message]) -> None:
     """Raises `TooLarge` before anything of the call is queued."""
     for message in messages:
@@ -104,6 +114,8 @@ class GroupCommit:
                     [call for call, _ in shares], AppendFailed(f"{self._name} was closed during the append")
                 )
                 raise
+            except PartlyFailed as error:
+                self._resolve_partly(shares, error.outcomes)
             except KernelError as error:
                 self._fail([call for call, _ in shares], error)
             except Exception as error:  # noqa: BLE001 - told to every caller below; the writer itself must live on
@@ -147,6 +159,21 @@ class GroupCommit:
             at += count
             if len(call.offsets) == len(call.messages) and not call.done.done():
                 call.done.set_result(call.offsets)
+
+    def _resolve_partly(self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | KernelError]) -> None:
+        """Each call learns about its own messages only: somebody else's forbidden write is not its failure."""
+        at = 0
+        for call, count in shares:
+            part = outcomes[at : at + count]
+            at += count
+            offsets = [outcome for outcome in part if isinstance(outcome, int)]
+            errors = [outcome for outcome in part if isinstance(outcome, KernelError)]
+            if not errors:
+                self._resolve([(call, count)], offsets)
+            elif offsets or call.offsets:
+                self._fail([call], AppendFailed(f"written in part; the rest: {errors[0]}"))
+            else:
+                self._fail([call], errors[0])
 
     @staticmethod
     def _fail(calls: list[_Call], error: KernelError) -> None:

@@ -1,0 +1,145 @@
+"""Reader of the Kafka log: one consumer with manual assignment; its own positions, nothing committed to Kafka."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    ConsumerStoppedError,
+    KafkaError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
+
+from penstock.kernel.errors import LogError, NotAllowed, OffsetOutOfRange
+from penstock.kernel.log import MAX_READ_RECORDS, Partition, Record
+from penstock.kernel.pacing import Pacer
+
+LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
+LONG_POLL_MS = 60_000  # 'for ever' in pieces
+STOP_TIMEOUT_S = 5.0
+
+
+class Source(Protocol):
+    """What a reader needs of its log."""
+
+    def forget(self, reader: "KafkaReader") -> None: ...
+    async def require(self, partitions: Iterable[Partition]) -> None: ...
+    async def started_consumer(self) -> Any: ...
+
+
+class KafkaReader:
+    """Outages are sat out by the consumer, which repeats its fetches until the broker is back."""
+
+    def __init__(self, log: Source, start: Mapping[Partition, int], *, pace_ms: int) -> None:
+        self._log = log
+        self._positions = dict(start)
+        self._partitions = {TopicPartition(*partition): partition for partition in start}
+        self._now_s = asyncio.get_running_loop().time
+        self._pacer = Pacer(pace_ms, self._now_s)
+        self._opening: asyncio.Task[Any] | None = None
+        self._consumer: Any = None
+        self._closed = False
+
+    def position(self, partition: Partition) -> int:
+        return self._positions[partition]
+
+    async def read(
+        self, *, max_records: int = MAX_READ_RECORDS, timeout_ms: int | None = None
+    ) -> list[Record]:
+        deadline_s = None if timeout_ms is None else self._now_s() + timeout_ms / 1000
+        if self._consumer is None and not await self._opened(deadline_s):
+            return []
+        delay_s = self._pacer.delay_s()
+        if delay_s > 0 and deadline_s is None:
+            await asyncio.sleep(delay_s)  # under load; the consumer gathers meanwhile
+        elif delay_s > 0 and deadline_s is not None:
+            await asyncio.sleep(max(0.0, min(delay_s, deadline_s - self._now_s())))
+        while True:
+            wait_ms = LONG_POLL_MS
+            if deadline_s is not None:
+                wait_ms = min(LONG_POLL_MS, max(0, round((deadline_s - self._now_s()) * 1000)))
+            fetched = await self._fetch(wait_ms, max_records)
+            if fetched:
+                self._pacer.took()
+                return self._records(fetched)
+            if deadline_s is not None and self._now_s() >= deadline_s:
+                return []
+
+    async def close(self) -> None:
+        self._closed = True
+        self._log.forget(self)
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+            self._opening = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await _stop(consumer)
+
+    async def _opened(self, deadline_s: float | None) -> bool:
+        """Whether the consumer is there in time. It is opened beside `read`, which may be cancelled."""
+        if self._closed:
+            raise LogError("the reader is closed")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        wait_s = None if deadline_s is None else max(LOOK_TIMEOUT_S, deadline_s - self._now_s())
+        await asyncio.wait({self._opening}, timeout=wait_s)
+        opening = self._opening
+        if opening is None or not opening.done():
+            return False
+        self._opening = None
+        self._consumer = opening.result()
+        return True
+
+    async def _open(self) -> Any:
+        await self._log.require(self._partitions.values())
+        consumer = await self._log.started_consumer()
+        try:
+            consumer.assign(list(self._partitions))
+            for name, partition in self._partitions.items():
+                if self._positions[partition] < 0:
+                    raise OffsetOutOfRange(f"{partition} holds no offset {self._positions[partition]}")
+                consumer.seek(name, self._positions[partition])
+        except BaseException:
+            await _stop(consumer)
+            raise
+        return consumer
+
+    async def _fetch(self, wait_ms: int, max_records: int) -> dict[TopicPartition, list[Any]]:
+        if self._closed:
+            raise LogError("the reader is closed")
+        try:
+            fetched: dict[TopicPartition, list[Any]] = await self._consumer.getmany(
+                timeout_ms=wait_ms, max_records=max_records
+            )
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRange(f"not in the log: {error}") from error
+        except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as error:
+            raise NotAllowed(f"may not be read: {error}") from error
+        except (KafkaError, ConsumerStoppedError) as error:
+            raise LogError(f"the log cannot be read: {error!r}") from error
+        return fetched
+
+    def _records(self, fetched: dict[TopicPartition, list[Any]]) -> list[Record]:
+        records = []
+        for name, part in fetched.items():
+            partition = self._partitions[name]
+            records += [
+                Record(
+                    partition, item.offset, item.value or b"", tuple(item.headers), item.key, item.timestamp
+                )
+                for item in part
+            ]
+            self._positions[partition] = part[-1].offset + 1
+        return records
+
+
+async def _stop(consumer: Any) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await consumer.stop()
+    except (KafkaError, OSError):
+        pass  # it was on its way out
