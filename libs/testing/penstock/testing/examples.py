@@ -1,0 +1,338 @@
+"""One realistic example of every event, as the golden files of `schemas/examples` hold them.
+
+They tell one story. On 2026-01-05 alice submits a ResNet-50 run with two workers and one parameter server;
+it is estimated, placed on two nodes, runs, checkpoints and exits, while a rack loses power, a batcher, a
+migrator and a contention-guard propose, and somebody writes a record that nobody can read.
+Every value is a constant: generating twice gives the same bytes.
+"""
+
+import base64
+from collections.abc import Mapping
+
+from penstock.cluster.nouns import (
+    Estimate,
+    Gpu,
+    JobSpec,
+    NodeSpec,
+    ResourceRequest,
+    ResourceVector,
+    RetryPolicy,
+    TaskPlacement,
+    Usage,
+)
+from penstock.events import doors, facts
+from penstock.events.base import Event, wire_type
+from penstock.events.codec import encode
+
+START_MS = 1_767_604_500_000  # 2026-01-05T09:15:00Z
+MINUTE_MS = 60_000
+JOB, OTHER_JOB = "job-resnet50-7f3a91", "job-vgg16-b20c44"
+NODE, NEXT_NODE = "node-a1", "node-a2"
+BOOT, NEXT_BOOT = "5d0f2b1e-boot", "9c41e77a-boot"
+WORKER, NEXT_WORKER, SERVER = f"{JOB}.1.w0", f"{JOB}.1.w1", f"{JOB}.1.ps0"
+TOKEN = 4_711
+
+SPEC = JobSpec(
+    name="resnet50",
+    owner="alice",
+    command=("python", "train.py", "--epochs", "3"),
+    env={"OMP_NUM_THREADS": "4"},
+    workdir="/home/alice/resnet",
+    workers=2,
+    parameter_servers=1,
+    resources=ResourceRequest(gpus=1, cores=4, host_memory_mib=8_192, gpu_memory_mib=10_240),
+    model="resnet50",
+    batch_size=64,
+    gpu_models=("NVIDIA-A100-40GB",),
+    retry=RetryPolicy(max_attempts=3, backoff_ms=5_000, backoff_max_ms=60_000),
+    queue_timeout_ms=10 * MINUTE_MS,
+    run_timeout_ms=120 * MINUTE_MS,
+    labels={"team": "vision"},
+)
+NODE_SPEC = NodeSpec(
+    node_id=NODE,
+    boot_id=BOOT,
+    rack="rack-a",
+    domain="hall-1",
+    address="10.0.1.11",
+    cores=64,
+    host_memory_mib=262_144,
+    bandwidth_mbps=25_000,
+    gpus=tuple(
+        Gpu(index=index, uuid=f"GPU-0a1b2c3d-{index}", model="NVIDIA-A100-40GB", memory_mib=40_960)
+        for index in range(4)
+    ),
+)
+WORKER_PLACE = TaskPlacement(
+    task_id=WORKER,
+    role="worker",
+    rank=0,
+    node_id=NODE,
+    gpus=(0,),
+    cores=(0, 1, 2, 3),
+    host_memory_mib=8_192,
+    gpu_memory_mib=10_240,
+    bandwidth_mbps=3_200,
+)
+NEXT_WORKER_PLACE = WORKER_PLACE.model_copy(
+    update={"task_id": NEXT_WORKER, "rank": 1, "node_id": NEXT_NODE, "gpus": (2,), "cores": (8, 9, 10, 11)}
+)
+SERVER_PLACE = TaskPlacement(
+    task_id=SERVER,
+    role="ps",
+    rank=2,
+    node_id=NODE,
+    cores=(4, 5),
+    host_memory_mib=2_048,
+    bandwidth_mbps=6_400,
+)
+PLACES = (WORKER_PLACE, NEXT_WORKER_PLACE, SERVER_PLACE)
+
+_JOBS_AND_ESTIMATES: tuple[Event, ...] = (
+    doors.JobSubmitted(job_id=JOB, spec=SPEC),
+    doors.JobCancelRequested(job_id=JOB, reason="wrong learning rate"),
+    doors.JobEstimated(
+        job_id=JOB,
+        estimate=Estimate(
+            worker=ResourceVector(
+                gpus=1,
+                cores=4,
+                host_memory_mib=8_192,
+                gpu_memory_mib=9_830,
+                gpu_utilisation_percent=87.5,
+                bandwidth_mbps=3_200,
+            ),
+            parameter_server=ResourceVector(cores=2, host_memory_mib=2_048, bandwidth_mbps=6_400),
+            run_ms=42 * MINUTE_MS,
+            confidence=0.8,
+            tier="history",
+            source="median of 12 finished runs of alice with the same command, model and batch size",
+        ),
+    ),
+    doors.ModelTrained(
+        model_version="memory-forest-2026-01-05",
+        sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        runs=1_204,
+        first_run_ms=START_MS - 30 * 24 * 60 * MINUTE_MS,
+        last_run_ms=START_MS - MINUTE_MS,
+        metrics={"gpu_memory_mape": 0.061, "run_ms_mape": 0.18},
+    ),
+)
+
+_NODES: tuple[Event, ...] = (
+    doors.NodeJoined(node=NODE_SPEC, tasks=(doors.RunningTask(task_id=WORKER, token=TOKEN),)),
+    doors.NodeChanged(node=NODE_SPEC.model_copy(update={"gpus": NODE_SPEC.gpus[:3]})),
+    doors.NodeLeft(node_id=NEXT_NODE, boot_id=NEXT_BOOT, proof="deleted"),
+    doors.NodeSuspected(node_id=NEXT_NODE, reason="its watch broke and did not come back"),
+    doors.GpuFaulted(node_id=NODE, gpu=3, fault="xid", code=79, detail="GPU has fallen off the bus"),
+    doors.TaskStarted(
+        node_id=NODE, task_id=WORKER, token=TOKEN, pid=28_114, started_ms=START_MS + 2 * MINUTE_MS
+    ),
+    doors.TaskPhaseChanged(
+        node_id=NODE, task_id=WORKER, token=TOKEN, phase="train", at_ms=START_MS + 3 * MINUTE_MS
+    ),
+    doors.TaskCheckpointed(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        at_ms=START_MS + 20 * MINUTE_MS,
+        path="checkpoints/epoch-1.npz",
+    ),
+    doors.TaskExited(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        cause="exited",
+        exit_code=0,
+        started_ms=START_MS + 2 * MINUTE_MS,
+        exited_ms=START_MS + 44 * MINUTE_MS,
+        usage=Usage(
+            cpu_ms=9_870_000,
+            host_memory_mib=6_911,
+            gpu_memory_mib=9_774,
+            gpu_utilisation_percent=86.25,
+            gpu_utilisation_std=6.5,
+        ),
+    ),
+    doors.OrderRefused(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        reason="stale_token",
+        highest_token=TOKEN + 5,
+        detail=f"GPU 0 already obeyed token {TOKEN + 5}",
+    ),
+    doors.TelemetrySampled(
+        node_id=NODE,
+        task_id=WORKER,
+        at_ms=START_MS + 12 * MINUTE_MS,
+        gpu=0,
+        gpu_utilisation_percent=34.5,
+        gpu_memory_mib=9_774,
+        host_memory_mib=6_911,
+        cpu_percent=388.0,
+        loss=1.8125,
+    ),
+)
+
+_READ = (
+    doors.ReadVersion(kind="job", id=JOB, version=3),
+    doors.ReadVersion(kind="node", id=NODE, version=17),
+)
+_PROPOSALS: tuple[Event, ...] = (
+    doors.PlanProposed(
+        proposal_id="plan-000412",
+        proposer="batcher-1",
+        read=_READ,
+        kind="batch",
+        plans=(doors.JobPlan(job_id=JOB, tasks=PLACES),),
+    ),
+    doors.MigrationProposed(
+        proposal_id="migration-000031",
+        proposer="migrator-1",
+        read=_READ,
+        plan=doors.JobPlan(job_id=JOB, tasks=PLACES),
+        reason="converges; a newer job gains more on node-a1",
+    ),
+    doors.CoresProposed(
+        proposal_id="cores-000207",
+        proposer="guard-1",
+        read=_READ,
+        task_id=WORKER,
+        cores=6,
+        reason="its GPU waits for data: utilisation 34.5 % at 4 cores",
+    ),
+    doors.ThrottleProposed(
+        proposal_id="throttle-000018",
+        proposer="guard-1",
+        read=_READ,
+        task_id=SERVER,
+        memory_bandwidth_percent=60,
+        reason="its memory traffic slows the worker beside it",
+    ),
+)
+
+_DEAD_LETTERS: tuple[Event, ...] = (
+    doors.DeadLettered(
+        source_topic="penstock.nodes.v1",
+        source_partition=0,
+        source_offset=90_210,
+        service="placer",
+        reason="invalid",
+        detail="token: Field required",
+        headers={"ce_specversion": "1.0", "ce_id": "e-1", "ce_type": "penstock.task.started.v1"},
+        value_base64=base64.b64encode(b'{"node_id":"node-a1","task_id":"job-1.1.w0","pid":1}').decode(),
+    ),
+)
+
+_EXPLANATION = facts.PlacementExplanation(
+    job_id=JOB,
+    profile="liquid",
+    candidates=(
+        facts.Candidate(nodes=(NODE, NEXT_NODE, NODE), score=0.21875),
+        facts.Candidate(nodes=(NODE, "node-b4", NODE), score=0.34375),
+    ),
+    margin=0.125,
+    feasible=2,
+    rejected={"gpu_memory": 1, "gpus_busy": 5},
+)
+_DECISIONS: tuple[Event, ...] = (
+    facts.TermStarted(term=3, placer_id="placer-7d9c", settings=facts.PlacerSettings(seed=42)),
+    facts.PlacementDecided(job_id=JOB, attempt=1, tasks=PLACES),
+    facts.StopDecided(job_id=JOB, attempt=1, reason="cancelled", grace_ms=10_000),
+    facts.JobPreempted(
+        job_id=JOB, attempt=1, by_job_id=OTHER_JOB, reason=f"{OTHER_JOB} has waited beyond its allowance"
+    ),
+    facts.JobRequeued(job_id=JOB, attempt=1, reason="failed", not_before_ms=START_MS + 5_000),
+    facts.JobQueued(job_id=JOB),
+    facts.JobFoundUnschedulable(
+        job_id=OTHER_JOB, reason="needs 8 GPUs on one node; the largest node of the cell has 4"
+    ),
+    facts.JobEnded(job_id=JOB, outcome="failed", exit_code=3, reason="worker 0 exited with code 3"),
+    facts.TaskLost(task_id=NEXT_WORKER, node_id=NEXT_NODE, reason="node-a2 came back with another boot id"),
+    facts.NodeLost(node_id=NEXT_NODE),
+    facts.NodeRestored(node_id=NEXT_NODE),
+    facts.CellFrozen(reason="33 of 48 nodes vanished within 60 s"),
+    facts.CellThawed(reason="31 of 33 nodes are back"),
+    facts.TimerSet(
+        timer_id=f"{JOB}:queue_timeout",
+        at_ms=START_MS + 10 * MINUTE_MS,
+        about=facts.TimerSubject(kind="queue_timeout", id=JOB, attempt=0),
+    ),
+    facts.TimerFired(timer_id=f"{JOB}:queue_timeout"),
+    facts.ProposalAnswered(
+        proposal_id="plan-000412",
+        proposer="batcher-1",
+        verdict="refused",
+        reason="stale",
+        detail=f"{JOB} is at version 4, the plan was made at 3",
+    ),
+)
+
+
+def _entry(fact: Event) -> facts.FactEntry:
+    """The fact as a record carries it."""
+    return facts.FactEntry(type=wire_type(type(fact)), data=fact.model_dump(mode="json"))
+
+
+_LEDGER: tuple[Event, ...] = (
+    facts.LedgerRecord(
+        seq=TOKEN,
+        parent="4b227777d4dd1fc61c6f884f48641d02",
+        term=3,
+        now_ms=START_MS + MINUTE_MS,
+        cause=facts.InputCause(
+            topic="penstock.estimates.v1", partition=0, offset=88_123, event_id=f"estimate-{JOB}"
+        ),
+        outcome="committed",
+        facts=tuple(_entry(fact) for fact in (_JOBS_AND_ESTIMATES[2], _DECISIONS[1])),
+        explanation=(_EXPLANATION,),
+    ),
+)
+
+_ORDERS: tuple[Event, ...] = (
+    facts.StartTask(
+        token=TOKEN,
+        node_id=NODE,
+        task_id=WORKER,
+        job_id=JOB,
+        attempt=1,
+        boot_id=BOOT,
+        command=SPEC.command,
+        env=SPEC.env,
+        workdir=SPEC.workdir,
+        place=WORKER_PLACE,
+        peers=(
+            facts.Peer(rank=0, role="worker", node_id=NODE, address="10.0.1.11"),
+            facts.Peer(rank=1, role="worker", node_id=NEXT_NODE, address="10.0.1.12"),
+            facts.Peer(rank=2, role="ps", node_id=NODE, address="10.0.1.11"),
+        ),
+        rendezvous_port=29_411,
+        grace_ms=SPEC.grace_ms,
+    ),
+    facts.StopTask(
+        token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"
+    ),
+    facts.CheckpointTask(token=TOKEN + 6, node_id=NODE, task_id=WORKER),
+    facts.SetCores(token=TOKEN + 7, node_id=NODE, task_id=WORKER, cores=(0, 1, 2, 3, 12, 13)),
+    facts.SetBandwidth(token=TOKEN + 8, node_id=NODE, task_id=SERVER, memory_bandwidth_percent=60),
+)
+
+EXAMPLES: Mapping[str, Event] = {
+    wire_type(type(example)): example
+    for example in (
+        *_JOBS_AND_ESTIMATES,
+        *_NODES,
+        *_PROPOSALS,
+        *_DEAD_LETTERS,
+        *_DECISIONS,
+        *_LEDGER,
+        *_ORDERS,
+    )
+}
+"""Wire type → example, one of every current event."""
+
+
+def example_bytes(example: Event) -> bytes:
+    """What goes into the golden file: the very bytes on the wire, and a newline for editors."""
+    return encode(example) + b"\n"
