@@ -8,7 +8,7 @@ servers synchronises by all-reduce, a job of one worker not at all.
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
@@ -29,9 +29,12 @@ Role = Literal["ps", "worker"]
 
 
 class Noun(BaseModel):
-    """A frozen value. Construction refuses unknown fields; decoding from a wire ignores them (style 5)."""
+    """A frozen value. Construction refuses unknown fields; decoding from a wire ignores them (style 5).
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    `from_attributes`: a value read back by `decode_trusted` may be nested into a new one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, from_attributes=True)
 
 
 class ResourceVector(Noun):
@@ -90,29 +93,52 @@ class JobSpec(Noun):
     """Between SIGTERM and SIGKILL when the job is stopped."""
     labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        argv_bytes = sum(len(part.encode()) for part in self.command)
+    @field_validator("command")
+    @classmethod
+    def _command_can_run(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        argv_bytes = sum(len(part.encode()) for part in command)
         if argv_bytes > MAX_ARGV_BYTES:
-            raise ValueError(
-                f"command: {argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file"
-            )
-        if not self.command[0]:
-            raise ValueError("command: the first word, the program, is empty")
-        env_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in self.env.items())
+            raise ValueError(f"{argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file")
+        if not command[0]:
+            raise ValueError("the first word, the program, is empty; name a program")
+        _refuse_nul(*command)
+        return command
+
+    @field_validator("env")
+    @classmethod
+    def _env_can_be_passed(cls, env: dict[str, str]) -> dict[str, str]:
+        env_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in env.items())
         if env_bytes > MAX_ARGV_BYTES:
-            raise ValueError(f"env: {env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
-        if any("\0" in part for part in (*self.command, *self.env, *self.env.values(), self.workdir or "")):
-            raise ValueError(
-                "command, env, workdir: a NUL character cannot be passed to a process; remove it"
-            )
-        if any(not key or "=" in key for key in self.env):
-            raise ValueError("env: a variable's name must not be empty or contain '='")
-        if sum(len(k) + len(v) for k, v in self.labels.items()) > MAX_ARGV_BYTES:
-            raise ValueError(f"labels: exceed {MAX_ARGV_BYTES} characters; shorten them")
+            raise ValueError(f"{env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
+        if any(not key or "=" in key for key in env):
+            raise ValueError("a variable's name is empty or contains '='; rename it")
+        _refuse_nul(*env, *env.values())
+        return env
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir_can_be_entered(cls, workdir: str | None) -> str | None:
+        _refuse_nul(workdir or "")
+        return workdir
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_are_short(cls, labels: dict[str, str]) -> dict[str, str]:
+        if sum(len(key) + len(value) for key, value in labels.items()) > MAX_ARGV_BYTES:
+            raise ValueError(f"they exceed {MAX_ARGV_BYTES} characters; shorten them")
+        return labels
+
+    @model_validator(mode="after")
+    def _gang_is_bounded(self) -> Self:
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
-            raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}")
+            raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
         return self
+
+
+def _refuse_nul(*texts: str) -> None:
+    """Raises ValueError: an argument, a variable or a path with a NUL cannot be given to a process."""
+    if any("\0" in text for text in texts):
+        raise ValueError("a NUL character cannot be passed to a process; remove it")
 
 
 class Gpu(Noun):

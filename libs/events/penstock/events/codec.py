@@ -20,6 +20,8 @@ from penstock.events.errors import Invalid, TooBig, UnknownType, UnknownVersion
 from penstock.events.topics import MAX_EVENT_BYTES
 from penstock.events.upcasters import UPCASTERS
 
+MAX_SHOWN = 128  # characters of a foreign type name in a message
+
 ROOMS = (doors, facts)  # importing them fills the registry
 
 
@@ -53,22 +55,31 @@ def decode(type_name: str, value: bytes) -> Event:
         raise Invalid(describe(error)) from error
 
 
+def _old_version(type_name: str) -> tuple[str, int]:
+    """Type and version of a name that upcasters reach. Raises `UnknownType` or `UnknownVersion`."""
+    base, _, version = type_name.rpartition(".v")
+    current = [wire_type(model) for model in REGISTRY.values() if model.TYPE == base]
+    if not current:
+        raise UnknownType(f"{type_name[:MAX_SHOWN]!r} is no event of this version")
+    for known, number in UPCASTERS:
+        if (known, str(number)) == (base, version):
+            return base, number
+    raise UnknownVersion(f"{type_name[:MAX_SHOWN]!r} cannot be read; this version writes {current[0]}")
+
+
 def _upcast(type_name: str, value: bytes) -> tuple[str, bytes]:
     """Applies upcasters until the type is a current one."""
-    base, _, version = type_name.rpartition(".v")
-    if not any(model.TYPE == base for model in REGISTRY.values()):
-        raise UnknownType(f"{type_name!r} is no event of this version")
-    if (base, version) not in {(t, str(v)) for t, v in UPCASTERS}:
-        current = next(wire_type(m) for m in REGISTRY.values() if m.TYPE == base)
-        raise UnknownVersion(f"{type_name!r} cannot be read; this version writes {current}")
+    base, number = _old_version(type_name)
     try:
         data = msgspec.json.decode(value, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        while (base, number) in UPCASTERS:
+            data = UPCASTERS[base, number](data)
+            number += 1
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Invalid(f"event: {error}") from error
-    number = int(version)
-    while (base, number) in UPCASTERS:
-        data = UPCASTERS[base, number](data)
-        number += 1
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # An upcaster may rest on the fields of its version; bytes without them are no event of it.
+        raise Invalid(f"event: fits not version {number} of {base}: {error!r}"[:1_024]) from error
     return f"{base}.v{number}", msgspec.json.encode(data)
 
 
@@ -80,7 +91,7 @@ def trusted_decoder(type_name: str) -> Decoder:
     """The fast decoder of one current type. Raises `UnknownType`/`UnknownVersion` for any other."""
     model = REGISTRY.get(type_name)
     if model is None:
-        _upcast(type_name, b"{}")
+        _old_version(type_name)
         return lambda value: decode(type_name, bytes(value))
     return cast(Decoder, msgspec.json.Decoder(_struct(model)).decode)
 

@@ -5,7 +5,7 @@ that led to this one) and `correlationid` (the job, so that everything about it 
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from penstock.events.base import Event, wire_type
 from penstock.events.codec import decode, encode
@@ -15,6 +15,8 @@ from penstock.events.topics import Topic
 Headers = tuple[tuple[str, bytes], ...]
 
 MAX_ID_BYTES = 256
+FIXED_HEADERS: Headers = (("ce_specversion", b"1.0"), ("content-type", b"application/json"))
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +44,50 @@ def rfc3339(time_ms: int) -> str:
     )
 
 
-def to_headers(envelope: Envelope) -> Headers:
+def headers(
+    event_id: str,
+    source: str,
+    type_name: str,
+    subject: str,
+    time_ms: int,
+    traceparent: str | None = None,
+    causation_id: str | None = None,
+    correlation_id: str | None = None,
+) -> Headers:
     """The headers of binary mode. Optional attributes are left out when None."""
     pairs = [
-        ("ce_specversion", "1.0"),
-        ("ce_id", envelope.id),
-        ("ce_source", envelope.source),
-        ("ce_type", envelope.type),
-        ("ce_subject", envelope.data.subject()),
-        ("ce_time", rfc3339(envelope.time_ms)),
-        ("content-type", "application/json"),
+        *FIXED_HEADERS,
+        ("ce_id", event_id.encode()),
+        ("ce_source", source.encode()),
+        ("ce_type", type_name.encode()),
+        ("ce_subject", subject.encode()),
+        ("ce_time", rfc3339(time_ms).encode()),
     ]
-    optional = (
-        ("traceparent", envelope.traceparent),
-        ("causationid", envelope.causation_id),
-        ("correlationid", envelope.correlation_id),
-    )
-    pairs += [(name, value) for name, value in optional if value is not None]
-    return tuple((name, value.encode()) for name, value in pairs)
+    if traceparent is not None:
+        pairs.append(("traceparent", traceparent.encode()))
+    if causation_id is not None:
+        pairs.append(("causationid", causation_id.encode()))
+    if correlation_id is not None:
+        pairs.append(("correlationid", correlation_id.encode()))
+    return tuple(pairs)
 
 
 def to_wire(envelope: Envelope) -> tuple[Headers, bytes]:
     """Headers and value of one record."""
-    return to_headers(envelope), encode(envelope.data)
+    found = headers(
+        envelope.id,
+        envelope.source,
+        envelope.type,
+        envelope.data.subject(),
+        envelope.time_ms,
+        envelope.traceparent,
+        envelope.causation_id,
+        envelope.correlation_id,
+    )
+    return found, encode(envelope.data)
 
 
-def from_wire(headers: Headers, value: bytes, topic: str | None = None) -> Envelope:
+def from_wire(wire_headers: Headers, value: bytes, topic: str | None = None) -> Envelope:
     """Reads one record. Raises an `EventError` whose `reason` a dead letter can carry.
 
     With `topic`, an event that belongs to another topic is `Undecodable`: a door must not be used to
@@ -75,7 +95,7 @@ def from_wire(headers: Headers, value: bytes, topic: str | None = None) -> Envel
     """
     found: dict[str, str] = {}
     try:
-        for name, raw in headers:
+        for name, raw in wire_headers:
             found[name] = raw.decode()
     except UnicodeDecodeError as error:
         raise Undecodable(f"header {name!r} is not UTF-8") from error
@@ -105,9 +125,12 @@ def _time_ms(text: str | None) -> int:
     if text is None:
         return 0
     try:
-        return max(0, int(datetime.fromisoformat(text).timestamp() * 1_000))
-    except (ValueError, OverflowError) as error:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
         raise Undecodable(f"ce_time is not RFC 3339: {text[:64]!r}") from error
+    if time.tzinfo is None:
+        raise Undecodable(f"ce_time has no offset: {text[:64]!r}; end it with Z")
+    return max(0, (time - EPOCH) // timedelta(milliseconds=1))
 
 
 def topic_of(event: Event) -> Topic:

@@ -1,8 +1,9 @@
 """Facts that exist only in the ledger: the placer's decisions, and the record that carries them."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.cluster.nouns import Identifier, Milliseconds, Noun, ShortText, TaskPlacement
 from penstock.events.base import Event, event
@@ -255,6 +256,12 @@ class FactEntry(Noun):
 
     type: Identifier
     data: dict[str, Any]
+
+    @field_validator("data")
+    @classmethod
+    def _finite(cls, data: dict[str, Any]) -> dict[str, Any]:
+        json.dumps(data, allow_nan=False)  # raises ValueError: `Any` lets NaN through, JSON has none
+        return data
 
 
 @event
