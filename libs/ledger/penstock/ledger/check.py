@@ -95,9 +95,11 @@ def _index(state: CellState) -> Iterator[str]:
     for node in state.nodes.values():
         fresh.describe(node.bit, node.spec)
         fresh.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.free())
+        if node.status is NodeStatus.GONE:
+            fresh.gone |= node.bit
         if node.entered != node.free():
             yield f"node {node.spec.node_id} is indexed as {node.entered}, but is {node.free()}"
-    for name in ("known", "placeable", "gpu_model", "gpu_memory", "rack", "domain", "load"):
+    for name in ("known", "placeable", "gone", "shape", "gpu_model", "gpu_memory", "rack", "domain", "load"):
         if getattr(fresh, name) != getattr(state.index, name):
             yield f"index {name} differs from one built anew"
     for name in ("gpus", "cores", "host_memory", "bandwidth"):

@@ -337,6 +337,7 @@ def _node_left(state: CellState, fact: doors.NodeLeft) -> None:
 def _node_lost(state: CellState, fact: facts.NodeLost) -> None:
     node = state.nodes[fact.node_id]
     node.status = move(NODE_MOVES, node.status, NodeStatus.GONE, fact.node_id)
+    state.index.gone |= node.bit
     state.capacity_version += 1
     state.reindex(node)
 

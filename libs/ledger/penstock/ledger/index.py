@@ -2,12 +2,12 @@
 
 Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the
 cell (10,000 nodes are 1,250 bytes), because every resource keeps one bit set per level of what is free.
-Levels are coarse for large resources, so a set may name a node that lacks a little: `fits` judges exactly.
+Levels are coarse for large resources; inside a level the exact values are kept, so every answer is exact.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.cluster.nouns import NodeSpec, ResourceVector
 
@@ -25,17 +25,51 @@ def lowest(mask: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
-class Thermometer:
-    """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource."""
+def nth(mask: int, rank: int) -> int:
+    """The ordinal of the set bit that has exactly `rank` set bits below it, by halving; 0 ≤ rank < popcount."""
+    below, width = 0, mask.bit_length()
+    while width > 1:
+        half = width // 2
+        low = mask & ((1 << half) - 1)
+        count = low.bit_count()
+        if rank < count:
+            mask, width = low, half
+        else:
+            rank, mask, below, width = rank - count, mask >> half, below + half, width - half
+    return below
 
-    __slots__ = ("at_least", "unit")
+
+Key = TypeVar("Key")
+
+
+def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
+    """Takes the node out of one set; empty sets go."""
+    left = sets.get(key, 0) & ~bit
+    if left:
+        sets[key] = left
+    else:
+        sets.pop(key, None)
+
+
+class Thermometer:
+    """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource.
+
+    With `unit` > 1 the nodes of a level are also kept by their exact value. A change then costs one set per
+    level crossed, a question at most one set per distinct value inside one level.
+    """
+
+    __slots__ = ("at_least", "exact", "unit")
 
     def __init__(self, unit: int = 1) -> None:
         self.unit = unit
         self.at_least: list[int] = [0]
+        self.exact: dict[int, dict[int, int]] = {}
+        """Level → free → nodes; empty when the unit is 1."""
 
     def change(self, bit: int, old: int, new: int) -> None:
         """The node behind `bit` had `old` and now has `new` free; −1 means: it does not take part."""
+        if old == new:
+            return
         before, after = old // self.unit, new // self.unit
         sets = self.at_least
         if after >= len(sets):
@@ -44,11 +78,24 @@ class Thermometer:
             sets[level] |= bit
         for level in range(after + 1, before + 1):
             sets[level] ^= bit
+        if self.unit > 1:
+            if old >= 0:
+                _drop(self.exact[before], old, bit)
+            if new >= 0:
+                values = self.exact.setdefault(after, {})
+                values[new] = values.get(new, 0) | bit
 
     def having(self, need: int) -> int:
-        """Nodes that may have `need` free; a superset when `unit` > 1."""
-        level = need // self.unit
-        return self.at_least[level] if level < len(self.at_least) else 0
+        """Nodes that have at least `need` free."""
+        level, over = divmod(need, self.unit)
+        sets = self.at_least
+        if not over:
+            return sets[level] if level < len(sets) else 0
+        mask = sets[level + 1] if level + 1 < len(sets) else 0
+        for value, nodes in self.exact.get(level, {}).items():
+            if value >= need:
+                mask |= nodes
+        return mask
 
 
 @dataclass(slots=True)
@@ -73,16 +120,30 @@ class Free:
 NOT_PLACEABLE = Free()
 
 
-Key = TypeVar("Key")
+class NodeShape(NamedTuple):
+    """What a node is when nothing runs on it; a cell has few shapes however many nodes."""
+
+    gpus: int
+    gpu_model: str
+    """Empty unless all its GPUs are of one model."""
+    gpu_memory_mib: int
+    """Of its smallest GPU."""
+    cores: int
+    host_memory_mib: int
+    bandwidth_mbps: int
 
 
-def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
-    """Takes the node out of one set; empty sets go."""
-    left = sets.get(key, 0) & ~bit
-    if left:
-        sets[key] = left
-    else:
-        sets.pop(key, None)
+def shape_of(spec: NodeSpec) -> NodeShape:
+    """The shape of a node with this inventory; faulted GPUs count, for they may be repaired."""
+    models = {gpu.model for gpu in spec.gpus}
+    return NodeShape(
+        len(spec.gpus),
+        models.pop() if len(models) == 1 else "",
+        min((gpu.memory_mib for gpu in spec.gpus), default=0),
+        spec.cores,
+        spec.host_memory_mib,
+        spec.bandwidth_mbps,
+    )
 
 
 @dataclass(slots=True)
@@ -91,10 +152,13 @@ class NodeIndex:
 
     known: int = 0
     placeable: int = 0
+    gone: int = 0
+    """Nodes proven gone (`evolve` enters them); a node that joins or is restored leaves the set."""
+    shape: dict[NodeShape, int] = field(default_factory=dict)
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)
-    host_memory: Thermometer = field(default_factory=lambda: Thermometer(1_024))
-    bandwidth: Thermometer = field(default_factory=lambda: Thermometer(256))
+    host_memory: Thermometer = field(default_factory=lambda: Thermometer(4_096))
+    bandwidth: Thermometer = field(default_factory=lambda: Thermometer(1_000))
     gpu_model: dict[str, int] = field(default_factory=dict)
     """GPU model → nodes all of whose GPUs are of it."""
     gpu_memory: dict[int, int] = field(default_factory=dict)
@@ -107,22 +171,23 @@ class NodeIndex:
     def describe(self, bit: int, spec: NodeSpec) -> None:
         """Enters what never changes while a spec is valid."""
         self.known |= bit
-        smallest = min((gpu.memory_mib for gpu in spec.gpus), default=0)
-        self.gpu_memory[smallest] = self.gpu_memory.get(smallest, 0) | bit
-        models = {gpu.model for gpu in spec.gpus}
-        if len(models) == 1:
-            model = models.pop()
-            self.gpu_model[model] = self.gpu_model.get(model, 0) | bit
+        self.gone &= ~bit
+        shape = shape_of(spec)
+        self.shape[shape] = self.shape.get(shape, 0) | bit
+        self.gpu_memory[shape.gpu_memory_mib] = self.gpu_memory.get(shape.gpu_memory_mib, 0) | bit
+        if shape.gpu_model:
+            self.gpu_model[shape.gpu_model] = self.gpu_model.get(shape.gpu_model, 0) | bit
         self.rack[spec.rack] = self.rack.get(spec.rack, 0) | bit
         self.domain[spec.domain] = self.domain.get(spec.domain, 0) | bit
 
     def forget(self, bit: int, spec: NodeSpec) -> None:
         """Undoes `describe`; the node's free resources must have been taken out before."""
         self.known &= ~bit
-        smallest = min((gpu.memory_mib for gpu in spec.gpus), default=0)
-        _drop(self.gpu_memory, smallest, bit)
-        for model in {gpu.model for gpu in spec.gpus}:
-            _drop(self.gpu_model, model, bit)
+        self.gone &= ~bit
+        shape = shape_of(spec)
+        _drop(self.shape, shape, bit)
+        _drop(self.gpu_memory, shape.gpu_memory_mib, bit)
+        _drop(self.gpu_model, shape.gpu_model, bit)
         _drop(self.rack, spec.rack, bit)
         _drop(self.domain, spec.domain, bit)
 
@@ -138,6 +203,7 @@ class NodeIndex:
             key = (total_gpus - new.gpus, total_gpus)
             self.load[key] = self.load.get(key, 0) | bit
             self.placeable |= bit
+            self.gone &= ~bit
         else:
             self.placeable &= ~bit
 
@@ -155,7 +221,7 @@ class NodeIndex:
         return mask
 
     def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...] = ()) -> int:
-        """Placeable nodes that may take the task now; a superset, see the module's docstring."""
+        """Placeable nodes that can take the task now."""
         return (
             self.eligible(need, gpu_models)
             & self.gpus.having(need.gpus)

@@ -1,0 +1,27 @@
+"""A follower's view of one cell: the valid chain so far and the state folded from it."""
+
+from dataclasses import dataclass, field
+
+from penstock.ledger.evolve import fold
+from penstock.ledger.record import GENESIS, Head, RawRecord, read_valid
+from penstock.ledger.state import CellState
+
+
+@dataclass(slots=True)
+class Replica:
+    """A fold of one cell's ledger. Starts empty, or where a snapshot was taken."""
+
+    state: CellState = field(default_factory=CellState)
+    head: Head = GENESIS
+    offset: int = 0
+    """In the ledger's partition, of the next record to read."""
+
+    def take(self, value: bytes, offset: int) -> RawRecord | None:
+        """Folds one record of the partition and returns it; None for a void one, which only moves the offset."""
+        self.offset = offset + 1
+        found = read_valid(self.head, value)
+        if found is None:
+            return None
+        self.head, record = found
+        fold(self.state, record)
+        return record
