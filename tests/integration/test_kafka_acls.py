@@ -1,31 +1,45 @@
 """LAW 1 on real Kafka: the broker itself refuses a ledger record from anybody but the placer."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import TopicAuthorizationFailedError
 
 from penstock.events.topics import Topic
-from penstock.testing.kafka import KafkaBroker, acl_table
+from penstock.kernel.errors import LogError, NotAllowed
+from penstock.kernel.kafka_log import KafkaLog, Sasl
+from penstock.kernel.log import Message, Partition
+from penstock.testing.kafka import ADMIN, KafkaBroker, acl_table
 
 pytestmark = pytest.mark.kafka
 
 IDENTITIES = sorted(acl_table())
 
 
-async def may_write(broker: KafkaBroker, identity: str, topics: list[str]) -> dict[str, bool]:
-    """Tries one record on each topic as this identity."""
-    producer = AIOKafkaProducer(acks="all", enable_idempotence=True, **broker.client_settings(identity))
-    await producer.start()
-    answers = {}
+@asynccontextmanager
+async def connected(broker: KafkaBroker, identity: str) -> AsyncIterator[KafkaLog]:
+    """The log that the services use, under this identity."""
+    log = await KafkaLog(broker.bootstrap, identity, sasl=Sasl(identity, broker.passwords[identity])).start()
     try:
-        for topic in topics:
-            try:
-                await producer.send_and_wait(topic, b"{}", partition=0)
-                answers[topic] = True
-            except TopicAuthorizationFailedError:
-                answers[topic] = False
+        yield log
     finally:
-        await producer.stop()
+        await log.close()
+
+
+async def may_write(broker: KafkaBroker, identity: str) -> dict[str, bool]:
+    """Topic → whether one record was accepted. The administrator checks that a refused one left no trace."""
+    answers = {}
+    async with connected(broker, identity) as log, connected(broker, ADMIN) as admin:
+        for topic in Topic:
+            partition = Partition(topic, 0)
+            before = await admin.end_offsets([partition])
+            try:
+                await log.append([Message(partition, b"{}")])
+                answers[str(topic)] = True
+            except NotAllowed:
+                answers[str(topic)] = False
+            after = await admin.end_offsets([partition])
+            assert after[partition] == before[partition] + answers[str(topic)]
     return answers
 
 
@@ -45,5 +59,13 @@ async def test_an_identity_writes_its_own_topics_and_no_other(
 ) -> None:
     """A bug, or a stolen password of another service, tries to write where only its owner may."""
     allowed = set(acl_table()[identity]["write"])
-    answers = await may_write(guarded_kafka, identity, [str(topic) for topic in Topic])
-    assert answers == {str(topic): topic in allowed for topic in Topic}
+    assert await may_write(guarded_kafka, identity) == {str(topic): topic in allowed for topic in Topic}
+
+
+async def test_a_wrong_password_gets_nowhere(
+    guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old secret is still mounted after a rotation: the service must say so and not look idle."""
+    monkeypatch.setattr("penstock.kernel.kafka_log.START_LIMIT_S", 1.0)  # it looks like a broker that is away
+    with pytest.raises(LogError, match="placer"):
+        await KafkaLog(guarded_kafka.bootstrap, "placer", sasl=Sasl("placer", "yesterday's")).start()
