@@ -1,0 +1,361 @@
+"""Every choice of the placer. Reads the state, writes nothing: decisions are yielded one by one, and the
+step folds each before it asks for the next, so that a later choice sees the earlier ones.
+
+One decider lives as long as its settings; it holds no state of its own that a decision could depend on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from penstock.policies.explain import never_fits
+from penstock.policies.validate import validate
+
+from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
+from penstock.events import doors, facts
+from penstock.events.base import Event
+from penstock.events.facts import PlacementExplanation, PlacerSettings, TimerSubject
+from penstock.ledger.evolve import job_of_task, timer_id
+from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
+from penstock.policies.base import Chance, assign
+from penstock.policies.profiles import policy_for
+
+MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
+MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own
+REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
+
+
+class Decider:
+    """The choices under one set of settings."""
+
+    def __init__(self, settings: PlacerSettings) -> None:
+        self.settings = settings
+        self.policy = policy_for(settings)
+        self.explanations: list[PlacementExplanation] = []
+        """Of the placements decided in the current step, in order."""
+        self._chance = Chance(settings.seed, "")
+
+    def decide(self, state: CellState, event: Event, event_id: str) -> Iterator[Event]:
+        """The decisions that follow from an event already folded. `event_id` seeds chance."""
+        self.explanations = []
+        self._chance = Chance(self.settings.seed, event_id)
+        choose = CHOICES.get(event.TYPE)
+        if choose is not None:
+            yield from choose(self, state, event)
+
+    # ------------------------------------------------------------------------------------------ jobs
+
+    def _submitted(self, state: CellState, event: doors.JobSubmitted) -> Iterator[Event]:
+        job = state.jobs[event.job_id]
+        if job.spec.queue_timeout_ms is not None:
+            yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms)
+        if job.status is JobStatus.QUEUED:
+            yield from self._arrived(state, job)
+
+    def _estimated(self, state: CellState, event: doors.JobEstimated) -> Iterator[Event]:
+        job = state.jobs.get(event.job_id)
+        if job is not None:
+            yield from self._arrived(state, job)
+
+    def _cancel(self, state: CellState, event: doors.JobCancelRequested) -> Iterator[Event]:
+        job = state.jobs[event.job_id]
+        if job.status in HOLDING:
+            yield stop(job, "cancelled")
+            return
+        was_head = state.head_of_queue() is job
+        yield facts.JobEnded(job_id=job.job_id, outcome="cancelled", reason=event.reason)
+        if was_head:
+            yield from self._place_waiting(state)
+
+    def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
+        verdict = validate(state, event)
+        if verdict.accepted:
+            for plan in event.plans:
+                job = state.jobs[plan.job_id]
+                yield facts.PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=plan.tasks)
+                yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+        yield facts.ProposalAnswered(
+            proposal_id=event.proposal_id,
+            proposer=event.proposer,
+            verdict="accepted" if verdict.accepted else "refused",
+            reason=verdict.reason,
+            detail=verdict.detail,
+        )
+
+    # ----------------------------------------------------------------------------------------- queue
+
+    def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """A job has just queued. Nothing was freed, so nobody else needs to be tried again."""
+        reason = never_fits(state, job.demand) if state.nodes else None
+        if reason is not None:
+            yield facts.JobFoundUnschedulable(job_id=job.job_id, reason=reason)
+            yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
+            return
+        if not state.frozen and self._may_try(state, job):
+            yield from self._try(state, job)
+
+    def _may_try(self, state: CellState, job: JobState) -> bool:
+        head = state.head_of_queue()
+        if head is job:
+            return True
+        if head is None or head.overtaken >= self.settings.max_overtakes:
+            return False
+        return state.queue.bisect_left(job.order) < self.settings.backfill_window
+
+    def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
+        plan = self.policy.place(state, job, self._chance)
+        if plan is None:
+            return
+        self.explanations.append(plan.explanation)
+        yield assign(state, job, plan)
+        yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+
+    def _place_waiting(self, state: CellState) -> Iterator[Event]:
+        """Something was freed: FIFO with a bounded backfill window; equal demands are tried once."""
+        if state.frozen or not state.queue:
+            return
+        hopeless: set[tuple[object, ...]] = set()
+        passed = placed = 0
+        reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
+        for job_id in list(islice(state.queue.values(), reach)):
+            job = state.jobs[job_id]
+            head = state.head_of_queue()
+            if passed >= self.settings.backfill_window:
+                return
+            if head is not None and head is not job and head.overtaken >= self.settings.max_overtakes:
+                return
+            key = job.demand.key
+            if key not in hopeless:
+                if placed == MAX_PLACEMENTS_PER_RECORD:
+                    yield timer(state, "cell", "place_more", 0)
+                    return
+                yield from self._try(state, job)
+            if job.status is JobStatus.LAUNCHING:
+                placed += 1
+            else:
+                hopeless.add(key)
+                passed += 1
+
+    # ----------------------------------------------------------------------------------------- tasks
+
+    def _started(self, state: CellState, event: doors.TaskStarted) -> Iterator[Event]:
+        job = job_of_task(state, event.node_id, event.task_id)
+        if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
+            yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
+        if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
+            yield from self._spoke(state, event.node_id)
+            yield from self._place_waiting(state)
+
+    def _exited(self, state: CellState, event: doors.TaskExited | doors.OrderRefused) -> Iterator[Event]:
+        yield from self._spoke(state, event.node_id)
+        yield from self._after_exit(state, state.jobs[event.task_id.rsplit(".", 2)[0]])
+        yield from self._place_waiting(state)
+
+    def _spoke(self, state: CellState, node_id: str) -> Iterator[Event]:
+        """A Suspect node that speaks is alive."""
+        node = state.nodes[node_id]
+        if node.status is NodeStatus.SUSPECT and not node.leaving:
+            yield facts.NodeRestored(node_id=node_id)
+
+    def _after_exit(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """One or more tasks of the job have ended: what becomes of the gang."""
+        living = any(task.status is not TaskStatus.EXITED for task in job.tasks.values())
+        if job.status is JobStatus.STOPPING:
+            if not living:
+                yield from self._stopped(state, job)
+            return
+        ended = [task for task in job.tasks.values() if task.status is TaskStatus.EXITED]
+        if any(not task.succeeded for task in ended):
+            if living:
+                yield stop(job, "gang_member_failed")
+            else:
+                yield from self._failed(state, job)
+        elif all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+            if living:
+                yield stop(job, "completed")
+            else:
+                yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
+
+    def _stopped(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """Every task of a stopped gang is proven dead."""
+        match job.stop_reason:
+            case "cancelled":
+                yield facts.JobEnded(job_id=job.job_id, outcome="cancelled", reason="stopped on request")
+            case "run_timeout":
+                yield facts.JobEnded(
+                    job_id=job.job_id, outcome="timed_out_running", reason="ran longer than run_timeout"
+                )
+            case "completed":
+                yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
+            case "preempted" | "migrated" as reason:
+                yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason=reason)
+            case _:
+                yield from self._failed(state, job)
+
+    def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """The attempt failed and holds nothing any more: try again, later, or end."""
+        causes = {task.cause for task in job.tasks.values()}
+        if (
+            causes & {"node_lost", "lost", "refused"}
+            and job.infrastructure_retries < MAX_INFRASTRUCTURE_RETRIES
+        ):
+            if "refused" in causes:
+                yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
+                yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
+            else:
+                yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="node_lost")
+            return
+        retry = job.spec.retry
+        used = job.attempt - job.infrastructure_retries
+        if used >= retry.max_attempts:
+            code = job.exit_code if job.exit_code is None or 0 <= job.exit_code <= 255 else 255
+            yield facts.JobEnded(
+                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.failure[:1_024]
+            )
+            return
+        backoff_ms = min(retry.backoff_ms << min(used - 1, 40), retry.backoff_max_ms)
+        yield self._requeue(state, job, "failed", backoff_ms)
+        yield timer(state, job.job_id, "backoff", backoff_ms, job.attempt)
+
+    @staticmethod
+    def _requeue(state: CellState, job: JobState, reason: Any, wait_ms: int) -> Event:
+        return facts.JobRequeued(
+            job_id=job.job_id, attempt=job.attempt, reason=reason, not_before_ms=state.now_ms + wait_ms
+        )
+
+    # ----------------------------------------------------------------------------------------- nodes
+
+    def _joined(self, state: CellState, event: doors.NodeJoined) -> Iterator[Event]:
+        """Tasks that the node does not find alive are dead: it reports exits before it joins (LAW 5)."""
+        node = state.nodes[event.node.node_id]
+        alive = {task.task_id for task in event.tasks}
+        for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
+            task = state.jobs[node.tasks[task_id]].tasks[task_id]
+            if node.rebooted or task.started_ms is not None:
+                reason = "its node booted anew" if node.rebooted else "its node restarted without it"
+                yield from self._lose(state, node, task_id, reason)
+        yield from self._thaw(state)
+        yield from self._reconsider(state)
+        yield from self._place_waiting(state)
+
+    def _changed(self, state: CellState, event: doors.NodeChanged) -> Iterator[Event]:
+        yield from self._reconsider(state)
+        yield from self._place_waiting(state)
+
+    def _left(self, state: CellState, event: doors.NodeLeft) -> Iterator[Event]:
+        node = state.nodes[event.node_id]
+        if event.proof != "shutdown":
+            missing, of = self._missing(state)
+            if missing > of * self.settings.freeze_fraction and of > 1:
+                if not state.frozen:
+                    yield facts.CellFrozen(reason=f"{missing} of {of} nodes left within the freeze window")
+                return
+        yield from self._accept_loss(state, node)
+        yield from self._place_waiting(state)
+
+    def _missing(self, state: CellState) -> tuple[int, int]:
+        """(nodes lost within the window, nodes that were there at its beginning)."""
+        since_ms = state.now_ms - self.settings.freeze_window_ms
+        missing = there = 0
+        for node in state.nodes.values():
+            lost = node.leaving and node.left_ms >= since_ms
+            missing += lost
+            there += lost or (not node.leaving)
+        return missing, there
+
+    def _accept_loss(self, state: CellState, node: NodeState) -> Iterator[Event]:
+        for task_id in list(node.tasks):
+            yield from self._lose(state, node, task_id, "its node left")
+        yield facts.NodeLost(node_id=node.spec.node_id)
+
+    def _lose(self, state: CellState, node: NodeState, task_id: str, reason: str) -> Iterator[Event]:
+        job = state.jobs[node.tasks[task_id]]
+        yield facts.TaskLost(task_id=task_id, node_id=node.spec.node_id, reason=reason)
+        yield from self._after_exit(state, job)
+
+    def _thaw(self, state: CellState) -> Iterator[Event]:
+        """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
+        if not state.frozen:
+            return
+        missing, of = self._missing(state)
+        if missing > of * self.settings.freeze_fraction:
+            return
+        yield facts.CellThawed(reason=f"{of - missing} of {of} nodes are there")
+        for node in [
+            node for node in state.nodes.values() if node.leaving and node.status is NodeStatus.SUSPECT
+        ]:
+            yield from self._accept_loss(state, node)
+
+    def _reconsider(self, state: CellState) -> Iterator[Event]:
+        """The cell's capacity changed: may jobs that could never run, run now?"""
+        for job_id in list(state.unschedulable):
+            if never_fits(state, state.jobs[job_id].demand) is None:
+                yield facts.JobFoundUnschedulable(job_id=job_id, reason="")
+
+    # ---------------------------------------------------------------------------------------- timers
+
+    def _fired(self, state: CellState, event: facts.TimerFired) -> Iterator[Event]:
+        subject, _, kind = event.timer_id.rpartition(":")
+        if kind == "place_more":
+            yield from self._place_waiting(state)
+            return
+        job = state.jobs.get(subject)
+        if job is None:
+            return
+        match kind:
+            case "backoff" if job.status is JobStatus.BACKOFF:
+                yield facts.JobQueued(job_id=job.job_id)
+                yield from self._arrived(state, job)
+            case "queue_timeout" if job.status in WAITING:
+                yield facts.JobEnded(
+                    job_id=job.job_id, outcome="timed_out_queued", reason="waited longer than queue_timeout"
+                )
+                yield from self._place_waiting(state)
+            case "run_timeout" if job.status is JobStatus.RUNNING:
+                yield stop(job, "run_timeout")
+            case "launch_timeout" if job.status is JobStatus.LAUNCHING:
+                silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.ASSIGNED}
+                for node_id in sorted(silent):
+                    if state.nodes[node_id].status is NodeStatus.READY:
+                        yield doors.NodeSuspected(
+                            node_id=node_id, reason=f"no answer to the start of {job.job_id}"
+                        )
+            case "unschedulable" if job.unschedulable:
+                yield facts.JobEnded(job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable)
+
+
+def timer(state: CellState, subject: str, kind: Any, after_ms: int, attempt: int = 0) -> facts.TimerSet:
+    """A timer about `subject`, `after_ms` from the ledger's now."""
+    return facts.TimerSet(
+        timer_id=timer_id(subject, kind),
+        at_ms=state.now_ms + after_ms,
+        about=TimerSubject(kind=kind, id=subject, attempt=attempt),
+    )
+
+
+def stop(job: JobState, reason: Any) -> facts.StopDecided:
+    """The job's own grace between SIGTERM and SIGKILL."""
+    return facts.StopDecided(
+        job_id=job.job_id, attempt=job.attempt, reason=reason, grace_ms=job.spec.grace_ms
+    )
+
+
+CHOICES: Mapping[str, Callable[[Decider, CellState, Any], Iterator[Event]]] = MappingProxyType(
+    {
+        doors.JobSubmitted.TYPE: Decider._submitted,
+        doors.JobEstimated.TYPE: Decider._estimated,
+        doors.JobCancelRequested.TYPE: Decider._cancel,
+        doors.TaskStarted.TYPE: Decider._started,
+        doors.TaskExited.TYPE: Decider._exited,
+        doors.OrderRefused.TYPE: Decider._exited,
+        doors.NodeJoined.TYPE: Decider._joined,
+        doors.NodeChanged.TYPE: Decider._changed,
+        doors.NodeLeft.TYPE: Decider._left,
+        doors.PlanProposed.TYPE: Decider._proposed,
+        doors.MigrationProposed.TYPE: Decider._proposed,
+        doors.CoresProposed.TYPE: Decider._proposed,
+        doors.ThrottleProposed.TYPE: Decider._proposed,
+        facts.TimerFired.TYPE: Decider._fired,
+    }
+)

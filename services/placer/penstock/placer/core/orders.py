@@ -1,0 +1,84 @@
+"""Orders, derived from valid ledger records and the state folded from them (LAW 4); never decided here."""
+
+from collections.abc import Iterable, Iterator
+
+from penstock.cluster.moves import TaskStatus
+from penstock.events.facts import Order, Peer, StartTask, StopTask
+from penstock.ledger.state import CellState, JobState, TaskState
+
+RENDEZVOUS_FIRST_PORT = 20_000
+RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
+
+
+def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
+    """For a placement read back as valid. Empty when a later record has ended that attempt."""
+    job = state.jobs.get(job_id)
+    if job is None or job.token != token:
+        return []
+    peers = _peers(state, job)
+    return [_start(state, job, task, peers) for task in job.tasks.values() if task.started_ms is None]
+
+
+def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
+    """For a stop read back as valid. Empty when a later stop or the exits have overtaken it."""
+    job = state.jobs.get(job_id)
+    if job is None or job.stop_token != token:
+        return []
+    return [_stop(job, task) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
+
+
+def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterator[Order]:
+    """What was ordered of these nodes and not answered; repeats are harmless, tokens make them idempotent.
+
+    Only tokens ≤ `up_to`, the last record read back as valid: the state may have run ahead of it.
+    """
+    for node_id in node_ids:
+        for task_id, job_id in state.nodes[node_id].tasks.items():
+            job = state.jobs[job_id]
+            task = job.tasks[task_id]
+            if task.status is TaskStatus.ASSIGNED and job.token <= up_to:
+                yield _start(state, job, task, _peers(state, job))
+            elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
+                yield _stop(job, task)
+
+
+def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
+    places = [task.place for task in job.tasks.values()]
+    return tuple(
+        Peer(
+            rank=place.rank,
+            role=place.role,
+            node_id=place.node_id,
+            address=state.nodes[place.node_id].spec.address,
+        )
+        for place in places
+    )
+
+
+def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...]) -> StartTask:
+    place = task.place
+    return StartTask(
+        token=job.token,
+        node_id=place.node_id,
+        task_id=place.task_id,
+        job_id=job.job_id,
+        attempt=job.attempt,
+        boot_id=state.nodes[place.node_id].spec.boot_id,
+        command=job.spec.command,
+        env=job.spec.env,
+        workdir=job.spec.workdir,
+        place=place,
+        peers=peers,
+        rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
+        grace_ms=job.spec.grace_ms,
+    )
+
+
+def _stop(job: JobState, task: TaskState) -> StopTask:
+    return StopTask(
+        token=job.stop_token,
+        node_id=task.place.node_id,
+        task_id=task.place.task_id,
+        grace_ms=job.spec.grace_ms,
+        reason=job.stop_reason or "stopped",
+    )

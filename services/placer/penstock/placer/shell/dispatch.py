@@ -1,0 +1,99 @@
+"""The dispatcher: what follows from records that were read back as valid (LAW 4): orders and traces."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from penstock.events.base import Event
+from penstock.events.doors import NodeJoined
+from penstock.events.envelope import Envelope, to_wire
+from penstock.events.facts import Order, PlacementDecided, PlacementExplanation, StopDecided
+from penstock.events.topics import Topic, node_partition
+from penstock.kernel.clock import wall_ms
+from penstock.kernel.failpoints import hit
+from penstock.kernel.log import Log, Message, Partition
+from penstock.kernel.settings import Settings
+from penstock.ledger.state import CellState
+from penstock.placer.core.orders import outstanding, start_orders, stop_orders
+from penstock.telemetry.phases import JobSpans, decide_placement
+from penstock.telemetry.tracing import Tracing
+
+MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
+
+
+class Dispatcher:
+    """Derives orders in ledger order and sends them in that order."""
+
+    def __init__(self, log: Log, state: CellState, settings: Settings, traces: Tracing) -> None:
+        self._log = log
+        self._state = state
+        self._cell = settings.cell
+        self._traces = traces
+        self._spans = JobSpans(traces)
+        self._spans.remember(state.jobs.values())
+        self._batch: list[Message] = []
+        self._batches: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=MAX_QUEUED_BATCHES)
+
+    async def repeat_outstanding(self, seq: int) -> None:
+        """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
+        messages = [self._message(order) for order in outstanding(self._state, list(self._state.nodes), seq)]
+        if messages:
+            await self._log.append(messages)
+
+    def take(
+        self,
+        seq: int,
+        now_ms: int,
+        facts: Sequence[Event],
+        explanation: Iterable[PlacementExplanation],
+        began_ms: float,
+        took_ms: float,
+    ) -> None:
+        """One valid record, in ledger order. `began_ms`, `took_ms`: of the step that decided it."""
+        if self._traces.enabled:
+            for why in explanation:
+                decide_placement(self._traces, seq, why, began_ms, began_ms + took_ms)
+            self._spans.read_back(now_ms, facts)
+        for fact in facts:
+            self._batch += [self._message(order) for order in self._orders(fact, seq)]
+
+    def _orders(self, fact: Event, seq: int) -> Iterable[Order]:
+        match fact:
+            case PlacementDecided(job_id=job_id):
+                return start_orders(self._state, job_id, seq)
+            case StopDecided(job_id=job_id):
+                return stop_orders(self._state, job_id, seq)
+            case NodeJoined(node=node):
+                return outstanding(self._state, [node.node_id], seq)
+            case _:
+                return ()
+
+    def _message(self, order: Order) -> Message:
+        job_id = order.task_id.rsplit(".", 2)[0]
+        headers, value = to_wire(
+            Envelope(
+                id=f"order-{order.token}-{order.task_id}",
+                source="/penstock/placer",
+                time_ms=wall_ms(),
+                data=order,
+                traceparent=self._traces.start_job_trace(job_id),
+                causation_id=f"ledger-{self._cell}-{order.token}",
+                correlation_id=job_id,
+            )
+        )
+        place = Partition(Topic.ORDERS, node_partition(order.node_id))
+        return Message(place, value, headers, order.node_id.encode())
+
+    async def flush(self) -> None:
+        """Hands what `take` gathered to the sender; waits while `MAX_QUEUED_BATCHES` are waiting."""
+        if self._batch:
+            batch, self._batch = self._batch, []
+            await self._batches.put(batch)
+
+    async def send(self) -> None:
+        """Sends the batches one after another, for ever."""
+        while True:
+            messages = await self._batches.get()
+            while not self._batches.empty():
+                messages += self._batches.get_nowait()
+            await self._log.append(messages)
+            hit("placer.orders_sent")

@@ -1,0 +1,277 @@
+"""The placer's shell: reads inputs, lets the core decide, writes the ledger, reads it back, sends orders.
+
+Four coroutines per term, each with a bounded queue behind it:
+
+    inputs ─▶ decide ─▶ append ─▶ ledger ─▶ read back ─▶ dispatch ─▶ orders
+
+Any failure ends them all and the next term begins from the log (crash-only). A placer that reads another's
+valid record has been replaced: it stands by, and takes over again only when an input stays unanswered.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from penstock.events.base import Event
+from penstock.events.envelope import Envelope, from_wire
+from penstock.events.errors import EventError
+from penstock.events.facts import PlacementExplanation, TimerFired
+from penstock.events.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.kernel.clock import wall_ms
+from penstock.kernel.crash_only import Poisoned, applying, crash_only
+from penstock.kernel.dead_letters import dead_letter
+from penstock.kernel.errors import KernelError
+from penstock.kernel.failpoints import hit
+from penstock.kernel.log import Log, Message, Partition, Reader, Record
+from penstock.kernel.open_log import open_log
+from penstock.kernel.settings import Settings
+from penstock.ledger.evolve import begin
+from penstock.ledger.record import Draft, Head, read_valid, write
+from penstock.ledger.replica import Replica
+from penstock.placer.core.step import PlacerCore, Step
+from penstock.placer.shell.dispatch import Dispatcher
+from penstock.placer.shell.standby import stand_by
+from penstock.placer.shell.term import acquire, ledger_headers
+from penstock.telemetry.tracing import Tracing, tracing
+
+logger = logging.getLogger(__name__)
+
+MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
+MAX_IN_FLIGHT = 4_096  # records appended and not read back
+INPUT_PACE_MS = 3  # speed.md rule 1
+TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
+
+
+class Fenced(KernelError):
+    """Another placer's valid record: this term is over."""
+
+
+class Pending(NamedTuple):
+    """A record on its way to the log and back."""
+
+    head: Head
+    value: bytes
+    now_ms: int
+    facts: Sequence[Event]
+    explanation: Sequence[PlacementExplanation]
+    began_ms: float
+    took_ms: float
+
+
+class Term:
+    """One term of one placer, from its valid `TermStarted` to its end."""
+
+    def __init__(
+        self, settings: Settings, log: Log, replica: Replica, poisoned: dict[str, str], traces: Tracing
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._core = PlacerCore(replica.state)
+        self._tail = self._valid = replica.head
+        self._term = replica.head.term
+        self._ledger = Partition(Topic.LEDGER, settings.cell_index)
+        self._poisoned = poisoned
+        self._pending: deque[Pending] = deque()
+        self._to_append: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=16)
+        self._room = asyncio.Event()
+        self._room.set()
+        self._dispatcher = Dispatcher(log, replica.state, settings, traces)
+
+    async def serve(self, ledger_reader: Reader, ready: asyncio.Event) -> None:
+        """Works until cancelled or until something fails."""
+        await self._dispatcher.repeat_outstanding(self._valid.seq)
+        start = {
+            Partition(topic, self._settings.cell_index): self._core.state.positions.get(
+                (topic, self._settings.cell_index), 0
+            )
+            for topic in INPUT_TOPICS
+        }
+        inputs = self._log.reader(start, pace_ms=INPUT_PACE_MS)
+        ready.set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._decide(inputs))
+                group.create_task(self._append())
+                group.create_task(self._read_back(ledger_reader))
+                group.create_task(self._dispatcher.send())
+        finally:
+            await inputs.close()
+
+    # ---------------------------------------------------------------------------------------- decide
+
+    async def _decide(self, inputs: Reader) -> None:
+        while True:
+            await self._room.wait()
+            records = await inputs.read(max_records=MAX_INPUTS_PER_READ, timeout_ms=self._until_timer())
+            if records:
+                hit("placer.input_read")
+            messages: list[Message] = []
+            while (due := self._core.state.next_timer()) is not None and due[0] <= self._now_ms():
+                messages.append(self._fire(due[1]))
+            for record in records:
+                messages += self._answer(record)
+            if messages:
+                await self._to_append.put(messages)
+            if len(self._pending) > MAX_IN_FLIGHT:
+                self._room.clear()
+
+    def _now_ms(self) -> int:
+        """The ledger's time: never backwards."""
+        return max(self._core.state.now_ms, wall_ms())
+
+    def _until_timer(self) -> int | None:
+        due = self._core.state.next_timer()
+        return None if due is None else max(0, due[0] - wall_ms())
+
+    def _fire(self, timer_id: str) -> Message:
+        began = perf_counter()
+        fact = TimerFired(timer_id=timer_id)
+        place = f"timer {timer_id}"
+        event_id = f"timer-{timer_id}-{self._tail.seq + 1}"
+        now_ms = self._now_ms()
+        begin(self._core.state, self._tail.seq + 1, now_ms, self._term)
+        if place in self._poisoned:
+            self._core.state.timers.pop(timer_id, None)
+            step = Step("dead_lettered", self._poisoned[place][:1_024], (fact,), ())
+        else:
+            step = applying(place, lambda: self._core.step(fact, event_id))
+        return self._record(step, {"timer_id": timer_id}, now_ms, None, began)
+
+    def _answer(self, record: Record) -> list[Message]:
+        """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
+        began = perf_counter()
+        topic, index = record.partition
+        place = f"{topic}/{index}/{record.offset}"
+        now_ms = self._now_ms()
+        begin(self._core.state, self._tail.seq + 1, now_ms, self._term)
+        self._core.state.positions[topic, index] = record.offset + 1
+        cause: dict[str, object] = {
+            "topic": topic,
+            "partition": index,
+            "offset": record.offset,
+            "event_id": "",
+        }
+        try:
+            envelope = from_wire(record.headers, record.value, topic)
+        except EventError as error:
+            letter = dead_letter(record, "placer", error.reason, str(error))
+            step = Step("dead_lettered", f"{error.reason}: {error}"[:1_024], (), ())
+            return [self._record(step, cause, now_ms, None, began), letter]
+        cause["event_id"] = envelope.id
+        if place in self._poisoned:
+            letter = dead_letter(record, "placer", "failed", self._poisoned[place])
+            step = Step("dead_lettered", f"failed: {self._poisoned[place]}"[:1_024], (), ())
+            return [self._record(step, cause, now_ms, envelope, began), letter]
+        step = applying(place, lambda: self._core.step(envelope.data, envelope.id))
+        return [self._record(step, cause, now_ms, envelope, began)]
+
+    def _record(
+        self, step: Step, cause: dict[str, object], now_ms: int, envelope: Envelope | None, began: float
+    ) -> Message:
+        draft = Draft(self._term, now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
+        self._tail, value = write(self._tail, draft)
+        took_ms = (perf_counter() - began) * 1_000
+        self._pending.append(
+            Pending(self._tail, value, now_ms, step.facts, step.explanation, wall_ms() - took_ms, took_ms)
+        )
+        found = (
+            (None, None, None)
+            if envelope is None
+            else (envelope.id, envelope.correlation_id, envelope.traceparent)
+        )
+        return Message(self._ledger, value, ledger_headers(self._settings.cell, self._tail.seq, *found))
+
+    # -------------------------------------------------------------------------------- append, read back
+
+    async def _append(self) -> None:
+        """One append at a time, each with everything decided meanwhile (client-side group commit)."""
+        while True:
+            messages = await self._to_append.get()
+            while not self._to_append.empty():
+                messages += self._to_append.get_nowait()
+            await self._log.append(messages)
+            hit("placer.record_appended")
+
+    async def _read_back(self, reader: Reader) -> None:
+        while True:
+            for record in await reader.read():
+                pending = self._pending[0] if self._pending else None
+                if pending is not None and pending.value == record.value:
+                    self._pending.popleft()
+                    self._valid = pending.head
+                    hit("placer.record_read_back")
+                    self._dispatcher.take(
+                        pending.head.seq,
+                        pending.now_ms,
+                        pending.facts,
+                        pending.explanation,
+                        pending.began_ms,
+                        pending.took_ms,
+                    )
+                elif read_valid(self._valid, record.value) is not None:
+                    raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")
+            await self._dispatcher.flush()
+            if len(self._pending) <= MAX_IN_FLIGHT // 2:
+                self._room.set()
+
+
+class PlacerService:
+    """Terms, one after another."""
+
+    def __init__(self, settings: Settings, log: Log, ready: asyncio.Event, traces: Tracing) -> None:
+        self._settings = settings
+        self._log = log
+        self._ready = ready
+        self._traces = traces
+        self._poisoned: dict[str, str] = {}
+        self._standing_by = os.environ.get("PENSTOCK_STANDBY", "") not in ("", "0")
+        self._placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
+
+    def failed(self, error: BaseException) -> None:
+        """What the next attempt must know of this one's end."""
+        if isinstance(error, Poisoned):
+            self._poisoned[error.place] = error.detail
+        if isinstance(error, Fenced):
+            self._standing_by = True
+
+    async def one_term(self) -> None:
+        """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
+        ledger = Partition(Topic.LEDGER, self._settings.cell_index)
+        replica = await load_replica(self._settings)
+        if self._standing_by:
+            self._ready.set()
+            await stand_by(self._log, replica, self._settings.cell_index)
+        reader = self._log.reader({ledger: replica.offset})
+        try:
+            await acquire(self._log, reader, replica, ledger, self._settings.cell, self._placer_id)
+            self._standing_by = False
+            term = Term(self._settings, self._log, replica, self._poisoned, self._traces)
+            await term.serve(reader, self._ready)
+        finally:
+            await reader.close()
+
+
+async def load_replica(settings: Settings) -> Replica:
+    """The latest usable snapshot, or an empty replica."""
+    return Replica()
+
+
+async def run(
+    settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
+) -> None:
+    """The placer service until `stop`; see penstock.kernel.service."""
+    shared = log is not None
+    log = log if log is not None else await open_log(settings.log_url, "placer").start()
+    with tracing("placer", settings) as traces:
+        service = PlacerService(settings, log, ready or asyncio.Event(), traces)
+        try:
+            await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
+            await crash_only("placer", service.one_term, stop, service.failed)
+        finally:
+            if not shared:
+                await log.close()

@@ -1,0 +1,101 @@
+"""Acquiring a term: fold to the end, append `TermStarted`, read it back as valid, only then decide (LAW 3)."""
+
+import logging
+import os
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from penstock.events.codec import describe
+from penstock.events.envelope import headers
+from penstock.events.facts import LedgerRecord, PlacerSettings, TermStarted
+from penstock.kernel.clock import wall_ms
+from penstock.kernel.errors import ConfigurationError
+from penstock.kernel.failpoints import hit
+from penstock.kernel.log import Headers, Log, Message, Partition, Reader
+from penstock.ledger.record import Draft, write
+from penstock.ledger.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
+
+ENVIRONMENT = {
+    "PENSTOCK_PROFILE": "profile",
+    "PENSTOCK_SEED": "seed",
+    "PENSTOCK_NETWORK_WEIGHT": "network_weight",
+    "PENSTOCK_BACKFILL_WINDOW": "backfill_window",
+    "PENSTOCK_MAX_OVERTAKES": "max_overtakes",
+    "PENSTOCK_LAUNCH_TIMEOUT_MS": "launch_timeout_ms",
+    "PENSTOCK_UNSCHEDULABLE_GRACE_MS": "unschedulable_grace_ms",
+    "PENSTOCK_FREEZE_FRACTION": "freeze_fraction",
+    "PENSTOCK_FREEZE_WINDOW_MS": "freeze_window_ms",
+}
+"""Environment variable → field of `PlacerSettings`."""
+
+
+def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
+    """The decision settings of this process. Raises `ConfigurationError` naming the variable."""
+    given = {field: env[name] for name, field in ENVIRONMENT.items() if env.get(name)}
+    try:
+        return PlacerSettings.model_validate(given)
+    except ValidationError as error:
+        names = {field: name for name, field in ENVIRONMENT.items()}
+        bad = ", ".join(
+            names.get(str(problem["loc"][0]), str(problem["loc"][0])) for problem in error.errors()
+        )
+        raise ConfigurationError(f"{bad}: {describe(error)}") from error
+
+
+def ledger_headers(
+    cell: str,
+    seq: int,
+    causation: str | None = None,
+    correlation: str | None = None,
+    trace: str | None = None,
+) -> Headers:
+    """Headers of a ledger record; only its value is folded."""
+    return headers(
+        f"ledger-{cell}-{seq}",
+        "/penstock/placer",
+        LEDGER_TYPE,
+        str(seq),
+        wall_ms(),
+        trace,
+        causation,
+        correlation,
+    )
+
+
+async def acquire(
+    log: Log, reader: Reader, replica: Replica, ledger: Partition, cell: str, placer_id: str
+) -> None:
+    """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record.
+
+    Tries again whenever another placer's record came first; each try is one append.
+    """
+    settings = placer_settings()
+    end = (await log.end_offsets([ledger]))[ledger]
+    while True:
+        while reader.position(ledger) < end:
+            for record in await reader.read():
+                replica.take(record.value, record.offset)
+        term = replica.head.term + 1
+        now_ms = max(replica.state.now_ms, wall_ms())
+        fact = TermStarted(term=term, placer_id=placer_id, settings=settings)
+        _, value = write(
+            replica.head, Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, [fact])
+        )
+        seq = replica.head.seq + 1
+        await log.append([Message(ledger, value, ledger_headers(cell, seq))])
+        hit("placer.term_appended")
+        ours = None
+        while ours is None:
+            for record in await reader.read():
+                taken = replica.take(record.value, record.offset)
+                if record.value == value:
+                    ours = taken is not None
+        if ours and replica.head.term == term:
+            logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
+            return
+        end = reader.position(ledger)
