@@ -1,0 +1,140 @@
+"""A gang being placed task by task on an overlay: what it has taken counts, and the state stays untouched.
+
+All policies here are greedy: they decide one task after the other, never take one back, and answer all or
+nothing. They differ only in how they rank the nodes that are open to the next task (`Rank`).
+"""
+
+from collections.abc import Callable
+
+from penstock.cluster.nouns import ResourceVector
+from penstock.events.facts import MAX_CANDIDATES, Candidate, PlacementExplanation
+from penstock.ledger.index import Free
+from penstock.ledger.state import CellState, Demand, JobState
+from penstock.policies.base import Plan
+from penstock.policies.reasons import rejections
+
+
+class Gang:
+    """A plan in the making. Ordinals stand for nodes; sets are bit sets over ordinals."""
+
+    __slots__ = (
+        "_open_servers",
+        "_open_workers",
+        "demand",
+        "distinct_nodes",
+        "left",
+        "servers",
+        "state",
+        "used",
+        "workers",
+    )
+
+    def __init__(self, state: CellState, demand: Demand, *, distinct_nodes: bool = False) -> None:
+        self.state = state
+        self.demand = demand
+        self.distinct_nodes = distinct_nodes
+        index = state.index
+        self._open_workers = index.candidates(demand.worker, demand.gpu_models)
+        self._open_servers = (
+            index.candidates(demand.parameter_server, demand.gpu_models) if demand.parameter_servers else 0
+        )
+        self.left: dict[int, Free] = {}
+        """What this plan leaves free on each node that it uses."""
+        self.used = 0
+        self.workers: list[int] = []
+        self.servers: list[int] = []
+
+    def open(self, is_worker: bool) -> int:
+        """The nodes that can take one more task of this role."""
+        return self._open_workers if is_worker else self._open_servers
+
+    def need(self, is_worker: bool) -> ResourceVector:
+        return self.demand.worker if is_worker else self.demand.parameter_server
+
+    def free(self, ordinal: int) -> Free:
+        """What is free on a node, this plan's own tasks taken off."""
+        left = self.left.get(ordinal)
+        return self.state.node(ordinal).entered if left is None else left
+
+    def take(self, ordinal: int, is_worker: bool) -> None:
+        """Puts the next task of this role on an open node."""
+        need = self.need(is_worker)
+        free = self.free(ordinal)
+        left = Free(
+            free.gpus - need.gpus,
+            free.cores - need.cores,
+            free.host_memory_mib - need.host_memory_mib,
+            free.bandwidth_mbps - need.bandwidth_mbps,
+        )
+        self.left[ordinal] = left
+        (self.workers if is_worker else self.servers).append(ordinal)
+        bit = 1 << ordinal
+        self.used |= bit
+        if self.distinct_nodes or not left.fits(self.demand.worker):
+            self._open_workers &= ~bit
+        if self.demand.parameter_servers and (
+            self.distinct_nodes or not left.fits(self.demand.parameter_server)
+        ):
+            self._open_servers &= ~bit
+
+    def may_hold_all_workers(self) -> bool:
+        """False if the free GPUs alone already rule the gang out. Costs at most one count per GPU of a node."""
+        need, wanted = self.demand.worker.gpus, self.demand.workers
+        if wanted == 1 or need == 0 or self.distinct_nodes:
+            return self._open_workers.bit_count() >= (wanted if self.distinct_nodes else 1)
+        slots, level = 0, need
+        while slots < wanted:
+            more = (self._open_workers & self.state.index.gpus.having(level)).bit_count()
+            if not more:
+                return False
+            slots += more
+            level += need
+        return True
+
+    def nodes(self, last_worker: int) -> tuple[str, ...]:
+        """Node ids in rank order, the last worker's node replaced by this one."""
+        node_at = self.state.node_at
+        return (
+            *(node_at[ordinal] for ordinal in self.workers[:-1]),
+            node_at[last_worker],
+            *(node_at[ordinal] for ordinal in self.servers),
+        )
+
+
+Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]
+"""(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it, ordinal)."""
+
+
+def place_greedily(
+    profile: str, state: CellState, job: JobState, rank: Rank, *, distinct_nodes: bool = False
+) -> Plan | None:
+    """Parameter servers first, then workers, each on the best-ranked open node; None if one finds none.
+
+    The explanation's alternatives are complete plans that differ from the winner in the task decided last:
+    for a job of one task the five best nodes. They cost nothing extra, and the margin is ≥ 0 by construction.
+    """
+    demand = job.demand
+    gang = Gang(state, demand, distinct_nodes=distinct_nodes)
+    if not gang.may_hold_all_workers():
+        return None
+    for _ in range(demand.parameter_servers):
+        ranked = rank(gang, False, 1)
+        if not ranked:
+            return None
+        gang.take(ranked[0][1], False)
+    for position in range(demand.workers):
+        ranked = rank(gang, True, 1 if position < demand.workers - 1 else MAX_CANDIDATES)
+        if not ranked:
+            return None
+        gang.take(ranked[0][1], True)
+    feasible, rejected = rejections(state.index, demand.worker, demand.gpu_models)
+    candidates = tuple(Candidate(nodes=gang.nodes(ordinal), score=score) for score, ordinal in ranked)
+    explanation = PlacementExplanation(
+        job_id=job.job_id,
+        profile=profile,
+        candidates=candidates,
+        margin=candidates[1].score - candidates[0].score if len(candidates) > 1 else None,
+        feasible=feasible,
+        rejected={str(reason): count for reason, count in rejected.items()},
+    )
+    return Plan(candidates[0].nodes, explanation)

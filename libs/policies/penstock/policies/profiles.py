@@ -1,0 +1,32 @@
+"""Profiles: the names under which policies are chosen. One table; nothing ever looks into a name."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from penstock.events.facts import PlacerSettings
+from penstock.policies.base import Policy
+from penstock.policies.baselines import FirstFit, RandomFit
+from penstock.policies.liquid import Liquid, PairCost
+
+PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
+    {
+        "liquid": lambda settings: Liquid(settings.network_weight),
+        "liquid-levels": lambda settings: Liquid(
+            settings.network_weight, PairCost.LEVELS, name="liquid-levels"
+        ),
+        "fifo": lambda settings: FirstFit(),
+        "random": lambda settings: RandomFit(),
+    }
+)
+
+
+class UnknownProfile(LookupError):
+    """No policy has this name; the message lists those that exist."""
+
+
+def policy_for(settings: PlacerSettings) -> Policy:
+    """The policy of the settings' profile. Raises `UnknownProfile`."""
+    make = PROFILES.get(settings.profile)
+    if make is None:
+        raise UnknownProfile(f"{settings.profile!r} is no profile; there are {', '.join(sorted(PROFILES))}")
+    return make(settings)
