@@ -191,7 +191,9 @@ def test_a_context_from_outside_cannot_disturb() -> None:
     ):
         assert from_traceparent(text) is None, text
     system = System()
-    assert system.service("estimator").span("estimate", "nonsense", 1, 2) == "nonsense"
+    assert system.service("estimator").span("estimate", "nonsense", 1, 2) is None
+    assert Tracing().span("estimate", good, 1, 2) == good
+    assert Tracing().span("estimate", "x" * 10_000, 1, 2) is None
     assert system.spans() == {}
 
 

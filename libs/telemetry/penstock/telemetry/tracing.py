@@ -12,13 +12,21 @@ Tracing never disturbs the service: nothing here raises for the collector's sake
 endpoint every call returns at once. Replay emits nothing, since nothing that a fold calls knows this module.
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from penstock.kernel.settings import Settings
-from penstock.telemetry.context import SpanContext, child, from_traceparent, job_context, to_traceparent
+from penstock.telemetry.context import (
+    MAX_TRACEPARENT_CHARS,
+    SpanContext,
+    child,
+    from_traceparent,
+    job_context,
+    to_traceparent,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -140,7 +148,7 @@ class Tracing:
 
     `parent`s and results are `traceparent` texts, as `Envelope.traceparent` carries them. Without an exporter,
     and for jobs that are not sampled, each call returns the context that it was given, so that a trace stays
-    connected across a service that exports nothing.
+    connected across a service that exports nothing; a text too long for a context is never passed on.
     """
 
     __slots__ = ("_ratio", "_sink")
@@ -181,9 +189,11 @@ class Tracing:
         must be the same when it is written again; by default its start. `error`: marks it as failed.
         """
         if self._sink is None:
-            return parent
+            return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
         above = from_traceparent(parent)
-        if above is None or not above.sampled:
+        if above is None:
+            return None
+        if not above.sampled:
             return parent
         context = child(above, name, str(start_ms) if key is None else key)
         self._sink.put(name, context, above, start_ms, end_ms, attributes or {}, error)
@@ -285,6 +295,13 @@ class Tracing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Flushes on a thread: other services may live on this loop."""
+        await asyncio.to_thread(self.close)
 
 
 def tracing(service: str, settings: Settings, *, exporter: "SpanExporter | None" = None) -> Tracing:

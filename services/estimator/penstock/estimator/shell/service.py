@@ -1,0 +1,201 @@
+"""The estimator's loop: fold the ledger, estimate what is submitted, append, wait for the append.
+
+It stores nothing of its own. After a restart it folds the ledger, estimates every job that the ledger knows
+without an estimate, and reads on where the placer has read to. An estimate that is sent twice has the same id,
+and the placer rejects the second.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.history import key_of
+from penstock.events.doors import JobEstimated, JobSubmitted
+from penstock.events.envelope import Envelope, from_wire, to_wire
+from penstock.events.errors import EventError
+from penstock.events.topics import Topic
+from penstock.kernel.clock import wall_ms
+from penstock.kernel.errors import AppendFailed
+from penstock.kernel.failpoints import hit
+from penstock.kernel.log import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
+from penstock.kernel.open_log import open_log
+from penstock.kernel.settings import Settings
+from penstock.telemetry.tracing import Attribute, Tracing, tracing
+
+LOG = logging.getLogger(__name__)
+
+PACE_MS = 3  # speed.md rule 1
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between appends that failed; a broker restarts in 3–5 s
+SOURCE = "/penstock/estimator"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went through since the start."""
+
+    estimated: int = 0
+    skipped: int = 0
+    """Records of the jobs topic that cannot be read; the placer answers them with a dead letter."""
+
+
+class Estimator:
+    """One cell's estimator on one log."""
+
+    def __init__(self, settings: Settings, log: Log, traces: Tracing) -> None:
+        self.counts = Counts()
+        self._log = log
+        self._traces = traces
+        self._cell = settings.cell.encode()
+        self._jobs = Partition(Topic.JOBS, settings.cell_index)
+        self._ledger_partition = Partition(Topic.LEDGER, settings.cell_index)
+        self._estimates = Partition(Topic.ESTIMATES, settings.cell_index)
+        self.ledger = Ledger(self._jobs.topic, self._jobs.index)
+        self._tiers: Sequence[Tier] = (HistoryTier(self.ledger.history),)
+
+    async def catch_up(self) -> Reader:
+        """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
+        offset = await self._fold_ledger()
+        reader = self._log.reader(
+            {self._jobs: self.ledger.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
+        )
+        missing = [
+            self._message(job_id, spec, job.event_id, self._traces.start_job_trace(job_id))
+            for job_id, job, spec in self.ledger.unestimated()
+        ]
+        LOG.info(
+            "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
+            self.ledger.seq,
+            self.ledger.void,
+            len(self.ledger.live),
+            len(missing),
+        )
+        for start in range(0, len(missing), MAX_BATCH_RECORDS):
+            await self._send(missing[start : start + MAX_BATCH_RECORDS])
+        return reader
+
+    async def _fold_ledger(self) -> int:
+        """Returns the offset of the next record to read."""
+        partition = self._ledger_partition
+        end = (await self._log.end_offsets([partition]))[partition]
+        reader = self._log.reader({partition: 0})
+        try:
+            while reader.position(partition) < end:
+                for record in await reader.read():
+                    self.ledger.fold(record.value)
+            return reader.position(partition)
+        finally:
+            await reader.close()
+
+    async def work(self, reader: Reader) -> None:
+        """For ever: one read, one append."""
+        while True:
+            records = await reader.read()
+            hit("estimator.input_read")
+            for record in records:
+                if record.partition == self._ledger_partition:
+                    self.ledger.fold(record.value)
+            answers = [self._answer(record) for record in records if record.partition == self._jobs]
+            messages = [message for message in answers if message is not None]
+            if messages:
+                await self._send(messages)
+
+    def _answer(self, record: Record) -> Message | None:
+        """The estimate for one record of the jobs topic; None when it is no submission or cannot be read."""
+        try:
+            envelope = from_wire(record.headers, record.value, self._jobs.topic)
+        except EventError:
+            self.counts.skipped += 1
+            return None
+        submitted = envelope.data
+        if not isinstance(submitted, JobSubmitted):
+            return None
+        return self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
+
+    def _message(self, job_id: str, spec: JobSpec, cause: str, traceparent: str | None) -> Message:
+        """`cause`: id of the submission's event; `traceparent`: its context."""
+        started_ms, began_s = wall_ms(), time.perf_counter()
+        found = estimate(spec, self._tiers, key_of(spec))
+        if self._traces.enabled:
+            attributes: dict[str, Attribute] = {
+                "penstock.job_id": job_id,
+                "penstock.tier": found.tier,
+                "penstock.confidence": found.confidence,
+                "penstock.source": found.source,
+            }
+            ended_ms = started_ms + (time.perf_counter() - began_s) * 1_000
+            traceparent = self._traces.span(
+                "estimate", traceparent, started_ms, ended_ms, attributes, key=cause
+            )
+        headers, value = to_wire(
+            Envelope(
+                id=f"estimate-{job_id}",
+                source=SOURCE,
+                time_ms=started_ms,
+                data=JobEstimated(job_id=job_id, estimate=found),
+                traceparent=traceparent,
+                causation_id=cause,
+                correlation_id=job_id,
+            )
+        )
+        return Message(self._estimates, value, headers, self._cell)
+
+    async def _send(self, messages: Sequence[Message]) -> None:
+        """Until the append succeeds: repeating an estimate is harmless, leaving one out is not."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._log.append(messages)
+                break
+            except AppendFailed as error:
+                LOG.warning(
+                    "%d estimates not sent, trying again in %.2f s: %s", len(messages), backoff_s, error
+                )
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+        self.counts.estimated += len(messages)
+        hit("estimator.estimate_sent")
+
+
+async def run(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    log: Log | None = None,
+    ready: asyncio.Event | None = None,
+) -> None:
+    """Works until `stop` is set; see penstock.kernel.service. The topics must exist. Raises `LogError`."""
+    used = await open_log(settings.log_url, "estimator").start() if log is None else log
+    try:
+        async with tracing("estimator", settings) as traces:
+            await _until(stop, Estimator(settings, used, traces), ready)
+    finally:
+        if log is None:
+            await used.close()
+
+
+async def _until(stop: asyncio.Event, estimator: Estimator, ready: asyncio.Event | None) -> None:
+    """Runs the estimator; its own failure is raised, `stop` and cancellation end it."""
+
+    async def serve() -> None:
+        reader = await estimator.catch_up()
+        try:
+            if ready is not None:
+                ready.set()
+            await estimator.work(reader)
+        finally:
+            await reader.close()
+
+    tasks = [asyncio.ensure_future(serve()), asyncio.ensure_future(stop.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        served, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(served, Exception):
+        raise served
