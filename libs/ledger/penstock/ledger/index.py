@@ -98,8 +98,7 @@ class Thermometer:
         return mask
 
 
-@dataclass(slots=True)
-class Free:
+class Free(NamedTuple):
     """What is free on one node, or -1 everywhere for a node on which nothing may be placed."""
 
     gpus: int = -1
