@@ -8,6 +8,7 @@ PENSTOCK_ROLE (worker or ps), RANK, WORLD_SIZE (workers) and PENSTOCK_PEERS (eve
 """
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -37,7 +38,7 @@ def receive(connection: socket.socket, count: int) -> bytes:
 def slices(servers: int) -> list[slice]:
     """Which part of the flat weights each server holds."""
     edges = np.linspace(0, SHAPE[0] * SHAPE[1], servers + 1).astype(int)
-    return [slice(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    return [slice(low, high) for low, high in itertools.pairwise(edges)]
 
 
 def serve(address: tuple[str, int], values: np.ndarray, workers: int, learning_rate: float) -> None:

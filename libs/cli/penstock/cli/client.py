@@ -1,0 +1,173 @@
+"""Talking to the gateway: requests, its event stream, and errors that say what to do.
+
+Every failure becomes `Stop` with the exit code of `exits.py` and one line: what, where, remedy.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import httpx_sse
+
+from penstock.cli.exits import Exit, Stop
+
+DEFAULT_SERVER = "http://127.0.0.1:8742"
+TIMEOUT_S = 10.0  # connect, and wait for a first byte
+STREAM_TIMEOUT_S = 60.0  # the gateway comments into idle streams more often; silence beyond this is a dead line
+MAX_OVERLOAD_TRIES = 5
+MAX_RETRY_AFTER_S = 10.0
+RECONNECT_TRIES = 8
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
+
+
+class StreamEvent(NamedTuple):
+    """One event of the gateway's stream."""
+
+    id: str
+    type: str
+    data: dict[str, Any]
+
+
+class Gateway:
+    """One gateway. `server`: its URL; `token`: sent as a bearer token."""
+
+    def __init__(self, server: str, token: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.server = server.rstrip("/")
+        try:
+            self._http = httpx.Client(base_url=self.server, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise Stop(Exit.BAD_SPEC, f"--server {server}: {error}; give http://host:port") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """The JSON at this path; parameters that are None are left out."""
+        return self._send("GET", path, params=params).json()
+
+    def text(self, path: str, **params: Any) -> str:
+        """The text at this path."""
+        return self._send("GET", path, params=params).text
+
+    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Posts JSON and returns the JSON answer. Sits out overload (429) within a bound."""
+        return self._send("POST", path, json=body, headers=headers).json()
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        if "params" in options:
+            options["params"] = {name: value for name, value in options["params"].items() if value is not None}
+        for last in (*[False] * (MAX_OVERLOAD_TRIES - 1), True):
+            try:
+                response = self._http.request(method, path, **options)
+            except httpx.HTTPError as error:
+                raise self._unreachable(error) from error
+            if response.status_code != httpx.codes.TOO_MANY_REQUESTS or last:
+                break
+            time.sleep(min(_seconds(response.headers.get("Retry-After")), MAX_RETRY_AFTER_S))
+        if response.is_error:
+            raise self._refused(response)
+        return response
+
+    @contextmanager
+    def lines(self, path: str, **params: Any) -> Iterator[Iterator[str]]:
+        """The text at this path, as it comes."""
+        params = {name: value for name, value in params.items() if value is not None}
+        timeout = httpx.Timeout(TIMEOUT_S, read=None)
+        try:
+            with self._http.stream("GET", path, params=params, timeout=timeout) as response:
+                if response.is_error:
+                    response.read()
+                    raise self._refused(response)
+                yield response.iter_text()
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def events(self, path: str, last_id: str | None = None, **params: Any) -> Iterator[StreamEvent]:
+        """The events of a stream, for ever; after a broken line it goes on where it was (`Last-Event-ID`).
+
+        Raises `Stop` when the gateway stays away over RECONNECT_TRIES attempts.
+        """
+        params = {name: value for name, value in params.items() if value is not None}
+        pause_s, failures = FIRST_PAUSE_S, 0
+        while True:
+            headers = {"Last-Event-ID": last_id} if last_id else {}
+            cause: Exception | None = None
+            try:
+                timeout = httpx.Timeout(TIMEOUT_S, read=STREAM_TIMEOUT_S)
+                with httpx_sse.connect_sse(
+                    self._http, "GET", path, params=params, headers=headers, timeout=timeout
+                ) as source:
+                    if source.response.is_error:
+                        source.response.read()
+                        raise self._refused(source.response)
+                    for sse in source.iter_sse():
+                        last_id = sse.id or last_id
+                        pause_s, failures = FIRST_PAUSE_S, 0
+                        yield StreamEvent(sse.id, sse.event, sse.json())
+            except (httpx.HTTPError, httpx_sse.SSEError) as error:
+                cause = error
+            failures += 1
+            if failures >= RECONNECT_TRIES:
+                raise self._unreachable(cause) from cause
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    def _unreachable(self, error: Exception | None) -> Stop:
+        if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
+            return Stop(Exit.BAD_SPEC, f"--server {self.server}: no usable address; give http://host:port")
+        why = "it does not answer" if isinstance(error, httpx.TimeoutException) else str(error) or "the line broke"
+        return Stop(
+            Exit.UNREACHABLE,
+            f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "
+            "--server or PENSTOCK_SERVER",
+        )
+
+    def _refused(self, response: httpx.Response) -> Stop:
+        """The gateway's problem+json (RFC 9457) as one line with our exit code."""
+        problem = _problem(response)
+        told = problem.get("detail") or problem.get("title") or f"HTTP {response.status_code}"
+        status = response.status_code
+        if status in (401, 403):
+            return Stop(
+                Exit.NOT_ALLOWED,
+                f"{self.server}: {told}; name the file that holds the gateway's token with --token-file or PENSTOCK_TOKEN_FILE",
+            )
+        if status == 409 and response.request.method == "POST" and response.request.url.path == "/v1/jobs":
+            return Stop(Exit.KEY_CONFLICT, f"{told}")
+        if status in (400, 413, 415, 422):
+            return Stop(Exit.BAD_SPEC, told)
+        if status == 429:
+            return Stop(Exit.UNREACHABLE, f"{self.server} is overloaded and stayed so; try again later")
+        return Stop(Exit.PROBLEM, f"{told}")
+
+
+def gateway_from(server: str | None, token_file: Path | None) -> Gateway:
+    """The gateway that flags or the environment name."""
+    path = token_file or (Path(name) if (name := os.environ.get("PENSTOCK_TOKEN_FILE")) else None)
+    token = None
+    if path is not None:
+        try:
+            token = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Stop(Exit.NOT_ALLOWED, f"--token-file {path}: cannot be read: {error}") from error
+    return Gateway(server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER, token)
+
+
+def _problem(response: httpx.Response) -> dict[str, Any]:
+    try:
+        found = response.json()
+    except ValueError:
+        return {"detail": f"HTTP {response.status_code} from {response.request.url}"}
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.1, float(text or "1"))
+    except ValueError:
+        return 1.0

@@ -1,0 +1,16 @@
+"""The `penstock` command's entry. Light on purpose: Ctrl-C while the rest is imported must leave no traceback."""
+
+import signal
+
+
+def main() -> None:
+    """Runs the command line; never returns normally. Exit codes: `penstock.cli.exits`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from penstock.cli.app import run  # noqa: PLC0415 - see the module's docstring
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+if __name__ == "__main__":
+    main()

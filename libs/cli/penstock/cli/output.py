@@ -1,0 +1,104 @@
+"""What goes to the screen: one console for answers, one for remarks, and the formats of `-o`."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+PIPED_WIDTH = 160  # columns of a table that goes into a pipe or a file
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """No colour when piped or with NO_COLOR; never narrower than a table needs when nobody watches."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
+    return Console(file=stream, highlight=False, soft_wrap=False, width=width, emoji=False)
+
+
+def remark(text: str) -> None:
+    """One line beside the answer, on stderr."""
+    console(stderr=True).print(text, markup=False, soft_wrap=True)
+
+
+def dump(data: Any, form: Format) -> None:
+    """The gateway's own data, unchanged, as JSON or YAML on stdout."""
+    if form is Format.YAML:
+        sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100))
+    else:
+        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A calm table: no lines, bold heads; columns named in `right` hold numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name not in ("WHY", "COMMAND"))
+    return table
+
+
+STATE_STYLE: Mapping[str, str] = {
+    "submitted": "dim",
+    "queued": "yellow",
+    "backoff": "yellow",
+    "launching": "cyan",
+    "running": "cyan",
+    "stopping": "magenta",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "timed_out_queued": "red",
+    "timed_out_running": "red",
+    "unschedulable": "red",
+    "ready": "green",
+    "suspect": "yellow",
+    "gone": "red",
+    "free": "green",
+    "used": "cyan",
+    "faulted": "red",
+}
+
+
+def state(name: str) -> str:
+    """A state in its colour."""
+    style = STATE_STYLE.get(name, "")
+    return f"[{style}]{name}[/]" if style else name
+
+
+def duration(ms: float | None) -> str:
+    """`0.42 s`, `12.3 s`, `4m 05s`, `3h 12m`, `2d 4h`; `–` for None."""
+    if ms is None:
+        return "–"
+    seconds = max(0.0, ms / 1_000)
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3_600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3_600}h {whole % 3_600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3_600}h"
+
+
+def memory(mib: float | None) -> str:
+    """`512 MiB`, `16 GiB`, `1.5 GiB`; `–` for None."""
+    if mib is None:
+        return "–"
+    if mib < 1_024:
+        return f"{mib:.0f} MiB"
+    return f"{mib / 1_024:.1f}".removesuffix(".0") + " GiB"
