@@ -1,7 +1,6 @@
 """What cannot be read or applied is kept whole, with the reason, on the dead-letter topic; never dropped."""
 
 import base64
-from typing import Literal
 
 from penstock.events.doors import DeadLettered
 from penstock.events.envelope import Envelope, to_wire
@@ -14,7 +13,7 @@ MAX_HEADERS = 32
 MAX_HEADER_CHARS = 512
 
 
-def dead_letter(record: Record, service: str, reason: Reason | Literal["failed"], detail: str) -> Message:
+def dead_letter(record: Record, service: str, reason: Reason, detail: str) -> Message:
     """The message to append for a record that `service` could not use. Its id derives from the record's place."""
     place = record.partition
     data = DeadLettered(

@@ -18,9 +18,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from penstock.events.base import Event
-from penstock.events.envelope import Envelope, from_wire
-from penstock.events.errors import EventError
-from penstock.events.facts import PlacementExplanation, TimerFired
+from penstock.events.envelope import Envelope
+from penstock.events.facts import PlacementExplanation
 from penstock.events.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.crash_only import Poisoned, applying, crash_only
@@ -30,10 +29,10 @@ from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Log, Message, Partition, Reader, Record
 from penstock.kernel.open_log import open_log
 from penstock.kernel.settings import Settings
-from penstock.ledger.evolve import begin
 from penstock.ledger.record import Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
-from penstock.placer.core.step import PlacerCore, Step
+from penstock.placer.core.answer import Input, Moment, answer_input, answer_timer
+from penstock.placer.core.step import PlacerCore
 from penstock.placer.shell.dispatch import Dispatcher
 from penstock.placer.shell.standby import stand_by
 from penstock.placer.shell.term import acquire, ledger_headers
@@ -130,59 +129,34 @@ class Term:
 
     def _fire(self, timer_id: str) -> Message:
         began = perf_counter()
-        fact = TimerFired(timer_id=timer_id)
         place = f"timer {timer_id}"
-        event_id = f"timer-{timer_id}-{self._tail.seq + 1}"
-        now_ms = self._now_ms()
-        begin(self._core.state, self._tail.seq + 1, now_ms, self._term)
-        if place in self._poisoned:
-            self._core.state.timers.pop(timer_id, None)
-            step = Step("dead_lettered", self._poisoned[place][:1_024], (fact,), ())
-        else:
-            step = applying(place, lambda: self._core.step(fact, event_id))
-        return self._record(step, {"timer_id": timer_id}, now_ms, None, began)
+        moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
+        poison = self._poisoned.get(place)
+        draft = applying(place, lambda: answer_timer(self._core, moment, timer_id, poison))
+        return self._record(draft, None, began)
 
     def _answer(self, record: Record) -> list[Message]:
         """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
         began = perf_counter()
-        topic, index = record.partition
-        place = f"{topic}/{index}/{record.offset}"
-        now_ms = self._now_ms()
-        begin(self._core.state, self._tail.seq + 1, now_ms, self._term)
-        self._core.state.positions[topic, index] = record.offset + 1
-        cause: dict[str, object] = {
-            "topic": topic,
-            "partition": index,
-            "offset": record.offset,
-            "event_id": "",
-        }
-        try:
-            envelope = from_wire(record.headers, record.value, topic)
-        except EventError as error:
-            letter = dead_letter(record, "placer", error.reason, str(error))
-            step = Step("dead_lettered", f"{error.reason}: {error}"[:1_024], (), ())
-            return [self._record(step, cause, now_ms, None, began), letter]
-        cause["event_id"] = envelope.id
-        if place in self._poisoned:
-            letter = dead_letter(record, "placer", "failed", self._poisoned[place])
-            step = Step("dead_lettered", f"failed: {self._poisoned[place]}"[:1_024], (), ())
-            return [self._record(step, cause, now_ms, envelope, began), letter]
-        step = applying(place, lambda: self._core.step(envelope.data, envelope.id))
-        return [self._record(step, cause, now_ms, envelope, began)]
+        found = Input(*record.partition, record.offset, record.headers, record.value)
+        moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
+        poison = self._poisoned.get(found.place)
+        answer = applying(found.place, lambda: answer_input(self._core, moment, found, poison))
+        messages = [self._record(answer.draft, answer.envelope, began)]
+        if answer.letter is not None:
+            messages.append(dead_letter(record, "placer", *answer.letter))
+        return messages
 
-    def _record(
-        self, step: Step, cause: dict[str, object], now_ms: int, envelope: Envelope | None, began: float
-    ) -> Message:
-        draft = Draft(self._term, now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
+    def _record(self, draft: Draft, envelope: Envelope | None, began: float) -> Message:
         self._tail, value = write(self._tail, draft)
         took_ms = (perf_counter() - began) * 1_000
         self._pending.append(
-            Pending(self._tail, value, now_ms, step.facts, step.explanation, wall_ms() - took_ms, took_ms)
+            Pending(
+                self._tail, value, draft.now_ms, draft.facts, draft.explanation, wall_ms() - took_ms, took_ms
+            )
         )
         found = (
-            (None, None, None)
-            if envelope is None
-            else (envelope.id, envelope.correlation_id, envelope.traceparent)
+            (envelope.id, envelope.correlation_id, envelope.traceparent) if envelope else (None, None, None)
         )
         return Message(self._ledger, value, ledger_headers(self._settings.cell, self._tail.seq, *found))
 

@@ -1,0 +1,333 @@
+"""Stories of the placer's core: events in, exact facts out; invariants hold after every step (driver)."""
+
+import pytest
+
+from penstock.cluster.moves import JobStatus, NodeStatus
+from penstock.events.doors import (
+    GpuFaulted,
+    JobCancelRequested,
+    JobEstimated,
+    JobSubmitted,
+    NodeJoined,
+    NodeLeft,
+    NodeSuspected,
+    OrderRefused,
+    RunningTask,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.events.facts import PlacerSettings, StartTask, StopTask
+from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
+
+
+@pytest.fixture
+def cell() -> CellDriver:
+    driver = CellDriver(PlacerSettings(unschedulable_grace_ms=5_000))
+    driver.join(node_spec("n1"), node_spec("n2"), node_spec("n3", rack="r1"))
+    return driver
+
+
+def test_a_job_travels_from_submission_to_exit(cell: CellDriver) -> None:
+    """The path of every job: submitted, estimated and placed at once, started, exited, ended."""
+    assert kinds(cell.feed(JobSubmitted(job_id="j1", spec=job_spec()))) == ["job.submitted"]
+    placed = cell.feed(JobEstimated(job_id="j1", estimate=estimate()))
+    assert kinds(placed) == ["job.estimated", "placement.decided", "timer.set"]
+    [order] = cell.orders()
+    assert isinstance(order, StartTask)
+    assert order.token == cell.head.seq
+    cell.start("j1")
+    assert cell.job("j1").status is JobStatus.RUNNING
+    assert cell.orders() == []
+    assert kinds(cell.exit("j1.1.w0")) == ["task.exited", "job.ended"]
+    assert cell.state.ended == {"j1": "succeeded"}
+    assert cell.state.timers == {}
+
+
+def test_an_estimate_may_overtake_its_submission(cell: CellDriver) -> None:
+    """Jobs and estimates are two topics: the estimate can be read first and must not be lost."""
+    assert kinds(cell.feed(JobEstimated(job_id="j1", estimate=estimate()))) == ["job.estimated"]
+    assert kinds(cell.feed(JobSubmitted(job_id="j1", spec=job_spec()))) == [
+        "job.submitted",
+        "placement.decided",
+        "timer.set",
+    ]
+
+
+def test_duplicates_are_answered_and_change_nothing(cell: CellDriver) -> None:
+    """At-least-once delivery repeats everything; each repeat gets its record and no effect."""
+    cell.submit("j1")
+    spec, token = job_spec(), cell.job("j1").token
+    assert cell.feed(JobSubmitted(job_id="j1", spec=spec)).reason == "duplicate_job"
+    assert cell.feed(JobEstimated(job_id="j1", estimate=estimate())).reason == "duplicate_estimate"
+    place = cell.job("j1").tasks["j1.1.w0"].place
+    started = TaskStarted(node_id=place.node_id, task_id="j1.1.w0", token=token, pid=1, started_ms=1)
+    assert cell.feed(started).outcome == "committed"
+    assert cell.feed(started).reason == "duplicate_start"
+    cell.exit("j1.1.w0")
+    exited = TaskExited(
+        node_id=place.node_id,
+        task_id="j1.1.w0",
+        token=token,
+        cause="exited",
+        exit_code=0,
+        started_ms=1,
+        exited_ms=2,
+    )
+    assert cell.feed(exited).reason == "unknown_task"
+    assert cell.feed(JobSubmitted(job_id="j1", spec=spec)).reason == "duplicate_job"
+    assert cell.feed(JobEstimated(job_id="j1", estimate=estimate())).reason == "job_ended"
+
+
+def test_a_gang_starts_together_or_not_at_all(cell: CellDriver) -> None:
+    """12 GPUs in the cell, 3 taken: a gang of ten waits whole, and starts when the tenth GPU is free."""
+    for name in ("a", "b", "c"):
+        cell.submit(name)
+        cell.start(name)
+    assert kinds(cell.submit("gang", job_spec(workers=10))) == ["job.estimated"]
+    assert cell.job("gang").tasks == {}
+    step = cell.exit("a.1.w0")
+    assert kinds(step) == ["task.exited", "job.ended", "placement.decided", "timer.set"]
+    assert len(cell.job("gang").tasks) == 10
+    assert {task.place.rank for task in cell.job("gang").tasks.values()} == set(range(10))
+
+
+def test_one_failing_member_stops_its_gang_and_the_gang_is_tried_again(cell: CellDriver) -> None:
+    """A worker dies of an exception: the others would wait for it for ever; they are stopped, then all retried."""
+    cell.submit("g", job_spec(workers=2, attempts=2, backoff_ms=500))
+    cell.start("g")
+    assert kinds(cell.exit("g.1.w0", 3)) == ["task.exited", "stop.decided"]
+    stops = cell.orders()
+    assert [type(order) for order in stops] == [StopTask]
+    assert kinds(cell.exit("g.1.w1", None, cause="stopped", signal=15)) == [
+        "task.exited",
+        "job.requeued",
+        "timer.set",
+    ]
+    assert cell.job("g").status is JobStatus.BACKOFF
+    [fired] = cell.at(500)
+    assert kinds(fired) == ["timer.fired", "job.queued", "placement.decided", "timer.set"]
+    cell.start("g")
+    cell.exit("g.2.w1", 4)
+    assert kinds(cell.exit("g.2.w0", None, cause="stopped", signal=15)) == ["task.exited", "job.ended"]
+    assert cell.state.ended["g"] == "failed"
+
+
+def test_parameter_servers_are_stopped_when_the_workers_are_done(cell: CellDriver) -> None:
+    """A parameter server serves for ever; the job has succeeded when its workers have."""
+    cell.submit("ps", job_spec(workers=1, ps=1))
+    cell.start("ps")
+    assert kinds(cell.exit("ps.1.w0")) == ["task.exited", "stop.decided"]
+    assert kinds(cell.exit("ps.1.ps0", None, cause="stopped", signal=15)) == ["task.exited", "job.ended"]
+    assert cell.state.ended["ps"] == "succeeded"
+
+
+def test_back_off_doubles_up_to_its_bound(cell: CellDriver) -> None:
+    """A job that keeps failing must not hammer the cell."""
+    cell.submit("f", job_spec(attempts=4, backoff_ms=1_000))
+    waits = []
+    for attempt in range(1, 4):
+        cell.start("f")
+        step = cell.exit(f"f.{attempt}.w0", 1)
+        waits.append(step.facts[-1].at_ms - cell.now_ms)
+        cell.at(cell.now_ms - 1_000_000 + waits[-1])
+    assert waits == [1_000, 2_000, 4_000]
+
+
+def test_cancel_waits_for_the_proof_of_exit(cell: CellDriver) -> None:
+    """A cancelled job keeps its GPUs until its process is proven dead; a second cancel is refused."""
+    cell.submit("j")
+    cell.start("j")
+    assert kinds(cell.feed(JobCancelRequested(job_id="j"))) == ["job.cancel_requested", "stop.decided"]
+    assert sum(4 - n.free_gpu_mask.bit_count() for n in cell.state.nodes.values()) == 1
+    assert cell.feed(JobCancelRequested(job_id="j")).reason == "already_stopping"
+    cell.exit("j.1.w0", None, cause="stopped", signal=15)
+    assert cell.state.ended["j"] == "cancelled"
+    assert all(n.free_gpu_mask == 0b1111 for n in cell.state.nodes.values())
+
+
+def test_cancel_of_a_waiting_job_is_immediate(cell: CellDriver) -> None:
+    cell.feed(JobSubmitted(job_id="w", spec=job_spec()))
+    assert kinds(cell.feed(JobCancelRequested(job_id="w"))) == ["job.cancel_requested", "job.ended"]
+    assert cell.feed(JobCancelRequested(job_id="w")).reason == "job_ended"
+    assert cell.feed(JobCancelRequested(job_id="nobody")).reason == "unknown_job"
+
+
+def test_a_job_cancelled_at_the_moment_it_succeeds_is_one_of_both(cell: CellDriver) -> None:
+    """The exit and the cancel race; whichever the ledger has first wins, the other is answered."""
+    cell.submit("j")
+    cell.start("j")
+    cell.exit("j.1.w0")
+    assert cell.feed(JobCancelRequested(job_id="j")).reason == "job_ended"
+
+
+def test_a_larger_job_in_front_is_overtaken_only_so_often() -> None:
+    """Backfill keeps GPUs busy, but a stream of small jobs must not starve the big one in front."""
+    cell = CellDriver(PlacerSettings(max_overtakes=3))
+    cell.join(node_spec("n1"))
+    cell.submit("first")
+    cell.start("first")
+    cell.submit("big", need=estimate(4))
+    for small in ("s1", "s2", "s3"):
+        cell.submit(small)
+        assert cell.job(small).status is JobStatus.LAUNCHING
+        cell.start(small)
+    cell.submit("s4")
+    assert cell.job("s4").status is JobStatus.QUEUED
+    for done in ("first", "s1", "s2"):
+        cell.exit(f"{done}.1.w0")
+        assert cell.job("s4").status is JobStatus.QUEUED
+    cell.exit("s3.1.w0")
+    assert cell.job("big").status is JobStatus.LAUNCHING
+
+
+def test_the_backfill_window_bounds_the_search() -> None:
+    """Beyond the window nobody is tried, however well it would fit."""
+    cell = CellDriver(PlacerSettings(backfill_window=2))
+    cell.join(node_spec("n1"))
+    cell.submit("runs", need=estimate(2))
+    cell.submit("big1", need=estimate(3))
+    cell.submit("big2", need=estimate(4))
+    cell.submit("small")
+    assert cell.job("small").status is JobStatus.QUEUED
+    cell.feed(JobCancelRequested(job_id="big2"))
+    cell.start("runs")
+    cell.exit("runs.1.w0")
+    assert [cell.job(j).status for j in ("big1", "small")] == [JobStatus.LAUNCHING] * 2
+
+
+def test_what_can_never_run_ends_after_its_grace_unless_a_node_joins(cell: CellDriver) -> None:
+    """8 GPUs on one node are asked, nodes have 4. A fitting node in time saves it; else it ends, with the reason."""
+    step = cell.submit("huge", need=estimate(8))
+    assert kinds(step) == ["job.estimated", "job.found_unschedulable", "timer.set"]
+    cell.submit("next")
+    assert cell.job("next").status is JobStatus.LAUNCHING, "nobody waits behind a job that can never run"
+    cell.join(node_spec("n8", 8))
+    assert cell.job("huge").status is JobStatus.LAUNCHING
+    cell.submit("huger", need=estimate(16))
+    [ended] = cell.at(5_000)
+    assert kinds(ended) == ["timer.fired", "job.ended"]
+    assert cell.state.ended["huger"] == "unschedulable"
+
+
+def test_queue_and_run_time_outs(cell: CellDriver) -> None:
+    cell.submit("fills", job_spec(workers=12, run_timeout_ms=3_000))
+    cell.start("fills")
+    cell.submit("waits", job_spec(queue_timeout_ms=1_000))
+    [expired] = cell.at(1_000)
+    assert kinds(expired) == ["timer.fired", "job.ended"]
+    assert cell.state.ended["waits"] == "timed_out_queued"
+    [stopped] = cell.at(3_000)
+    assert kinds(stopped) == ["timer.fired", "stop.decided"]
+    for rank in range(12):
+        cell.exit(f"fills.1.w{rank}", None, cause="stopped", signal=15)
+    assert cell.state.ended["fills"] == "timed_out_running"
+
+
+def test_silence_makes_a_node_suspect_and_its_word_restores_it(cell: CellDriver) -> None:
+    """LAW 5: an unanswered order is silence, not death: nothing new goes there, nothing there is given up."""
+    cell.submit("j")
+    node_id = cell.job("j").tasks["j.1.w0"].place.node_id
+    [fired] = cell.at(60_000)
+    assert kinds(fired) == ["timer.fired", "node.suspected"]
+    assert cell.state.nodes[node_id].status is NodeStatus.SUSPECT
+    assert cell.job("j").status is JobStatus.LAUNCHING
+    cell.submit("elsewhere")
+    assert cell.job("elsewhere").tasks["elsewhere.1.w0"].place.node_id != node_id
+    cell.start("j")
+    assert cell.state.nodes[node_id].status is NodeStatus.READY
+
+
+def test_a_node_that_left_gives_its_jobs_to_others(cell: CellDriver) -> None:
+    """The cloud deleted the machine: proof. Its job is placed again without counting as the user's attempt."""
+    cell.submit("j")
+    cell.start("j")
+    node_id = cell.job("j").tasks["j.1.w0"].place.node_id
+    step = cell.feed(NodeLeft(node_id=node_id, boot_id="b1", proof="deleted"))
+    assert kinds(step) == [
+        "node.left",
+        "task.lost",
+        "job.requeued",
+        "node.lost",
+        "placement.decided",
+        "timer.set",
+    ]
+    assert cell.job("j").tasks["j.2.w0"].place.node_id != node_id
+    assert cell.job("j").infrastructure_retries == 1
+    assert cell.feed(NodeLeft(node_id=node_id, boot_id="b0", proof="deleted")).reason == "older_boot"
+
+
+def test_a_new_boot_id_proves_that_the_old_tasks_are_dead(cell: CellDriver) -> None:
+    cell.submit("j")
+    cell.start("j")
+    node_id = cell.job("j").tasks["j.1.w0"].place.node_id
+    cell.join(node_spec(node_id, boot="b2"))
+    assert cell.job("j").attempt == 2
+
+
+def test_a_rejoining_reporter_keeps_what_it_found_alive(cell: CellDriver) -> None:
+    """The reporter was killed and re-attached: same boot, the task is in its list; nothing changes."""
+    cell.submit("j")
+    cell.start("j")
+    job = cell.job("j")
+    node_id, token = job.tasks["j.1.w0"].place.node_id, job.token
+    cell.join(node_spec(node_id), tasks=[RunningTask(task_id="j.1.w0", token=token)])
+    assert (job.attempt, job.status) == (1, JobStatus.RUNNING)
+
+
+def test_when_most_nodes_vanish_at_once_nobody_is_evicted(cell: CellDriver) -> None:
+    """A network split makes two of three nodes 'deleted': freeze, alarm, evict nothing; thaw when they return."""
+    for name in ("a", "b", "c", "d", "e"):
+        cell.submit(name, need=estimate(2))
+        cell.start(name)
+    gone = sorted(cell.state.nodes)[:2]
+    cell.feed(NodeLeft(node_id=gone[0], boot_id="b1", proof="deleted"))
+    attempts = {name: job.attempt for name, job in cell.state.jobs.items()}
+    step = cell.feed(NodeLeft(node_id=gone[1], boot_id="b1", proof="deleted"))
+    assert kinds(step) == ["node.left", "cell.frozen"]
+    assert {name: job.attempt for name, job in cell.state.jobs.items()} == attempts
+    cell.submit("late")
+    assert cell.job("late").status is JobStatus.QUEUED
+    node = cell.state.nodes[gone[1]]
+    tasks = [RunningTask(task_id=t, token=cell.job(j).token) for t, j in node.tasks.items()]
+    thawed = cell.feed(NodeJoined(node=node_spec(gone[1]), tasks=tuple(tasks)))
+    assert kinds(thawed)[:2] == ["node.joined", "cell.thawed"]
+    assert cell.job("late").status is JobStatus.LAUNCHING
+
+
+def test_a_refused_order_is_proof_and_is_placed_again_after_a_pause(cell: CellDriver) -> None:
+    """The node's disk knows a higher token: it will never start this task, so its GPUs are free again."""
+    cell.submit("j")
+    place, token = cell.job("j").tasks["j.1.w0"].place, cell.job("j").token
+    refused = OrderRefused(
+        node_id=place.node_id, task_id="j.1.w0", token=token, reason="stale_token", highest_token=token + 5
+    )
+    assert kinds(cell.feed(refused)) == ["order.refused", "job.requeued", "timer.set"]
+    [fired] = cell.at(1_000)
+    assert kinds(fired) == ["timer.fired", "job.queued", "placement.decided", "timer.set"]
+
+
+def test_a_faulted_gpu_is_not_given_out_again(cell: CellDriver) -> None:
+    for node_id in ("n1", "n2", "n3"):
+        for gpu in range(3):
+            cell.feed(GpuFaulted(node_id=node_id, gpu=gpu, fault="xid", code=79))
+    cell.submit("two", need=estimate(2))
+    assert cell.job("two").status is JobStatus.QUEUED
+    cell.submit("one")
+    assert cell.job("one").tasks["one.1.w0"].place.gpus == (3,)
+
+
+def test_a_suspect_node_takes_nothing_new(cell: CellDriver) -> None:
+    for node_id in ("n1", "n2", "n3"):
+        cell.feed(NodeSuspected(node_id=node_id, reason="watch lost"))
+    cell.submit("j")
+    assert cell.job("j").status is JobStatus.QUEUED
+    cell.join(node_spec("n2"))
+    assert cell.job("j").tasks["j.1.w0"].place.node_id == "n2"
+
+
+def test_messages_with_an_older_token_change_nothing(cell: CellDriver) -> None:
+    """A start report of an attempt that was given up arrives late."""
+    cell.submit("j")
+    place = cell.job("j").tasks["j.1.w0"].place
+    late = TaskStarted(node_id=place.node_id, task_id="j.1.w0", token=1, pid=1, started_ms=1)
+    assert cell.feed(late).reason == "stale_token"
