@@ -77,6 +77,7 @@ class EmbeddedReader:
 
     async def close(self) -> None:
         self._closed = True
+        self._wake()
         self._log.forget(self, self._positions)
         if self._fill_task is not None:
             self._fill_task.cancel()

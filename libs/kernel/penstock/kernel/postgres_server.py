@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, NamedTuple, TypedDict
 from urllib.parse import quote
 
 import asyncpg
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 USER = "penstock"
 DATABASE = "penstock"
 START_TIMEOUT_S = 30.0  # crash recovery of a few 100 MB of WAL included; a normal start takes 0.1–0.5 s
+DYING_TIMEOUT_S = 2.0  # a killed server is gone within a moment; then its port is free again
 STOP_TIMEOUT_S = 10.0  # a fast shutdown writes one checkpoint
 READY_POLL_S = 0.02
 SOCKET_PATH_MAX_BYTES = 100  # sun_path holds 108 on Linux; some systems hold 104
@@ -88,18 +89,18 @@ class PostgresServer:
         folder = Path(os.path.abspath(folder))  # noqa: ASYNC240 - looks at names only
         owner = _server_user()
         binaries = find_binaries(uid=owner.pw_uid if owner is not None else None)
+        await self._forget_dead()
         home = self._home(folder, owner)
         self._take_lock(home)
         try:
             password = await asyncio.to_thread(_ensure_cluster, binaries.folder, home, owner)
             socket_dir = self._socket_dir(home, owner)
-            if self._port is None or not _is_free(self._port):
-                self._port = free_port()
-            await self._launch(binaries.folder, home, socket_dir, owner, password)
+            plan = _Plan(binaries.folder, home, socket_dir, owner, password)
+            self._port = await self._launch(plan)
         except BaseException:
             await self.stop()
             raise
-        return _dsn(password, socket_dir, self._port, DATABASE)
+        return plan.dsn(self._port, DATABASE)
 
     async def stop(self) -> None:
         """Ends the server (fast shutdown, then harder) and removes what lies outside the folder; idempotent."""
@@ -119,6 +120,27 @@ class PostgresServer:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    async def _forget_dead(self) -> None:
+        """Waits for a server of ours that was killed; one that lives on is an error of the caller."""
+        if self._process is not None:
+            try:
+                await asyncio.to_thread(self._process.wait, DYING_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise ConfigurationError("this PostgreSQL server runs already; stop it first") from None
+            self._process = None
+
+    async def _choose_port(self) -> int:
+        """The port of our earlier life, for clients that hold the DSN, unless somebody else took it."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + DYING_TIMEOUT_S
+        while self._port is not None:
+            if _is_free(self._port):
+                return self._port
+            if loop.time() > deadline_s:
+                break
+            await asyncio.sleep(READY_POLL_S)
+        return free_port()
 
     def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
         """The folder to use: the asked one, or for root, if its user cannot get there, one under /tmp."""
@@ -169,32 +191,64 @@ class PostgresServer:
             os.chown(place, owner.pw_uid, owner.pw_gid)
         return place
 
-    async def _launch(
-        self, bin_dir: Path, home: Path, socket_dir: Path, owner: pwd.struct_passwd | None, password: str
-    ) -> None:
-        """Starts the process and waits for it to answer. A dying predecessor on the same folder is waited for."""
-        assert self._port is not None
+    async def _launch(self, plan: "_Plan") -> int:
+        """Starts the process and waits for it to answer; returns its port.
+
+        Waits for a dying predecessor on the same folder; takes another port if somebody was quicker.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + START_TIMEOUT_S
-        arguments = _arguments(bin_dir, home, socket_dir, self._port)
-        log_path = home / "server.log"
         while True:
-            _forget_stale_pid_file(home / "data" / "postmaster.pid")
-            self._process = _spawn(arguments, log_path, owner)
+            port = await self._choose_port()
+            _forget_stale_pid_file(plan.home / "data" / "postmaster.pid")
+            log = _Log(plan.home / "server.log")
+            self._process = _spawn(_arguments(plan, port), log.path, plan.owner)
+            dsn = plan.dsn(port, "postgres")
             while self._process.poll() is None:
-                if await _answers(_dsn(password, socket_dir, self._port, "postgres")):
-                    await _ensure_database(_dsn(password, socket_dir, self._port, "postgres"))
-                    return
+                if await _answers(dsn):
+                    await _ensure_database(dsn)
+                    return port
                 if loop.time() > deadline_s:
                     raise ConfigurationError(
-                        f"PostgreSQL did not answer within {START_TIMEOUT_S:.0f} s: {_tail(log_path)}"
+                        f"PostgreSQL did not answer within {START_TIMEOUT_S:.0f} s: {log.news()}"
                     )
                 await asyncio.sleep(READY_POLL_S)
-            tail = _tail(log_path)
-            waiting = "is another postmaster" in tail.lower() or "still in use" in tail
-            if not waiting or loop.time() > deadline_s:
-                raise ConfigurationError(f"PostgreSQL ({bin_dir}) did not start: {tail}")
+            reason = log.news()
+            if "Address already in use" in reason:
+                self._port = None
+            elif "is another postmaster" not in reason.lower() and "still in use" not in reason:
+                raise ConfigurationError(f"PostgreSQL ({plan.bin_dir}) did not start: {reason}")
+            if loop.time() > deadline_s:
+                raise ConfigurationError(f"PostgreSQL ({plan.bin_dir}) could not start: {reason}")
             await asyncio.sleep(10 * READY_POLL_S)
+
+
+class _Plan(NamedTuple):
+    """What to start where, as whom."""
+
+    bin_dir: Path
+    home: Path
+    socket_dir: Path
+    owner: pwd.struct_passwd | None
+    password: str
+
+    def dsn(self, port: int, database: str) -> str:
+        address = f"host={quote(str(self.socket_dir))}&port={port}"
+        return f"postgresql://{USER}:{self.password}@/{database}?{address}"
+
+
+class _Log:
+    """The server's log file, and what this start has added to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+            path.unlink()
+        self._start = path.stat().st_size if path.exists() else 0
+
+    def news(self, size: int = 1500) -> str:
+        text = self.path.read_bytes()[self._start :]
+        return text[-size:].decode(errors="replace").strip()
 
 
 def free_port() -> int:
@@ -208,9 +262,8 @@ def free_port() -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the server does: TIME_WAIT is no hindrance
+        # As the server does: a port in TIME_WAIT is no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -230,10 +283,6 @@ def _server_user() -> pwd.struct_passwd | None:
     raise ConfigurationError(
         "PostgreSQL refuses to run as root and there is no user postgres or nobody; run as another user"
     )
-
-
-def _dsn(password: str, socket_dir: Path, port: int, database: str) -> str:
-    return f"postgresql://{USER}:{password}@/{database}?host={quote(str(socket_dir))}&port={port}"
 
 
 def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
@@ -273,15 +322,15 @@ def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
     return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
 
-def _arguments(bin_dir: Path, home: Path, socket_dir: Path, port: int) -> list[str]:
+def _arguments(plan: _Plan, port: int) -> list[str]:
     settings = {
         **_SETTINGS,
         "listen_addresses": "127.0.0.1",
         "port": str(port),
-        "unix_socket_directories": str(socket_dir),
+        "unix_socket_directories": str(plan.socket_dir),
         "unix_socket_permissions": "0700",
     }
-    arguments = [str(bin_dir / "postgres"), "-D", str(home / "data")]
+    arguments = [str(plan.bin_dir / "postgres"), "-D", str(plan.home / "data")]
     for name, value in settings.items():
         arguments += ["-c", f"{name}={value}"]
     return arguments
@@ -300,8 +349,7 @@ def _spawn(
         if os.getppid() != parent:
             os._exit(1)  # the parent died between fork and prctl
 
-    too_long = log_path.exists() and log_path.stat().st_size > LOG_MAX_BYTES
-    with open(log_path, "wb" if too_long else "ab") as log:
+    with open(log_path, "ab") as log:
         return subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
             preexec_fn=die_with_parent, **_as_user(owner),
@@ -338,10 +386,3 @@ async def _ensure_database(dsn: str) -> None:
             await connection.execute(f"CREATE DATABASE {DATABASE}")
     finally:
         await connection.close()
-
-
-def _tail(path: Path, size: int = 1500) -> str:
-    try:
-        return path.read_bytes()[-size:].decode(errors="replace").strip()
-    except FileNotFoundError:
-        return "(no log)"

@@ -1,0 +1,215 @@
+"""What the logs promise while their servers die: acknowledged is read once, unknown at most once, order is kept."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.events.topics import Topic
+from penstock.kernel.embedded_log import EmbeddedLog
+from penstock.kernel.errors import AppendFailed, NotAllowed
+from penstock.kernel.kafka_log import KafkaLog
+from penstock.kernel.log import Log, Message, Partition, Record
+from penstock.kernel.open_log import open_log
+from penstock.kernel.postgres import PostgresServer
+from penstock.testing.kafka import KafkaBroker, kafka_broker
+
+WRITERS = 4
+KILLS = 3
+BETWEEN_KILLS_S = 0.7
+
+
+class Load:
+    """Writers that append numbered records until told to stop, and what they were told about each."""
+
+    def __init__(self, log: Log, partition: Partition) -> None:
+        self.log = log
+        self.partition = partition
+        self.acknowledged: dict[bytes, int] = {}
+        self.unknown: set[bytes] = set()
+        self.stopping = False
+
+    async def write(self, writer: int) -> None:
+        number = 0
+        while not self.stopping:
+            value = f"{writer}:{number}".encode()
+            try:
+                offsets = await self.log.append([Message(self.partition, value)])
+            except AppendFailed:
+                self.unknown.add(value)
+            else:
+                self.acknowledged[value] = offsets[0]
+            number += 1
+            await asyncio.sleep(0.001)
+
+
+async def run_under_kills(
+    one: Log, two: Log, partition: Partition, kill: Callable[[], Awaitable[None]]
+) -> Load:
+    """Load on one connection, readers on both, kills in between; checks the promise at the end."""
+    load = Load(one, partition)
+    seen: tuple[list[Record], list[Record]] = ([], [])
+    readers = [one.reader({partition: 0}), two.reader({partition: 0})]
+
+    async def read(index: int) -> None:
+        while True:
+            seen[index].extend(await readers[index].read())
+
+    writing = [asyncio.create_task(load.write(writer)) for writer in range(WRITERS)]
+    reading = [asyncio.create_task(read(index)) for index in range(2)]
+    try:
+        for _ in range(KILLS):
+            await asyncio.sleep(BETWEEN_KILLS_S)
+            await kill()
+        before = len(load.acknowledged)
+        await until(lambda: len(load.acknowledged) >= before + 100)  # it works again
+        load.stopping = True
+        await asyncio.gather(*writing)
+        end = (await one.end_offsets([partition]))[partition]
+        await until(lambda: all(records and records[-1].offset == end - 1 for records in seen))
+        assert not any(task.done() for task in reading), "a reader did not sit the outage out"
+    finally:
+        for task in (*writing, *reading):
+            task.cancel()
+        await asyncio.gather(*writing, *reading, return_exceptions=True)
+        for reader in readers:
+            await reader.close()
+    judge(load, *seen)
+    return load
+
+
+async def until(condition: Callable[[], bool], patience_s: float = 40) -> None:
+    async with asyncio.timeout(patience_s):
+        while not condition():  # noqa: ASYNC110 - the condition is about other tasks' lists
+            await asyncio.sleep(0.05)
+
+
+def judge(load: Load, first: list[Record], second: list[Record]) -> None:
+    assert [(record.offset, record.value) for record in first] == [
+        (record.offset, record.value) for record in second
+    ]
+    offsets = [record.offset for record in first]
+    assert offsets == sorted(set(offsets))
+    times = Counter(record.value for record in first)
+    assert max(times.values()) == 1, "a record was written twice"
+    place = {record.value: record.offset for record in first}
+    lost = [value for value, offset in load.acknowledged.items() if place.get(value) != offset]
+    assert not lost, f"{len(lost)} acknowledged records are lost or elsewhere"
+    assert set(place) <= set(load.acknowledged) | load.unknown
+    for writer in range(WRITERS):
+        numbers = [int(value.split(b":")[1]) for value in place if value.startswith(b"%d:" % writer)]
+        assert numbers == sorted(numbers), "a writer's records changed order"
+
+
+@pytest.mark.postgres
+async def test_postgres_is_killed_under_load(tmp_path: Path) -> None:
+    """The machine's out-of-memory killer picks Postgres, three times, while the pipeline runs."""
+    open_to_servers_user(tmp_path)
+    server = PostgresServer()
+    dsn = await server.start(tmp_path / "pg")
+    one, two = EmbeddedLog(dsn, "one"), EmbeddedLog(dsn, "two")
+    try:
+        await one.start()
+        await two.start()
+        await one.create({"penstock.test.v1": 1})
+
+        async def kill() -> None:
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            assert await server.start(tmp_path / "pg") == dsn
+
+        load = await run_under_kills(one, two, Partition("penstock.test.v1", 0), kill)
+        assert load.unknown, "no append was in flight at any kill: this test showed nothing"
+    finally:
+        await one.close()
+        await two.close()
+        await server.stop()
+
+
+@pytest.mark.kafka
+async def test_kafka_is_killed_under_load() -> None:
+    """The broker is killed and comes back, three times, while the pipeline runs: aiokafka repeats, never doubles."""
+    with kafka_broker() as broker:
+        one, two = KafkaLog(broker.bootstrap, "one"), KafkaLog(broker.bootstrap, "two")
+        try:
+            await one.start()
+            await two.start()
+            await one.create({"penstock.test.v1": 1})
+
+            async def kill() -> None:
+                broker.kill9()
+                await asyncio.sleep(0.5)  # the writers run into it
+                broker.start()  # on this thread, which outlives the broker
+
+            await run_under_kills(one, two, Partition("penstock.test.v1", 0), kill)
+        finally:
+            await one.close()
+            await two.close()
+
+
+@pytest.mark.kafka
+async def test_a_closed_producer_writes_nothing_later() -> None:
+    """A placer gives up during an outage: what it still held must not reach the ledger when the broker returns."""
+    partition = Partition(Topic.LEDGER, 0)
+    with kafka_broker() as broker:
+        log = await KafkaLog(broker.bootstrap, "placer").start()
+        await log.create({Topic.LEDGER: 1})
+        await log.append([Message(partition, b"before")])
+        broker.kill9()
+        late = asyncio.create_task(log.append([Message(partition, b"held back")]))
+        await asyncio.sleep(0.5)
+        await log.close()
+        with pytest.raises(AppendFailed):
+            await late
+        broker.start()
+        other = await KafkaLog(broker.bootstrap, "successor").start()
+        await asyncio.sleep(1)
+        assert (await other.end_offsets([partition]))[partition] == 1
+        await other.close()
+
+
+@pytest.mark.kafka
+async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> None:
+    """A gateway with a bug (or a thief of its password) writes the ledger: refused, and its honest jobs go on."""
+    gateway = open_log(guarded_kafka.url("gateway"), "gateway")
+    placer = open_log(guarded_kafka.url("placer"), "placer")
+    node = open_log(guarded_kafka.url("node-reporter"), "node-reporter")
+    ledger, jobs = Partition(Topic.LEDGER, 0), Partition(Topic.JOBS, 0)
+    estimates, proposals = Partition(Topic.ESTIMATES, 0), Partition(Topic.PROPOSALS, 0)
+    try:
+        for log in (gateway, placer, node):
+            await log.start()
+        await placer.create({Topic.LEDGER: 1})  # exists: needs no right to create
+        before = await placer.end_offsets([ledger])
+        with pytest.raises(NotAllowed):
+            await gateway.append([Message(ledger, b"forged")])
+        outcomes = await asyncio.gather(
+            gateway.append([Message(jobs, b"{}")]),
+            gateway.append([Message(proposals, b"forged")]),
+            gateway.append([Message(estimates, b"{}")]),
+            return_exceptions=True,
+        )
+        assert isinstance(outcomes[1], NotAllowed)
+        assert isinstance(outcomes[0], list)
+        assert isinstance(outcomes[2], list)
+        with pytest.raises(AppendFailed, match="in part"):
+            await gateway.append([Message(jobs, b"{}"), Message(proposals, b"forged")])
+        assert await placer.end_offsets([ledger]) == before
+        assert await placer.append([Message(ledger, b"{}")]) == [before[ledger]]
+        reader = node.reader({ledger: 0})
+        with pytest.raises(NotAllowed):
+            await asyncio.wait_for(reader.read(), 20)
+    finally:
+        for log in (gateway, placer, node):
+            await log.close()
+
+
+def open_to_servers_user(folder: Path) -> None:
+    """When we are root, Postgres runs as another user, who must be able to reach the folder."""
+    for place in (folder, *folder.parents):
+        if os.geteuid() == 0 and place.is_relative_to("/tmp") and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o011)

