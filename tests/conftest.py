@@ -5,8 +5,10 @@ identities) is the running broker. Both are started on first use and leave nothi
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -42,18 +44,30 @@ class BackgroundLoop:
         self._loop.close()
 
 
+@contextlib.contextmanager
+def reachable_folder() -> Iterator[Path]:
+    """A short path that the server's own user can reach, also when we are root (pytest closes its folders)."""
+    with tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def postgres_folder() -> Iterator[Path]:
+    """A folder for a test that starts a Postgres of its own."""
+    with reachable_folder() as folder:
+        yield folder
+
+
 @pytest.fixture(scope="session")
-def postgres_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_dsn() -> Iterator[str]:
     """The administrator's DSN of one Postgres for the whole session."""
     loop = BackgroundLoop()
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    for place in (folder, *folder.parents):  # when we are root the server's own user must get there
-        if os.geteuid() == 0 and place.is_relative_to("/tmp") and place != Path("/tmp"):
-            place.chmod(place.stat().st_mode | 0o011)
-    dsn, server = loop.run(resolve_dsn(folder / "pg"))
-    yield dsn
-    if server is not None:
-        loop.run(server.stop())
+    with reachable_folder() as folder:
+        dsn, server = loop.run(resolve_dsn(folder / "pg"))
+        yield dsn
+        if server is not None:
+            loop.run(server.stop())
     loop.close()
 
 

@@ -106,11 +106,10 @@ def judge(load: Load, first: list[Record], second: list[Record]) -> None:
 
 
 @pytest.mark.postgres
-async def test_postgres_is_killed_under_load(tmp_path: Path) -> None:
+async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
     """The machine's out-of-memory killer picks Postgres, three times, while the pipeline runs."""
-    open_to_servers_user(tmp_path)
     server = PostgresServer()
-    dsn = await server.start(tmp_path / "pg")
+    dsn = await server.start(postgres_folder / "pg")
     one, two = EmbeddedLog(dsn, "one"), EmbeddedLog(dsn, "two")
     try:
         await one.start()
@@ -120,7 +119,7 @@ async def test_postgres_is_killed_under_load(tmp_path: Path) -> None:
         async def kill() -> None:
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
-            assert await server.start(tmp_path / "pg") == dsn
+            assert await server.start(postgres_folder / "pg") == dsn
 
         load = await run_under_kills(one, two, Partition("penstock.test.v1", 0), kill)
         assert load.unknown, "no append was in flight at any kill: this test showed nothing"
@@ -206,10 +205,3 @@ async def test_only_the_placer_writes_the_ledger(guarded_kafka: KafkaBroker) -> 
     finally:
         for log in (gateway, placer, node):
             await log.close()
-
-
-def open_to_servers_user(folder: Path) -> None:
-    """When we are root, Postgres runs as another user, who must be able to reach the folder."""
-    for place in (folder, *folder.parents):
-        if os.geteuid() == 0 and place.is_relative_to("/tmp") and place != Path("/tmp"):
-            place.chmod(place.stat().st_mode | 0o011)

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -42,11 +40,8 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path that the server's user can reach, also when we are root."""
-    with tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+def folder(postgres_folder: Path) -> Path:
+    return postgres_folder
 
 
 def temporary_folders() -> set[str]:
