@@ -15,7 +15,7 @@ from penstock.events.base import Event, wire_type
 from penstock.events.codec import encode
 from penstock.events.envelope import Envelope, to_wire
 from penstock.events.topics import CELL_TOPICS, MAX_EVENT_BYTES, NODE_PARTITIONS, Topic
-from penstock.testing.examples import EXAMPLES, JOB, START_MS
+from penstock.testing.examples import JOB, START_MS
 
 ASYNCAPI_VERSION = "3.0.0"
 KAFKA_BINDING_VERSION = "0.5.0"
@@ -53,7 +53,9 @@ def short_name(topic: Topic) -> str:
     return str(topic).split(".")[1]
 
 
-def asyncapi(models: Iterable[type[Event]], root: Path, version: str) -> Document:
+def asyncapi(
+    models: Iterable[type[Event]], examples: Mapping[str, Event], root: Path, version: str
+) -> Document:
     """The whole document. `version`: of the distribution."""
     carried = {topic: sorted((m for m in models if topic == m.TOPIC), key=wire_type) for topic in Topic}
     facts = sorted((model for model in models if model.TOPIC is None), key=wire_type)
@@ -74,7 +76,11 @@ def asyncapi(models: Iterable[type[Event]], root: Path, version: str) -> Documen
         },
         "operations": dict(_operations(carried, writers, readers)),
         "components": {
-            "messages": {wire_type(model): _message(model) for topic in Topic for model in carried[topic]},
+            "messages": {
+                wire_type(model): _message(model, examples[wire_type(model)])
+                for topic in Topic
+                for model in carried[topic]
+            },
             "messageTraits": {"cloudEvent": _cloud_event()},
         },
         "x-ledger-facts": {
@@ -135,8 +141,7 @@ def _payload(model: type[Event]) -> Document:
     }
 
 
-def _message(model: type[Event]) -> Document:
-    example = EXAMPLES[wire_type(model)]
+def _message(model: type[Event], example: Event) -> Document:
     envelope = Envelope(
         id=f"example-{wire_type(model)}",
         source="/penstock/example",

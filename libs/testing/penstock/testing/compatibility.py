@@ -61,7 +61,10 @@ def _compare(pair: _Pair) -> Iterator[Break]:
     if "anyOf" in pair.old or "anyOf" in pair.new:
         yield from _branches(pair)
     else:
-        yield from _types(pair)
+        narrowed = list(_types(pair))
+        yield from narrowed
+        if narrowed:
+            return  # the rest is about another type
         yield from _values(pair)
         yield from _bounds(pair)
         yield from _object(pair)
