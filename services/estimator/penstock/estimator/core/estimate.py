@@ -34,7 +34,7 @@ DEFAULT_UTILISATION_PERCENT = 100.0
 DEFAULT_CONFIDENCE = 0.1  # above nothing, below one run
 PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_utilisation_percent=0.0)
 
-MEMORY_HEADROOM = 1.1  # over the largest run seen: too little memory kills a job, too much only wastes some
+MEMORY_PERCENT = 110  # of the largest run seen: too little memory kills a job, too much only wastes some
 CORES_HEADROOM = 1.25  # over busy cores: a run never shows more than it was given, so it must be able to grow
 PRIOR_RUNS = 2  # weight of doubt, in runs: see `confidence`
 MAX_MEMORY_MIB = 1 << 30  # the nouns' range
@@ -148,7 +148,7 @@ def _whole(value: float | None, low: int, high: int) -> int | None:
 
 
 def _memory(largest_mib: float | None) -> int | None:
-    return None if largest_mib is None else _whole(largest_mib * MEMORY_HEADROOM, 0, MAX_MEMORY_MIB)
+    return None if largest_mib is None else _whole(largest_mib * MEMORY_PERCENT / 100, 0, MAX_MEMORY_MIB)
 
 
 def _percent(value: float | None) -> float | None:

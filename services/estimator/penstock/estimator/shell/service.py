@@ -120,24 +120,21 @@ class Estimator:
         """`cause`: id of the submission's event; `traceparent`: its context."""
         started_ms, began_s = wall_ms(), time.perf_counter()
         found = estimate(spec, self._tiers, key_of(spec))
-        if self._traces.enabled:
-            attributes: dict[str, Attribute] = {
-                "penstock.job_id": job_id,
-                "penstock.tier": found.tier,
-                "penstock.confidence": found.confidence,
-                "penstock.source": found.source,
-            }
-            ended_ms = started_ms + (time.perf_counter() - began_s) * 1_000
-            traceparent = self._traces.span(
-                "estimate", traceparent, started_ms, ended_ms, attributes, key=cause
-            )
+        attributes: dict[str, Attribute] = {
+            "penstock.job_id": job_id,
+            "penstock.tier": found.tier,
+            "penstock.confidence": found.confidence,
+            "penstock.source": found.source,
+        }
+        ended_ms = started_ms + (time.perf_counter() - began_s) * 1_000
+        context = self._traces.span("estimate", traceparent, started_ms, ended_ms, attributes, key=cause)
         headers, value = to_wire(
             Envelope(
                 id=f"estimate-{job_id}",
                 source=SOURCE,
                 time_ms=started_ms,
                 data=JobEstimated(job_id=job_id, estimate=found),
-                traceparent=traceparent,
+                traceparent=context,
                 causation_id=cause,
                 correlation_id=job_id,
             )

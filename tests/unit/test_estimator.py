@@ -1,0 +1,339 @@
+"""What the estimator says about a job, from what it has seen."""
+
+import time
+from typing import Any
+
+import pytest
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
+from penstock.estimator.core import estimate as rules
+from penstock.estimator.core.estimate import Guess, HistoryTier, confidence, estimate
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
+from penstock.events.base import Event
+from penstock.events.doors import JobEstimated, JobSubmitted, TaskExited
+from penstock.events.facts import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
+from penstock.events.topics import Topic
+from penstock.ledger.record import GENESIS, Draft, Head, write
+
+SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
+ENDED_MS = 1_700_000_000_000  # 2023-11-14T22:13:20Z
+
+
+class Cell:
+    """A ledger in the making and the estimator's fold of it."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(Topic.JOBS, 0)
+        self.head: Head = GENESIS
+        self.now_ms = ENDED_MS
+        self.tiers = (HistoryTier(self.ledger.history),)
+        self.record(TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings()), term=1)
+
+    def record(self, *facts: Event, term: int | None = None, cause: dict[str, object] | None = None) -> bytes:
+        self.now_ms += 1_000
+        draft = Draft(
+            term or self.head.term, self.now_ms, cause or {"timer_id": "t"}, "committed", None, facts
+        )
+        self.head, value = write(self.head, draft)
+        self.ledger.fold(value)
+        return value
+
+    def submit(self, job_id: str, spec: JobSpec = SPEC, offset: int = 0) -> None:
+        cause: dict[str, object] = {
+            "topic": Topic.JOBS,
+            "partition": 0,
+            "offset": offset,
+            "event_id": f"submit-{job_id}",
+        }
+        self.record(JobSubmitted(job_id=job_id, spec=spec), cause=cause)
+
+    def place(self, job_id: str, gpus: int = 1, workers: int = 1, attempt: int = 1) -> None:
+        def task(rank: int, role: Any) -> TaskPlacement:
+            own = tuple(range(gpus)) if role == "worker" else ()
+            return TaskPlacement(
+                task_id=f"{job_id}/{attempt}/{rank}", role=role, rank=rank, node_id="node-1", gpus=own
+            )
+
+        tasks = (*(task(rank, "worker") for rank in range(workers)), task(workers, "ps"))
+        self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
+
+    def exit(
+        self, job_id: str, usage: Usage, run_ms: int = 60_000, rank: int = 0, code: int = 0, attempt: int = 1
+    ) -> None:
+        exited = TaskExited(
+            node_id="node-1", task_id=f"{job_id}/{attempt}/{rank}", token=1, cause="exited", exit_code=code,
+            started_ms=5_000, exited_ms=5_000 + run_ms, usage=usage,
+        )  # fmt: skip
+        self.record(exited)
+
+    def run(
+        self, job_id: str, usage: Usage, run_ms: int = 60_000, spec: JobSpec = SPEC, gpus: int = 1
+    ) -> None:
+        """One whole successful job."""
+        self.submit(job_id, spec)
+        self.place(job_id, gpus)
+        self.exit(job_id, usage, run_ms)
+        self.record(JobEnded(job_id=job_id, outcome="succeeded"))
+
+
+def usage(host_memory_mib: int = 1_000, cpu_ms: int = 120_000, **more: Any) -> Usage:
+    return Usage(cpu_ms=cpu_ms, host_memory_mib=host_memory_mib, **more)
+
+
+def test_nothing_is_known_yet() -> None:
+    """The first job of a new user: a whole GPU, modest host needs, and the estimator says that it guesses."""
+    found = estimate(SPEC, Cell().tiers)
+    assert found.worker == ResourceVector(gpus=1, cores=1, host_memory_mib=2_048, gpu_utilisation_percent=100)
+    assert (found.tier, found.confidence, found.run_ms) == ("default", 0.1, None)
+    assert found.source.startswith("default: nothing is known yet")
+    assert found.parameter_server == ResourceVector()
+
+
+def test_parameter_servers_get_no_gpu() -> None:
+    """Liquid's PS jobs: servers hold parameters in host memory."""
+    found = estimate(SPEC.model_copy(update={"parameter_servers": 2}), ())
+    assert (found.parameter_server.gpus, found.parameter_server.cores) == (0, 1)
+    assert found.parameter_server.host_memory_mib == 1_024
+
+
+def test_what_the_user_asks_for_wins_over_history() -> None:
+    """An engineer knows better than five runs: the new data set is larger."""
+    cell = Cell()
+    for number in range(5):
+        cell.run(f"job-{number}", usage(gpu_memory_mib=3_000))
+    asked = ResourceRequest(gpus=2, cores=8, host_memory_mib=9_000, gpu_memory_mib=10_000, bandwidth_mbps=500)
+    found = estimate(SPEC.model_copy(update={"resources": asked}), cell.tiers)
+    assert found.worker.model_dump(include=set(ResourceRequest.model_fields)) == asked.model_dump()
+    assert (found.tier, found.confidence, found.source) == ("user", 1.0, "the user asked for all of it")
+    assert found.run_ms == 60_000
+
+
+def test_a_job_without_gpus_needs_no_word_about_gpu_memory() -> None:
+    """Preprocessing on CPUs only: nothing about GPUs is left open."""
+    asked = ResourceRequest(gpus=0, cores=2, host_memory_mib=512)
+    found = estimate(SPEC.model_copy(update={"resources": asked}), ())
+    assert found.tier == "user"
+    assert (found.worker.gpus, found.worker.gpu_memory_mib, found.worker.gpu_utilisation_percent) == (
+        0,
+        0,
+        0.0,
+    )
+
+
+def test_user_and_history_mix_field_by_field() -> None:
+    """The user fixes the GPUs only; memory and cores come from what earlier runs used."""
+    cell = Cell()
+    for number in range(3):
+        cell.run(f"job-{number}", usage())
+    found = estimate(SPEC.model_copy(update={"resources": ResourceRequest(gpus=4)}), cell.tiers)
+    assert (found.worker.gpus, found.worker.host_memory_mib) == (4, 1_100)  # 1,000 MiB + 10 %
+    assert found.tier == "history"
+    assert found.confidence < 1
+    assert found.source.startswith("gpus: asked for by the user; else median of 3 runs")
+
+
+def test_medians_of_runs_and_the_largest_memory() -> None:
+    """Five runs of one command, one of them on a slow machine: time by the median, memory by the maximum."""
+    cell = Cell()
+    for number, (memory_mib, run_ms) in enumerate(
+        [(900, 58), (1_000, 60), (1_100, 61), (950, 59), (2_000, 300)]
+    ):
+        cell.run(
+            f"job-{number}",
+            usage(
+                memory_mib,
+                cpu_ms=2 * run_ms * 1_000,
+                gpu_memory_mib=3_000 + number,
+                gpu_utilisation_percent=40 + number,
+            ),
+            run_ms * 1_000,
+            gpus=2,
+        )
+    found = estimate(SPEC, cell.tiers)
+    assert found.worker == ResourceVector(
+        gpus=2, cores=3, host_memory_mib=2_200, gpu_memory_mib=3_305, gpu_utilisation_percent=42
+    )  # 2 busy cores × 1.25 = 2.5
+    assert (found.run_ms, found.tier) == (60_000, "history")
+    assert found.source == (
+        "median of 5 runs with the same owner, command, model and batch size, newest ended 2023-11-14T22:13:40Z "
+        "(ledger seq 20); memory: the largest of them + 10 %"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"owner": "bob"},
+        {"command": ("python", "other.py")},
+        {"model": None},
+        {"batch_size": 65},
+        {"batch_size": None},
+    ],
+)
+def test_other_keys_share_nothing(other: dict[str, Any]) -> None:
+    """Same script, other batch size: its memory is another one."""
+    cell = Cell()
+    cell.run("job-1", usage(9_000))
+    assert estimate(SPEC.model_copy(update=other), cell.tiers).tier == "default"
+    assert (
+        estimate(SPEC.model_copy(update={"name": "again", "env": {"A": "1"}}), cell.tiers).tier == "history"
+    )
+
+
+def test_confidence_grows_with_runs_and_falls_with_spread() -> None:
+    """People read it as: how much should I trust this line?"""
+    assert [confidence(n, 0.0) for n in (1, 2, 5, 32)] == [0.333, 0.5, 0.714, 0.941]
+    assert confidence(5, 1.0) == 0.357
+    steady, wild = Cell(), Cell()
+    for number in range(5):
+        steady.run(f"job-{number}", usage(), 60_000)
+        wild.run(f"job-{number}", usage(), 60_000 * (1 + 3 * number))
+    sure, unsure = (estimate(SPEC, cell.tiers).confidence for cell in (steady, wild))
+    assert rules.DEFAULT_CONFIDENCE < unsure < sure < 1
+
+
+def test_a_gang_is_one_run() -> None:
+    """Two workers and a parameter server: the largest need of a worker counts, the server is no worker."""
+    cell = Cell()
+    cell.submit("job-1")
+    cell.place("job-1", workers=2)
+    cell.exit("job-1", usage(500, gpu_utilisation_percent=40.0), rank=0, run_ms=50_000)
+    cell.exit("job-1", usage(700, gpu_utilisation_percent=60.0), rank=1, run_ms=70_000)
+    cell.exit("job-1", usage(9_000), rank=2)
+    cell.record(JobEnded(job_id="job-1", outcome="succeeded"))
+    found = estimate(SPEC, cell.tiers)
+    assert (found.worker.host_memory_mib, found.worker.gpu_utilisation_percent) == (770, 50.0)
+    assert found.run_ms == 70_000
+    assert "1 run " in found.source
+
+
+def test_only_attempts_that_succeeded_teach() -> None:
+    """A crash after a second says nothing about a run; a requeued attempt's exits are not the job's."""
+    cell = Cell()
+    cell.submit("job-1")
+    cell.place("job-1")
+    cell.exit("job-1", usage(10), run_ms=1_000, code=1)
+    cell.record(JobEnded(job_id="job-1", outcome="failed"))
+    cell.submit("job-2")
+    cell.place("job-2", workers=2)
+    cell.exit("job-2", usage(5_000), rank=0)
+    cell.record(JobRequeued(job_id="job-2", attempt=1, reason="node_lost"))
+    cell.place("job-2", attempt=2)
+    cell.exit("job-2", usage(800), attempt=2)
+    cell.record(JobEnded(job_id="job-2", outcome="succeeded"))
+    found = estimate(SPEC, cell.tiers)
+    assert found.worker.host_memory_mib == 880
+    assert "1 run " in found.source
+    assert not cell.ledger.live
+    assert not cell.ledger._job_of_task
+
+
+def test_what_was_not_measured_stays_open() -> None:
+    """A machine without NVML measures no GPU: those fields come from the default, the others from the run."""
+    cell = Cell()
+    cell.run("job-1", Usage(host_memory_mib=300))
+    found = estimate(SPEC, cell.tiers)
+    assert (found.worker.host_memory_mib, found.worker.cores) == (330, rules.DEFAULT_CORES)
+    assert (found.worker.gpu_memory_mib, found.worker.gpu_utilisation_percent) == (0, 100.0)
+    assert found.tier == "history"
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [Usage(host_memory_mib=10**18, gpu_memory_mib=10**18, cpu_ms=10**18), Usage(cpu_ms=0, host_memory_mib=0)],
+)
+@pytest.mark.parametrize("run_ms", [0, 1, 1 << 52])
+def test_an_absurd_measurement_never_leaves_the_ranges(absurd: Usage, run_ms: int) -> None:
+    """A broken sensor reports an exabyte: the estimate is clamped to what a node can be, and is still valid."""
+    cell = Cell()
+    cell.run("job-1", absurd, run_ms)
+    worker = estimate(SPEC, cell.tiers).worker
+    assert 1 <= worker.cores <= 1_024
+    assert 0 <= worker.host_memory_mib <= 1 << 30
+
+
+def test_a_clock_that_stepped_back_gives_no_run_time() -> None:
+    """NTP set the node's clock back during the run."""
+    cell = Cell()
+    cell.run("job-1", usage(), run_ms=-4_000)
+    found = estimate(SPEC, cell.tiers)
+    assert (found.run_ms, found.worker.cores) == (None, rules.DEFAULT_CORES)
+
+
+def test_the_last_32_runs_count_and_10_000_keys_are_kept() -> None:
+    """A nightly job changes over a year; a sweep submits a new command each time, for ever."""
+    runs = Runs()
+    for number in range(100):
+        runs.add(Run(ended_ms=number, seq=number, run_ms=number))
+    assert len(runs) == RUNS_PER_KEY
+    assert runs.column("run_ms") == [float(number) for number in range(68, 100)]
+    history = History()
+    nightly = key_of(SPEC)
+    for number in range(MAX_KEYS + 100):
+        history.add(f"key-{number}".encode(), Run(1, 1))
+        history.add(nightly, Run(1, 1))
+    assert len(history) == MAX_KEYS
+    assert history.get(nightly) is not None
+    assert history.get(b"key-0") is None
+
+
+def test_a_zombie_teaches_nothing() -> None:
+    """A stopped placer wakes up and appends under its old term: the record is void for the estimator too."""
+    cell = Cell()
+    stale = cell.head
+    cell.submit("job-1")
+    _, zombie = write(
+        stale, Draft(1, 5, {"timer_id": "t"}, "committed", None, [JobSubmitted(job_id="job-9", spec=SPEC)])
+    )
+    cell.ledger.fold(zombie)
+    cell.ledger.fold(b"no record")
+    assert cell.ledger.void == 2
+    assert list(cell.ledger.live) == ["job-1"]
+    cell.record(JobEnded(job_id="job-1", outcome="cancelled"))
+    assert not cell.ledger.live
+
+
+def test_after_a_restart_the_ledger_says_what_is_open_and_where_to_read_on() -> None:
+    """Killed between submissions: job-1 has its estimate, job-2 has not, job-3's came before its submission."""
+    cell = Cell()
+    answer = estimate(SPEC, ())
+    cell.submit("job-1", offset=4)
+    cell.record(JobEstimated(job_id="job-1", estimate=answer))
+    cell.submit("job-2", offset=5)
+    cell.record(JobEstimated(job_id="job-3", estimate=answer))
+    cell.submit("job-3", offset=7)
+    other: dict[str, object] = {"topic": Topic.JOBS, "partition": 3, "offset": 99, "event_id": "elsewhere"}
+    cell.record(cause=other)
+    assert [(job_id, job.event_id) for job_id, job, _ in cell.ledger.unestimated()] == [
+        ("job-2", "submit-job-2")
+    ]
+    assert cell.ledger.jobs_offset == 8
+    (_, _, spec), *_ = cell.ledger.unestimated()
+    assert estimate(spec, cell.tiers) == answer
+
+
+def test_a_learned_tier_goes_before_and_leaves_the_rest_open() -> None:
+    """A trained model predicts memory only: it is named as the source, history and default fill the rest."""
+
+    class Model:
+        def guess(self, spec: JobSpec, key: bytes) -> Guess:
+            return Guess("model", 0.8, "forest v3", gpu_memory_mib=4_096, model_version="forest-3")
+
+    cell = Cell()
+    cell.run("job-1", usage())
+    found = estimate(SPEC, (Model(), *cell.tiers))
+    assert (found.tier, found.confidence, found.model_version) == ("model", 0.8, "forest-3")
+    assert (found.worker.gpu_memory_mib, found.worker.host_memory_mib, found.worker.gpus) == (4_096, 1_100, 1)
+    assert found.run_ms == 60_000
+
+
+def test_estimates_are_quick() -> None:
+    """1,000 jobs/s on two cores leave no service more than some tens of µs per job."""
+    cell = Cell()
+    for number in range(40):
+        cell.run(f"job-{number}", usage())
+    began_s = time.perf_counter()
+    for _ in range(2_000):
+        estimate(SPEC, cell.tiers)
+    assert (time.perf_counter() - began_s) / 2_000 < 300e-6  # some 15 µs; wide, since CI machines are shared
