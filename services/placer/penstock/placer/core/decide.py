@@ -9,9 +9,6 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from penstock.policies.explain import never_fits
-from penstock.policies.validate import validate
-
 from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
 from penstock.events import doors, facts
 from penstock.events.base import Event
@@ -19,7 +16,9 @@ from penstock.events.facts import PlacementExplanation, PlacerSettings, TimerSub
 from penstock.ledger.evolve import job_of_task, timer_id
 from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
 from penstock.policies.base import Chance, assign
+from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import policy_for
+from penstock.policies.validate import validate
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own

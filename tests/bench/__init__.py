@@ -1,0 +1,1 @@
+"""Measurements: `make bench` writes bench.json and prints it as a table."""
