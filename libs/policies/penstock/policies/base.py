@@ -51,6 +51,13 @@ class Policy(Protocol):
         ...
 
 
+def task_id_of(job: JobState, rank: int) -> str:
+    """The id of this rank's task in the job's next attempt: `job.attempt.w0`, …, `job.attempt.ps0`, …"""
+    workers = job.spec.workers
+    role = f"w{rank}" if rank < workers else f"ps{rank - workers}"
+    return f"{job.job_id}.{job.attempt + 1}.{role}"
+
+
 def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
     """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first."""
     demand = job.demand
@@ -72,7 +79,7 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
         taken[node_id] = (free_gpus, free_cores)
         tasks.append(
             TaskPlacement(
-                task_id=f"{job.job_id}.{attempt}.{'w' if is_worker else 'ps'}{rank if is_worker else rank - demand.workers}",
+                task_id=task_id_of(job, rank),
                 role="worker" if is_worker else "ps",
                 rank=rank,
                 node_id=node_id,

@@ -4,11 +4,12 @@ All policies here are greedy: they decide one task after the other, never take o
 nothing. They differ only in how they rank the nodes that are open to the next task (`Rank`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from penstock.cluster.nouns import ResourceVector
 from penstock.events.facts import MAX_CANDIDATES, Candidate, PlacementExplanation
-from penstock.ledger.index import Free
+from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.policies.base import Plan
 from penstock.policies.reasons import rejections
@@ -103,6 +104,17 @@ class Gang:
 
 Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]
 """(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it, ordinal)."""
+
+
+def best_of(classes: Iterable[tuple[float, int]], limit: int) -> list[tuple[float, int]]:
+    """At most `limit` (score, ordinal), by score and then ordinal, from (score, nodes) in any order."""
+    chosen: list[tuple[float, int]] = []
+    for score, nodes in sorted(classes):
+        if len(chosen) >= limit and score > chosen[-1][0]:
+            break
+        chosen += [(score, ordinal) for ordinal in islice(bits(nodes), limit)]
+    chosen.sort()
+    return chosen[:limit]
 
 
 def place_greedily(

@@ -29,13 +29,12 @@ node leaves when the next task no longer fits. Option `distinct_nodes=True`: lin
 from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
-from itertools import islice
 
 from penstock.cluster.nouns import MAX_GPUS_PER_NODE
 from penstock.ledger.index import NodeIndex, bits
 from penstock.ledger.state import CellState, JobState
 from penstock.policies.base import Chance, Plan
-from penstock.policies.gang import Gang, place_greedily
+from penstock.policies.gang import Gang, best_of, place_greedily
 
 FITNESS_UNITS = 720_720
 """Least common multiple of 1 … 16 GPUs: fitness is summed in whole units, so equal plans tie exactly."""
@@ -128,10 +127,6 @@ _Class = tuple[float, int, int, int]
 """(score of the plan, nodes, cost of the plan, fitness of the plan)."""
 
 
-def _score_of(entry: _Class) -> float:
-    return entry[0]
-
-
 def fitness_units(taken: int, total: int) -> int:
     """Eq. 6 in 1/720,720: −(GPUs asked + used) / GPUs of the node; −1 for a node without GPUs."""
     return -taken * (FITNESS_UNITS // total) if total else -FITNESS_UNITS
@@ -154,15 +149,14 @@ class _Search:
         """Lines 3 – 16: the best open nodes for the next task, as (score of the plan with it, ordinal)."""
         self._cost, self._fitness = self._best
         partners = self._partners(gang, is_worker)
-        chosen: list[tuple[float, int, int, int]] = []
-        for score, nodes, cost, fitness in sorted(self._classes(gang, is_worker, partners), key=_score_of):
-            if len(chosen) >= limit and score > chosen[-1][0]:
-                break
-            chosen += [(score, ordinal, cost, fitness) for ordinal in islice(bits(nodes), limit)]
-        chosen.sort()
-        if chosen:
-            self._best = chosen[0][2:]
-        return [(score, ordinal) for score, ordinal, _, _ in chosen[:limit]]
+        classes = self._classes(gang, is_worker, partners)
+        ranked = best_of([(score, nodes) for score, nodes, _, _ in classes], limit)
+        if ranked:
+            best, bit = ranked[0][0], 1 << ranked[0][1]
+            self._best = next(
+                (cost, fitness) for score, nodes, cost, fitness in classes if score == best and nodes & bit
+            )
+        return ranked
 
     def _partners(self, gang: Gang, is_worker: bool) -> Partners | None:
         """Whom the next task will talk to, of those already placed; opens the ring where it will go in."""

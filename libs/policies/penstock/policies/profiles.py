@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from penstock.events.facts import PlacerSettings
 from penstock.policies.base import Policy
-from penstock.policies.baselines import FirstFit, RandomFit
+from penstock.policies.baselines import Even, FirstFit, KubernetesDefault, RandomFit
 from penstock.policies.liquid import Liquid, PairCost
 
 PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
@@ -16,6 +16,8 @@ PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
         ),
         "fifo": lambda settings: FirstFit(),
         "random": lambda settings: RandomFit(),
+        "even": lambda settings: Even(),
+        "k8s-default": lambda settings: KubernetesDefault(),
     }
 )
 

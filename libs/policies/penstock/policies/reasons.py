@@ -12,6 +12,7 @@ from penstock.ledger.index import NodeIndex
 class Reason(StrEnum):
     """Why a job waits. Names are stable: they appear in records and in `why -o json`."""
 
+    ABOUT_TO_START = "about_to_start"
     AWAITING_ESTIMATE = "awaiting_estimate"
     BACKOFF = "backoff"
     CELL_FROZEN = "cell_frozen"
@@ -34,7 +35,6 @@ class Reason(StrEnum):
     NEVER_FITS_CORES = "never_fits_cores"
     NEVER_FITS_HOST_MEMORY = "never_fits_host_memory"
     NEVER_FITS_BANDWIDTH = "never_fits_bandwidth"
-    NEVER_FITS_NODE = "never_fits_node"
     NEVER_FITS_GANG = "never_fits_gang"
 
 
@@ -47,6 +47,9 @@ class Advice(NamedTuple):
 
 ADVICE: Mapping[Reason, Advice] = MappingProxyType(
     {
+        Reason.ABOUT_TO_START: Advice(
+            "It fits now and it is its turn.", "Wait a moment; its placement is about to be decided."
+        ),
         Reason.AWAITING_ESTIMATE: Advice(
             "Its resource needs are still being estimated.",
             "Wait; if this lasts for more than a few seconds, check that the estimator is running (`penstock doctor`).",
@@ -127,10 +130,6 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         Reason.NEVER_FITS_BANDWIDTH: Advice(
             "No suitable node has as much network bandwidth as one task needs.",
             "Ask for less bandwidth per task, or add a better connected node.",
-        ),
-        Reason.NEVER_FITS_NODE: Advice(
-            "Each single need of a task is met by some node, but no node meets all of them together.",
-            "Lower the need that the fewest nodes meet (the histogram shows them), or add a larger node.",
         ),
         Reason.NEVER_FITS_GANG: Advice(
             "One task fits, but even the empty cell cannot hold all tasks of the gang at once.",
