@@ -1,7 +1,6 @@
 """The node-reporter with real processes: first in this process over a log in memory."""
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +15,7 @@ from penstock.cluster.nouns import TaskPlacement
 from penstock.events import doors
 from penstock.events.base import Event
 from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.facts import Order, Peer, SetCores, StartTask, StopTask
+from penstock.events.facts import Order, Peer, StartTask, StopTask
 from penstock.events.topics import NODE_PARTITIONS, Topic, node_partition
 from penstock.kernel.log import Log, Message, Partition
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog

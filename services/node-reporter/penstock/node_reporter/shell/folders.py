@@ -1,5 +1,6 @@
 """Folders and memory caps of tasks."""
 
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from penstock.kernel.task_logs import file_name
 from penstock.node_reporter.options import Options
 from penstock.node_reporter.shell.journal import JournalFailed
 
+PHASES = "phases"
 BYTES_PER_MIB = 1 << 20
 DATA_SLACK_MIB = 1_024
 """RLIMIT_DATA counts memory that is reserved but never touched (thread stacks of 8 MiB, BLAS buffers of 32 MiB
@@ -21,6 +23,17 @@ def make_folder(path: Path) -> Path:
     """A folder only we can look into. Raises `JournalFailed`: a state folder that cannot be written is no base to act on."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise JournalFailed(f"the state folder cannot be written: {error}") from error
+    return path
+
+
+def make_task_folder(path: Path) -> Path:
+    """A task's folder with its FIFO for phases; as `make_folder`."""
+    make_folder(path)
+    try:
+        with suppress(FileExistsError):
+            os.mkfifo(path / PHASES, 0o600)
     except OSError as error:
         raise JournalFailed(f"the state folder cannot be written: {error}") from error
     return path

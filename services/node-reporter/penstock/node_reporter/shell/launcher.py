@@ -3,14 +3,16 @@
 Ideal: the reporter forks each task itself. Departure: it has threads and a large heap, and a fork of those
 is neither safe nor quick.
 
-Run as `python -I -S launcher.py SOCKET_FD LOCK_FD`. Each request, one JSON message on the SEQPACKET socket:
-`{folder, log, log_limit, argv, env, cwd, cores, data_limit, cgroup, task_id, token}`. For each one it forks a
-*shim*, which forks the program, waits for all of it and writes down how it ended. The shim outlives the reporter.
+Run as `python -I -S launcher.py SOCKET_FD LOCK_FD`. It always keeps one *shim* ready, forked beforehand with
+the process that will become the program (forks and their page faults would be most of a start's time). A shim
+takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, cores,
+data_limit, cgroup, task_id, token}`; runs the program, waits for all of it and writes down how it ended. It
+outlives launcher and reporter.
 
 The folder of a task holds, each written whole (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms}`, written before the program runs;
 `exit.json {exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, stage, errno, oom}`, written (fsync)
-after the *last* process of the task has been reaped; `phases`, a FIFO that the program may write lines to.
+after the *last* process of the task has been reaped; `phases`, a FIFO made by the reporter for the program's lines.
 
 Proof of exit: the shim is the subreaper of everything that the program starts, in whatever session. Once
 the leader is gone it kills what is left and waits until the kernel says that it has no children: ECHILD.
@@ -44,6 +46,10 @@ REAP_PAUSE_MS = 5  # between kills while the last processes die
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+RESET_SIGNALS = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ,
+)  # fmt: skip
+"""What Python, the launcher or the shim changed; the program shall find the defaults."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -137,18 +143,18 @@ class Output:
 class Shim:
     """One task's guardian; runs in a process of its own from fork to exit."""
 
-    def __init__(self, request: dict[str, Any], control: socket.socket, lock_fd: int) -> None:
-        self._request = request
-        self._folder = request["folder"]
+    def __init__(self, control: socket.socket, lock_fd: int, taken_fd: int) -> None:
         self._control = control
         self._lock_fd = lock_fd
+        self._taken_fd = taken_fd
+        self._request: dict[str, Any] = {}
+        self._folder = ""
         self._leader = 0
         self._reaped: tuple[int, Any] | None = None
-        self._killing = False
-        self._started_ms = now_ms()
+        self._started_ms = 0
 
-    def run(self) -> None:
-        """Starts the program and stays until nothing of it is left."""
+    def prepare(self) -> None:
+        """Everything that needs no request: signals, pipes, and the leader, which waits for its program."""
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _prctl(PR_SET_NAME, b"penstock-shim", 0, 0, 0)
         os.setsid()
@@ -159,72 +165,87 @@ class Shim:
             (signal.SIGCHLD, self._on_child),
         ):
             signal.signal(number, handler)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.mkfifo(f"{self._folder}/phases", 0o600)
+        self._shim = os.getpid()
+        self._shim_start = start_ticks(self._shim)
+        self._out_read, out_write = os.pipe()
+        go_read, self._go_write = os.pipe()
+        self._failed_read, failed_write = os.pipe()
+        leader = os.fork()
+        if leader == 0:
+            os.close(self._go_write)
+            os.close(self._failed_read)
+            self._become_program(out_write, go_read, failed_write)
+        self._leader = leader
+        for descriptor in (out_write, go_read, failed_write):
+            os.close(descriptor)
+        self._leader_start = start_ticks(leader)
+
+    def run(self) -> None:
+        """Takes one request and stays until nothing of its program is left."""
+        message = self._control.recv(MAX_MESSAGE_BYTES)
+        if not message:
+            os._exit(0)  # the reporter is gone; the leader goes with us
+        self._request = json.loads(message)
+        self._folder = self._request["folder"]
+        self._tell({"event": "taken"})
+        errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(errors, 2)
+        failure = self._start(message)
+        if failure is None:
+            self._tell({"event": "started", "pid": self._leader, "started_ms": self._started_ms})
+        self._control.close()
+        os.close(self._taken_fd)  # the launcher makes the next shim ready
         phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
         output = Output(self._request["log"], self._request["log_limit"])
-        pipe, failure = self._start()
-        if failure is None:
-            self._tell_started()
-        self._control.close()
-        self._watch(pipe, output)
-        self._reap_all(pipe, output)
+        self._watch(self._out_read, output)
+        self._reap_all(self._out_read, output)
         output.close()
         os.close(phases)
         self._write_exit(failure)
 
-    def _start(self) -> tuple[int, dict[str, Any] | None]:
-        """Forks the leader; returns its output and, when it could not be executed, why."""
-        out_read, out_write = os.pipe()
-        go_read, go_write = os.pipe()
-        failed_read, failed_write = os.pipe()
-        shim = os.getpid()
-        self._leader = os.fork()
-        if self._leader == 0:
-            os.close(go_write)
-            os.close(failed_read)
-            self._become_program(shim, out_write, go_read, failed_write)
-        for descriptor in (out_write, go_read, failed_write):
-            os.close(descriptor)
+    def _start(self, message: bytes) -> dict[str, Any] | None:
+        """Writes down who will run, lets the leader go; says why when it could not be executed."""
         self._started_ms = now_ms()
         started = {
             "task_id": self._request["task_id"],
             "token": self._request["token"],
-            "shim": shim,
-            "shim_start": start_ticks(shim),
+            "shim": self._shim,
+            "shim_start": self._shim_start,
             "pid": self._leader,
-            "pid_start": start_ticks(self._leader),
+            "pid_start": self._leader_start,
             "started_ms": self._started_ms,
         }
         write_whole(self._folder, "started.json", started, durable=False)
         os.close(self._lock_fd)
-        os.write(go_write, b"g")
-        os.close(go_write)
-        report = os.read(failed_read, CHUNK_BYTES)  # empty: exec closed it
-        os.close(failed_read)
-        return out_read, json.loads(report) if report else None
+        while message:
+            message = message[os.write(self._go_write, message) :]
+        os.close(self._go_write)
+        report = os.read(self._failed_read, CHUNK_BYTES)  # empty: exec closed it
+        os.close(self._failed_read)
+        if not report:
+            return None
+        failure: dict[str, Any] = json.loads(report)
+        return failure
 
-    def _become_program(self, shim: int, output: int, go: int, failed: int) -> NoReturn:
-        """In the child: prepare, wait for the go, exec. Whatever fails is told through `failed`."""
+    def _become_program(self, output: int, go: int, failed: int) -> NoReturn:
+        """In the child: wait for the request, prepare, exec. Whatever fails is told through `failed`."""
         stage = "prepare"
         try:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != shim:
+            if os.getppid() != self._shim:
                 os._exit(127)
             os.setsid()
-            for number in (
-                signal.SIGTERM,
-                signal.SIGUSR1,
-                signal.SIGUSR2,
-                signal.SIGCHLD,
-                signal.SIGINT,
-                signal.SIGPIPE,
-                signal.SIGXFSZ,
-            ):
+            for number in RESET_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
-            request = self._request
-            if os.read(go, 1) != b"g":
-                os._exit(127)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            message = b""
+            while chunk := os.read(go, CHUNK_BYTES):
+                message += chunk
+            if not message:
+                os._exit(127)  # nobody came
+            os.close(self._lock_fd)
+            request = json.loads(message)
             stage = "cgroup"
             if request["cgroup"]:
                 with open(f"{request['cgroup']}/cgroup.procs", "w") as file:
@@ -238,9 +259,6 @@ class Shim:
             stage = "workdir"
             os.chdir(request["cwd"])
             stage = "exec"
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.dup2(output, 1)
             os.dup2(output, 2)
             os.execvpe(request["argv"][0], request["argv"], request["env"])
         except OSError as error:
@@ -333,18 +351,11 @@ class Shim:
             os.rmdir(group)
         return counts.get("oom_kill", "0") != "0"
 
-    def _tell_started(self) -> None:
+    def _tell(self, content: dict[str, Any]) -> None:
         """Tells the reporter, if it is still there; if not, `started.json` tells the next one."""
-        told = {
-            "event": "started",
-            "shim": os.getpid(),
-            "task_id": self._request["task_id"],
-            "token": self._request["token"],
-            "pid": self._leader,
-            "started_ms": self._started_ms,
-        }
+        content |= {"task_id": self._request["task_id"], "token": self._request["token"], "shim": self._shim}
         with contextlib.suppress(OSError):
-            self._control.send(json.dumps(told).encode())
+            self._control.send(json.dumps(content).encode())
 
     def _kill_all(self) -> None:
         for pid in descendants(os.getpid()):
@@ -381,15 +392,12 @@ class Shim:
             os.waitpid(ended.si_pid, 0)
 
 
-def guard(request: dict[str, Any], control: socket.socket, lock_fd: int) -> NoReturn:
+def guard(control: socket.socket, lock_fd: int, taken_fd: int) -> NoReturn:
     """A shim's whole life. Should it fail, the story goes to `shim.err` and the kernel kills its leader."""
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        errors = os.open(f"{request['folder']}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(errors, 1)
-        os.dup2(errors, 2)
-        Shim(request, control, lock_fd).run()
+        shim = Shim(control, lock_fd, taken_fd)
+        shim.prepare()
+        shim.run()
     finally:
         error = sys.exc_info()[1]
         if error is not None:
@@ -399,7 +407,7 @@ def guard(request: dict[str, Any], control: socket.socket, lock_fd: int) -> NoRe
 
 
 def main() -> None:
-    """Serves requests until the reporter closes its end."""
+    """Keeps one shim ready until the reporter closes its end."""
     control = socket.socket(fileno=int(sys.argv[1]))
     lock_fd = int(sys.argv[2])
     for descriptor in (control.fileno(), lock_fd):
@@ -408,19 +416,22 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _prctl(PR_SET_NAME, b"penstock-launch", 0, 0, 0)
+    gc.collect()
     gc.freeze()
     gc.disable()
-    control.send(b'{"event": "ready"}')
     while True:
-        message = control.recv(MAX_MESSAGE_BYTES)
-        if not message:
+        taken_read, taken_write = os.pipe()
+        if os.fork() == 0:
+            os.close(taken_read)
+            guard(control, lock_fd, taken_write)
+        os.close(taken_write)
+        poll = select.poll()
+        poll.register(taken_read, select.POLLIN)
+        poll.register(control, 0)  # its hang-up alone
+        poll.poll()  # the shim has let go of its end: it works, or was killed
+        if any(descriptor == control.fileno() for descriptor, _ in poll.poll(0)):
             return
-        request = json.loads(message)
-        shim = os.fork()
-        if shim == 0:
-            guard(request, control, lock_fd)
-        told = {"event": "forked", "shim": shim, "task_id": request["task_id"], "token": request["token"]}
-        control.send(json.dumps(told).encode())
+        os.close(taken_read)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from penstock.node_reporter.core.state import Context, Forget, NodeState, Put
 from penstock.node_reporter.options import Options
 from penstock.node_reporter.shell import processes
 from penstock.node_reporter.shell.exits import lost_outcome, outcome_of, sweep_task
-from penstock.node_reporter.shell.folders import make_folder, memory_cap, remove_folder
+from penstock.node_reporter.shell.folders import make_folder, make_task_folder, memory_cap, remove_folder
 from penstock.node_reporter.shell.journal import Journal, Pending
 from penstock.node_reporter.shell.outbox import Outbox
 from penstock.node_reporter.shell.spawner import Key, LauncherLost, Marks, Spawner, task_folder
@@ -150,7 +150,7 @@ class Node:
         """Asks the launcher for one task. A folder that cannot be made leaves it to recovery (`JournalFailed`)."""
         options = self.options
         self._asked.add((order.task_id, order.token))
-        folder = make_folder(task_folder(options.state_dir, order.task_id, order.token))
+        folder = make_task_folder(task_folder(options.state_dir, order.task_id, order.token))
         place = order.place
         request = {
             "task_id": order.task_id,

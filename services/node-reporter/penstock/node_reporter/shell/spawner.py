@@ -187,7 +187,7 @@ class Spawner:
                 return
             told = json.loads(message)
             key = (told.get("task_id", ""), told.get("token", 0))
-            if told["event"] == "forked":
+            if told["event"] == "taken":
                 if not self.attach(key, told["shim"], None):
                     self._loop.call_soon(self._on_exit, key)
             elif told["event"] == "started":
