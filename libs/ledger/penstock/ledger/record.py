@@ -77,7 +77,7 @@ def read(value: bytes) -> RawRecord:
     """Reads one record's bytes. Raises `Unreadable`."""
     try:
         return _decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # nesting is the one fault that is no DecodeError
         raise Unreadable(str(error)) from error
 
 

@@ -1,0 +1,98 @@
+"""Whatever stands on the jobs topic or the ledger's: the estimator answers or skips, and never falls over."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.shell.service import Estimator
+from penstock.events.doors import JobEstimated, JobSubmitted
+from penstock.events.envelope import from_wire
+from penstock.events.topics import Topic
+from penstock.kernel.log import Headers, Partition, Record
+from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.settings import Settings
+from penstock.telemetry.tracing import Tracing
+
+GENERATED = 1_500
+GOOD = JobSubmitted(
+    job_id="job-1",
+    spec=JobSpec(command=("train",), model="m", batch_size=8, resources=ResourceRequest(gpus=1, cores=2)),
+).model_dump(mode="json")
+TYPE = "penstock.job.submitted.v1"
+VALUES: list[Any] = [
+    None, True, 0, -1, 1, 16, 17, 1 << 30, (1 << 30) + 1, 1 << 53, -(1 << 63), 10**30, 0.5, 1e308, "", "x", "é" * 200,
+    "\0", "NaN", [], ["a"], [""], ["\0"], {}, {"a": 1}, {"": ""}, ["x" * 9_000], ["x"] * 600,
+]  # fmt: skip
+RAW = [
+    b"", b"null", b"[]", b"{", b'{"job_id": NaN}', b"\xff\xfe", b"[" * 20_000, b'{"spec":' * 5_000, b"1e999", b"x" * 70_000,
+    msgspec.json.encode(GOOD) + b" x", msgspec.json.encode(GOOD).replace(b"8", b"Infinity"),
+]  # fmt: skip
+
+
+def mutated(chance: random.Random) -> bytes:
+    """A submission with up to three fields changed, removed or added, at any depth; or something else entirely."""
+    if chance.random() < 0.1:
+        return chance.choice(RAW)
+    event: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(GOOD))
+    for _ in range(chance.randrange(4)):
+        place = chance.choice(
+            [event, event.get("spec"), (event.get("spec") or {}).get("resources")]
+            if isinstance(event.get("spec"), dict)
+            else [event]
+        )
+        if not isinstance(place, dict) or not place:
+            continue
+        name = chance.choice([*place, "unknown"])
+        if chance.random() < 0.2:
+            place.pop(name, None)
+        else:
+            place[name] = chance.choice(VALUES)
+    return msgspec.json.encode(event)
+
+
+def headers(chance: random.Random) -> Headers:
+    found = [("ce_specversion", b"1.0"), ("ce_id", b"e-1"), ("ce_source", b"/x"), ("ce_type", TYPE.encode())]
+    if chance.random() < 0.2:
+        bad = [
+            b"",
+            b"\xff",
+            b"x" * 15_000,
+            b"penstock.job.submitted.v9",
+            b"penstock.job.submitted.vx",
+            b"penstock.job.ended.v1",
+        ]
+        name = chance.choice(["ce_specversion", "ce_id", "ce_type", "ce_time", "traceparent", "causationid"])
+        found = [pair for pair in found if pair[0] != name] + [(name, chance.choice(bad))]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_generated_submissions_are_answered_or_skipped(seed: int) -> None:
+    """Producers of all ages and moods write to the topic; nothing but a valid estimate ever comes out."""
+    chance, broker = random.Random(seed), MemoryBroker()
+    estimator = Estimator(Settings(log_url="x"), MemoryLog(broker), Tracing())
+    broker.create({Topic.ESTIMATES: 1})
+    seen: Counter[str] = Counter()
+    for offset in range(GENERATED):
+        record = Record(Partition(Topic.JOBS, 0), offset, mutated(chance), headers(chance), None, 0)
+        message = estimator._answer(record)
+        seen["skipped" if message is None else "answered"] += 1
+        if message is not None:
+            broker.append("estimator", [message])  # raises when it is larger than a log takes
+            envelope = from_wire(message.headers, message.value, Topic.ESTIMATES)
+            assert isinstance(envelope.data, JobEstimated)
+    assert seen["skipped"] == estimator.counts.skipped
+    assert min(seen.values()) > GENERATED // 10  # the generator makes both kinds
+
+
+def test_garbage_on_the_ledgers_topic_is_void() -> None:
+    """Somebody with the wrong rights wrote there: no record of theirs extends the chain."""
+    chance, ledger = random.Random(3), Ledger(Topic.JOBS, 0)
+    for _ in range(1_000):
+        ledger.fold(mutated(chance))
+    assert (ledger.void, ledger.seq, len(ledger.live)) == (1_000, 0, 0)
