@@ -1,0 +1,188 @@
+"""The placer's shell with its estimator and nodes, in one process on the log in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest
+from penstock.estimator.shell.service import run as run_estimator
+from penstock.events.base import Event
+from penstock.events.doors import JobCancelRequested, JobSubmitted
+from penstock.events.envelope import Envelope, to_wire
+from penstock.events.topics import Topic
+from penstock.kernel.log import Log, Message, Partition
+from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.settings import Settings
+from penstock.ledger.check import check
+from penstock.ledger.replica import Replica
+from penstock.placer.core.decide import Decider
+from penstock.placer.shell.replay import Replayer
+from penstock.placer.shell.service import run as run_placer
+from penstock.testing.driver import node_spec
+from penstock.testing.fake_nodes import FakeNodes
+from penstock.testing.kafka import penstock_topics
+
+SETTINGS = Settings(log_url="memory")
+LEDGER = Partition(Topic.LEDGER, 0)
+
+
+class Cell:
+    """A whole small system on one broker."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.broker.create(penstock_topics())
+        self.nodes = FakeNodes(self.log("node-reporter"), [node_spec(f"n{i}") for i in range(3)], run_ms=5)
+        self._sent = 0
+
+    def log(self, identity: str) -> Log:
+        return MemoryLog(self.broker, identity)
+
+    async def submit(self, job_id: str, gpus: int = 1) -> None:
+        request = ResourceRequest(gpus=gpus, cores=1, host_memory_mib=64, gpu_memory_mib=64, bandwidth_mbps=0)
+        await self.send(JobSubmitted(job_id=job_id, spec=JobSpec(command=("true",), resources=request)))
+
+    async def send(self, event: Event) -> None:
+        self._sent += 1
+        headers, value = to_wire(Envelope(id=f"t{self._sent}", source="/test", time_ms=1, data=event))
+        await self.log("gateway").append([Message(Partition(event.TOPIC or "", 0), value, headers)])
+
+    def fold(self) -> Replica:
+        replica = Replica()
+        for record in self.broker.records(LEDGER):
+            replica.take(record.value, record.offset)
+        assert check(replica.state) == []
+        return replica
+
+    async def until(self, holds: Callable[[Replica], bool], seconds: float = 10.0) -> Replica:
+        """Waits until the ledger says so."""
+        async with asyncio.timeout(seconds):
+            while not holds(replica := self.fold()):
+                await asyncio.sleep(0.01)
+        return replica
+
+    @asynccontextmanager
+    async def placer(self) -> AsyncIterator[asyncio.Event]:
+        """One placer, stopped at the end; its `stop` event can also be set earlier."""
+        stop, ready = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(run_placer(SETTINGS, stop, log=self.log("placer"), ready=ready))
+        await asyncio.wait_for(ready.wait(), 5)
+        try:
+            yield stop
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 5)
+
+
+@pytest.fixture
+async def cell() -> AsyncIterator[Cell]:
+    cell = Cell()
+    stop = asyncio.Event()
+    tasks = [
+        asyncio.create_task(run_estimator(SETTINGS, stop, log=cell.log("estimator"))),
+        asyncio.create_task(cell.nodes.run()),
+    ]
+    yield cell
+    stop.set()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert cell.nodes.seen.collisions == []
+
+
+def ended(count: int) -> Callable[[Replica], bool]:
+    return lambda replica: len(replica.state.ended) == count
+
+
+async def test_jobs_travel_from_submission_to_exit(cell: Cell) -> None:
+    """Thirty jobs on twelve GPUs: all of them run once, and replay decides the same, byte for byte."""
+    async with cell.placer():
+        for number in range(30):
+            await cell.submit(f"j{number}")
+        replica = await cell.until(ended(30))
+    assert set(replica.state.ended.values()) == {"succeeded"}
+    assert len(cell.nodes.seen.started) == 30
+    report = await Replayer(cell.log("replay"), 0).run()
+    assert (report.different, report.identical) == (0, replica.head.seq)
+
+
+async def test_a_restarted_placer_goes_on_where_the_ledger_ends(cell: Cell) -> None:
+    """The placer is stopped in the middle and another takes the next term; nothing is lost or run twice."""
+    for number in range(20):
+        await cell.submit(f"j{number}")
+    async with cell.placer():
+        await cell.until(lambda replica: len(replica.state.ended) >= 5)
+    async with cell.placer():
+        replica = await cell.until(ended(20))
+    assert replica.state.term == 2
+    assert len(cell.nodes.seen.started) == 20
+    assert (await Replayer(cell.log("replay"), 0).run()).different == 0
+
+
+async def test_a_replaced_placer_stands_by(cell: Cell) -> None:
+    """A second placer starts while the first lives: the first's next records are void, it stands by for good."""
+    async with cell.placer(), cell.placer():
+        for number in range(10):
+            await cell.submit(f"j{number}")
+        replica = await cell.until(ended(10))
+    assert replica.state.term == 2
+    assert len(cell.nodes.seen.started) == 10
+
+
+@pytest.mark.parametrize("after_write", [True, False])
+async def test_an_append_of_unknown_outcome_begins_a_new_term(cell: Cell, after_write: bool) -> None:
+    """The broker fails in the middle of a write: the placer drops its state and asks the log what is true."""
+    async with cell.placer():
+        await cell.submit("a")
+        await cell.until(ended(1))
+        cell.broker.fail_next_append(after_write=after_write)
+        for number in range(10):
+            try:
+                await cell.submit(f"j{number}")
+            except Exception:  # noqa: BLE001 - the fault may hit the test's own append: then send again
+                await cell.submit(f"j{number}")
+        await cell.until(ended(11))
+    assert (await Replayer(cell.log("replay"), 0).run()).different == 0
+
+
+async def test_garbage_is_answered_and_kept(cell: Cell) -> None:
+    """Bytes that are no event get a ledger record and a dead letter; the next job is not held up."""
+    async with cell.placer():
+        for topic in (Topic.JOBS, Topic.NODES, Topic.ESTIMATES, Topic.PROPOSALS):
+            await cell.log("x").append([Message(Partition(topic, 0), b"\xff not json", (("ce_type", b"?"),))])
+        await cell.submit("after")
+        await cell.until(ended(1))
+    outcomes = [r.value for r in cell.broker.records(LEDGER) if b'"dead_lettered"' in r.value]
+    assert len(outcomes) == 4
+    assert len(cell.broker.records(Partition(Topic.DEAD_LETTERS, 0))) == 4
+
+
+async def test_an_input_that_cannot_be_applied_is_set_aside(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug makes one input fail every time: it is dead-lettered once, and the cell goes on without it."""
+    original = Decider._cancel
+
+    def broken(self: Decider, state: object, event: JobCancelRequested) -> object:
+        if event.job_id == "poison":
+            raise RuntimeError("a bug")
+        return original(self, state, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("penstock.placer.core.decide.CHOICES", _with("penstock.job.cancel_requested", broken))
+    cell.nodes.run_ms = 300
+    async with cell.placer():
+        await cell.submit("poison")
+        await cell.until(lambda replica: "poison" in replica.state.jobs)
+        await cell.send(JobCancelRequested(job_id="poison"))
+        await cell.submit("after")
+        replica = await cell.until(ended(2))
+    assert replica.state.term == 2
+    [letter] = cell.broker.records(Partition(Topic.DEAD_LETTERS, 0))
+    assert b"a bug" in letter.value
+
+
+def _with(kind: str, choice: object) -> dict[str, object]:
+    from penstock.placer.core.decide import CHOICES
+
+    return {**CHOICES, kind: choice}
