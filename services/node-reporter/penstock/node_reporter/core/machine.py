@@ -208,7 +208,10 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         return
     refusal = _unacceptable(state, order, known, highest)
     if refusal is not None:
-        yield Put(Task(order.task_id, order.token, order.boot_id, Status.ENDED, answer=refusal))
+        if known is not None and known.status is not Status.ENDED:
+            yield Put(replace(known, refused_token=order.token))
+        else:
+            yield Put(Task(order.task_id, order.token, order.boot_id, Status.ENDED, answer=refusal))
         yield Emit(refusal, context)
         return
     rivals = [task for task in state.tasks.values() if set(task.gpus) & set(order.place.gpus)]
@@ -227,7 +230,7 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
 def _highest(state: NodeState, order: StartTask, known: Task | None) -> int:
     """The highest token that speaks against this order: of its GPUs, of the same task, of forgotten ones."""
     tokens = [state.gpu_tokens.get(gpu, 0) for gpu in order.place.gpus]
-    tokens.append(known.token if known is not None else state.forgotten_token + 1)
+    tokens.append(state.forgotten_token + 1 if known is None else max(known.token, known.refused_token + 1))
     return max(tokens)
 
 

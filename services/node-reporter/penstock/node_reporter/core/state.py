@@ -54,6 +54,8 @@ class Task:
     """Set once somebody asked to stop it."""
     kill_at_ms: int | None = None
     answer: TaskExited | OrderRefused | None = None
+    refused_token: int = -1
+    """The highest token under which the same task was refused because this one was alive; never obeyed later."""
 
 
 @dataclass(slots=True)

@@ -172,7 +172,7 @@ def _task_to_row(task: Task) -> dict[str, Any]:
         row["answered"] = task.answer.TYPE
     context = task.context
     row["context"] = [context.traceparent, context.causation_id, context.correlation_id]
-    for name in ("gpus", "pid", "started_ms", "stop_grace_ms", "kill_at_ms"):
+    for name in ("gpus", "pid", "started_ms", "stop_grace_ms", "kill_at_ms", "refused_token"):
         row[name] = getattr(task, name)
     return row
 
@@ -195,4 +195,5 @@ def _task_from_row(row: dict[str, Any]) -> Task:
         stop_grace_ms=row["stop_grace_ms"],
         kill_at_ms=row["kill_at_ms"],
         answer=answer,
+        refused_token=row["refused_token"],
     )

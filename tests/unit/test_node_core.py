@@ -1,0 +1,340 @@
+"""The node's choices without a process: orders and exits in, exact changes and actions out."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cluster.nouns import Gpu, NodeSpec, TaskPlacement
+from penstock.events.base import Event
+from penstock.events.doors import OrderRefused, TaskExited, TaskStarted
+from penstock.events.facts import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
+from penstock.node_reporter.core import machine
+from penstock.node_reporter.core.environment import base_environment, task_environment
+from penstock.node_reporter.core.machine import (
+    Drain,
+    Gone,
+    GraceOver,
+    KillAt,
+    Note,
+    OrderRead,
+    Outcome,
+    SetAffinity,
+    Signal,
+    Spawn,
+    Spawned,
+    step,
+)
+from penstock.node_reporter.core.state import MAX_ENDED_REMEMBERED, Forget, NodeState, Status, check
+
+
+def start(token: int, gpus: tuple[int, ...] = (0,), task_id: str = "", **more: Any) -> StartTask:
+    task_id = task_id or f"t{token}"
+    place = TaskPlacement(task_id=task_id, role="worker", rank=0, node_id="n1", gpus=gpus, cores=(0, 1))
+    fields: dict[str, Any] = {
+        "token": token, "node_id": "n1", "task_id": task_id, "job_id": "j", "attempt": 1, "boot_id": "boot",
+        "command": ("train",), "place": place, "peers": (), "rendezvous_port": 29_500, "grace_ms": 10,
+    }  # fmt: skip
+    return StartTask(**{**fields, **more})
+
+
+def stop(token: int, task_id: str, grace_ms: int = 100) -> StopTask:
+    return StopTask(token=token, node_id="n1", task_id=task_id, grace_ms=grace_ms, reason="cancelled")
+
+
+class World:
+    """A node core whose instructions are recorded, not carried out."""
+
+    def __init__(self) -> None:
+        self.state = NodeState("n1", "boot", 4)
+        self.spawned: list[tuple[str, int]] = []
+        self.done: list[Any] = []
+
+    def feed(self, given: Any, now_ms: int = 1_000) -> list[Any]:
+        if not isinstance(given, Spawned | Gone | GraceOver | Drain):
+            given = OrderRead(given, now_ms)
+        self.done = step(self.state, given)
+        self.spawned += [(d.order.task_id, d.order.token) for d in self.done if isinstance(d, Spawn)]
+        check(self.state)
+        return self.done
+
+    def said(self) -> list[Event]:
+        return [decision.event for decision in self.done if isinstance(decision, machine.Emit)]
+
+    def run(self, order: StartTask) -> None:
+        self.feed(order)
+        self.feed(Spawned(order.task_id, order.token, 42, 1_001, 1_001))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    check(world.state)
+
+
+def test_a_start_is_written_down_before_it_is_carried_out(world: World) -> None:
+    """LAW 4: the token is in the changes, which the shell makes durable before it acts."""
+    decisions = world.feed(start(5))
+    assert [type(decision).__name__ for decision in decisions] == ["Put", "Spawn"]
+    assert world.state.gpu_tokens == {0: 5}
+
+
+def test_the_dispatcher_repeats_itself_after_its_restart(world: World) -> None:
+    """The same order again starts nothing; the node says again what it said."""
+    world.run(start(5))
+    world.feed(start(5))
+    assert [type(event) for event in world.said()] == [TaskStarted]
+    world.feed(Gone("t5", 5, Outcome(2_000, exit_code=0)))
+    first = world.said()
+    world.feed(start(5))
+    assert world.said() == first
+    assert isinstance(first[0], TaskExited)
+    assert world.spawned == [("t5", 5)]
+
+
+def test_a_zombies_order_is_refused_by_its_token(world: World) -> None:
+    """A placer that was suspended wakes up and sends what it had decided long ago."""
+    world.run(start(9))
+    world.feed(Gone("t9", 9, Outcome(2_000, exit_code=0)))
+    world.feed(start(8))
+    (refused,) = world.said()
+    assert isinstance(refused, OrderRefused)
+    assert (refused.reason, refused.token, refused.highest_token) == ("stale_token", 8, 9)
+    assert world.spawned == [("t9", 9)]
+
+
+def test_a_successor_waits_until_the_predecessor_is_proven_dead(world: World) -> None:
+    """The placer pre-schedules a successor; the GPU's process still writes its checkpoint."""
+    world.run(start(1))
+    world.feed(start(2))
+    assert world.spawned == [("t1", 1)]
+    world.feed(stop(3, "t1"))
+    assert world.spawned == [("t1", 1)], "SIGTERM is no proof"
+    world.feed(Gone("t1", 1, Outcome(2_000, signal=15)))
+    assert world.spawned == [("t1", 1), ("t2", 2)]
+
+
+def test_a_newer_decision_supersedes_a_waiting_one(world: World) -> None:
+    world.run(start(1))
+    world.feed(start(2))
+    world.feed(start(3))
+    (refused,) = world.said()
+    assert isinstance(refused, OrderRefused)
+    assert (refused.task_id, refused.highest_token) == ("t2", 3)
+    world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
+    assert world.spawned == [("t1", 1), ("t3", 3)]
+
+
+def test_a_stop_overtakes_its_start(world: World) -> None:
+    """The start order was lost with a broker; the job is cancelled; then the order turns up after all."""
+    world.feed(stop(7, "t6"))
+    (exited,) = world.said()
+    assert isinstance(exited, TaskExited)
+    assert (exited.cause, exited.detail) == ("stopped", "never started")
+    world.feed(start(6))
+    assert isinstance(world.said()[0], OrderRefused)
+    assert world.spawned == []
+
+
+def test_a_stop_during_the_launch_takes_effect_once_it_runs(world: World) -> None:
+    world.feed(start(1))
+    assert not [d for d in world.feed(stop(2, "t1", 50)) if isinstance(d, Signal)]
+    world.feed(Spawned("t1", 1, 42, 1_500, 1_500))
+    assert Signal("t1", 1, signal.SIGTERM) in world.done
+    assert KillAt("t1", 1, 1_550) in world.done
+    world.feed(GraceOver("t1", 1))
+    assert world.done == [Signal("t1", 1, signal.SIGKILL)]
+
+
+def test_a_repeated_stop_never_lengthens_the_grace(world: World) -> None:
+    world.run(start(1))
+    world.feed(stop(2, "t1", 1_000), now_ms=0)
+    assert world.feed(stop(3, "t1", 5_000), now_ms=1) == []
+    assert KillAt("t1", 1, 12) in world.feed(stop(4, "t1", 10), now_ms=2)
+
+
+def test_a_waiting_order_can_be_cancelled(world: World) -> None:
+    world.run(start(1))
+    world.feed(start(2))
+    world.feed(stop(3, "t2"))
+    assert isinstance(world.said()[0], TaskExited)
+    world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
+    assert world.spawned == [("t1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        (start(5, (9,)), "unknown_gpu"),
+        (start(5, place=TaskPlacement(task_id="t5", role="worker", rank=0, node_id="n2")), "wrong_node"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_for_good(world: World, order: StartTask, reason: str) -> None:
+    """The placer places it elsewhere after the refusal; a repeat must not start it here."""
+    world.feed(order)
+    (refused,) = world.said()
+    assert isinstance(refused, OrderRefused)
+    assert refused.reason == reason
+    world.feed(order)
+    assert world.said() == [refused]
+    assert world.spawned == []
+
+
+def test_orders_for_an_older_boot_are_ignored(world: World) -> None:
+    assert [type(d) for d in world.feed(start(5, boot_id="old"))] == [Note]
+    assert world.state.gpu_tokens == {}
+
+
+def test_the_tasks_of_a_gang_share_a_token(world: World) -> None:
+    world.feed(start(5, (0,), "j.0"))
+    world.feed(start(5, (1,), "j.1"))
+    assert world.spawned == [("j.0", 5), ("j.1", 5)]
+
+
+def test_a_forgotten_task_does_not_start_again(world: World) -> None:
+    """Memory is bounded; what is older than everything remembered is old, not new."""
+    for token in range(1, MAX_ENDED_REMEMBERED + 3):
+        world.feed(start(token, gpus=()))
+        world.feed(Spawned(f"t{token}", token, 1, 1, 1))
+        world.feed(Gone(f"t{token}", token, Outcome(2, exit_code=0)))
+    assert any(isinstance(decision, Forget) for decision in world.done)
+    spawned = len(world.spawned)
+    world.feed(start(1, gpus=()))
+    assert isinstance(world.said()[0], OrderRefused)
+    assert len(world.spawned) == spawned
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stopped", "cause"),
+    [
+        (Outcome(9, exit_code=0), False, "exited"),
+        (Outcome(9, exit_code=0), True, "stopped"),
+        (Outcome(9, failure="cannot execute"), False, "start_failed"),
+        (Outcome(9, signal=9, out_of_memory=True), False, "out_of_memory"),
+        (Outcome(9, signal=9, lost="guardian killed"), True, "lost"),
+    ],
+)
+def test_the_cause_of_an_exit(world: World, outcome: Outcome, stopped: bool, cause: str) -> None:
+    world.run(start(1))
+    if stopped:
+        world.feed(stop(2, "t1"))
+    world.feed(Gone("t1", 1, outcome))
+    (exited,) = world.said()
+    assert isinstance(exited, TaskExited)
+    assert exited.cause == cause
+
+
+def test_adjustments_reach_running_tasks_only(world: World) -> None:
+    """OrderRefused would free the place of a task that runs, so an adjustment is never refused that way."""
+    cores = SetCores(token=3, node_id="n1", task_id="t1", cores=(2,))
+    assert [type(d) for d in world.feed(cores)] == [Note]
+    world.run(start(1))
+    assert SetAffinity("t1", 1, (2,)) in world.feed(cores)
+    assert world.feed(CheckpointTask(token=4, node_id="n1", task_id="t1")) == [
+        Signal("t1", 1, signal.SIGUSR1)
+    ]
+    limit = SetBandwidth(token=5, node_id="n1", task_id="t1", memory_bandwidth_percent=10)
+    assert [type(d) for d in world.feed(limit)] == [Note]
+
+
+def test_a_drained_node_stops_everything(world: World) -> None:
+    world.run(start(1))
+    world.feed(start(2))
+    world.feed(Drain(5_000, 70))
+    assert Signal("t1", 1, signal.SIGTERM) in world.done
+    assert KillAt("t1", 1, 5_070) in world.done
+    assert "t2" not in world.state.tasks
+
+
+# ------------------------------------------------------------------------------------------- properties
+
+_starts = st.builds(
+    lambda token, gpus, name: start(token, tuple(sorted(gpus)), name),
+    st.integers(0, 30), st.sets(st.integers(0, 4), max_size=3), st.sampled_from("abcdef"),
+)  # fmt: skip
+_stops = st.builds(stop, st.integers(0, 30), st.sampled_from("abcdef"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.one_of(_starts, _stops, st.sampled_from(["spawned", "gone", "grace"])), max_size=60),
+    st.data(),
+)
+def test_no_order_sequence_shares_a_gpu_or_obeys_an_older_token(
+    steps: list[Any], data: st.DataObject
+) -> None:
+    """Any mixture of repeated, late, crossing and contradicting orders, with exits at any moment.
+
+    The judge keeps its own history: processes per GPU from Spawn to Gone, and the highest token seen.
+    """
+    world = World()
+    running: dict[tuple[str, int], tuple[int, ...]] = {}
+    ever: set[tuple[str, int]] = set()
+    highest: dict[int, int] = {}
+    exits: set[tuple[str, int]] = set()
+    for given_step in steps:
+        if isinstance(given_step, str):
+            if not running:
+                continue
+            task_id, token = data.draw(st.sampled_from(sorted(running)))
+            if given_step == "spawned":
+                world.feed(Spawned(task_id, token, 1, 1, 1))
+            elif given_step == "grace":
+                world.feed(GraceOver(task_id, token))
+            else:
+                del running[task_id, token]
+                world.feed(Gone(task_id, token, Outcome(2, exit_code=0)))
+                exits |= {(e.task_id, e.token) for e in world.said() if isinstance(e, TaskExited)}
+                assert (task_id, token) in exits
+        else:
+            world.feed(given_step)
+        for decision in world.done:
+            if not isinstance(decision, Spawn):
+                continue
+            order = decision.order
+            key = (order.task_id, order.token)
+            assert key not in ever, "started twice"
+            taken = {gpu for gpus in running.values() for gpu in gpus}
+            assert not taken & set(order.place.gpus), "two tasks on one GPU"
+            assert all(order.token >= highest.get(gpu, 0) for gpu in order.place.gpus), "an older token"
+            ever.add(key)
+            running[key] = order.place.gpus
+            for gpu in order.place.gpus:
+                highest[gpu] = order.token
+    assert {task.task_id for task in world.state.live()} == {task_id for task_id, _ in running}
+    assert all(task.status is not Status.WAITING or task.gpus for task in world.state.tasks.values())
+
+
+# ------------------------------------------------------------------------------------------ environment
+
+
+def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
+    """The reporter's own addresses and passwords stay with it; torch finds its ranks."""
+    node = NodeSpec(
+        node_id="n1", boot_id="b", cores=4, host_memory_mib=100,
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}", model="V100", memory_mib=10) for i in range(2)),
+    )  # fmt: skip
+    peers = (
+        Peer(rank=0, role="worker", node_id="n0", address="10.0.0.1"),
+        Peer(rank=1, role="worker", node_id="n1", address="10.0.0.2"),
+        Peer(rank=2, role="ps", node_id="n1", address="10.0.0.2"),
+    )
+    place = TaskPlacement(task_id="j.1", role="worker", rank=1, node_id="n1", gpus=(1,), cores=(0, 1, 2))
+    order = start(5, (1,), "j.1", place=place, peers=peers, env={"LR": "0.1", "PENSTOCK_TOKEN": "99"})
+    base = base_environment(
+        {"PATH": "/bin", "HOME": "/root", "PENSTOCK_DSN": "postgresql://secret", "PENSTOCK_FAILPOINT": "x"},
+        "/v/bin",
+    )
+    found = task_environment(order, node, base, virtual=False)
+    assert not any("secret" in value for value in found.values())
+    assert "PENSTOCK_FAILPOINT" not in found
+    expected = {
+        "PATH": "/v/bin:/bin", "LR": "0.1", "PENSTOCK_TOKEN": "5", "CUDA_VISIBLE_DEVICES": "GPU-1", "RANK": "1",
+        "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "3",
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert task_environment(order, node, base, virtual=True)["CUDA_VISIBLE_DEVICES"] == "1"
