@@ -48,10 +48,13 @@ JOB_MOVES = MappingProxyType(
         _J.SUBMITTED: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
         _J.QUEUED: frozenset({_J.LAUNCHING, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.UNSCHEDULABLE}),
         _J.BACKOFF: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
-        _J.LAUNCHING: frozenset({_J.RUNNING, _J.STOPPING, _J.QUEUED, _J.BACKOFF}) | _ENDINGS,
-        _J.RUNNING: frozenset({_J.STOPPING, _J.QUEUED, _J.BACKOFF}) | _ENDINGS,
-        _J.STOPPING: frozenset({_J.QUEUED, _J.BACKOFF}) | _ENDINGS,
-        **{ending: frozenset[JobStatus]() for ending in _ENDINGS},
+        # What holds resources ends by its own exit, or through STOPPING: never straight by a cancel or timer.
+        _J.LAUNCHING: frozenset({_J.RUNNING, _J.STOPPING, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
+        _J.RUNNING: frozenset({_J.STOPPING, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
+        _J.STOPPING: frozenset(
+            {_J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED, _J.CANCELLED, _J.TIMED_OUT_RUNNING}
+        ),
+        **{ending: frozenset[JobStatus]() for ending in JobStatus if ending in _ENDINGS},
     }
 )
 TASK_MOVES = MappingProxyType(

@@ -26,6 +26,8 @@ Attempt = Annotated[int, Field(ge=1, le=1_000)]
 
 @event
 class JobSubmitted(Event):
+    """A user asks for a job to be run."""
+
     TYPE = "penstock.job.submitted"
     TOPIC = Topic.JOBS
 
@@ -35,6 +37,8 @@ class JobSubmitted(Event):
 
 @event
 class JobCancelRequested(Event):
+    """A user no longer wants a job; what runs of it is stopped."""
+
     TYPE = "penstock.job.cancel_requested"
     TOPIC = Topic.JOBS
 
@@ -44,6 +48,8 @@ class JobCancelRequested(Event):
 
 @event
 class JobEstimated(Event):
+    """What a job is expected to need; it may be placed from now on."""
+
     TYPE = "penstock.job.estimated"
     TOPIC = Topic.ESTIMATES
 
@@ -125,6 +131,8 @@ class NodeSuspected(Event):
 
 @event
 class GpuFaulted(Event):
+    """A GPU broke: nothing new is placed on it until its node joins or changes without the fault."""
+
     TYPE = "penstock.gpu.faulted"
     TOPIC = Topic.NODES
 
@@ -137,6 +145,8 @@ class GpuFaulted(Event):
 
 @event
 class TaskStarted(Event):
+    """A task's process is running."""
+
     TYPE = "penstock.task.started"
     TOPIC = Topic.NODES
 
@@ -163,6 +173,8 @@ class TaskPhaseChanged(Event):
 
 @event
 class TaskCheckpointed(Event):
+    """The training script has saved its state and can resume from there."""
+
     TYPE = "penstock.task.checkpointed"
     TOPIC = Topic.NODES
 
@@ -255,6 +267,8 @@ class MigrationProposed(Proposal):
 
 @event
 class CoresProposed(Proposal):
+    """Give a running task so many cores."""
+
     TYPE = "penstock.cores.proposed"
 
     task_id: Identifier

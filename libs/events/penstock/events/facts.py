@@ -116,6 +116,8 @@ class JobFoundUnschedulable(Event):
 
 @event
 class JobEnded(Event):
+    """The job is over; nothing of it runs any more."""
+
     TYPE = "penstock.job.ended"
 
     job_id: Identifier
@@ -166,6 +168,8 @@ class CellFrozen(Event):
 
 @event
 class CellThawed(Event):
+    """Enough nodes are back; placing goes on."""
+
     TYPE = "penstock.cell.thawed"
 
     reason: ShortText
@@ -203,6 +207,8 @@ class TimerFired(Event):
 
 @event
 class ProposalAnswered(Event):
+    """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1)."""
+
     TYPE = "penstock.proposal.answered"
 
     proposal_id: Identifier
@@ -309,6 +315,8 @@ class Peer(Noun):
 
 @event
 class StartTask(Order):
+    """Start this process with exactly these GPUs, cores and caps."""
+
     TYPE = "penstock.order.start_task"
 
     job_id: Identifier
@@ -336,11 +344,15 @@ class StopTask(Order):
 
 @event
 class CheckpointTask(Order):
+    """Ask the training script to save its state."""
+
     TYPE = "penstock.order.checkpoint_task"
 
 
 @event
 class SetCores(Order):
+    """Pin a running task to these cores."""
+
     TYPE = "penstock.order.set_cores"
 
     cores: Annotated[tuple[int, ...], Field(min_length=1)]
@@ -348,6 +360,8 @@ class SetCores(Order):
 
 @event
 class SetBandwidth(Order):
+    """Cap a running task's memory bandwidth; None lifts the cap."""
+
     TYPE = "penstock.order.set_bandwidth"
 
     memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]
