@@ -1,0 +1,1 @@
+"""The read models' tables, as numbered SQL files."""
