@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from penstock.cluster.nouns import ResourceVector
-from penstock.events.facts import MAX_CANDIDATES, Candidate, PlacementExplanation
+from penstock.events.facts import MAX_CANDIDATES, PlacementExplanation
 from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.policies.base import Plan
@@ -92,15 +92,6 @@ class Gang:
             level += need
         return True
 
-    def nodes(self, last_worker: int) -> tuple[str, ...]:
-        """Node ids in rank order, the last worker's node replaced by this one."""
-        node_at = self.state.node_at
-        return (
-            *(node_at[ordinal] for ordinal in self.workers[:-1]),
-            node_at[last_worker],
-            *(node_at[ordinal] for ordinal in self.servers),
-        )
-
 
 Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]
 """(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it, ordinal)."""
@@ -139,14 +130,33 @@ def place_greedily(
         if not ranked:
             return None
         gang.take(ranked[0][1], True)
-    feasible, rejected = rejections(state.index, demand.worker, demand.gpu_models)
-    candidates = tuple(Candidate(nodes=gang.nodes(ordinal), score=score) for score, ordinal in ranked)
-    explanation = PlacementExplanation(
-        job_id=job.job_id,
-        profile=profile,
-        candidates=candidates,
-        margin=candidates[1].score - candidates[0].score if len(candidates) > 1 else None,
-        feasible=feasible,
-        rejected={str(reason): count for reason, count in rejected.items()},
+    plans = _varied(gang, [ordinal for _, ordinal in ranked])
+    return Plan(plans[0], _explanation(profile, job.job_id, gang, ranked, plans))
+
+
+def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
+    """Per choice for the task decided last the node ids of the whole gang, in rank order."""
+    node_at = gang.state.node_at
+    before = tuple(node_at[ordinal] for ordinal in gang.workers[:-1])
+    after = tuple(node_at[ordinal] for ordinal in gang.servers)
+    return [(*before, node_at[ordinal], *after) for ordinal in last_workers]
+
+
+def _explanation(
+    profile: str, job_id: str, gang: Gang, ranked: list[tuple[float, int]], plans: list[tuple[str, ...]]
+) -> PlacementExplanation:
+    """Built in one validation: it is half of what a placement costs."""
+    demand = gang.demand
+    feasible, rejected = rejections(gang.state.index, demand.worker, demand.gpu_models)
+    return PlacementExplanation.model_validate(
+        {
+            "job_id": job_id,
+            "profile": profile,
+            "candidates": tuple(
+                {"nodes": nodes, "score": score} for nodes, (score, _) in zip(plans, ranked, strict=True)
+            ),
+            "margin": ranked[1][0] - ranked[0][0] if len(ranked) > 1 else None,
+            "feasible": feasible,
+            "rejected": {reason.value: count for reason, count in rejected.items()},
+        }
     )
-    return Plan(candidates[0].nodes, explanation)

@@ -26,7 +26,6 @@ section (candidates are chosen anew for each task) and the aim of eq. 5 and 6 (k
 node leaves when the next task no longer fits. Option `distinct_nodes=True`: line 18 to the letter.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
 
@@ -96,31 +95,36 @@ class Partners:
 
     def __init__(self, state: CellState, network: Network, ordinals: Iterable[int]) -> None:
         self._network = network
-        self._by_node = Counter(ordinals)
-        self.racks: Counter[tuple[str, str]] = Counter()
-        self.domains: Counter[str] = Counter()
+        self._by_node: dict[int, int] = {}
+        self.racks: dict[tuple[str, str], int] = {}
+        """(rack, domain) → partners."""
+        self.domains: dict[str, int] = {}
         self._count = 0
-        for ordinal, count in self._by_node.items():
+        for ordinal in ordinals:
             spec = state.node(ordinal).spec
-            self.racks[spec.rack, spec.domain] += count
-            self.domains[spec.domain] += count
-            self._count += count
+            place = spec.rack, spec.domain
+            self._by_node[ordinal] = self._by_node.get(ordinal, 0) + 1
+            self.racks[place] = self.racks.get(place, 0) + 1
+            self.domains[spec.domain] = self.domains.get(spec.domain, 0) + 1
+            self._count += 1
 
-    def cost(self, domain: str | None, rack: str | None, ordinal: int | None) -> int:
-        """Eq. 2 summed over the partners, for a task on this node; None: anywhere else at that level."""
-        if not self._count:
-            return 0
-        near = self._by_node[ordinal] if ordinal is not None else 0
-        in_rack = self.racks[rack, domain] if rack is not None and domain is not None else 0
-        in_domain = self.domains[domain] if domain is not None else 0
-        total = 0
-        if in_rack > near and rack is not None and domain is not None:
-            total += (in_rack - near) * self._network.inside_rack(rack, domain)
-        if in_domain > in_rack and domain is not None:
-            total += (in_domain - in_rack) * self._network.inside_domain(domain)
-        if self._count > in_domain:
-            total += (self._count - in_domain) * self._network.across_domains()
-        return total
+    def cost_at(self, rack: str, domain: str, ordinal: int = -1) -> int:
+        """Eq. 2 summed over the partners, for a task on this node, or on any other node of the rack."""
+        in_rack = self.racks.get((rack, domain), 0)
+        total = self.cost_in(domain, in_rack)
+        others = in_rack - self._by_node.get(ordinal, 0)
+        return total + others * self._network.inside_rack(rack, domain) if others else total
+
+    def cost_in(self, domain: str, in_rack: int = 0) -> int:
+        """The same for a task in a rack of the domain that holds `in_rack` partners."""
+        in_domain = self.domains.get(domain, 0)
+        others, beyond = in_domain - in_rack, self._count - in_domain
+        total = others * self._network.inside_domain(domain) if others else 0
+        return total + beyond * self._network.across_domains() if beyond else total
+
+    def cost_beyond(self) -> int:
+        """The same for a task in a domain without partners."""
+        return self._count * self._network.across_domains()
 
 
 _Class = tuple[float, int, int, int]
@@ -175,7 +179,7 @@ class _Search:
         if len(workers) > 2:
             spec = gang.state.node(last).spec
             closing = Partners(gang.state, self._network, (first,))
-            self._cost -= closing.cost(spec.domain, spec.rack, last)
+            self._cost -= closing.cost_at(spec.rack, spec.domain, last)
         return Partners(gang.state, self._network, (last, first))
 
     def _classes(self, gang: Gang, is_worker: bool, partners: Partners | None) -> list[_Class]:
@@ -201,7 +205,7 @@ class _Search:
         classes: list[_Class] = []
         for ordinal in bits(open_nodes):
             spec = gang.state.node(ordinal).spec
-            cost = partners.cost(spec.domain, spec.rack, ordinal) if partners else 0
+            cost = partners.cost_at(spec.rack, spec.domain, ordinal) if partners else 0
             more = fitness_units(need, len(spec.gpus)) if spec.gpus else 0
             classes.append(self._class(1 << ordinal, self._cost + cost, self._fitness + more))
         return classes
@@ -212,15 +216,15 @@ class _Search:
         for rack, domain in partners.racks:
             here = open_nodes & self._network.nodes_of(rack, domain)
             if here:
-                groups.append((here, partners.cost(domain, rack, None)))
+                groups.append((here, partners.cost_at(rack, domain)))
                 open_nodes &= ~here
         for domain in partners.domains:
             here = open_nodes & gang.state.index.domain[domain]
             if here:
-                groups.append((here, partners.cost(domain, None, None)))
+                groups.append((here, partners.cost_in(domain)))
                 open_nodes &= ~here
         if open_nodes:
-            groups.append((open_nodes, partners.cost(None, None, None)))
+            groups.append((open_nodes, partners.cost_beyond()))
         return groups
 
     def _class(self, nodes: int, cost: int, fitness: int) -> _Class:
