@@ -17,7 +17,9 @@ from penstock.cli.exits import Exit, Stop
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
-STREAM_TIMEOUT_S = 60.0  # the gateway comments into idle streams more often; silence beyond this is a dead line
+STREAM_TIMEOUT_S = (
+    60.0  # the gateway comments into idle streams more often; silence beyond this is a dead line
+)
 MAX_OVERLOAD_TRIES = 5
 MAX_RETRY_AFTER_S = 10.0
 RECONNECT_TRIES = 8
@@ -39,7 +41,9 @@ class Gateway:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.server = server.rstrip("/")
         try:
-            self._http = httpx.Client(base_url=self.server, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+            self._http = httpx.Client(
+                base_url=self.server, headers=headers, timeout=TIMEOUT_S, trust_env=False
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise Stop(Exit.BAD_SPEC, f"--server {server}: {error}; give http://host:port") from error
 
@@ -60,7 +64,9 @@ class Gateway:
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         if "params" in options:
-            options["params"] = {name: value for name, value in options["params"].items() if value is not None}
+            options["params"] = {
+                name: value for name, value in options["params"].items() if value is not None
+            }
         for last in (*[False] * (MAX_OVERLOAD_TRIES - 1), True):
             try:
                 response = self._http.request(method, path, **options)
@@ -120,7 +126,11 @@ class Gateway:
     def _unreachable(self, error: Exception | None) -> Stop:
         if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
             return Stop(Exit.BAD_SPEC, f"--server {self.server}: no usable address; give http://host:port")
-        why = "it does not answer" if isinstance(error, httpx.TimeoutException) else str(error) or "the line broke"
+        why = (
+            "it does not answer"
+            if isinstance(error, httpx.TimeoutException)
+            else str(error) or "the line broke"
+        )
         return Stop(
             Exit.UNREACHABLE,
             f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "

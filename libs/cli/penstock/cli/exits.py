@@ -21,18 +21,18 @@ class Exit(IntEnum):
 
 MEANING = MappingProxyType(
     {
-        Exit.OK: "done; a followed job succeeded",
-        Exit.PROBLEM: "something else is wrong: an unknown job, a finding of doctor, an error of the gateway",
-        Exit.BAD_SPEC: "the job or the command line is wrong",
-        Exit.FAILED: "the job failed (with --propagate: the job's own exit code)",
-        Exit.CANCELLED: "the job was cancelled",
-        Exit.NEVER: "the job can never run here: it fits on no node, even on an empty cluster",
-        Exit.QUEUE_TIMEOUT: "the job waited longer than its queue_timeout",
-        Exit.RUN_TIMEOUT: "the job ran longer than its run_timeout",
-        Exit.UNREACHABLE: "the gateway cannot be reached, or stays overloaded",
-        Exit.NOT_ALLOWED: "the gateway wants a token, or another one",
-        Exit.KEY_CONFLICT: "the idempotency key was used for another job",
-        Exit.DETACHED: "Ctrl-C: stopped following; the job goes on",
+        Exit.OK: "succeeded",
+        Exit.PROBLEM: "something else is wrong",
+        Exit.BAD_SPEC: "bad job or command line",
+        Exit.FAILED: "job failed (its own code with --propagate)",
+        Exit.CANCELLED: "job cancelled",
+        Exit.NEVER: "job can never run here",
+        Exit.QUEUE_TIMEOUT: "job waited too long",
+        Exit.RUN_TIMEOUT: "job ran too long",
+        Exit.UNREACHABLE: "gateway unreachable or overloaded",
+        Exit.NOT_ALLOWED: "not allowed: wrong or no token",
+        Exit.KEY_CONFLICT: "idempotency key used for another job",
+        Exit.DETACHED: "Ctrl-C: following stopped, the job goes on",
     }
 )
 
@@ -57,8 +57,10 @@ def of_job(state: str, own_code: int | None, *, propagate: bool) -> int:
 
 
 def epilog() -> str:
-    """The table for `--help`."""
-    return "\n\n".join(["[bold]Exit codes[/]", *(f"{code.value}: {text}" for code, text in MEANING.items())])
+    """The table for `--help`, in one paragraph."""
+    return "[bold]Exit codes[/]  " + "  ·  ".join(
+        f"[bold]{code.value}[/] {text}" for code, text in MEANING.items()
+    )
 
 
 class Stop(Exception):

@@ -42,7 +42,10 @@ def read_job_file(path: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise Stop(Exit.BAD_SPEC, f"{path}: is no UTF-8 text; a job file is YAML") from error
     if len(text) > MAX_FILE_BYTES:
-        raise Stop(Exit.BAD_SPEC, f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; a job file is a dozen lines of YAML")
+        raise Stop(
+            Exit.BAD_SPEC,
+            f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; a job file is a dozen lines of YAML",
+        )
     try:
         found = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
@@ -92,7 +95,9 @@ def default_name(command: list[str]) -> str:
     """A job's name from its command: the script, else the program, without folder and ending."""
     script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
     stem = Path(script).name.rsplit(".", 1)[0]
-    name = "".join(letter if letter.isascii() and letter.isalnum() or letter in "._-" else "-" for letter in stem)
+    name = "".join(
+        letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "-" for letter in stem
+    )
     return name.strip("._-")[:64] or "job"
 
 

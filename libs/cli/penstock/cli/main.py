@@ -6,7 +6,7 @@ import signal
 def main() -> None:
     """Runs the command line; never returns normally. Exit codes: `penstock.cli.exits`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from penstock.cli.app import run  # noqa: PLC0415 - see the module's docstring
+    from penstock.cli.app import run
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

@@ -46,7 +46,12 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     """A calm table: no lines, bold heads; columns named in `right` hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name not in ("WHY", "COMMAND"))
+        table.add_column(
+            name,
+            justify="right" if name in right else "left",
+            overflow="fold",
+            no_wrap=name not in ("WHY", "COMMAND"),
+        )
     return table
 
 

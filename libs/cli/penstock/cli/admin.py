@@ -1,0 +1,163 @@
+"""Acting and checking: cancel, doctor, projections, replay."""
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.markup import escape
+
+from penstock.cli.client import Gateway
+from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.exits import Exit, Stop
+from penstock.cli.output import Format, console, dump, plain_table
+
+MIN_PYTHON = (3, 11)
+MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
+NVIDIA_SMI_TIMEOUT_S = 10.0
+PANEL = "Checking"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Jobs")(cancel)
+    app.command(rich_help_panel=PANEL)(doctor)
+    checking = typer.Typer(
+        no_args_is_help=True, help="Compare the read models with the ledger, or rebuild them."
+    )
+    checking.command("verify")(verify)
+    checking.command("rebuild")(rebuild)
+    app.add_typer(checking, name="projections", rich_help_panel=PANEL)
+    app.command(rich_help_panel=PANEL)(replay)
+
+
+def cancel(
+    ctx: typer.Context,
+    job: JobArgument,
+    reason: Annotated[str, typer.Option(help="Kept in the record.")] = "asked by the user",
+    output: Output = Format.TABLE,
+) -> None:
+    """Cancel a job: SIGTERM, its grace, SIGKILL."""
+    client = gateway(ctx)
+    job_id = find_job(client, job)["job_id"]
+    answer = client.post(f"/v1/jobs/{job_id}/cancel", {"reason": reason})
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    console().print(f"{job_id}: asked to stop; `penstock watch {job_id}` follows it to its end", markup=False)
+
+
+class Finding(NamedTuple):
+    """One thing looked at. `remedy` is empty when all is well."""
+
+    what: str
+    well: bool
+    told: str
+    remedy: str = ""
+
+
+def doctor(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """Check this machine and the gateway behind it; exit code 1 when something is wrong."""
+    findings = list(_look(gateway(ctx)))
+    if output in (Format.JSON, Format.YAML):
+        dump({"findings": [finding._asdict() for finding in findings]}, output)
+    else:
+        table = plain_table("", "", "")
+        table.show_header = False
+        table.columns[2].no_wrap = False
+        for finding in findings:
+            mark = "[green]✓[/]" if finding.well else "[red]✗[/]"
+            table.add_row(
+                mark,
+                finding.what,
+                escape(finding.told) + (f"\n[bold]→[/] {escape(finding.remedy)}" if finding.remedy else ""),
+            )
+        console().print(table)
+    if not all(finding.well for finding in findings):
+        raise typer.Exit(int(Exit.PROBLEM))
+
+
+def _look(client: Gateway) -> Iterator[Finding]:
+    version = platform.python_version()
+    well = sys.version_info[:2] >= MIN_PYTHON
+    yield Finding("Python", well, version, "" if well else "use Python 3.11 or newer")
+    yield _gpus_here()
+    try:
+        status = client.get("/v1/status")
+    except Stop as stop:
+        yield Finding("gateway", False, str(stop).partition(";")[0], str(stop).partition("; ")[2])
+        return
+    yield Finding("gateway", True, client.server)
+    yield from _services(status)
+    nodes = rows_of(client.get("/v1/nodes"), "nodes")
+    ready = [node for node in nodes if node["status"] == "ready"]
+    silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
+    yield Finding(
+        "nodes",
+        bool(ready),
+        f"{len(ready)} of {len(nodes)} ready",
+        "" if ready else "start a node-reporter, or everything on this machine with `penstock up`",
+    )
+    if silent:
+        yield Finding("silent", False, ", ".join(silent), "look at these machines and their node-reporters")
+
+
+def _services(status: dict[str, Any]) -> Iterator[Finding]:
+    yield Finding("status", True, str(status))
+
+
+def _gpus_here() -> Finding:
+    """Real GPUs are a possibility, not a duty: their absence is no fault."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Finding("GPUs here", True, "no NVIDIA driver on this machine; `penstock up` uses virtual GPUs")
+    try:
+        listed = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(
+            "GPUs here", False, f"nvidia-smi: {error}", "repair the NVIDIA driver, or use virtual GPUs"
+        )
+    if listed.returncode != 0:
+        return Finding(
+            "GPUs here", False, (listed.stdout or listed.stderr).strip()[:200], "repair the NVIDIA driver"
+        )
+    if importlib.util.find_spec("pynvml") is None:
+        return Finding(
+            "GPUs here",
+            False,
+            "the driver is there, nvidia-ml-py is not",
+            "pip install 'penstock[node-reporter]'",
+        )
+    return Finding(
+        "GPUs here", True, f"{len(listed.stdout.splitlines())} by NVML; `penstock up --real` uses them"
+    )
+
+
+def verify(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """Replay the ledger and compare the read models with it row by row; exit code 1 when they differ."""
+    _projections(gateway(ctx).post("/v1/projections/verify"), output)
+
+
+def rebuild(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """Empty the read models and fill them again from the ledger."""
+    _projections(gateway(ctx).post("/v1/projections/rebuild"), output)
+
+
+def _projections(answer: dict[str, Any], output: Format) -> None:
+    dump(answer, Format.YAML if output in (Format.TABLE, Format.WIDE) else output)
+
+
+def replay(
+    ctx: typer.Context,
+    until: Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="Up to this ledger record.")] = None,
+    decision: Annotated[str | None, typer.Option(metavar="ID", help="Only this decision, in full.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Decide everything again from the log and compare byte for byte; exit code 1 when something differs."""
+    answer = gateway(ctx).get("/v1/replay", until=until, decision=decision)
+    dump(answer, Format.YAML if output in (Format.TABLE, Format.WIDE) else output)

@@ -1,0 +1,83 @@
+"""Following one job from the stream of its events to its end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.cli import exits
+from penstock.cli.client import Gateway
+from penstock.cli.output import console, duration
+from penstock.cli.story import QUIET, tell
+
+TAIL_LINES = 15  # of a failed job's output
+ENDED = "penstock.job.ended"
+STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can never run here": "red"}
+
+
+def events_of(client: Gateway, job_id: str) -> Iterator[dict[str, Any]]:
+    """Its events from the first on, as they happen, to its end."""
+    for event in client.events("/v1/stream", last_id="0", job=job_id):
+        yield event.data
+        if event.data["type"] == ENDED:
+            return
+
+
+def to_end(client: Gateway, job_id: str, *, quiet: bool) -> dict[str, Any]:
+    """Prints each phase as it happens, then the ending; returns the job as it ended."""
+    screen = console()
+    if not quiet:
+        screen.print(f"[bold]{job_id}[/]")
+    first_ms: int | None = None
+    for event in events_of(client, job_id):
+        first_ms = event["at_ms"] if first_ms is None else first_ms
+        if not quiet and event["type"] not in QUIET:
+            print_event(event, event["at_ms"] - first_ms)
+    job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}")
+    if not quiet:
+        _print_end(client, job)
+    return job
+
+
+def print_event(event: dict[str, Any], since_ms: int) -> None:
+    """One line: time since submission, word, sentence."""
+    word, sentence = tell(event["type"], event["data"])
+    style = STYLES.get(word, "bold")
+    screen = console()
+    screen.print(f"{duration(since_ms):>9}  [{style}]{word:<12}[/]", end="" if sentence else "\n")
+    if sentence:
+        screen.print(sentence, markup=False, soft_wrap=True)
+
+
+def _print_end(client: Gateway, job: dict[str, Any]) -> None:
+    """Where the time went; of a failed job also the end of its output."""
+    screen = console()
+    if job["outcome"] == "failed":
+        for line in client.text(f"/v1/jobs/{job['job_id']}/logs", tail=TAIL_LINES).splitlines()[-TAIL_LINES:]:
+            screen.print("[dim]│[/] ", end="")
+            screen.print(line, markup=False, soft_wrap=True)
+    if job["outcome"] == "unschedulable":
+        screen.print(f"{'':>9}  `penstock why {job['job_id']}` says what would have to change", markup=False)
+    queue, launch, run = phases_ms(job)
+    if run is not None:
+        screen.print(
+            f"[dim]{'':>9}  queued {duration(queue)} · launched in {duration(launch)} · ran {duration(run)}[/]"
+        )
+
+
+def phases_ms(job: dict[str, Any], now_ms: int | None = None) -> tuple[int | None, int | None, int | None]:
+    """(queue, launch, run) of the last attempt in ms: submission → placement → all tasks running → end.
+
+    A phase that has begun and not ended counts up to `now_ms`; without it, and for those not begun, None.
+    """
+    marks = [job["submitted_ms"], job.get("placed_ms"), job.get("running_ms"), job.get("ended_ms")]
+    end_ms = job.get("ended_ms") or now_ms
+    found: list[int | None] = []
+    for number in range(3):
+        begin = marks[number]
+        end = marks[number + 1] if marks[number + 1] is not None else end_ms
+        found.append(None if begin is None or end is None else max(0, end - begin))
+    return found[0], found[1], found[2]
+
+
+def exit_code(job: dict[str, Any], *, propagate: bool) -> int:
+    """The command's exit code for a job that ended."""
+    return exits.of_job(job["outcome"], job.get("exit_code"), propagate=propagate)

@@ -1,0 +1,254 @@
+"""Looking: get, describe, events, logs, why, queue."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from penstock.cli import explain, follow
+from penstock.cli.client import Gateway
+from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.exits import Exit, Stop
+from penstock.cli.output import Format, console, dump, duration, memory, plain_table, state
+from penstock.cli.story import QUIET, needs, tell
+from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
+
+PANEL = "Looking"
+Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
+AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    getting = typer.Typer(no_args_is_help=True, help="List jobs, nodes or GPUs.")
+    getting.command("jobs")(get_jobs)
+    getting.command("nodes")(get_nodes)
+    getting.command("gpus")(get_gpus)
+    app.add_typer(getting, name="get", rich_help_panel=PANEL)
+    describing = typer.Typer(no_args_is_help=True, help="Everything about one job or node.")
+    describing.command("job")(describe_job)
+    describing.command("node")(describe_node)
+    app.add_typer(describing, name="describe", rich_help_panel=PANEL)
+    for command in (why, logs, events, queue):
+        app.command(rich_help_panel=PANEL)(command)
+
+
+def get_jobs(
+    ctx: typer.Context,
+    status: Annotated[
+        str | None, typer.Option("--state", help="Only those in this state, such as running.")
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="Only this owner's.")] = None,
+    limit: Limit = 50,
+    output: Output = Format.TABLE,
+) -> None:
+    """List jobs, the latest last."""
+    answer = gateway(ctx).get("/v1/jobs", status=status, owner=owner, limit=limit)
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    jobs = sorted(rows_of(answer, "jobs"), key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
+    if not jobs:
+        console().print("No jobs yet. Submit one: penstock submit -- python train.py", markup=False)
+        return
+    console().print(jobs_table(jobs, wide=output is Format.WIDE))
+
+
+def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """List nodes and what of them is used."""
+    answer = gateway(ctx).get("/v1/nodes")
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    console().print(nodes_table(_by_id(rows_of(answer, "nodes")), wide=output is Format.WIDE))
+
+
+def get_gpus(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """List GPUs and the jobs on them."""
+    answer = gateway(ctx).get("/v1/gpus")
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    gpus = sorted(rows_of(answer, "gpus"), key=lambda gpu: (gpu["node_id"], gpu["gpu"]))
+    console().print(gpus_table(gpus, wide=output is Format.WIDE))
+
+
+def _by_id(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(nodes, key=lambda node: node["node_id"])
+
+
+def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
+    """Everything about one job: what it asked for and got, its tasks and its times."""
+    client = gateway(ctx)
+    found = find_job(client, job)
+    tasks = rows_of(client.get(f"/v1/jobs/{found['job_id']}/tasks"), "tasks")
+    if output in (Format.JSON, Format.YAML):
+        dump({**found, "tasks": tasks}, output)
+        return
+    spec, estimate = found["spec"], found.get("estimate")
+    queue_ms, launch_ms, run_ms = follow.phases_ms(found)
+    facts = {
+        "Job": found["job_id"],
+        "Name": escape(found["name"]),
+        "Owner": escape(found["owner"]),
+        "State": status_of(found) + (f" · {escape(found['reason'])}" if found.get("reason") else ""),
+        "Command": escape(" ".join(spec["command"])),
+        "Folder": escape(spec.get("workdir") or "–"),
+        "Gang": _gang(found),
+        "Attempt": f"{found['attempt']} of {spec['retry']['max_attempts']}",
+        "Needs": f"{needs(estimate['worker'])} per worker" if estimate else "not estimated yet",
+        "Estimate": escape(f"{estimate['source']} · {estimate['confidence']:.0%} sure") if estimate else "–",
+        "Submitted": clock(found["submitted_ms"]),
+        "Times": f"queued {duration(queue_ms)} · launched in {duration(launch_ms)} · ran {duration(run_ms)}",
+    }
+    if found.get("labels"):
+        facts["Labels"] = escape(", ".join(f"{name}={value}" for name, value in found["labels"].items()))
+    _print_facts(facts)
+    if tasks:
+        console().print()
+        console().print(tasks_table(tasks))
+    console().print(f"\n[dim]penstock why {found['job_id']} · penstock logs {found['job_id']}[/]")
+
+
+def _gang(job: dict[str, Any]) -> str:
+    text = f"{job['workers']} worker" + ("s" if job["workers"] != 1 else "")
+    servers = job["parameter_servers"]
+    return text + (f", {servers} parameter server" + ("s" if servers != 1 else "") if servers else "")
+
+
+def _print_facts(facts: dict[str, str]) -> None:
+    table = plain_table("", "")
+    table.show_header = False
+    table.columns[1].no_wrap = False
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", value)
+    console().print(table)
+
+
+def describe_node(
+    ctx: typer.Context, node: Annotated[str, typer.Argument(metavar="NODE")], output: Output = Format.TABLE
+) -> None:
+    """Everything about one node: capacity, GPUs and who is on them."""
+    client = gateway(ctx)
+    nodes = [row for row in rows_of(client.get("/v1/nodes"), "nodes") if row["node_id"] == node]
+    if not nodes:
+        raise Stop(Exit.PROBLEM, f"node {node}: not found; `penstock get nodes` lists them")
+    gpus = [row for row in rows_of(client.get("/v1/gpus"), "gpus") if row["node_id"] == node]
+    if output in (Format.JSON, Format.YAML):
+        dump({**nodes[0], "gpu_list": gpus}, output)
+        return
+    found = nodes[0]
+    _print_facts(
+        {
+            "Node": escape(found["node_id"]),
+            "State": state(found["status"]) + (" · leaving" if found["leaving"] else ""),
+            "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
+            "Cores": f"{found['cores_free']} of {found['cores']} free",
+            "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",
+            "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s free",
+            "Boot": escape(found["boot_id"]),
+        }
+    )
+    console().print()
+    console().print(gpus_table(sorted(gpus, key=lambda gpu: gpu["gpu"])))
+
+
+def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output = Format.TABLE) -> None:
+    """Why a job is where it is, or why it still waits; now, or as of any past record."""
+    client = gateway(ctx)
+    found = find_job(client, job)
+    answer = client.get(f"/v1/jobs/{found['job_id']}/why", at=at)
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    explain.show(answer)
+
+
+def logs(
+    ctx: typer.Context,
+    job: JobArgument,
+    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    task: Annotated[str | None, typer.Option(help="A task, such as w0 or ps0; by default worker 0.")] = None,
+) -> None:
+    """Print a job's output."""
+    client = gateway(ctx)
+    found = find_job(client, job)
+    path = f"/v1/jobs/{found['job_id']}/logs"
+    task_id = _task_id(client, found, task)
+    if not go_on:
+        sys.stdout.write(client.text(path, task=task_id))
+        return
+    with client.lines(path, task=task_id, follow=1) as chunks:
+        for chunk in chunks:
+            sys.stdout.write(chunk)
+            sys.stdout.flush()
+
+
+def _task_id(client: Gateway, job: dict[str, Any], task: str | None) -> str | None:
+    """A task's whole id from its short name, of the latest attempt that has it."""
+    if task is None or task.startswith(f"{job['job_id']}."):
+        return task
+    known = rows_of(client.get(f"/v1/jobs/{job['job_id']}/tasks"), "tasks")
+    named = [row for row in known if row["task_id"].endswith(f".{task}")]
+    if not named:
+        names = ", ".join(dict.fromkeys(row["task_id"].rpartition(".")[2] for row in known)) or "none yet"
+        raise Stop(Exit.PROBLEM, f"job {job['job_id']} has no task {task}; it has {names}")
+    return str(max(named, key=lambda row: row["attempt"])["task_id"])
+
+
+def events(
+    ctx: typer.Context,
+    job: JobArgument,
+    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Print what happened to a job, in order. -o json: one event per line with --follow."""
+    client = gateway(ctx)
+    found = find_job(client, job)
+    if not go_on and output in (Format.JSON, Format.YAML):
+        dump(client.get(f"/v1/jobs/{found['job_id']}/events"), output)
+        return
+    if go_on:
+        happened = follow.events_of(client, found["job_id"])
+    else:
+        happened = iter(rows_of(client.get(f"/v1/jobs/{found['job_id']}/events"), "events"))
+    for event in happened:
+        _print_event(event, output)
+
+
+def _print_event(event: dict[str, Any], output: Format) -> None:
+    if output is Format.JSON:
+        print(json.dumps(event, ensure_ascii=False), flush=True)
+        return
+    if output is Format.YAML:
+        print("---", flush=True)
+        dump(event, output)
+        return
+    if event["type"] in QUIET and output is not Format.WIDE:
+        return
+    word, sentence = tell(event["type"], event["data"])
+    kind = f"  [dim]{event['type']}[/]" if output is Format.WIDE else ""
+    console().print(
+        f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}  [bold]{word:<12}[/]{escape(sentence)}{kind}",
+        soft_wrap=True,
+    )
+
+
+def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """Jobs that wait, first in line first, each with its reason."""
+    answer = gateway(ctx).get("/v1/queue")
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    waiting = rows_of(answer, "jobs")
+    if not waiting:
+        console().print("Nobody waits.")
+        return
+    table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"))
+    for number, row in enumerate(waiting, start=1):
+        table.add_row(
+            str(row.get("position") or number), row["job_id"], escape(row.get("name", "")), state(row["status"]),
+            duration(row.get("waited_ms")), escape(row.get("text") or row.get("reason") or ""),
+        )  # fmt: skip
+    console().print(table)

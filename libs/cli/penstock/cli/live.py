@@ -1,0 +1,132 @@
+"""`watch` and `top`: tables that change when something happens, not by the clock.
+
+A thread reads the gateway's stream; every burst of events leads to one fresh look. Without a terminal there
+is one snapshot, and then a line per event.
+"""
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from penstock.cli import follow
+from penstock.cli.client import Gateway, StreamEvent
+from penstock.cli.common import find_job, gateway, rows_of
+from penstock.cli.exits import Stop
+from penstock.cli.output import console
+from penstock.cli.story import QUIET, tell
+from penstock.cli.tables import clock, jobs_table, nodes_table
+
+BURST_S = 0.2  # events of so long lead to one look: a gang's start is a dozen of them
+TICKS_PER_S = 2  # running times on the screen; nothing is asked of the gateway for them
+MAX_JOBS = 25
+ACTIVE = ("submitted", "queued", "backoff", "launching", "running", "stopping")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Looking")(watch)
+    app.command(rich_help_panel="Looking")(top)
+
+
+def watch(
+    ctx: typer.Context,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="One job, to its end; by default all.")
+    ] = None,
+) -> None:
+    """Watch jobs change. With JOB: follow that one; ends with its exit code."""
+    client = gateway(ctx)
+    if job is None:
+        _live(client, lambda: _jobs(client))
+        return
+    job_id = find_job(client, job)["job_id"]
+    raise typer.Exit(follow.exit_code(follow.to_end(client, job_id, quiet=False), propagate=False))
+
+
+def top(ctx: typer.Context) -> None:
+    """Watch nodes, GPUs and the jobs on them."""
+    client = gateway(ctx)
+    _live(client, lambda: _top(client))
+
+
+def _jobs(client: Gateway) -> Callable[[], RenderableType]:
+    """One look; the result draws itself again with times that tick."""
+    jobs = rows_of(client.get("/v1/jobs", limit=MAX_JOBS), "jobs")
+    jobs.sort(key=lambda job: job["submitted_seq"])
+    if not jobs:
+        return lambda: Text("No jobs yet. Submit one: penstock submit -- python train.py")
+    return lambda: jobs_table(jobs, wide=False)
+
+
+def _top(client: Gateway) -> Callable[[], RenderableType]:
+    nodes = sorted(rows_of(client.get("/v1/nodes"), "nodes"), key=lambda node: str(node["node_id"]))
+    jobs = [job for job in rows_of(client.get("/v1/jobs", limit=1_000), "jobs") if job["status"] in ACTIVE]
+    jobs.sort(key=lambda job: (job.get("placed_ms") is None, job["submitted_seq"]))
+    gpus, free = sum(node["gpus"] for node in nodes), sum(node["gpus_free"] for node in nodes)
+    running = sum(job["status"] in ("launching", "running") for job in jobs)
+    waiting = sum(job["status"] in ("submitted", "queued", "backoff") for job in jobs)
+    head = f"{len(nodes)} nodes · {gpus - free} of {gpus} GPUs in use · {running} running · {waiting} waiting"
+    more = len(jobs) - MAX_JOBS
+
+    def draw() -> RenderableType:
+        parts: list[RenderableType] = [Text(head, style="bold"), Text(), nodes_table(nodes)]
+        if jobs:
+            parts += [Text(), jobs_table(jobs[:MAX_JOBS])]
+        if more > 0:
+            parts.append(Text(f"and {more} more", style="dim"))
+        return Group(*parts)
+
+    return draw
+
+
+def _live(client: Gateway, look: Callable[[], Callable[[], RenderableType]]) -> None:
+    """Draws until Ctrl-C."""
+    screen = console()
+    draw = look()
+    if not sys.stdout.isatty():
+        screen.print(draw())
+        _lines(client)
+        return
+    events: queue.SimpleQueue[StreamEvent | Stop] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(client, events), daemon=True).start()
+    with Live(
+        get_renderable=lambda: draw(), console=screen, refresh_per_second=TICKS_PER_S, screen=False
+    ) as live:
+        while True:
+            burst = [events.get()]
+            time.sleep(BURST_S)
+            while not events.empty():
+                burst.append(events.get())
+            for event in burst:
+                if isinstance(event, Stop):
+                    raise event
+            draw = look()
+            live.refresh()
+
+
+def _read(client: Gateway, into: "queue.SimpleQueue[StreamEvent | Stop]") -> None:
+    try:
+        for event in client.events("/v1/stream"):
+            into.put(event)
+    except Stop as error:  # handed to the thread that draws
+        into.put(error)
+
+
+def _lines(client: Gateway) -> None:
+    """Without a terminal: a line per event."""
+    screen = console()
+    for event in client.events("/v1/stream"):
+        data: dict[str, Any] = event.data
+        if data["type"] in QUIET:
+            continue
+        word, sentence = tell(data["type"], data["data"])
+        who = data.get("job_id") or data.get("node_id") or ""
+        screen.print(f"{clock(data['at_ms'])}  {who:<28} {word:<12}{escape(sentence)}", soft_wrap=True)

@@ -1,0 +1,141 @@
+"""Events in words: one line each, for `submit`, `events` and `watch`."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.cli.output import duration, memory
+
+Data = Mapping[str, Any]
+
+ENDINGS = MappingProxyType(
+    {
+        "succeeded": "succeeded",
+        "failed": "failed",
+        "cancelled": "cancelled",
+        "timed_out_queued": "waited too long",
+        "timed_out_running": "ran too long",
+        "unschedulable": "can never run here",
+    }
+)
+
+
+def needs(vector: Data) -> str:
+    """A resource vector: `1 GPU, 2 cores, 1 GiB`."""
+    parts = []
+    if vector.get("gpus"):
+        parts.append(count(vector["gpus"], "GPU"))
+        if vector.get("gpu_memory_mib"):
+            parts.append(f"{memory(vector['gpu_memory_mib'])} each")
+    parts.append(count(vector.get("cores", 1), "core"))
+    if vector.get("host_memory_mib"):
+        parts.append(memory(vector["host_memory_mib"]))
+    return ", ".join(parts)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def gpu_list(indexes: list[int]) -> str:
+    """`GPU 0`, `GPUs 0–3`, `GPUs 0, 2`, `no GPU`."""
+    if not indexes:
+        return "no GPU"
+    if len(indexes) == 1:
+        return f"GPU {indexes[0]}"
+    if len(indexes) > 2 and indexes == list(range(indexes[0], indexes[-1] + 1)):
+        return f"GPUs {indexes[0]}–{indexes[-1]}"
+    return f"GPUs {', '.join(map(str, indexes))}"
+
+
+def places(tasks: list[Data]) -> str:
+    """Where a gang's tasks are: `node-1 (GPU 0), node-2 (GPU 3)`."""
+    by_node: dict[str, list[int]] = {}
+    for task in tasks:
+        by_node.setdefault(task["node_id"], []).extend(task["gpus"])
+    return ", ".join(f"{node} ({gpu_list(sorted(gpus))})" for node, gpus in by_node.items())
+
+
+def _estimated(data: Data) -> str:
+    estimate = data["estimate"]
+    return (
+        f"{needs(estimate['worker'])} per worker · {estimate['source']} · {estimate['confidence']:.0%} sure"
+    )
+
+
+def _exited(data: Data) -> str:
+    ran = duration(data["exited_ms"] - data["started_ms"])
+    if data["cause"] == "start_failed":
+        return f"could not be started: {data.get('detail', '')}"
+    how = (
+        f"exit code {data['exit_code']}"
+        if data.get("exit_code") is not None
+        else f"signal {data.get('signal')}"
+    )
+    if data["cause"] == "out_of_memory":
+        how = "out of memory"
+    if data["cause"] == "lost":
+        how = f"lost ({data.get('detail', '')})"
+    return f"{how} after {ran}"
+
+
+def _ended(data: Data) -> str:
+    return f"{data['reason']}" if data.get("reason") else ""
+
+
+WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
+    {
+        "penstock.job.submitted": ("submitted", lambda d: " ".join(d["spec"]["command"])),
+        "penstock.job.estimated": ("estimated", _estimated),
+        "penstock.placement.decided": ("placed", lambda d: places(d["tasks"])),
+        "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}"),
+        "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
+        "penstock.task.checkpointed": ("checkpoint", lambda d: f"{_short(d)} {d.get('path', '')}"),
+        "penstock.task.exited": ("exited", lambda d: f"{_short(d)}: {_exited(d)}"),
+        "penstock.task.lost": ("lost", lambda d: f"{_short(d)} on {d['node_id']}: {d['reason']}"),
+        "penstock.order.refused": ("refused", lambda d: f"{_short(d)} by {d['node_id']}: {d['reason']} {d.get('detail', '')}"),
+        "penstock.stop.decided": ("stopping", lambda d: f"{d['reason']}; grace {duration(d['grace_ms'])}"),
+        "penstock.job.preempted": ("preempted", lambda d: str(d["reason"])),
+        "penstock.job.requeued": ("requeued", lambda d: f"attempt {d['attempt']} is over: {d['reason']}"),
+        "penstock.job.queued": ("queued", lambda d: "back-off is over"),
+        "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", ""))),
+        "penstock.job.found_unschedulable": ("never fits", lambda d: str(d["reason"])),
+        "penstock.job.ended": ("ended", _ended),
+        "penstock.node.joined": ("joined", lambda d: f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, {count(d['node']['cores'], 'core')}"),
+        "penstock.node.changed": ("changed", lambda d: str(d["node"]["node_id"])),
+        "penstock.node.left": ("left", lambda d: f"{d['node_id']}: {d['proof']}"),
+        "penstock.node.suspected": ("suspected", lambda d: f"{d['node_id']}: {d['reason']}"),
+        "penstock.node.lost": ("node lost", lambda d: str(d["node_id"])),
+        "penstock.node.restored": ("restored", lambda d: str(d["node_id"])),
+        "penstock.gpu.faulted": ("GPU fault", lambda d: f"{d['node_id']} GPU {d['gpu']}: {d['fault']} {d.get('detail', '')}"),
+        "penstock.cell.frozen": ("frozen", lambda d: str(d["reason"])),
+        "penstock.cell.thawed": ("thawed", lambda d: str(d["reason"])),
+        "penstock.term.started": ("term", lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}"),
+        "penstock.proposal.answered": ("proposal", lambda d: f"{d['proposer']}: {d['verdict']} {d.get('reason', '')}"),
+    }
+)  # fmt: skip
+"""Event type → (word, what else to say)."""
+
+QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer.cancelled"})
+"""The placer's own clockwork: shown by `events -o wide` only."""
+
+
+def _short(data: Data) -> str:
+    """A task without its job: `w0`."""
+    return str(data["task_id"]).rpartition(".")[2]
+
+
+def tell(kind: str, data: Data) -> tuple[str, str]:
+    """(word, sentence) for an event; one of a newer kind is named by its type."""
+    kind = kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind
+    found = WORDS.get(kind)
+    if found is None:
+        return kind.removeprefix("penstock."), ""
+    word, say = found
+    if kind == "penstock.job.ended":
+        word = ENDINGS.get(str(data.get("outcome")), word)
+    try:
+        return word, say(data).strip()
+    except (KeyError, TypeError, ValueError):  # an event of a newer version may lack what we know
+        return word, ""

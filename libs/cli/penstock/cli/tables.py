@@ -1,0 +1,153 @@
+"""Rows of the gateway's JSON as tables."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.cli.follow import phases_ms
+from penstock.cli.output import duration, memory, plain_table, state
+
+Row = Mapping[str, Any]
+MAX_REASON_CHARS = 60
+
+
+def now_ms() -> int:
+    """This machine's clock: it only makes running times tick on the screen."""
+    return time.time_ns() // 1_000_000
+
+
+def clock(ms: int | None) -> str:
+    """A moment as local time of day, with the date unless it is today's; `–` for None."""
+    if ms is None:
+        return "–"
+    moment, today = time.localtime(ms / 1_000), time.localtime()
+    return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M", moment)
+
+
+def status_of(job: Row) -> str:
+    """Its state in colour, with the exit code when it failed with one."""
+    shown = state(job["status"])
+    if job["status"] == "failed" and job.get("exit_code"):
+        shown += f" [dim]({job['exit_code']})[/]"
+    return shown
+
+
+def nodes_of(job: Row) -> str:
+    """`node-1`, `node-0 +2`."""
+    nodes = list(dict.fromkeys(job.get("nodes") or []))
+    if not nodes:
+        return "–"
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"
+
+
+def shortened(text: str, chars: int = MAX_REASON_CHARS) -> str:
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def jobs_table(jobs: Iterable[Row], *, wide: bool = False) -> Table:
+    """One line per job."""
+    columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "WAITED", "RAN"]
+    if wide:
+        columns += ["OWNER", "TRY", "SUBMITTED", "ENDED", "REASON"]
+    table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "TRY"))
+    for job in jobs:
+        queue, _, run = phases_ms(dict(job), now_ms() if not job.get("ended_ms") else None)
+        cells = [
+            job["job_id"], escape(job["name"]), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
+            duration(queue), duration(run),
+        ]  # fmt: skip
+        if wide:
+            cells += [
+                escape(job["owner"]), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
+                escape(shortened(job.get("reason") or job.get("unschedulable") or "")),
+            ]  # fmt: skip
+        table.add_row(*cells)
+    return table
+
+
+def bar(used: int, whole: int, width: int = 12) -> str:
+    """`████░░░░`: a share, never rounded to empty or full while it is neither."""
+    if whole <= 0:
+        return ""
+    filled = round(width * used / whole)
+    if 0 < used < whole:
+        filled = min(max(filled, 1), width - 1)
+    return f"[cyan]{'█' * filled}[/][dim]{'░' * (width - filled)}[/]"
+
+
+def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
+    """One line per node; used of all."""
+    columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
+    if wide:
+        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED"]
+    table = plain_table(*columns, right=("GPUS", "CORES", "MEMORY", "TASKS", "FAULTED"))
+    for node in nodes:
+        gpus = node["gpus"] - node["gpus_free"]
+        cells = [
+            escape(node["node_id"]), state(node["status"]), escape(node.get("gpu_model") or "–"),
+            f"{gpus}/{node['gpus']}", bar(gpus, node["gpus"]),
+            f"{node['cores'] - node['cores_free']}/{node['cores']}",
+            f"{memory(node['host_memory_mib'] - node['host_memory_free_mib'])} of {memory(node['host_memory_mib'])}",
+            str(node["tasks"]),
+        ]  # fmt: skip
+        if wide:
+            cells += [
+                escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
+                f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
+            ]  # fmt: skip
+        table.add_row(*cells)
+    return table
+
+
+def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
+    """One line per GPU."""
+    columns = ["NODE", "GPU", "MODEL", "MEMORY", "STATE", "JOB"]
+    if wide:
+        columns += ["TASK", "UUID"]
+    table = plain_table(*columns, right=("GPU", "MEMORY"))
+    for gpu in gpus:
+        condition = "faulted" if gpu["faulted"] else "used" if gpu.get("job_id") else "free"
+        cells = [
+            escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["model"]), memory(gpu["memory_mib"]),
+            state(condition), gpu.get("job_id") or "–",
+        ]  # fmt: skip
+        if wide:
+            cells += [gpu.get("task_id") or "–", gpu["uuid"]]
+        table.add_row(*cells)
+    return table
+
+
+def tasks_table(tasks: Iterable[Row]) -> Table:
+    """One line per task of a job's attempts."""
+    table = plain_table(
+        "TRY", "TASK", "STATE", "NODE", "GPUS", "CORES", "PID", "RAN", "EXIT", right=("TRY", "PID", "RAN")
+    )
+    for task in tasks:
+        end = task.get("exited_ms") or (now_ms() if task.get("started_ms") else None)
+        ran = None if end is None or task.get("started_ms") is None else end - task["started_ms"]
+        exit_ = "–"
+        if task.get("exited_ms"):
+            exit_ = (
+                f"code {task['exit_code']}"
+                if task.get("exit_code") is not None
+                else f"signal {task.get('signal')}"
+            )
+            if task.get("cause") not in (None, "exited"):
+                exit_ += f" ({task['cause']})"
+        table.add_row(
+            str(task["attempt"]), task["task_id"].rpartition(".")[2], state(task["status"]), escape(task["node_id"]),
+            numbers(task["gpus"]), numbers(task["cores"]), str(task.get("pid") or "–"), duration(ran), exit_,
+        )  # fmt: skip
+    return table
+
+
+def numbers(values: list[int]) -> str:
+    """`0–3`, `0,2`, `–`."""
+    if not values:
+        return "–"
+    if len(values) > 2 and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}–{values[-1]}"
+    return ",".join(map(str, values))
