@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from penstock.events.topics import Topic
@@ -84,7 +85,7 @@ async def run_under_kills(
 
 async def until(condition: Callable[[], bool], patience_s: float = 40) -> None:
     async with asyncio.timeout(patience_s):
-        while not condition():  # noqa: ASYNC110 - the condition is about other tasks' lists
+        while not condition():
             await asyncio.sleep(0.05)
 
 
@@ -127,6 +128,30 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
         await one.close()
         await two.close()
         await server.stop()
+
+
+@pytest.mark.postgres
+async def test_a_record_committed_while_nobody_listens(dsn: str) -> None:
+    """An administrator ends our listening connection; one last record arrives just then, and nothing after it."""
+    partition = Partition("penstock.test.v1", 0)
+    one, two = await EmbeddedLog(dsn, "one").start(), await EmbeddedLog(dsn, "two").start()
+    administrator = await asyncpg.connect(dsn)
+    end_listener = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE application_name = 'penstock one' AND pid <> $1 AND datname = current_database()"""
+    try:
+        await one.create({partition.topic: 1})
+        reader = one.reader({partition: 0})
+        for number in range(10):
+            waiting = asyncio.create_task(reader.read())
+            await asyncio.sleep(0.01)  # caught up, and waiting for a notification
+            assert len(await administrator.fetch(end_listener, one._writer_pid)) == 1
+            await two.append([Message(partition, b"%d" % number)])
+            assert [record.value for record in await asyncio.wait_for(waiting, 10)] == [b"%d" % number]
+        await reader.close()
+    finally:
+        await administrator.close()
+        await one.close()
+        await two.close()
 
 
 @pytest.mark.kafka

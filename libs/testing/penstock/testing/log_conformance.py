@@ -127,6 +127,19 @@ class LogConformance:
         for reader in readers:
             await reader.close()
 
+    async def test_crossing_appends(self, log_factory: LogFactory, topic: str) -> None:
+        """Two dispatchers write to the same partitions in opposite order, many times: nobody waits for ever."""
+        one, two = await log_factory("one"), await log_factory("two")
+        await one.create({topic: 64})
+        partitions = [Partition(topic, index) for index in range(64)]
+        there = [Message(partition, b"there") for partition in partitions]
+        back = [Message(partition, b"back") for partition in reversed(partitions)]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(60):
+                await asyncio.gather(one.append(there), two.append(back))
+        ends = await one.end_offsets(partitions)
+        assert set(ends.values()) == {120}
+
     async def test_reader_from_the_middle(self, log_factory: LogFactory, topic: str) -> None:
         """A service restarts from a snapshot: it reads on from its position, and from the end sees only news."""
         log = await log_factory("writer")
