@@ -209,18 +209,26 @@ def test_a_gang_is_one_run() -> None:
 
 
 def test_only_attempts_that_succeeded_teach() -> None:
-    """A crash after a second says nothing about a run; a requeued attempt's exits are not the job's."""
+    """A crash says nothing about a run, nor does the worker that had finished before another one crashed, nor
+    an attempt that was lost with its node, nor a worker that was cut short in a job that succeeded."""
     cell = Cell()
     cell.submit("job-1")
     cell.place("job-1")
     cell.exit("job-1", usage(10), run_ms=1_000, code=1)
     cell.record(JobEnded(job_id="job-1", outcome="failed"))
+    cell.submit("job-1b")
+    cell.place("job-1b", workers=2)
+    cell.exit("job-1b", usage(20), rank=0)
+    cell.exit("job-1b", usage(30), rank=1, code=1)
+    cell.record(JobEnded(job_id="job-1b", outcome="failed"))
+    assert estimate(SPEC, cell.tiers).tier == "default"
     cell.submit("job-2")
     cell.place("job-2", workers=2)
     cell.exit("job-2", usage(5_000), rank=0)
     cell.record(JobRequeued(job_id="job-2", attempt=1, reason="node_lost"))
     cell.place("job-2", attempt=2)
     cell.exit("job-2", usage(800), attempt=2)
+    cell.exit("job-2", usage(7_000), attempt=2, code=143)
     cell.record(JobEnded(job_id="job-2", outcome="succeeded"))
     found = estimate(SPEC, cell.tiers)
     assert found.worker.host_memory_mib == 880

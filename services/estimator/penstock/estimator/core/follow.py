@@ -25,7 +25,7 @@ class LiveJob:
     event_id: str
     """Of its submission."""
     gpus: dict[str, int] = field(default_factory=dict)
-    """Worker task of the current attempt → GPUs given."""
+    """Worker task of the latest attempt → GPUs given; a new placement replaces it and the exits."""
     exits: list[Run] = field(default_factory=list)
 
 
@@ -111,11 +111,6 @@ class Ledger:
             )
         )
 
-    def _requeued(self, record: RawRecord, fact: facts.JobRequeued) -> None:
-        job = self.live.get(fact.job_id)
-        if job is not None:
-            self._forget_attempt(job)
-
     def _ended(self, record: RawRecord, fact: facts.JobEnded) -> None:
         job = self.live.pop(fact.job_id, None)
         if job is None:
@@ -147,7 +142,6 @@ _HANDLERS: Mapping[str, Callable[[Ledger, RawRecord, Any], None]] = MappingProxy
         wire_type(doors.JobEstimated): Ledger._estimated,
         wire_type(facts.PlacementDecided): Ledger._placed,
         wire_type(doors.TaskExited): Ledger._exited,
-        wire_type(facts.JobRequeued): Ledger._requeued,
         wire_type(facts.JobEnded): Ledger._ended,
     }
 )
