@@ -327,6 +327,8 @@ _REMEDIES = {
 
 def _brief(given: object) -> str:
     """A value for a message, cut."""
+    if isinstance(given, int) and given.bit_length() > MAX_SHOWN:
+        return f"a number of {given.bit_length()} bits"  # Python refuses to write very long ones
     text = repr(given)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 

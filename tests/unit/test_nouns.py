@@ -1,0 +1,199 @@
+"""The nouns: what may be said about jobs and nodes, and what is refused with the field's name."""
+
+import ast
+import inspect
+import math
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from penstock.cluster import nouns
+from penstock.cluster.nouns import (
+    MAX_ARGV_BYTES,
+    MAX_ENV_ENTRIES,
+    MAX_GANG_TASKS,
+    MAX_GPUS_PER_NODE,
+    Estimate,
+    Gpu,
+    JobSpec,
+    NodeSpec,
+    Noun,
+    ResourceRequest,
+    ResourceVector,
+    RetryPolicy,
+    TaskPlacement,
+    Usage,
+)
+
+UNITS = ("_mib", "_mbps", "_ms", "_percent", "_std", "_bytes")
+QUANTITIES = ("memory", "bandwidth", "time", "timeout", "backoff", "utilisation", "grace", "duration")
+
+
+def bad_fields(error: pytest.ExceptionInfo[ValidationError]) -> set[str]:
+    """The first step of each path that the validation complains about."""
+    return {str(problem["loc"][0]) if problem["loc"] else "" for problem in error.value.errors()}
+
+
+def gpus(count: int) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(index=index, uuid=f"GPU-{index}", model="A100", memory_mib=40_960) for index in range(count)
+    )
+
+
+def node(**changes: Any) -> NodeSpec:
+    fields: dict[str, Any] = {"node_id": "n-1", "boot_id": "b-1", "cores": 8, "host_memory_mib": 16_384}
+    return NodeSpec(**{**fields, **changes})
+
+
+def test_the_smallest_job_is_one_command() -> None:
+    """`penstock submit -- python train.py`: everything else is Penstock's to find out."""
+    spec = JobSpec(command=("python", "train.py"))
+    assert (spec.workers, spec.parameter_servers, spec.retry.max_attempts) == (1, 0, 1)
+    assert spec.resources == ResourceRequest()
+    assert all(value is None for value in spec.resources.model_dump().values()), "all left to the estimator"
+
+
+def test_values_are_frozen_and_compare_by_content() -> None:
+    """A spec is shared by queue, explanation and record; nobody may change it under the others."""
+    spec = JobSpec(command=("true",))
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.workers = 2  # type: ignore[misc]
+    assert spec == JobSpec(command=("true",))
+    assert spec != JobSpec(command=("false",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"command": ()}, "command"),
+        ({"command": ("",)}, "command"),
+        ({"command": ("a\0b",)}, "command"),
+        ({"command": ("x" * 8_193,)}, "command"),
+        ({"command": ("x" * 8_000,) * 3}, "command"),
+        ({"command": ("true",) * 513}, "command"),
+        ({"env": {"": "1"}}, "env"),
+        ({"env": {"A=B": "1"}}, "env"),
+        ({"env": {"A": "\0"}}, "env"),
+        ({"env": {"A": "x" * (MAX_ARGV_BYTES + 1)}}, "env"),
+        ({"env": {f"V{index}": "1" for index in range(MAX_ENV_ENTRIES + 1)}}, "env"),
+        ({"workdir": "/tmp\0/x"}, "workdir"),
+        ({"labels": {"note": "x" * (MAX_ARGV_BYTES + 1)}}, "labels"),
+        ({"name": "no spaces"}, "name"),
+        ({"name": ""}, "name"),
+        ({"owner": "-dash-first"}, "owner"),
+        ({"owner": "x" * 129}, "owner"),
+        ({"workers": 0}, "workers"),
+        ({"workers": 257}, "workers"),
+        ({"parameter_servers": -1}, "parameter_servers"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"resources": {"gpus": MAX_GPUS_PER_NODE + 1}}, "resources"),
+        ({"resources": {"cores": 0}}, "resources"),
+        ({"retry": {"max_attempts": 0}}, "retry"),
+        ({"queue_timeout_ms": 0}, "queue_timeout_ms"),
+        ({"grace_ms": 600_001}, "grace_ms"),
+        ({"gpu_models": ("A100",) * 17}, "gpu_models"),
+        ({"worker": 2}, "worker"),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused_by_field(changes: dict[str, Any], field: str) -> None:
+    """A generated spec is off by one somewhere; the answer must say where."""
+    with pytest.raises(ValidationError) as refused:
+        JobSpec(**{"command": ("true",), **changes})
+    assert bad_fields(refused) == {field}
+
+
+def test_bounds_are_inclusive() -> None:
+    """The largest job that the docs promise must pass."""
+    spec = JobSpec(
+        command=("x" * 8_192, "y" * 8_192),
+        env={"A": "x" * (MAX_ARGV_BYTES - 1)},
+        workers=256,
+        parameter_servers=MAX_GANG_TASKS - 256,
+        resources=ResourceRequest(gpus=MAX_GPUS_PER_NODE),
+    )
+    assert spec.workers + spec.parameter_servers == MAX_GANG_TASKS
+    assert len(spec.model_dump_json()) < 65_536, "a record with the largest job stays below the bound"
+
+
+def test_sizes_are_counted_in_bytes_not_in_characters() -> None:
+    """An argument in Chinese takes three bytes per character on the way to execve."""
+    with pytest.raises(ValidationError, match=f"exceed {MAX_ARGV_BYTES}"):
+        JobSpec(command=("训" * (MAX_ARGV_BYTES // 6 + 1),) * 2)
+
+
+def test_all_bad_fields_come_in_one_answer() -> None:
+    """One round trip per mistake makes people give up."""
+    with pytest.raises(ValidationError) as refused:
+        JobSpec(command=("\0",), env={"=": "1"}, workdir="\0", workers=0, owner="a b")
+    assert bad_fields(refused) == {"command", "env", "workdir", "workers", "owner"}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_no_noun_takes_a_number_that_json_lacks(number: float) -> None:
+    """NVML divides by zero on an idle GPU and reports NaN."""
+    with pytest.raises(ValidationError):
+        ResourceVector(gpu_utilisation_percent=number)
+    with pytest.raises(ValidationError):
+        Usage(gpu_utilisation_percent=number)
+    with pytest.raises(ValidationError):
+        Estimate(worker=ResourceVector(), confidence=number, tier="default", source="none")
+
+
+def test_a_node_lists_its_gpus_in_order() -> None:
+    """Masks index GPUs by position: a gap after a GPU fell off the bus would shift every placement."""
+    assert len(node(gpus=gpus(MAX_GPUS_PER_NODE)).gpus) == MAX_GPUS_PER_NODE
+    assert node().gpus == ()
+    for wrong in (gpus(3)[1:], (*gpus(2), gpus(1)[0]), gpus(2)[::-1]):
+        with pytest.raises(ValidationError, match="in order"):
+            node(gpus=wrong)
+    for field, value in (("cores", 0), ("host_memory_mib", 0), ("node_id", ""), ("boot_id", " ")):
+        with pytest.raises(ValidationError, match=field):
+            node(**{field: value})
+
+
+def test_a_placement_names_gpus_and_cores_that_can_exist() -> None:
+    """A GPU index of 16 on a board of 16 would be a bit beyond every mask."""
+    good = {"task_id": "j.1.w0", "role": "worker", "rank": 0, "node_id": "n-1"}
+    assert TaskPlacement(**good, gpus=(0, 15), cores=(0, 1_023)).gpus == (0, 15)
+    for field, value in (
+        ("gpus", (16,)),
+        ("gpus", (-1,)),
+        ("cores", (1_024,)),
+        ("rank", 512),
+        ("role", "boss"),
+    ):
+        with pytest.raises(ValidationError, match=field):
+            TaskPlacement(**{**good, field: value})
+
+
+def test_back_off_and_confidence_have_ranges() -> None:
+    """An estimator that is 120 % sure, or a back-off of a year, is a bug at its source."""
+    with pytest.raises(ValidationError, match="confidence"):
+        Estimate(worker=ResourceVector(), confidence=1.2, tier="user", source="asked")
+    with pytest.raises(ValidationError, match="tier"):
+        Estimate(worker=ResourceVector(), confidence=1.0, tier="oracle", source="asked")
+    with pytest.raises(ValidationError, match="backoff_ms"):
+        RetryPolicy(backoff_ms=31_536_000_000)
+
+
+def all_nouns() -> list[type[BaseModel]]:
+    return [kind for _, kind in inspect.getmembers(nouns, inspect.isclass) if issubclass(kind, Noun)]
+
+
+@pytest.mark.parametrize("noun", all_nouns(), ids=lambda noun: noun.__name__)
+def test_names_of_quantities_end_with_their_unit(noun: type[BaseModel]) -> None:
+    """`memory = 8192` was MiB for the writer and GiB for the reader."""
+    for name in noun.model_fields:
+        if any(quantity in name for quantity in QUANTITIES):
+            assert name.endswith(UNITS), f"{noun.__name__}.{name}"
+    assert noun.model_config.get("extra") == "forbid"
+    assert noun.model_config.get("frozen") is True
+
+
+def test_the_nouns_import_nothing_that_acts() -> None:
+    """The simulator and every core use these very classes: no clock, file or chance may hide in them."""
+    tree = ast.parse(inspect.getsource(nouns))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"typing", "pydantic"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
