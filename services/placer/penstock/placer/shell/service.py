@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
+import asyncpg
+
 from penstock.events.base import Event
 from penstock.events.envelope import Envelope
 from penstock.events.facts import PlacementExplanation
@@ -29,6 +31,7 @@ from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Log, Message, Partition, Reader, Record
 from penstock.kernel.open_log import open_log
 from penstock.kernel.settings import Settings
+from penstock.kernel.snapshots import load_latest_from
 from penstock.ledger.record import Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.placer.core.answer import Input, Moment, answer_input, answer_timer
@@ -231,8 +234,14 @@ class PlacerService:
 
 
 async def load_replica(settings: Settings) -> Replica:
-    """The latest usable snapshot, or an empty replica."""
-    return Replica()
+    """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning."""
+    if settings.dsn is None:
+        return Replica()
+    try:
+        return await load_latest_from(settings.dsn, settings.cell)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
+        return Replica()
 
 
 async def run(
@@ -241,7 +250,7 @@ async def run(
     """The placer service until `stop`; see penstock.kernel.service."""
     shared = log is not None
     log = log if log is not None else await open_log(settings.log_url, "placer").start()
-    with tracing("placer", settings) as traces:
+    async with tracing("placer", settings) as traces:
         service = PlacerService(settings, log, ready or asyncio.Event(), traces)
         try:
             await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
