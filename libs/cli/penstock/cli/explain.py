@@ -35,6 +35,18 @@ def show(answer: Mapping[str, Any]) -> None:
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
 
 
+def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
+    """One line for a table."""
+    placement = answer.get("placement")
+    if not placement:
+        return str(job.get("reason") or answer.get("text") or "")
+    best = placement["candidates"][0]
+    text = f"best of {placement['feasible']} by {placement['profile']}: score {best['score']:.3f}{margin(placement)}"
+    if placement.get("rejected"):
+        text += "; " + _counts(placement["rejected"])
+    return text
+
+
 def _placement(found: Mapping[str, Any]) -> None:
     """The candidates with their scores; the winner first."""
     screen = console()
@@ -66,6 +78,9 @@ def node_names(nodes: list[str]) -> str:
 
 
 def _histogram(title: str, counts: Mapping[str, int]) -> None:
+    console().print(f"{title}: {escape(_counts(counts))}", soft_wrap=True)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    text = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in ranked)
-    console().print(f"{title}: {escape(text)}", soft_wrap=True)
+    return ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in ranked)

@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable  # noqa: E402
 import uvloop  # noqa: E402
 
 from penstock.kernel.errors import ConfigurationError, KernelError  # noqa: E402
-from penstock.local import options, up  # noqa: E402
+from penstock.local import demo, options, up  # noqa: E402
+from penstock.local.demo_jobs import checkout  # noqa: E402
 
 EXIT_FAILED, EXIT_CONFIGURATION, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -28,8 +29,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="penstock", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     options.add_arguments(commands.add_parser("up", help="everything on this machine until Ctrl-C"))
+    showing = commands.add_parser("demo", help="real training jobs on a fresh installation, about a minute")
+    options.add_arguments(showing, folder=".penstock/demo")
+    showing.add_argument("--jobs", metavar="CHECKOUT", help="the checkout that holds tilt/jobs")
+    showing.add_argument("--keep", action="store_true", help="stay up after the summary, until Ctrl-C")
     arguments = parser.parse_args()
-    sys.exit(uvloop.run(until_told(lambda: up.up(options.options_from(arguments)), interrupted=0)))
+    if arguments.command == "up":
+        chosen = options.options_from(arguments)
+        sys.exit(uvloop.run(until_told(lambda: up.up(chosen), interrupted=0)))
+    chosen = options.options_from(arguments, default_port=0)
+    samples = checkout(arguments.jobs)
+    sys.exit(
+        uvloop.run(
+            until_told(lambda: demo.demo(chosen, samples, keep=arguments.keep), interrupted=EXIT_INTERRUPTED)
+        )
+    )
 
 
 async def until_told(work: Callable[[], Awaitable[int]], *, interrupted: int) -> int:

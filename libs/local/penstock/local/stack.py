@@ -20,6 +20,7 @@ from penstock.kernel.errors import ConfigurationError
 from penstock.kernel.log import Log
 from penstock.kernel.open_log import open_log
 from penstock.kernel.postgres import any_postgres
+from penstock.kernel.postgres_server import free_port
 from penstock.kernel.settings import Settings
 from penstock.local.children import START_TIMEOUT_S, Command, keep_running
 from penstock.local.lock import folder_lock
@@ -191,6 +192,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def _port(asked: int) -> int:
     """The port, if it is free now; 0 asks for any."""
+    if asked == 0:
+        return free_port()
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -199,7 +202,7 @@ def _port(asked: int) -> int:
             raise ConfigurationError(
                 f"--port {asked}: in use on 127.0.0.1 ({error.strerror}); stop what listens there or give another"
             ) from error
-        return int(probe.getsockname()[1])
+    return asked
 
 
 def _log_to(path: Path) -> logging.Handler:

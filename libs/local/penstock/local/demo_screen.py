@@ -1,0 +1,149 @@
+"""What the demo shows: a table that lives, or lines where nobody watches; then the summary."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from penstock.cli.explain import in_short
+from penstock.cli.follow import phases_ms
+from penstock.cli.output import duration, plain_table
+from penstock.cli.story import tell
+from penstock.cli.tables import bar, nodes_of, now_ms, status_of
+from penstock.local.demo_jobs import DemoJob
+
+
+class Show:
+    """What the demo knows while it runs. `rows` and `why`: job id → the gateway's answer."""
+
+    def __init__(self, console: Console, expected: int) -> None:
+        self.console = console
+        self.expected = expected
+        self.jobs: dict[str, DemoJob] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.why: dict[str, dict[str, Any]] = {}
+        self.nodes: list[dict[str, Any]] = []
+        self.ended: set[str] = set()
+        self._began_s = time.perf_counter()
+        self._live: Live | None = None
+
+    @contextmanager
+    def screen(self) -> Iterator[None]:
+        """On a terminal the table lives inside the block, and its last state stays."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(console=self.console, auto_refresh=False) as self._live:
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def draw(self) -> None:
+        """Draws the table as it is now."""
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Without a terminal: a line for what happened."""
+        if self.console.is_terminal:
+            return
+        word, sentence = tell(event["type"], event["data"])
+        job = self.jobs.get(event["job_id"])
+        name = job.spec.name if job is not None else self._name(event)
+        passed_s = time.perf_counter() - self._began_s
+        self.console.print(
+            f"{passed_s:6.1f} s  {name:<16} {word:<19} {sentence}", markup=False, soft_wrap=True
+        )
+
+    def _name(self, event: Mapping[str, Any]) -> str:
+        """The event of a submission may be here before the answer to it."""
+        spec = event["data"].get("spec") or {}
+        return str(spec.get("name") or event["job_id"])
+
+    def _table(self) -> RenderableType:
+        table = plain_table("JOB", "STATE", "NODES", "GPUS", "WAITED", "RAN", right=("GPUS", "WAITED", "RAN"))
+        now = now_ms()
+        for job_id, job in self.jobs.items():
+            row = self.rows.get(job_id)
+            if row is None:
+                table.add_row(escape(job.spec.name), "[dim]submitted[/]", "–", "–", "–", "–")
+                continue
+            waited, _, ran = phases_ms(row, now)
+            table.add_row(
+                escape(row["name"]), status_of(row), escape(nodes_of(row)), str(row["gpus"] or "–"),
+                duration(waited), duration(ran),
+            )  # fmt: skip
+        free = [
+            f"{node['node_id']} {bar(node['gpus'] - node['gpus_free'], node['gpus'], width=node['gpus'])}"
+            for node in sorted(self.nodes, key=lambda node: str(node["node_id"]))
+        ]
+        passed_s = time.perf_counter() - self._began_s
+        foot = f"[dim]{len(self.ended)} of {self.expected} ended · {passed_s:.0f} s[/]   GPUs  {'   '.join(free)}"
+        return Group(table, Text(), Text.from_markup(foot))
+
+
+def differences(show: Show) -> list[str]:
+    """What did not come as expected, one line per job."""
+    found = []
+    for job_id, job in show.jobs.items():
+        row = show.rows.get(job_id, {})
+        got = (row.get("outcome"), row.get("exit_code") if job.exit_code is not None else None)
+        if got != (job.outcome, job.exit_code):
+            found.append(
+                f"{job.spec.name}: {_outcome(*got)} instead of {_outcome(job.outcome, job.exit_code)} ({row.get('reason', '')})"
+            )
+        elif job.attempts > 1 and row.get("attempt") != job.attempts:
+            found.append(f"{job.spec.name}: {row.get('attempt')} attempts instead of {job.attempts}")
+    return found
+
+
+def _outcome(outcome: str | None, exit_code: int | None) -> str:
+    return f"{outcome}" + (f" with code {exit_code}" if exit_code is not None else "")
+
+
+def print_summary(show: Show, took_s: float, folder: Path) -> list[str]:
+    """Where the time of each job went and why it went where it went; returns the differences."""
+    out = show.console
+    out.print("\n[bold]Summary[/]\n")
+    table = plain_table(
+        "JOB", "ENDED", "QUEUE", "LAUNCH", "RUN", "WHERE", "WHY", right=("QUEUE", "LAUNCH", "RUN")
+    )
+    for job_id in show.jobs:
+        row = show.rows[job_id]
+        queue, launch, run = phases_ms(row)
+        table.add_row(
+            escape(row["name"]), status_of(row), duration(queue), duration(launch), duration(run),
+            escape(nodes_of(row)), escape(in_short(show.why.get(job_id, {}), row)),
+        )  # fmt: skip
+    out.print(table)
+    wrong = differences(show)
+    if wrong:
+        out.print(f"\n[red]Not as expected[/] ({took_s:.0f} s):")
+        for line in wrong:
+            out.print(f"  {line}", markup=False, soft_wrap=True)
+    else:
+        out.print(f"\n[green]All {len(show.jobs)} jobs ended as expected[/], {took_s:.0f} s in all.")
+    names = [job.spec.name for job in show.jobs.values()]
+    out.print("\nLook further: everything that happened is kept.\n", markup=False)
+    lines = [
+        (
+            f"penstock up --folder {os.path.relpath(folder)}",
+            "start the same installation again, then in another terminal:",
+        ),
+        (f"penstock why {names[3]}", "the candidates and their scores"),
+        ("penstock why too-big", "what would have to change"),
+        ("penstock events diverges", "both attempts, step by step"),
+        (f"penstock logs {names[0]}", "what the training printed"),
+        ("penstock replay", "decide everything again and compare"),
+    ]
+    for command, meaning in lines:
+        out.print(f"  {command:<42} [dim]{meaning}[/]", soft_wrap=True)
+    return wrong
