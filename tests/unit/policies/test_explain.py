@@ -172,6 +172,15 @@ def test_cores_memory_and_bandwidth(taken: dict[str, int], asked: dict[str, int]
     assert explain(state, "job-1").histogram == {str(reason): 1}
 
 
+def test_nodes_that_could_never_take_it_do_not_decide_the_reason():
+    """Three boxes with many GPUs and two cores each, one right node that is full: waiting helps, cores do not."""
+    state = b.cell_of([*(b.node(f"box-{i}", cores=2) for i in range(3)), b.node("right")])
+    busy(state, "running", "right", gpus=8)
+    b.queued(state, worker=b.need(cores=8))
+    assert why(state) == (Reason.GPUS_BUSY, "later")
+    assert explain(state, "job-1").histogram == {"cores": 3, "gpus_busy": 1}
+
+
 def test_gang_incomplete():
     """Three of four workers would fit; a gang starts whole or not at all."""
     state = b.cell(nodes=2, gpus=2)

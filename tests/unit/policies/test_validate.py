@@ -163,3 +163,23 @@ def test_what_this_placer_does_not_act_on_is_unsupported():
         doors.ThrottleProposed(**head, task_id="a.1.w0", memory_bandwidth_percent=50, reason="noisy"),
     ):
         assert verdict(state, proposal) == (False, "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("need", "second"),
+    [
+        (b.need(gpus=1, cores=1), {"cores": (1,)}),
+        (b.need(gpus=1, cores=1), {"gpus": (1,)}),
+        (b.need(gpus=1, cores=1, host_memory_mib=140_000), {"gpus": (1,), "cores": (1,)}),
+        (b.need(gpus=1, cores=1, bandwidth_mbps=6_000), {"gpus": (1,), "cores": (1,)}),
+    ],
+    ids=["gpus", "cores", "host_memory", "bandwidth"],
+)
+def test_two_plans_collide_in_one_resource_only(need: b.ResourceVector, second: dict[str, object]):
+    """Apart in everything else, they share one GPU, one core, the memory or the network card of a node."""
+    state = b.cell(nodes=1)
+    b.queued(state, "a", worker=need)
+    b.queued(state, "b", worker=need)
+    first, other = plan_of(state, "a"), changed(plan_of(state, "b"), **second)
+    assert verdict(state, batch(other)) == (True, "")
+    assert verdict(state, batch(first, other)) == (False, "infeasible")

@@ -1,6 +1,6 @@
 """Baselines: `fifo` (first fit), `random`, `even`, and `k8s-default`.
 
-Sources: random, even and the Kubernetes default are the immediate-mode baselines of Liquid §7; first fit is
+Sources: random, even and the Kubernetes default are the immediate-mode baselines of Liquid §7.4; first fit is
 the textbook rule. The order of the queue is the placer's affair (FIFO with a bounded window): here only
 nodes are chosen.
 """
@@ -53,7 +53,7 @@ class RandomFit:
 
 
 class Even:
-    """Spread: the least loaded node. Source: Liquid §7, the even-distributed baseline.
+    """Spread: the least loaded node. Source: Liquid §7.4, the even-distributed baseline.
 
     Load is the share of a node's GPUs in use before the task comes, this gang's own included. For a task
     without GPUs that says nothing, so there the node with the most free cores is the least loaded. Score:
