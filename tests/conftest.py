@@ -20,8 +20,11 @@ import pytest_asyncio
 
 from penstock.kernel.postgres import resolve_dsn
 from penstock.testing.kafka import KafkaBroker, kafka_broker
+from penstock.testing.parts import prepare_for
 
 pytest.register_assert_rewrite("penstock.testing.log_conformance")
+
+pytest_collection_finish = prepare_for  # minutes of building belong to no test
 
 Result = TypeVar("Result")
 _names = itertools.count()

@@ -7,9 +7,6 @@ import pytest
 
 from penstock.testing.jaeger import JaegerServer, jaeger_server
 from penstock.testing.kafka import KafkaBroker, kafka_broker
-from penstock.testing.parts import prepare_for
-
-pytest_collection_finish = prepare_for  # minutes of building belong to no test
 
 
 @pytest.fixture(scope="session")

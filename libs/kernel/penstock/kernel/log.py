@@ -20,7 +20,7 @@ class Partition(NamedTuple):
     """One totally ordered sequence of records."""
 
     topic: str
-    index: int
+    index: int  # type: ignore[assignment]  # nobody asks a partition for the index of an element
 
 
 class Message(NamedTuple):
@@ -46,7 +46,9 @@ class Record(NamedTuple):
 class Reader(Protocol):
     """Reads the partitions that it was opened on, each from its own position. Not for concurrent use."""
 
-    async def read(self, *, max_records: int = MAX_READ_RECORDS, timeout_ms: int | None = None) -> list[Record]:
+    async def read(
+        self, *, max_records: int = MAX_READ_RECORDS, timeout_ms: int | None = None
+    ) -> list[Record]:
         """Waits for at least one record and drains what is there, up to `max_records`.
 
         Per partition in offset order; partitions may interleave. `timeout_ms=None` waits for ever,

@@ -169,7 +169,7 @@ class CellDriver:
                 node_id=job.tasks[task_id].place.node_id,
                 task_id=task_id,
                 token=job.token,
-                cause=cause,  # type: ignore[arg-type]
+                cause=cause,
                 exit_code=code,
                 signal=signal,
                 started_ms=self.now_ms,

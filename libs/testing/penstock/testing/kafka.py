@@ -238,7 +238,7 @@ class KafkaBroker:
 
     async def _create_topics(self, topics: Mapping[str, int]) -> None:
         async with self._admin() as admin:
-            wanted = [NewTopic(name, count, 1) for name, count in topics.items()]
+            wanted = [NewTopic(name, count, 1, topic_configs={"retention.ms": "-1"}) for name, count in topics.items()]
             answer = await admin.create_topics(wanted)
             for topic, code, message in answer.topic_errors:
                 if code not in (0, TOPIC_EXISTS):
