@@ -1,0 +1,60 @@
+"""A task that judges by itself where it runs: for nodes that keep no history of their own.
+
+Run as `python -I -S judge_task.py FOLDER SECONDS [EXIT_CODE]` with a node's task environment. It holds a lock
+per GPU, per task and per attempt for as long as it lives (the kernel lets go at its death, however it dies) and
+writes its start and end into `FOLDER/NODE.jsonl`, in the form of `judge_node`'s history. Whoever finds a lock
+taken writes `double` (GPU) or `twice` (job). Standard library only: it starts in a few milliseconds.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+
+
+def main() -> int:
+    folder, seconds = sys.argv[1], float(sys.argv[2])
+    code = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    env = os.environ
+    node, job, attempt = env["PENSTOCK_NODE_ID"], env["PENSTOCK_JOB_ID"], env["PENSTOCK_ATTEMPT"]
+    task, gpus = env["PENSTOCK_TASK_ID"], [int(gpu) for gpu in env["PENSTOCK_GPUS"].split(",") if gpu]
+    who = {
+        "node": node, "job": job, "attempt": int(attempt), "task": task, "token": int(env["PENSTOCK_TOKEN"]),
+        "pid": os.getpid(),
+    }  # fmt: skip
+    history = os.open(os.path.join(folder, f"{node}.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(kind: str, **more: object) -> None:
+        line = {"at_ns": time.monotonic_ns(), "kind": kind, **who, **more}
+        os.write(history, json.dumps(line).encode() + b"\n")
+        os.fsync(history)
+
+    def lock(name: str, how: int, *, keep: bool = True) -> bool:
+        descriptor = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not keep:
+            os.close(descriptor)
+        return True
+
+    for gpu in gpus:
+        if not lock(f"gpu-{node}-{gpu}", fcntl.LOCK_EX):
+            write("double", what=f"{node} gpu {gpu}: {task} met another process")
+    if not lock(f"task-{task}", fcntl.LOCK_EX):
+        write("twice", what=f"{task} runs twice")
+    lock(f"attempt-{job}@{attempt}", fcntl.LOCK_SH)
+    for name in os.listdir(folder):
+        other = name.startswith(f"attempt-{job}@") and name != f"attempt-{job}@{attempt}"
+        if other and not lock(name, fcntl.LOCK_EX, keep=False):
+            write("twice", what=f"{job}: attempt {attempt} met {name}")
+    write("ran", gpus=gpus)
+    time.sleep(seconds)
+    write("done", code=code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
