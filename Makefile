@@ -31,10 +31,11 @@ lint: venv ## ruff, mypy strict, import contracts, schema drift
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy libs services
 	$(BIN)/lint-imports
-	$(BIN)/python -m penstock.events.schemas --check
+	$(BIN)/python -m penstock.testing.schemas --check
+	$(BIN)/python -m penstock.testing.docs --check
 
 schemas: venv ## Generate schemas/ from the event models
-	$(BIN)/python -m penstock.events.schemas
+	$(BIN)/python -m penstock.testing.schemas
 
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench

@@ -31,7 +31,7 @@ GANG_SHARE = 0.1  # of jobs are gangs of two to four workers
 class CoreBench:
     """One cell under load; `ledger` keeps every record's bytes."""
 
-    def __init__(self, nodes: int, seed: int = 1) -> None:
+    def __init__(self, nodes: int, seed: int = 1, profile: str = "liquid") -> None:
         self.core = PlacerCore(CellState())
         self.head = GENESIS
         self.ledger: list[bytes] = []
@@ -41,7 +41,10 @@ class CoreBench:
         self._inputs = 0
         self._jobs = 0
         self._now_ms = 1_000_000
-        self.step(TermStarted(term=1, placer_id="bench", settings=PlacerSettings()), term=1)
+        self.step(
+            TermStarted(term=1, placer_id="bench", settings=PlacerSettings(profile=profile, seed=seed)),
+            term=1,
+        )
         for number in range(nodes):
             spec = node_spec(f"n{number:05}", GPUS_PER_NODE, rack=f"r{number // 32:04}", cores=64)
             self.step(NodeJoined(node=spec))
