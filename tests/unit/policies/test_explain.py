@@ -187,6 +187,7 @@ def test_gang_incomplete():
     busy(state, "running", "n0", gpus=1)
     b.queued(state, workers=4)
     assert why(state) == (Reason.GANG_INCOMPLETE, "later")
+    assert explain(state, "job-1").detail == "3 of 4 tasks fit now, and all must start together"
 
 
 def test_a_parameter_server_without_a_node_is_named():

@@ -32,21 +32,41 @@ def never_fits(state: CellState, demand: Demand) -> str | None:
 
 
 def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
-    """The first thing that the empty cell lacks; O(shapes)."""
-    counted = ((shape, (nodes & ~index.gone).bit_count()) for shape, nodes in index.shape.items())
-    shapes = [(shape, count) for shape, count in counted if count]
-    if not shapes:
-        return None
+    """The first thing that the empty cell lacks; O(shapes), and less for a gang that fits the first ones."""
     roles = [("worker", demand.worker, demand.workers)]
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))
     for role, need, wanted in roles:
-        short = _one_task(shapes, role, need, demand.gpu_models) or _all_of_role(
-            shapes, role, need, wanted, demand.gpu_models
-        )
-        if short:
-            return short
-    return _together(shapes, demand) if demand.parameter_servers else None
+        room = _room(index, need, wanted, demand.gpu_models)
+        if room < wanted:
+            shapes = _alive(index)
+            if not shapes:
+                return None
+            return _one_task(shapes, role, need, demand.gpu_models) or Shortfall(
+                Reason.NEVER_FITS_GANG,
+                f"{wanted} {role}s must run at once; the empty cell has room for {room}",
+            )
+    return _together(_alive(index), demand) if demand.parameter_servers else None
+
+
+def _alive(index: NodeIndex) -> Shapes:
+    counted = ((shape, (nodes & ~index.gone).bit_count()) for shape, nodes in index.shape.items())
+    return [(shape, count) for shape, count in counted if count]
+
+
+def _room(index: NodeIndex, need: ResourceVector, wanted: int, gpu_models: tuple[str, ...]) -> int:
+    """How many tasks of one role the empty cell holds, if the other role did not exist; counts up to `wanted`.
+
+    Exact: equal tasks never block each other.
+    """
+    room = 0
+    for shape, nodes in index.shape.items():
+        each = slots(shape, need, gpu_models, wanted)
+        if each:
+            room += each * (nodes & ~index.gone).bit_count()
+            if room >= wanted:
+                break
+    return room
 
 
 def suits(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:
@@ -60,19 +80,16 @@ def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], m
         (gpu_models and shape.gpu_model not in gpu_models) or shape.gpu_memory_mib < need.gpu_memory_mib
     ):
         return 0
-    return min(
-        [most]
-        + [
-            has // asks
-            for has, asks in (
-                (shape.gpus, need.gpus),
-                (shape.cores, need.cores),
-                (shape.host_memory_mib, need.host_memory_mib),
-                (shape.bandwidth_mbps, need.bandwidth_mbps),
-            )
-            if asks
-        ]
-    )
+    fits = most
+    if need.gpus:
+        fits = min(fits, shape.gpus // need.gpus)
+    if need.cores:
+        fits = min(fits, shape.cores // need.cores)
+    if need.host_memory_mib:
+        fits = min(fits, shape.host_memory_mib // need.host_memory_mib)
+    if need.bandwidth_mbps:
+        fits = min(fits, shape.bandwidth_mbps // need.bandwidth_mbps)
+    return fits
 
 
 def _one_task(
@@ -114,18 +131,6 @@ def _one_task(
             )
         left = [shape for shape in left if has(shape) >= asked]
     return None
-
-
-def _all_of_role(
-    shapes: Shapes, role: str, need: ResourceVector, wanted: int, gpu_models: tuple[str, ...]
-) -> Shortfall | None:
-    """All tasks of one role, as if the other role did not exist. Exact: equal tasks never block each other."""
-    room = sum(count * slots(shape, need, gpu_models, wanted) for shape, count in shapes)
-    if room >= wanted:
-        return None
-    return Shortfall(
-        Reason.NEVER_FITS_GANG, f"{wanted} {role}s must run at once; the empty cell has room for {room}"
-    )
 
 
 def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:

@@ -9,10 +9,11 @@ from penstock.cluster.moves import JobStatus
 from penstock.cluster.nouns import Noun, ResourceVector
 from penstock.events.facts import PlacerSettings
 from penstock.ledger.evolve import timer_id
-from penstock.ledger.index import NodeIndex
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.index import NodeIndex, lowest
+from penstock.ledger.state import CellState, Demand, JobState
 from penstock.policies.base import Chance, Policy
 from penstock.policies.capacity import shortfall, suits
+from penstock.policies.gang import Gang
 from penstock.policies.profiles import policy_for
 from penstock.policies.reasons import ADVICE, Reason, refusals
 
@@ -100,7 +101,7 @@ def _reason(state: CellState, job: JobState, fits_now: bool) -> tuple[Reason, st
         return Reason.NO_NODES, ""
     if fits_now:
         return _turn(state, job, state.settings)
-    return _lack(index, job)
+    return _lack(state, job)
 
 
 def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Reason, str]:
@@ -120,20 +121,30 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
     return Reason.ABOUT_TO_START, ""
 
 
-def _lack(index: NodeIndex, job: JobState) -> tuple[Reason, str]:
+def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
     """It does not fit now: which task of it finds no node, and what most of the suitable nodes lack."""
-    demand = job.demand
+    index, demand = state.index, job.demand
     roles = [("worker", demand.worker)]
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server))
     for role, need in roles:
         if not index.candidates(need, demand.gpu_models):
             return _dominant(index, role, need, demand.gpu_models)
-    open_nodes = index.candidates(demand.worker, demand.gpu_models).bit_count()
-    return (
-        Reason.GANG_INCOMPLETE,
-        f"{demand.tasks} tasks must start together; one worker fits on {open_nodes} nodes, all do not fit",
-    )
+    fit = _first_fit(state, demand)
+    if fit == demand.tasks:
+        return Reason.GANG_INCOMPLETE, "a plan exists, but not in the order in which the profile places"
+    return Reason.GANG_INCOMPLETE, f"{fit} of {demand.tasks} tasks fit now, and all must start together"
+
+
+def _first_fit(state: CellState, demand: Demand) -> int:
+    """How many tasks first fit places; for equal tasks no policy places more."""
+    gang = Gang(state, demand)
+    for placed, is_worker in enumerate([False] * demand.parameter_servers + [True] * demand.workers):
+        nodes = gang.open(is_worker)
+        if not nodes:
+            return placed
+        gang.take(lowest(nodes), is_worker)
+    return demand.tasks
 
 
 def _dominant(
