@@ -32,7 +32,8 @@ class Services:
     def __init__(self, settings: Settings, log: Log | None) -> None:
         self._settings = settings
         self._log = log
-        self._stop = asyncio.Event()
+        self._stops: list[asyncio.Event] = []  # one each: a service may set its own when it fails
+        self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -40,8 +41,9 @@ class Services:
         """Starts all and waits until each serves. Raises `ServiceFailed`."""
         ready = {name: asyncio.Event() for name in NAMES}
         for name in NAMES:
-            run = entry(name)(self._settings, self._stop, log=self._log, ready=ready[name])
-            task = asyncio.ensure_future(run)
+            stop = asyncio.Event()
+            self._stops.append(stop)
+            task = asyncio.ensure_future(entry(name)(self._settings, stop, log=self._log, ready=ready[name]))
             task.set_name(name)
             task.add_done_callback(self._on_end)
             self._tasks.append(task)
@@ -59,7 +61,9 @@ class Services:
 
     async def stop(self) -> None:
         """Ends them; idempotent."""
-        self._stop.set()
+        self._stopping = True
+        for stop in self._stops:
+            stop.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=STOP_TIMEOUT_S)
             for task in late:
@@ -71,7 +75,7 @@ class Services:
             self.failed.exception()  # whoever waited for it has been told
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:
-        if task.cancelled() or self._stop.is_set() or self.failed.done():
+        if task.cancelled() or self._stopping or self.failed.done():
             return
         cause = task.exception()
         if cause is None:

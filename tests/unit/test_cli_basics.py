@@ -1,0 +1,231 @@
+"""The command line without a gateway: what it says of itself, how it reads jobs, and how it fails."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from penstock.cli import story
+from penstock.cli.app import app, hoist
+from penstock.cli.exits import MEANING, OF_JOB, Exit, Stop, of_job
+from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
+from penstock.cli.output import duration, memory
+from penstock.cluster.moves import TERMINAL
+from penstock.cluster.nouns import JobSpec
+from penstock.events import doors, facts  # noqa: F401 - fill the registry
+from penstock.events.base import REGISTRY
+
+PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, stdin: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
+    """The command as a pipeline would run it: no terminal, nobody at the gateway's port."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return subprocess.run(
+        [*PENSTOCK, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False,
+        env={**clean, "PENSTOCK_SERVER": "http://127.0.0.1:9", **env}, cwd=ROOT,
+    )  # fmt: skip
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    def walk(command: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, child in sorted(getattr(command, "commands", {}).items()):
+            yield from walk(child, (*path, name))
+
+    return walk(get_command(app), ())
+
+
+def test_every_ending_of_a_job_has_an_exit_code_and_every_code_a_meaning() -> None:
+    """A pipeline branches on the code: an ending without one would look like a crash of the tool."""
+    assert set(OF_JOB) == {str(status) for status in TERMINAL}
+    assert set(MEANING) == set(Exit)
+    assert [int(code) for code in Exit] == [0, 1, 2, 10, 11, 13, 14, 15, 20, 21, 22, 130]
+
+
+def test_the_readme_holds_the_same_table_as_the_code() -> None:
+    """People read the table in the README and write it into their pipelines."""
+    text = (ROOT / "libs/cli/README.md").read_text()
+    for code, meaning in MEANING.items():
+        assert f"| {code.value} | {meaning} |" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "own", "propagate", "expected"),
+    [
+        ("failed", 3, False, 10),
+        ("failed", 3, True, 3),
+        ("failed", None, True, 10),
+        ("succeeded", 0, True, 0),
+        ("cancelled", 143, True, 11),
+        ("unschedulable", None, True, 13),
+        ("timed_out_queued", None, False, 14),
+        ("timed_out_running", 143, False, 15),
+    ],
+)
+def test_propagate_passes_on_only_a_failed_jobs_own_code(
+    state: str, own: int | None, propagate: bool, expected: int
+) -> None:
+    """A job stopped by us may also report a code; that must not be mistaken for its own failure."""
+    assert of_job(state, own, propagate=propagate) == expected
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
+    """The first thing a new user types after a command is --help; it must answer without a gateway."""
+    answer = run(*path, "--help")
+    assert answer.returncode == 0, answer.stderr
+    assert "sage:" in answer.stdout
+    assert "Traceback" not in answer.stdout + answer.stderr
+
+
+def test_help_lists_the_exit_codes() -> None:
+    """Found without opening a browser."""
+    told = " ".join(run("--help").stdout.split())
+    assert "13 job can never run here" in told
+    assert "22 idempotency key used for another job" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("get", "jobs"), 20, ("http://127.0.0.1:9", "penstock up", "--server")),
+        (("get", "jobs", "--server", "ftp://x"), 2, ("--server", "http://host:port")),
+        (("get", "jobs", "--token-file", "/nowhere"), 21, ("/nowhere",)),
+        (("get", "jbos",), 2, ("jbos", "jobs")),
+        (("submit",), 2, ("after --", "-f")),
+        (("submit", "--gpus", "17", "--", "true"), 2, ("resources.gpus", "at most 16")),
+        (("submit", "--gpu-memory", "8GB", "--", "true"), 2, ("resources.gpu_memory", "8GiB")),
+        (("submit", "-e", "NAME", "--", "true"), 2, ("--env NAME", "NAME=VALUE")),
+        (("submit", "-f", "/nowhere.yaml"), 2, ("/nowhere.yaml", "No such file")),
+        (("submit", "--", "true"), 20, ("penstock up",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_a_mistake_is_told_in_a_line_with_its_remedy(
+    arguments: tuple[str, ...], code: int, words: tuple[str, ...]
+) -> None:
+    """Typing errors and a gateway that is not there are the two most common failures of all."""
+    answer = run(*arguments)
+    assert answer.returncode == code, answer.stderr
+    assert answer.stdout == ""
+    assert len(answer.stderr.splitlines()) == 1, answer.stderr
+    for word in words:
+        assert word in answer.stderr
+
+
+def test_all_problems_of_a_job_file_are_told_at_once(tmp_path: Path) -> None:
+    """Nobody wants to learn of five mistakes in five runs of a pipeline."""
+    job = tmp_path / "job.yaml"
+    job.write_text("command: python train.py\ngpus: 1\nretry: {max_attempts: 0}\n")
+    answer = run("submit", "-f", str(job))
+    assert answer.returncode == 2
+    assert len(answer.stderr.splitlines()) == 3, answer.stderr
+    for field in ("command", "gpus", "retry.max_attempts"):
+        assert f": {field}: " in answer.stderr
+    assert all(str(job) in line for line in answer.stderr.splitlines())
+
+
+def test_yaml_errors_name_line_and_column(tmp_path: Path) -> None:
+    """An indentation slip, the classic."""
+    job = tmp_path / "job.yaml"
+    job.write_text("name: x\ncommand: [python\nworkers: 2\n")
+    answer = run("submit", "-f", str(job))
+    assert answer.returncode == 2
+    assert f"{job}:3:" in answer.stderr
+
+
+def test_a_dry_run_needs_no_gateway_and_prints_what_would_be_submitted() -> None:
+    """A pipeline's lint stage checks job files where no scheduler is reachable."""
+    answer = run("submit", "-f", "-", "--dry-run", "-o", "json", stdin="command: ['true']\nrun_timeout: 2h\n")
+    assert answer.returncode == 0, answer.stderr
+    spec = JobSpec.model_validate_json(answer.stdout)
+    assert spec.run_timeout_ms == 7_200_000
+    assert spec.workdir == str(ROOT)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tilt/jobs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_sample_job_is_valid(path: Path) -> None:
+    """Samples are copied; a broken one breaks many."""
+    assert build(read_job_file(str(path)), path.name).command[0] == "python"
+    assert path.read_text().startswith("# yaml-language-server: $schema=../../schemas/job.schema.json\n")
+
+
+def test_flags_win_over_the_file() -> None:
+    """One job file, tried with other numbers."""
+    answer = run(
+        "submit", "-f", "tilt/jobs/digits-mlp.yaml", "--dry-run", "-o", "json", "--gpus", "4", "-e", "A=1"
+    )
+    spec = JobSpec.model_validate_json(answer.stdout)
+    assert (spec.resources.gpus, spec.env, spec.batch_size) == (4, {"A": "1"}, 64)
+
+
+def test_in_ci_a_repeated_step_submits_once_and_another_job_is_another() -> None:
+    """A CI system restarts a step after its runner's network failed; the first submission had arrived."""
+    env = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
+    one, two = JobSpec(command=("a",)), JobSpec(command=("b",))
+    assert idempotency_key(one, env) == idempotency_key(one, dict(reversed(env.items())))
+    assert idempotency_key(one, env) != idempotency_key(two, env)
+    assert idempotency_key(one, env) != idempotency_key(one, {**env, "GITHUB_RUN_ATTEMPT": "2"})
+    assert idempotency_key(one, {}) != idempotency_key(one, {}), "by hand each submission is a new job"
+    assert idempotency_key(one, {"GITHUB_RUN_ID": "7"}).startswith("cli-"), "half a CI is none"
+
+
+def test_global_flags_may_stand_anywhere_but_after_the_dashes() -> None:
+    """`penstock get jobs --server X` is what people type; the job's own flags are not ours."""
+    words = ["submit", "--server", "X", "--token-file=T", "--", "train", "--server", "mine"]
+    assert hoist(words) == ["--server", "X", "--token-file=T", "submit", "--", "train", "--server", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["python", "src/train.py"], "train"), (["./run.sh"], "run"), (["/bin/true"], "true"), (["ünï"], "n"), (["-"], "job")],
+)  # fmt: skip
+def test_a_job_without_a_name_is_named_after_its_script(command: list[str], name: str) -> None:
+    """Whatever the script is called, the name must pass the job's own rules."""
+    assert default_name(command) == name
+    assert JobSpec(name=name, command=tuple(command))
+
+
+def test_pairs_keep_equal_signs_in_values() -> None:
+    """`-e OPTS=--a=1`."""
+    assert pairs(["OPTS=--a=1", "EMPTY="], "--env") == {"OPTS": "--a=1", "EMPTY": ""}
+    with pytest.raises(Stop, match="give NAME=VALUE"):
+        pairs(["=x"], "--env")
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(None, "–"), (0, "0.00 s"), (421, "0.42 s"), (9_994, "9.99 s"), (9_996, "10.0 s"), (59_949, "59.9 s"),
+     (59_960, "1m 00s"), (3_599_600, "1h 00m"), (3_661_000, "1h 01m"), (93_600_000, "1d 2h"), (-5, "0.00 s")],
+)  # fmt: skip
+def test_durations_never_show_sixty_of_anything(ms: int | None, text: str) -> None:
+    """Rounding at the border of a unit."""
+    assert duration(ms) == text
+
+
+def test_memory_is_shown_in_binary_units() -> None:
+    """As job files are written."""
+    assert [memory(mib) for mib in (None, 512, 16_384, 1_536)] == ["–", "512 MiB", "16 GiB", "1.5 GiB"]
+
+
+def test_every_event_of_a_job_has_words() -> None:
+    """A new event type must not reach people as a bare type name."""
+    shown = {
+        kind
+        for kind in REGISTRY
+        if kind.split(".")[1] in ("job", "task", "placement", "stop", "node", "gpu", "cell")
+    }
+    known = {kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind for kind in shown}
+    assert known <= set(story.WORDS)
+
+
+def test_an_event_from_the_future_is_still_shown() -> None:
+    """The gateway is newer than the command line on somebody's laptop."""
+    assert story.tell("penstock.job.teleported.v1", {"x": 1}) == ("job.teleported", "")
+    assert story.tell("penstock.task.exited", {"task_id": "j.1.w0"}) == ("exited", "")
