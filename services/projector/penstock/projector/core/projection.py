@@ -158,7 +158,7 @@ class Projection:
             "seq": record.seq,
             "n": n,
             "at_ms": record.now_ms,
-            "type": raw.type,
+            "type": event.TYPE,
             "job_id": job_id,
             "node_id": node_id,
             "task_id": task_id,

@@ -1,0 +1,1 @@
+"""The gateway's own tables, as numbered SQL files."""
