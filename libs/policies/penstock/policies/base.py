@@ -4,7 +4,7 @@ A policy only chooses nodes; GPUs and cores inside a node are chosen here (lowes
 policies leave the node equally little choice. A policy reads the state and writes nothing.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -48,6 +48,19 @@ class Policy(Protocol):
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
         """The chosen nodes, or None when the gang does not fit now. Must not look at more nodes than it needs."""
+        ...
+
+
+@runtime_checkable
+class Preemptive(Policy, Protocol):
+    """A policy that may stop running jobs for the one at the head of the queue."""
+
+    def victims(self, state: CellState, job: JobState) -> tuple[str, ...]:
+        """Ids of LAUNCHING or RUNNING jobs to stop so that `job` fits once they have ended; () to let it wait.
+
+        Called again on every occasion until `job` is placed: what is STOPPING already counts as room to come.
+        A victim queues again at its old place, so it must come after `job` in the queue's order.
+        """
         ...
 
 

@@ -15,12 +15,13 @@ from penstock.events.base import Event
 from penstock.events.facts import PlacementExplanation, PlacerSettings, TimerSubject
 from penstock.ledger.evolve import job_of_task, timer_id
 from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
-from penstock.policies.base import Chance, assign
+from penstock.policies.base import Chance, Preemptive, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import policy_for
 from penstock.policies.validate import validate
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
+MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
 MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own
 REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
 
@@ -105,10 +106,25 @@ class Decider:
     def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
         plan = self.policy.place(state, job, self._chance)
         if plan is None:
+            if isinstance(self.policy, Preemptive) and state.head_of_queue() is job:
+                yield from self._preempt(state, job, self.policy)
             return
         self.explanations.append(plan.explanation)
         yield assign(state, job, plan)
         yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+
+    @staticmethod
+    def _preempt(state: CellState, job: JobState, policy: Preemptive) -> Iterator[Event]:
+        """The victims are stopped; they queue again at their old place, and `job` is tried when they have ended."""
+        for victim_id in policy.victims(state, job)[:MAX_VICTIMS_PER_STEP]:
+            victim = state.jobs[victim_id]
+            yield facts.JobPreempted(
+                job_id=victim_id,
+                attempt=victim.attempt,
+                by_job_id=job.job_id,
+                reason=f"profile {policy.name}",
+            )
+            yield stop(victim, "preempted")
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window; equal demands are tried once."""

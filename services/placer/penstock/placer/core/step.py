@@ -25,7 +25,7 @@ class PlacerCore:
 
     def __init__(self, state: CellState) -> None:
         self.state = state
-        self._decider = Decider(state.settings)
+        self.decider = Decider(state.settings)
 
     def step(self, event: Event, event_id: str) -> Step:
         """Answers one input. The caller has set the state's seq, time and term (`begin`).
@@ -38,9 +38,9 @@ class PlacerCore:
             return Step("rejected", reason, (), ())
         evolve(state, event)
         if event.TYPE == TermStarted.TYPE:
-            self._decider = Decider(state.settings)
+            self.decider = Decider(state.settings)
         folded = [event]
-        for decision in self._decider.decide(state, event, event_id):
+        for decision in self.decider.decide(state, event, event_id):
             evolve(state, decision)
             folded.append(decision)
-        return Step("committed", None, folded, self._decider.explanations)
+        return Step("committed", None, folded, self.decider.explanations)
