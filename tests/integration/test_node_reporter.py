@@ -1,99 +1,29 @@
-"""The node-reporter with real processes: first in this process over a log in memory."""
+"""The node-reporter with real processes, in this process, over a log in memory."""
 
 import asyncio
+import json
+import os
+import re
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from penstock.cluster.nouns import TaskPlacement
 from penstock.events import doors
-from penstock.events.base import Event
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.facts import Order, Peer, StartTask, StopTask
-from penstock.events.topics import NODE_PARTITIONS, Topic, node_partition
-from penstock.kernel.log import Log, Message, Partition
+from penstock.events.envelope import from_wire
+from penstock.events.facts import SetCores
+from penstock.events.topics import Topic, node_partition
+from penstock.kernel.log import Message, Partition
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
 from penstock.kernel.task_logs import log_path
 from penstock.node_reporter.options import Options
-from penstock.node_reporter.shell.inventory import boot_id
-from penstock.node_reporter.shell.run import runner
-
-NODE = "n1"
-TOPICS = {
-    Topic.NODES: 1,
-    Topic.ORDERS: NODE_PARTITIONS,
-    Topic.TELEMETRY: NODE_PARTITIONS,
-    Topic.DEAD_LETTERS: 1,
-}
-WAIT_S = 20.0
-
-
-def start_order(token: int, *command: str, gpus: Sequence[int] = (0,), task_id: str | None = None, **more: Any) -> StartTask:  # fmt: skip
-    """A start order for one worker; `more` overrides fields."""
-    task_id = task_id or f"job-{token}.1.0"
-    place = TaskPlacement(
-        task_id=task_id, role="worker", rank=0, node_id=NODE, gpus=tuple(gpus), cores=more.pop("cores", (0,)),
-        host_memory_mib=more.pop("host_memory_mib", 0),
-    )  # fmt: skip
-    fields: dict[str, Any] = {
-        "token": token, "node_id": NODE, "task_id": task_id, "job_id": f"job-{token}", "attempt": 1,
-        "boot_id": boot_id(), "command": command or ("true",), "place": place,
-        "peers": (Peer(rank=0, role="worker", node_id=NODE, address="127.0.0.1"),),
-        "rendezvous_port": 29500, "grace_ms": 500,
-    }  # fmt: skip
-    return StartTask(**{**fields, **more})
-
-
-def stop_order(token: int, task_id: str, grace_ms: int = 500) -> StopTask:
-    return StopTask(token=token, node_id=NODE, task_id=task_id, grace_ms=grace_ms, reason="cancelled")
-
-
-class Cell:
-    """The placer's side of one node: sends orders, reads what the node says."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.envelopes: list[Envelope] = []
-        self._reader = log.reader({Partition(Topic.NODES, 0): 0})
-
-    async def order(self, *orders: Order) -> None:
-        partition = Partition(Topic.ORDERS, node_partition(NODE))
-        messages = []
-        for order in orders:
-            id_ = f"order/{order.task_id}/{order.token}/{order.TYPE}"
-            headers, value = to_wire(Envelope(id=id_, source="/test", time_ms=1, data=order))
-            messages.append(Message(partition, value, headers, order.node_id.encode()))
-        await self.log.append(messages)
-
-    async def until(self, *wanted: type[Event], task_id: str | None = None, count: int = 1) -> Any:
-        """Waits for the `count`-th event of one of these types (about this task); fails after WAIT_S."""
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            found = [
-                event for event in self.events(*wanted) if task_id in (None, getattr(event, "task_id", None))
-            ]
-            if len(found) >= count:
-                return found[count - 1]
-            left_ms = round((deadline - time.monotonic()) * 1_000)
-            assert left_ms > 0, f"no {[w.__name__ for w in wanted]} {task_id} #{count}; came: {self.events()}"
-            await self.read(left_ms)
-
-    async def read(self, timeout_ms: int) -> None:
-        for record in await self._reader.read(timeout_ms=timeout_ms):
-            self.envelopes.append(from_wire(record.headers, record.value, Topic.NODES))
-
-    def events(self, *wanted: type[Event]) -> list[Event]:
-        return [e.data for e in self.envelopes if not wanted or isinstance(e.data, wanted)]
-
-    def ids(self, wanted: type[Event]) -> set[str]:
-        return {e.id for e in self.envelopes if isinstance(e.data, wanted)}
+from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 
 
 @pytest.fixture
@@ -115,19 +45,6 @@ async def cell(broker: MemoryBroker) -> Cell:
     return Cell(MemoryLog(broker, "placer"))
 
 
-@asynccontextmanager
-async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
-    """A node-reporter in this process; yields its stop."""
-    stop, ready = asyncio.Event(), asyncio.Event()
-    life = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=log, ready=ready))
-    await asyncio.wait([life, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
-    try:
-        yield stop
-    finally:
-        stop.set()
-        await life
-
-
 @pytest.fixture
 async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]:
     async with working(options, MemoryLog(broker, "node-reporter")):
@@ -135,31 +52,13 @@ async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(options: Options) -> Any:
+def nothing_left(options: Options) -> Iterator[None]:
     """Whatever a test starts, it must not outlive it (and the machine must stay clean even when it fails)."""
     yield
     left = ours(options)
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def ours(options: Options) -> list[psutil.Process]:
-    """Living processes that carry this node's marks."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            marked = process.environ().get("PENSTOCK_STATE_DIR") == str(options.state_dir)
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-async def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, "it never became so"
-        await asyncio.sleep(0.02)
 
 
 async def test_a_task_starts_runs_and_ends_with_its_code(node: Options, cell: Cell) -> None:
@@ -208,3 +107,204 @@ async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Optio
     exited = await cell.until(doors.TaskExited)
     assert 0.39 < time.monotonic() - before < 3
     assert (exited.cause, exited.signal) == ("stopped", 9)
+
+
+async def test_grandchildren_die_before_the_exit_is_reported(node: Options, cell: Cell) -> None:
+    """Data loaders and daemons outlive the script, one even in a session of its own: the GPU is not free yet."""
+    await cell.order(
+        start_order(1, "sh", "-c", "sleep 61 & setsid sleep 62 & (setsid sleep 63 &) ; sleep 0.2; exit 4")
+    )
+    await cell.until(doors.TaskStarted)
+    await eventually(lambda: len(sleeps(node)) == 3)
+    exited = await cell.until(doors.TaskExited)
+    assert exited.exit_code == 4
+    assert sleeps(node) == []
+
+
+def sleeps(options: Options) -> list[psutil.Process]:
+    return [process for process in ours(options) if process.name() == "sleep" and process.cmdline()[1] > "6"]
+
+
+async def test_a_predecessor_alive_holds_its_successor_back(node: Options, cell: Cell) -> None:
+    """The judge is the processes' own diary: never two lines of begin without an end between."""
+    diary = node.state_dir / "diary"
+    script = f"echo begin >> {diary}; sleep 0.3; echo end >> {diary}"
+    await cell.order(*[start_order(token, "sh", "-c", script) for token in (1, 2)])
+    await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    assert diary.read_text().split() == ["begin", "end", "begin", "end"]
+
+
+async def test_stale_and_zombie_orders_are_refused(node: Options, cell: Cell) -> None:
+    """A suspended placer's old order; and a start that comes after its job was cancelled."""
+    await cell.order(start_order(9))
+    await cell.until(doors.TaskExited)
+    await cell.order(start_order(8), stop_order(20, "job-15.1.0"), start_order(15, gpus=(1,)))
+    first = await cell.until(doors.OrderRefused, task_id="job-8.1.0")
+    assert (first.reason, first.highest_token) == ("stale_token", 9)
+    second = await cell.until(doors.OrderRefused, task_id="job-15.1.0")
+    assert (second.reason, second.highest_token) == ("stale_token", 20)
+    assert len(cell.events(doors.TaskStarted)) == 1
+
+
+async def test_an_idle_node_says_nothing_and_does_nothing(
+    node: Options, cell: Cell, broker: MemoryBroker
+) -> None:
+    """Heartbeat-free: after a task has come and gone, three seconds pass without a message or a wake-up."""
+    await cell.order(start_order(1))
+    await cell.until(doors.TaskExited)
+    await asyncio.sleep(0.3)
+
+    def said() -> int:
+        return sum(len(broker.records(Partition(t, 0))) for t in (Topic.NODES, Topic.DEAD_LETTERS)) + sum(
+            len(broker.records(Partition(Topic.TELEMETRY, index))) for index in range(TOPICS[Topic.TELEMETRY])
+        )
+
+    helpers = [process.pid for process in ours(node)]
+    before = (said(), [wake_ups(pid) for pid in helpers], psutil.Process().cpu_times())
+    await asyncio.sleep(3)
+    after = (said(), [wake_ups(pid) for pid in helpers], psutil.Process().cpu_times())
+    assert before[:2] == after[:2]
+    assert after[2].user + after[2].system - before[2].user - before[2].system < 0.1
+
+
+def wake_ups(pid: int) -> int:
+    """How often a process gave up the processor of its own accord."""
+    found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    assert found is not None
+    return int(found[1])
+
+
+async def test_the_task_sees_its_place_and_no_secret(
+    node: Options, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Affinity (virtual cores are taken modulo the real ones), GPU ids, ranks; an own session; default signals."""
+    script = (
+        "import json,os,signal; print(json.dumps(dict(env=dict(os.environ), cores=sorted(os.sched_getaffinity(0)), "
+        "session=os.getsid(0)==os.getpid(), term=signal.getsignal(15)==signal.SIG_DFL, cwd=os.getcwd())))"
+    )
+    order = start_order(
+        3, sys.executable, "-c", script, gpus=(0, 1), cores=(2,), env={"LR": "0.1"}, host_memory_mib=512
+    )
+    await cell.order(order)
+    await cell.until(doors.TaskExited)
+    seen = json.loads(log_path(node.log_dir, "job-3", "job-3.1.0").read_text())
+    usable = sorted(os.sched_getaffinity(0))
+    assert seen["cores"] == [usable[2 % len(usable)]]
+    assert seen["session"]
+    assert seen["term"]
+    assert seen["cwd"].startswith(str(node.state_dir))
+    expected = {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "PENSTOCK_TOKEN": "3",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LR": "0.1",
+    }
+    assert {name: seen["env"][name] for name in expected} == expected
+    assert not {"PENSTOCK_DSN", "PENSTOCK_LOG"} & seen["env"].keys()
+
+
+async def test_cores_of_a_running_task_are_changed(node: Options, cell: Cell) -> None:
+    await cell.order(start_order(1, "sleep", "60", cores=(0, 1)))
+    started = await cell.until(doors.TaskStarted)
+    await cell.order(SetCores(token=2, node_id=NODE, task_id=started.task_id, cores=(1,)))
+    usable = sorted(os.sched_getaffinity(0))
+    await eventually(lambda: os.sched_getaffinity(started.pid) == {usable[1 % len(usable)]})
+    await cell.order(stop_order(3, started.task_id))
+    exited = await cell.until(doors.TaskExited)
+    assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
+
+
+async def test_a_memory_cap_holds(node: Options, cell: Cell) -> None:
+    """Without a cgroup the cap is RLIMIT_DATA: the allocation fails inside the program."""
+    hungry = "x = bytearray(3 << 30); print('had it')"
+    await cell.order(start_order(1, sys.executable, "-c", hungry, host_memory_mib=256))
+    exited = await cell.until(doors.TaskExited)
+    assert exited.exit_code == 1
+    assert "MemoryError" in log_path(node.log_dir, "job-1", "job-1.1.0").read_text()
+
+
+async def test_a_killed_guardian_takes_its_task_with_it(node: Options, cell: Cell) -> None:
+    """The OOM killer chose the shim: the program dies too, and what it started, before the exit is reported."""
+    await cell.order(start_order(1, "sh", "-c", "setsid sleep 64 & sleep 65"))
+    started = await cell.until(doors.TaskStarted)
+    await eventually(lambda: len(sleeps(node)) == 2)
+    psutil.Process(started.pid).parent().kill()  # type: ignore[union-attr]
+    exited = await cell.until(doors.TaskExited)
+    assert (exited.cause, exited.signal) == ("lost", signal.SIGKILL)
+    assert sleeps(node) == []
+
+
+async def test_a_killed_launcher_costs_no_task(node: Options, cell: Cell) -> None:
+    """The reporter starts over from its journal: the task runs on, and the next one starts."""
+    await cell.order(start_order(1, "sh", "-c", "sleep 1; exit 6"))
+    await cell.until(doors.TaskStarted)
+    (launcher,) = [p for p in ours(node) if p.name() == "penstock-launch"]
+    launcher.kill()
+    joined = await cell.until(doors.NodeJoined, count=2)
+    assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
+    await cell.order(start_order(2, gpus=(1,)))
+    await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    assert (await cell.until(doors.TaskExited, task_id="job-1.1.0")).exit_code == 6
+
+
+async def test_a_long_log_keeps_its_head_and_its_end(
+    options: Options, broker: MemoryBroker, cell: Cell
+) -> None:
+    """A script prints in a loop: the disk is safe, and the last words, which matter most, are there."""
+    async with working(replace(options, log_limit_mib=1), MemoryLog(broker, "n")):
+        await cell.order(
+            start_order(1, "sh", "-c", "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last")
+        )
+        await cell.until(doors.TaskExited)
+    text = log_path(options.log_dir, "job-1", "job-1.1.0").read_text()
+    assert text.startswith("first\n")
+    assert text.endswith("\nlast\n")
+    assert "limit is reached" in text
+    assert len(text) < (1 << 20) + (1 << 17)
+
+
+async def test_malformed_orders_are_dead_lettered_and_the_next_one_is_obeyed(
+    node: Options, cell: Cell, broker: MemoryBroker
+) -> None:
+    partition = Partition(Topic.ORDERS, node_partition(NODE))
+    await cell.log.append([Message(partition, b"{", (("ce_id", b"\xff"),)), Message(partition, b"")])
+    await cell.order(start_order(1))
+    await cell.until(doors.TaskExited)
+    letters = [from_wire(r.headers, r.value).data for r in broker.records(Partition(Topic.DEAD_LETTERS, 0))]
+    assert [letter.reason for letter in letters if isinstance(letter, doors.DeadLettered)] == [
+        "undecodable"
+    ] * 2
+
+
+async def test_orders_of_other_nodes_are_not_ours(node: Options, cell: Cell) -> None:
+    """Several nodes share a partition."""
+    other = start_order(5).model_copy(update={"node_id": "n2"})
+    await cell.order(other, start_order(1))
+    await cell.until(doors.TaskExited, task_id="job-1.1.0")
+    assert {event.task_id for event in cell.events(doors.TaskStarted, doors.OrderRefused)} == {"job-1.1.0"}  # type: ignore[attr-defined]
+
+
+async def test_a_log_that_fails_is_sat_out(node: Options, cell: Cell, broker: MemoryBroker) -> None:
+    """Appends fail before and after the write: the events come under the same ids, none is lost."""
+    await cell.until(doors.NodeJoined)
+    await cell.order(start_order(1, "sh", "-c", "sleep 0.2; exit 2"))
+    for after_write in (False, True, False):
+        broker.fail_next_append(after_write=after_write)
+    exited = await cell.until(doors.TaskExited)
+    assert exited.exit_code == 2
+    assert len(cell.ids(doors.TaskStarted)) == len(cell.ids(doors.TaskExited)) == 1
+
+
+async def test_a_drained_node_stops_its_tasks_and_leaves(
+    options: Options, broker: MemoryBroker, cell: Cell
+) -> None:
+    """`--drain`: the machine is to be taken away; every exit is proven before the node says that it left."""
+    async with working(replace(options, drain=True, drain_grace_ms=300), MemoryLog(broker, "n")) as stop:
+        await cell.order(start_order(1, "sleep", "60"))
+        await cell.until(doors.TaskStarted)
+        stop.set()
+        left = await cell.until(doors.NodeLeft)
+    assert left.proof == "shutdown"
+    assert isinstance(cell.events()[-2], doors.TaskExited)
+    assert ours(options) == []

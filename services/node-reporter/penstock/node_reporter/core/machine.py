@@ -361,7 +361,7 @@ def _never(task: Task, node_id: str, now_ms: int, detail: str) -> Iterator[Decis
 
 def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     task = state.tasks.get(given.task_id)
-    if task is None or task.token != given.token or task.status is Status.WAITING:
+    if task is None or task.token != given.token:
         return
     exited = _exited(state.node_id, task, given.outcome)
     yield Put(replace(task, status=Status.ENDED, order=None, answer=exited))

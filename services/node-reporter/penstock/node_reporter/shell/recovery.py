@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 def recover(node: Node) -> None:
     """Brings the node's tasks into line with the machine. Raises `JournalFailed` or `Immortal`."""
     known: set[int] = {node.spawner.launcher_pid}
+    for task in node.state.waiting():
+        if task.boot_id != node.spec.boot_id:
+            outcome = machine.Outcome(wall_ms(), lost="the node was booted anew before it could start")
+            node.feed([machine.Gone(task.task_id, task.token, outcome)], durable=True)
     for task in node.state.live():
         known |= _recover_task(node, task)
     orphans = _kill_orphans(node, known)

@@ -115,11 +115,14 @@ class Spawner:
                 [sys.executable, "-I", "-S", str(LAUNCHER), str(theirs.fileno()), str(lock)],
                 pass_fds=(theirs.fileno(), lock),
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 env={"PATH": os.defpath, **marks.environment()},
                 cwd="/",
                 start_new_session=True,
             )
+        self._launcher = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._control.fileno(), self._on_message)
+        self._loop.add_reader(self._launcher, self._on_lost)  # the socket alone is also held by shims
 
     @property
     def launcher_pid(self) -> int:
@@ -154,6 +157,8 @@ class Spawner:
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         self._control.close()
+        self._loop.remove_reader(self._launcher)
+        os.close(self._launcher)
         for descriptor in self._pidfds.values():
             self._loop.remove_reader(descriptor)
             os.close(descriptor)

@@ -1,0 +1,211 @@
+"""The node-reporter as a process, killed -9 wherever it hurts, over the embedded log; tasks and truth survive."""
+
+import asyncio
+import resource
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.events import doors
+from penstock.kernel.embedded_log import EmbeddedLog
+from penstock.node_reporter.options import Options
+from penstock.testing.node_cell import (
+    NODE,
+    TOPICS,
+    Cell,
+    eventually,
+    ours,
+    reporter_process,
+    start_order,
+    stop_order,
+)
+
+pytestmark = pytest.mark.postgres
+
+FAILPOINTS = [
+    "node.order_read",
+    "node.token_written",
+    "node.task_spawned",
+    "node.start_reported",
+    "node.exit_noticed",
+    "node.exit_reported",
+]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2)
+
+
+@pytest.fixture
+async def cell(dsn: str) -> AsyncIterator[Cell]:
+    log = await EmbeddedLog(dsn, "placer").start()
+    await log.create(TOPICS)
+    cell = Cell(log)
+    yield cell
+    await cell.close()
+    await log.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(options: Options) -> Iterator[None]:
+    """Whatever a test starts must not outlive it."""
+    yield
+    for process in ours(options):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+async def test_killed_anywhere_a_task_runs_once_and_its_code_arrives(
+    failpoint: str, dsn: str, options: Options, cell: Cell, tmp_path: Path
+) -> None:
+    """The reporter dies at this place; its successor finds the rest. The judge is the task's own diary."""
+    diary = tmp_path / "diary"
+    script = f"echo began >> {diary}; sleep 0.4; exit 5"
+    async with reporter_process(options, dsn, failpoint=f"{failpoint}:1") as victim:
+        await cell.order(start_order(1, "sh", "-c", script))
+        await victim.killed()
+    async with reporter_process(options, dsn):
+        exited = await cell.until(doors.TaskExited)
+        await cell.order(start_order(1, "sh", "-c", script), start_order(2, "true"))
+        await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    assert (exited.exit_code, exited.cause, exited.token) == (5, "exited", 1)
+    assert diary.read_text().split() == ["began"]
+    ids = cell.ids(doors.TaskStarted), cell.ids(doors.TaskExited)
+    assert [len(found) for found in ids] == [2, 2], "one start and one exit for each of the two tasks"
+
+
+async def test_the_token_is_on_disk_before_anything_follows_from_it(
+    dsn: str, options: Options, cell: Cell
+) -> None:
+    """Killed right after the token was written, and an older order comes to the successor: refused. (Without
+    the write the successor would know of no token and obey both orders.)"""
+    async with reporter_process(options, dsn, failpoint="node.token_written:1") as victim:
+        await cell.order(start_order(9, "sleep", "0.2"))
+        await victim.killed()
+    async with reporter_process(options, dsn):
+        await cell.order(start_order(8))
+        refused = await cell.until(doors.OrderRefused)
+        assert (refused.task_id, refused.highest_token) == ("job-8.1.0", 9)
+        await cell.until(doors.TaskExited, task_id="job-9.1.0")
+    assert {event.task_id for event in cell.events(doors.TaskStarted)} == {"job-9.1.0"}  # type: ignore[attr-defined]
+
+
+async def test_a_tombstone_survives(dsn: str, options: Options, cell: Cell) -> None:
+    """Told to make sure that a task never starts, then killed; the successor still refuses the start."""
+    async with reporter_process(options, dsn, failpoint="node.token_written:1") as victim:
+        await cell.order(stop_order(9, "job-8.1.0"))
+        await victim.killed()
+    async with reporter_process(options, dsn):
+        await cell.order(start_order(8))
+        assert (await cell.until(doors.OrderRefused)).highest_token == 9
+    assert cell.events(doors.TaskStarted) == []
+    assert len(cell.ids(doors.TaskExited)) == 1
+
+
+async def test_a_running_task_is_found_again_and_can_be_stopped(
+    dsn: str, options: Options, cell: Cell
+) -> None:
+    """kill -9 while a task runs: the successor joins with it, hears its exit, stops it on request."""
+    async with reporter_process(options, dsn) as victim:
+        await cell.order(start_order(1, "sleep", "60"))
+        started = await cell.until(doors.TaskStarted)
+        await victim.kill()
+    assert psutil.pid_exists(started.pid)
+    async with reporter_process(options, dsn):
+        joined = await cell.until(doors.NodeJoined, count=2)
+        assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
+        await cell.order(stop_order(2, "job-1.1.0"))
+        exited = await cell.until(doors.TaskExited)
+    assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
+    assert len(cell.ids(doors.TaskStarted)) == 1
+
+
+async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options, cell: Cell) -> None:
+    """Killed during the grace of a task that ignores SIGTERM: the successor keeps the deadline."""
+    async with reporter_process(options, dsn) as victim:
+        await cell.order(start_order(1, "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"))
+        await cell.until(doors.TaskStarted)
+        await asyncio.sleep(0.2)
+        await cell.order(stop_order(2, "job-1.1.0", grace_ms=800))
+        await asyncio.sleep(0.2)
+        await victim.kill()
+    async with reporter_process(options, dsn):
+        exited = await cell.until(doors.TaskExited)
+    assert (exited.cause, exited.signal) == ("stopped", signal.SIGKILL)
+
+
+async def test_exits_are_told_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
+    """A task ended while no reporter was there: its code is on disk, and whoever hears NodeJoined knows it."""
+    async with reporter_process(options, dsn) as victim:
+        await cell.order(start_order(1, "sh", "-c", "sleep 0.3; exit 7"))
+        await cell.until(doors.TaskStarted)
+        await victim.kill()
+    await asyncio.sleep(0.6)
+    async with reporter_process(options, dsn):
+        joined = await cell.until(doors.NodeJoined, count=2)
+    assert joined.tasks == ()
+    (exited,) = cell.events(doors.TaskExited)
+    assert isinstance(exited, doors.TaskExited)
+    assert exited.exit_code == 7
+    told = [type(event).__name__ for event in cell.events()]
+    assert told == ["NodeJoined", "TaskStarted", "TaskExited", "NodeJoined"]
+
+
+async def test_orphans_are_dead_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
+    """The journal was lost (a new disk): what runs under our marks and nobody knows must not hold a GPU."""
+    async with reporter_process(options, dsn) as victim:
+        await cell.order(start_order(1, "sh", "-c", "setsid sleep 61 & sleep 62"))
+        started = await cell.until(doors.TaskStarted)
+        await victim.kill()
+    for path in options.state_dir.glob("journal.sqlite*"):
+        path.unlink()
+    async with reporter_process(options, dsn):
+        joined = await cell.until(doors.NodeJoined, count=2)
+        assert joined.tasks == ()
+        assert (
+            not psutil.pid_exists(started.pid) or psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE
+        )
+        assert [process for process in ours(options) if process.name() == "sleep"] == []
+
+
+async def test_sigterm_leaves_tasks_running(dsn: str, options: Options, cell: Cell) -> None:
+    """An upgrade of the reporter: stop, start, nothing happened to the training."""
+    async with reporter_process(options, dsn) as first:
+        await cell.order(start_order(1, "sh", "-c", "sleep 1.5; exit 3"))
+        await cell.until(doors.TaskStarted)
+        assert await first.terminate() == 0
+    async with reporter_process(options, dsn):
+        assert (await cell.until(doors.TaskExited)).exit_code == 3
+
+
+async def test_two_reporters_do_not_share_a_state_folder(dsn: str, options: Options, cell: Cell) -> None:
+    """Started twice by mistake: the second one says so and ends with the status for wrong settings."""
+    async with (
+        reporter_process(options, dsn),
+        reporter_process(options, dsn, failpoint="node.order_read:1") as second,
+    ):
+        assert await asyncio.wait_for(second.child.wait(), 15) == 2
+
+
+async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options, cell: Cell) -> None:
+    """The journal cannot be written: no order is acted on; once there is room again, the order is obeyed."""
+    async with reporter_process(options, dsn) as reporter:
+        await cell.order(start_order(1, "sh", "-c", "sleep 0.2; exit 4", gpus=(1,)))
+        await cell.until(doors.TaskStarted)
+        resource.prlimit(reporter.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        await cell.order(start_order(2, "true"))
+        await asyncio.sleep(1)
+        assert len(cell.events(doors.TaskStarted)) == 1
+        assert len([p for p in ours(options) if p.name() == "true"]) == 0
+        resource.prlimit(
+            reporter.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+        await cell.until(doors.TaskExited, task_id="job-2.1.0")
+        assert (await cell.until(doors.TaskExited, task_id="job-1.1.0")).exit_code == 4
+    await eventually(lambda: not [p for p in ours(options) if p.name() == "sh"])
