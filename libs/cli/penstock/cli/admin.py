@@ -106,7 +106,31 @@ def _look(client: Gateway) -> Iterator[Finding]:
 
 
 def _services(status: dict[str, Any]) -> Iterator[Finding]:
-    yield Finding("status", True, str(status))
+    """What the gateway says of the others: who decides, how far the read models are, what could not be read."""
+    term, profile = status["term"], status["profile"]
+    yield Finding(
+        "placer",
+        term > 0,
+        f"term {term}, profile {profile}, {status['seq']} records" if term else "has never decided",
+        "" if term else "start the placer and look at its log",
+    )
+    frozen = status["frozen"]
+    if frozen:
+        yield Finding(
+            "frozen", False, frozen, "look at the nodes that vanished; placing resumes when they return"
+        )
+    for name, service in (("projector_lag", "read models"), ("gateway_lag", "gateway's view")):
+        lag = status[name]
+        well = lag <= MAX_LAG_RECORDS
+        remedy = "" if well else f"it is behind the ledger: look at the log of the {name.partition('_')[0]}"
+        yield Finding(service, well, "up to date" if lag == 0 else f"{lag} records behind the ledger", remedy)
+    letters = status["dead_letters"]
+    yield Finding(
+        "dead letters",
+        letters == 0,
+        str(letters) if letters else "none",
+        "read the topic penstock.deadletters.v1: each holds its reason" if letters else "",
+    )
 
 
 def _gpus_here() -> Finding:

@@ -4,6 +4,7 @@ Every failure becomes `Stop` with the exit code of `exits.py` and one line: what
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -174,6 +175,12 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {"detail": f"HTTP {response.status_code} from {response.request.url}"}
     return found if isinstance(found, dict) else {}
+
+
+def _plain(error: Exception | None) -> str:
+    """`[Errno 111] Connection refused` in the words of a person."""
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(error or ""))
+    return text[:1].lower() + text[1:] or "the line broke"
 
 
 def _seconds(text: str | None) -> float:

@@ -10,6 +10,8 @@ from penstock.cli.client import Gateway, gateway_from
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format
 
+MAX_SEARCHED = 1_000  # the gateway's bound of one page; older jobs are found by their whole id
+
 Output = Annotated[
     Format, typer.Option("--output", "-o", help="wide: more columns; json, yaml: the gateway's own data.")
 ]
@@ -44,7 +46,7 @@ def find_job(client: Gateway, text: str) -> dict[str, Any]:
         if stop.code != Exit.PROBLEM:
             raise
         missing = stop
-    jobs = rows_of(client.get("/v1/jobs"), "jobs")
+    jobs = rows_of(client.get("/v1/jobs", limit=MAX_SEARCHED), "jobs")
     named = [job for job in jobs if job["name"] == text]
     if named:
         latest = max(named, key=lambda job: (job["submitted_ms"], job["job_id"]))

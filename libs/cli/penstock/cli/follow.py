@@ -64,11 +64,15 @@ def _print_end(client: Gateway, job: dict[str, Any]) -> None:
 
 
 def phases_ms(job: dict[str, Any], now_ms: int | None = None) -> tuple[int | None, int | None, int | None]:
-    """(queue, launch, run) of the last attempt in ms: submission → placement → all tasks running → end.
+    """(queue, launch, run) of the last attempt in ms: queued → placed → all tasks running → end.
+
+    The first attempt's wait begins with the submission, a later one's when it queued again.
 
     A phase that has begun and not ended counts up to `now_ms`; without it, and for those not begun, None.
     """
-    marks = [job["submitted_ms"], job.get("placed_ms"), job.get("running_ms"), job.get("ended_ms")]
+    again = job["attempt"] > 1 or (job["attempt"] == 1 and job.get("placed_ms") is None)
+    first_ms = (job.get("queued_ms") or job["submitted_ms"]) if again else job["submitted_ms"]
+    marks = [first_ms, job.get("placed_ms"), job.get("running_ms"), job.get("ended_ms")]
     end_ms = job.get("ended_ms") or now_ms
     found: list[int | None] = []
     for number in range(3):

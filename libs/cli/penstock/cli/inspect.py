@@ -11,7 +11,7 @@ from penstock.cli import explain, follow
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.exits import Exit, Stop
-from penstock.cli.output import Format, console, dump, duration, memory, plain_table, state
+from penstock.cli.output import Format, console, dump, duration, memory, plain_table, short_id, state
 from penstock.cli.story import QUIET, needs, tell
 from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
 
@@ -108,7 +108,9 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     if tasks:
         console().print()
         console().print(tasks_table(tasks))
-    console().print(f"\n[dim]penstock why {found['job_id']} · penstock logs {found['job_id']}[/]")
+    console().print(
+        f"\n[dim]penstock why {short_id(found['job_id'])} · penstock logs {short_id(found['job_id'])}[/]"
+    )
 
 
 def _gang(job: dict[str, Any]) -> str:
@@ -248,7 +250,7 @@ def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"))
     for number, row in enumerate(waiting, start=1):
         table.add_row(
-            str(row.get("position") or number), row["job_id"], escape(row.get("name", "")), state(row["status"]),
+            str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name", "")), state(row["status"]),
             duration(row.get("waited_ms")), escape(row.get("text") or row.get("reason") or ""),
         )  # fmt: skip
     console().print(table)

@@ -21,7 +21,7 @@ from penstock.cli import follow
 from penstock.cli.client import Gateway, StreamEvent
 from penstock.cli.common import find_job, gateway, rows_of
 from penstock.cli.exits import Stop
-from penstock.cli.output import console
+from penstock.cli.output import console, short_id
 from penstock.cli.story import QUIET, tell
 from penstock.cli.tables import clock, jobs_table, nodes_table
 
@@ -128,5 +128,5 @@ def _lines(client: Gateway) -> None:
         if data["type"] in QUIET:
             continue
         word, sentence = tell(data["type"], data["data"])
-        who = data.get("job_id") or data.get("node_id") or ""
-        screen.print(f"{clock(data['at_ms'])}  {who:<28} {word:<12}{escape(sentence)}", soft_wrap=True)
+        who = short_id(data.get("job_id") or data.get("node_id") or "")
+        screen.print(f"{clock(data['at_ms'])}  {who:<12}  {word:<12}{escape(sentence)}", soft_wrap=True)

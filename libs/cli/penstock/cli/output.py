@@ -11,7 +11,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-PIPED_WIDTH = 160  # columns of a table that goes into a pipe or a file
+PIPED_WIDTH = 1_000  # nothing is cut that goes into a pipe or a file
+SHORT_ID_CHARS = 12  # 55 bits of the gateway's ids: enough to name a job with, see `find_job`
 
 
 class Format(StrEnum):
@@ -44,7 +45,7 @@ def dump(data: Any, form: Format) -> None:
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     """A calm table: no lines, bold heads; columns named in `right` hold numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in columns:
         table.add_column(
             name,
@@ -81,6 +82,11 @@ def state(name: str) -> str:
     """A state in its colour."""
     style = STATE_STYLE.get(name, "")
     return f"[{style}]{name}[/]" if style else name
+
+
+def short_id(job_id: str) -> str:
+    """The start of a job's id; the commands take it for the whole."""
+    return job_id[:SHORT_ID_CHARS]
 
 
 def duration(ms: float | None) -> str:

@@ -20,6 +20,18 @@ ENDINGS = MappingProxyType(
 )
 
 
+TIERS = MappingProxyType(
+    {
+        "user": "as asked",
+        "history": "from earlier runs",
+        "model": "by the learned model",
+        "nearest": "from similar runs",
+        "default": "a guess, nothing like it ran yet",
+    }
+)
+"""Where an estimate comes from."""
+
+
 def needs(vector: Data) -> str:
     """A resource vector: `1 GPU, 2 cores, 1 GiB`."""
     parts = []

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.follow import phases_ms
-from penstock.cli.output import duration, memory, plain_table, state
+from penstock.cli.output import duration, memory, plain_table, short_id, state
 
 Row = Mapping[str, Any]
 MAX_REASON_CHARS = 60
@@ -56,7 +56,7 @@ def jobs_table(jobs: Iterable[Row], *, wide: bool = False) -> Table:
     for job in jobs:
         queue, _, run = phases_ms(dict(job), now_ms() if not job.get("ended_ms") else None)
         cells = [
-            job["job_id"], escape(job["name"]), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
+            job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"]), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
             duration(queue), duration(run),
         ]  # fmt: skip
         if wide:
@@ -112,7 +112,7 @@ def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
         condition = "faulted" if gpu["faulted"] else "used" if gpu.get("job_id") else "free"
         cells = [
             escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["model"]), memory(gpu["memory_mib"]),
-            state(condition), gpu.get("job_id") or "–",
+            state(condition), short_id(gpu.get("job_id") or "–"),
         ]  # fmt: skip
         if wide:
             cells += [gpu.get("task_id") or "–", gpu["uuid"]]

@@ -26,7 +26,7 @@ from penstock.local.children import START_TIMEOUT_S, Command, keep_running
 from penstock.local.lock import folder_lock
 from penstock.local.options import Options
 from penstock.local.services import Services
-from penstock.local.tasks import end_leftover_tasks
+from penstock.local.tasks import adopt_orphans, end_leftover_tasks, reap_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ async def running(
     Raises `ConfigurationError` (folder in use, port taken, …) or the error of the service that cannot start.
     """
     async with AsyncExitStack() as stack:
+        adopt_orphans()
+        stack.callback(reap_orphans)
         lock = stack.enter_context(folder_lock(options.folder))
         logs = options.folder / "logs"
         logs.mkdir(exist_ok=True)

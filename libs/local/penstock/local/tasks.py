@@ -5,6 +5,7 @@ tasks' guardians then live on (that is how a restarted reporter finds them again
 ends on this machine somebody must end them.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 WAIT_S = 2.0  # for guardians to reap what they killed
 POLL_S = 0.02
 
@@ -27,6 +29,18 @@ def end_leftover_tasks(nodes: Path) -> int:
     while _guardians_alive(nodes) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     return len(found)
+
+
+def adopt_orphans() -> None:
+    """From now on whatever our children leave behind becomes ours: a container's process 1 may reap nothing."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans() -> None:
+    """Reaps everything that has ended. To be called last: nobody may still wait for a child of ours."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
 
 
 def _guardians_alive(nodes: Path) -> bool:

@@ -17,6 +17,10 @@ async def up(options: Options) -> int:
     def step(what: str, detail: str) -> None:
         nonlocal last_s
         now_s = time.perf_counter()
+        if last_s == start_s:
+            console.print(
+                f"[bold]Penstock[/] on this machine; everything is kept in {options.folder}", soft_wrap=True
+            )
         console.print(f"  [bold]{what:<10}[/] {detail:<52} [dim]{now_s - last_s:5.1f} s[/]")
         last_s = now_s
 
