@@ -174,6 +174,8 @@ def rebuild(ctx: typer.Context, output: Output = Format.TABLE) -> None:
 
 def _projections(answer: dict[str, Any], output: Format) -> None:
     dump(answer, Format.YAML if output in (Format.TABLE, Format.WIDE) else output)
+    if not answer.get("ok"):
+        raise typer.Exit(int(Exit.PROBLEM))
 
 
 def replay(

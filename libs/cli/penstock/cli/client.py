@@ -115,9 +115,12 @@ class Gateway:
                     for sse in source.iter_sse():
                         last_id = sse.id or last_id
                         pause_s, failures = FIRST_PAUSE_S, 0
-                        yield StreamEvent(sse.id, sse.event, sse.json())
+                        if sse.data:  # a frame may only set the time to reconnect
+                            yield StreamEvent(sse.id, sse.event, sse.json())
             except (httpx.HTTPError, httpx_sse.SSEError) as error:
                 cause = error
+            except ValueError as error:
+                raise Stop(Exit.PROBLEM, f"{self.server}{path} sent what is no event: {error}") from error
             failures += 1
             if failures >= RECONNECT_TRIES:
                 raise self._unreachable(cause) from cause
@@ -127,11 +130,7 @@ class Gateway:
     def _unreachable(self, error: Exception | None) -> Stop:
         if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
             return Stop(Exit.BAD_SPEC, f"--server {self.server}: no usable address; give http://host:port")
-        why = (
-            "it does not answer"
-            if isinstance(error, httpx.TimeoutException)
-            else str(error) or "the line broke"
-        )
+        why = "it does not answer" if isinstance(error, httpx.TimeoutException) else _plain(error)
         return Stop(
             Exit.UNREACHABLE,
             f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "

@@ -6,6 +6,7 @@ from typing import Any
 from rich.markup import escape
 
 from penstock.cli.output import console, duration, plain_table, state
+from penstock.cli.story import reason_of
 
 MAX_NODES_SHOWN = 4
 
@@ -39,7 +40,7 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     """One line for a table."""
     placement = answer.get("placement")
     if not placement:
-        return str(job.get("reason") or answer.get("text") or "")
+        return reason_of(job) or str(answer.get("text") or "")
     best = placement["candidates"][0]
     text = f"best of {placement['feasible']} by {placement['profile']}: score {best['score']:.3f}{margin(placement)}"
     if placement.get("rejected"):

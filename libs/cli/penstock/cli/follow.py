@@ -42,7 +42,7 @@ def print_event(event: dict[str, Any], since_ms: int) -> None:
     word, sentence = tell(event["type"], event["data"])
     style = STYLES.get(word, "bold")
     screen = console()
-    screen.print(f"{duration(since_ms):>9}  [{style}]{word:<12}[/]", end="" if sentence else "\n")
+    screen.print(f"{duration(since_ms):>9}  [{style}]{word:<15}[/]", end="" if sentence else "\n")
     if sentence:
         screen.print(sentence, markup=False, soft_wrap=True)
 

@@ -8,11 +8,10 @@ import typer
 from rich.markup import escape
 
 from penstock.cli import explain, follow
-from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, console, dump, duration, memory, plain_table, short_id, state
-from penstock.cli.story import QUIET, needs, tell
+from penstock.cli.story import QUIET, needs, reason_of, tell
 from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
 
 PANEL = "Looking"
@@ -92,7 +91,7 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
         "Job": found["job_id"],
         "Name": escape(found["name"]),
         "Owner": escape(found["owner"]),
-        "State": status_of(found) + (f" · {escape(found['reason'])}" if found.get("reason") else ""),
+        "State": status_of(found) + (f" · {escape(reason_of(found))}" if found.get("reason") else ""),
         "Command": escape(" ".join(spec["command"])),
         "Folder": escape(spec.get("workdir") or "–"),
         "Gang": _gang(found),
@@ -177,26 +176,13 @@ def logs(
     client = gateway(ctx)
     found = find_job(client, job)
     path = f"/v1/jobs/{found['job_id']}/logs"
-    task_id = _task_id(client, found, task)
     if not go_on:
-        sys.stdout.write(client.text(path, task=task_id))
+        sys.stdout.write(client.text(path, task=task))
         return
-    with client.lines(path, task=task_id, follow=1) as chunks:
+    with client.lines(path, task=task, follow=1) as chunks:
         for chunk in chunks:
             sys.stdout.write(chunk)
             sys.stdout.flush()
-
-
-def _task_id(client: Gateway, job: dict[str, Any], task: str | None) -> str | None:
-    """A task's whole id from its short name, of the latest attempt that has it."""
-    if task is None or task.startswith(f"{job['job_id']}."):
-        return task
-    known = rows_of(client.get(f"/v1/jobs/{job['job_id']}/tasks"), "tasks")
-    named = [row for row in known if row["task_id"].endswith(f".{task}")]
-    if not named:
-        names = ", ".join(dict.fromkeys(row["task_id"].rpartition(".")[2] for row in known)) or "none yet"
-        raise Stop(Exit.PROBLEM, f"job {job['job_id']} has no task {task}; it has {names}")
-    return str(max(named, key=lambda row: row["attempt"])["task_id"])
 
 
 def events(
@@ -232,7 +218,7 @@ def _print_event(event: dict[str, Any], output: Format) -> None:
     word, sentence = tell(event["type"], event["data"])
     kind = f"  [dim]{event['type']}[/]" if output is Format.WIDE else ""
     console().print(
-        f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}  [bold]{word:<12}[/]{escape(sentence)}{kind}",
+        f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}  [bold]{word:<15}[/]{escape(sentence)}{kind}",
         soft_wrap=True,
     )
 

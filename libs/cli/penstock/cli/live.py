@@ -129,4 +129,4 @@ def _lines(client: Gateway) -> None:
             continue
         word, sentence = tell(data["type"], data["data"])
         who = short_id(data.get("job_id") or data.get("node_id") or "")
-        screen.print(f"{clock(data['at_ms'])}  {who:<12}  {word:<12}{escape(sentence)}", soft_wrap=True)
+        screen.print(f"{clock(data['at_ms'])}  {who:<12}  {word:<15}{escape(sentence)}", soft_wrap=True)

@@ -71,9 +71,8 @@ def places(tasks: list[Data]) -> str:
 
 def _estimated(data: Data) -> str:
     estimate = data["estimate"]
-    return (
-        f"{needs(estimate['worker'])} per worker · {estimate['source']} · {estimate['confidence']:.0%} sure"
-    )
+    tier = TIERS.get(estimate["tier"], estimate["tier"])
+    return f"{needs(estimate['worker'])} per worker; {tier}, {estimate['confidence']:.0%} sure"
 
 
 def _exited(data: Data) -> str:
@@ -93,7 +92,12 @@ def _exited(data: Data) -> str:
 
 
 def _ended(data: Data) -> str:
-    return f"{data['reason']}" if data.get("reason") else ""
+    return reason_of(data)
+
+
+def reason_of(job: Data) -> str:
+    """Why it ended or failed, with its tasks named without it."""
+    return str(job.get("reason") or "").replace(f"{job['job_id']}.", "")
 
 
 WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
@@ -107,7 +111,7 @@ WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.task.exited": ("exited", lambda d: f"{_short(d)}: {_exited(d)}"),
         "penstock.task.lost": ("lost", lambda d: f"{_short(d)} on {d['node_id']}: {d['reason']}"),
         "penstock.order.refused": ("refused", lambda d: f"{_short(d)} by {d['node_id']}: {d['reason']} {d.get('detail', '')}"),
-        "penstock.stop.decided": ("stopping", lambda d: f"{d['reason']}; grace {duration(d['grace_ms'])}"),
+        "penstock.stop.decided": ("stopping", lambda d: f"{d['reason'].replace('_', ' ')}; grace {duration(d['grace_ms'])}"),
         "penstock.job.preempted": ("preempted", lambda d: str(d["reason"])),
         "penstock.job.requeued": ("requeued", lambda d: f"attempt {d['attempt']} is over: {d['reason']}"),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),

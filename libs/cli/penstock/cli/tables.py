@@ -9,6 +9,7 @@ from rich.table import Table
 
 from penstock.cli.follow import phases_ms
 from penstock.cli.output import duration, memory, plain_table, short_id, state
+from penstock.cli.story import reason_of
 
 Row = Mapping[str, Any]
 MAX_REASON_CHARS = 60
@@ -62,7 +63,7 @@ def jobs_table(jobs: Iterable[Row], *, wide: bool = False) -> Table:
         if wide:
             cells += [
                 escape(job["owner"]), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
-                escape(shortened(job.get("reason") or job.get("unschedulable") or "")),
+                escape(shortened(reason_of(job) or job.get("unschedulable") or "")),
             ]  # fmt: skip
         table.add_row(*cells)
     return table

@@ -81,7 +81,8 @@ class _Driver:
         ) as source:
             source.response.raise_for_status()
             async for sse in source.aiter_sse():
-                self._take(json.loads(sse.data), group)
+                if sse.data:  # a frame may only set the time to reconnect
+                    self._take(json.loads(sse.data), group)
 
     def _take(self, event: Mapping[str, Any], group: asyncio.TaskGroup) -> None:
         job_id = event.get("job_id")
