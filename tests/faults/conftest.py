@@ -13,7 +13,6 @@ from penstock.testing.fault_cell import FaultCell
 from penstock.testing.kafka import KafkaBroker, kafka_broker
 from penstock.testing.zygote import Zygote
 
-
 SEED = 20260101
 TAKEOVER_MS = 400
 

@@ -109,14 +109,15 @@ def runs_of(history: Sequence[dict[str, Any]]) -> list[Run]:
 
 
 def judge_runs(verdict: Verdict, folder: Path) -> set[str]:
-    """Reads every history in the folder and looks for processes that should not have met.
+    """Judges every history in the folder; see `judge_histories`."""
+    return judge_histories(verdict, [read_history(path) for path in sorted(folder.glob("*.jsonl"))])
 
-    Returns the jobs of which some process ran to a good end.
-    """
+
+def judge_histories(verdict: Verdict, histories: Iterable[Sequence[dict[str, Any]]]) -> set[str]:
+    """Looks for processes that should not have met. Returns the jobs of which one ran to a good end."""
     runs: list[Run] = []
     good: set[str] = set()
-    for path in sorted(folder.glob("*.jsonl")):
-        entries = read_history(path)
+    for entries in histories:
         runs += runs_of(entries)
         good |= {
             entry["job"] for entry in entries if entry["kind"] in ("exit", "done") and entry["code"] == 0
@@ -270,8 +271,15 @@ async def judge(
     """Everything. The cell must be quiet: all inputs answered, all services stopped."""
     verdict = Verdict()
     good = judge_runs(verdict, histories)
+    await judge_log(verdict, log, acknowledged, good, exact_letters=exact_letters)
+    return verdict
+
+
+async def judge_log(
+    verdict: Verdict, log: Log, acknowledged: Mapping[str, frozenset[str]], good: set[str], *, exact_letters: bool
+) -> None:  # fmt: skip
+    """All that the log can tell; `good` as `judge_histories` returned it."""
     valid = await judge_ledger(verdict, log)
     await judge_orders(verdict, log, valid)
     await judge_letters(verdict, log, valid, exact=exact_letters)
     judge_jobs(verdict, valid, acknowledged, good)
-    return verdict

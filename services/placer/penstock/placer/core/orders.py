@@ -11,12 +11,18 @@ RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the e
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
-    """For a placement read back as valid. Empty when a later record has ended that attempt."""
+    """For a placement read back as valid. Empty when a later record has ended that attempt.
+
+    The state may have run ahead of that record: a task lost to a reboot meanwhile must not start under the new
+    boot id, and one that is to stop again need not start (its stop order makes sure that it never will).
+    """
     job = state.jobs.get(job_id)
     if job is None or job.token != token:
         return []
     peers = _peers(state, job)
-    return [_start(state, job, task, peers) for task in job.tasks.values() if task.started_ms is None]
+    return [
+        _start(state, job, task, peers) for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED
+    ]
 
 
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
