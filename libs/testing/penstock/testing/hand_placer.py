@@ -5,9 +5,19 @@ For tests of everything that reads the ledger; it reads no topic, keeps no term 
 
 from collections.abc import Iterable
 
-from penstock.cluster.nouns import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector
+import numpy as np
+
+from penstock.cluster.moves import JobStatus
+from penstock.cluster.nouns import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
 from penstock.events.base import Event
-from penstock.events.doors import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.events.doors import (
+    JobCancelRequested,
+    JobEstimated,
+    JobSubmitted,
+    NodeJoined,
+    TaskExited,
+    TaskStarted,
+)
 from penstock.events.facts import PlacerSettings, TermStarted, TimerFired
 from penstock.events.topics import Topic
 from penstock.kernel.log import Log, Message, Partition
@@ -120,6 +130,37 @@ class HandPlacer:
             self.submit(job_id)
             self.start(job_id)
             self.finish(job_id)
+
+    def wander(self, chance: np.random.Generator, steps: int) -> None:
+        """Random but possible inputs: jobs of several shapes, starts, exits, failures, cancels, lost nodes."""
+        for _ in range(steps):
+            jobs, nodes = list(self.replica.state.jobs), list(self.replica.state.nodes)
+            kind = int(chance.integers(12))
+            job_id = jobs[int(chance.integers(len(jobs)))] if jobs else None
+            job = None if job_id is None else self.replica.state.jobs[job_id]
+            if kind < 4 or job is None or job_id is None:
+                workers, attempts = int(chance.integers(1, 4)), int(chance.integers(1, 3))
+                spec = JobSpec(
+                    command=("true",),
+                    workers=workers,
+                    retry=RetryPolicy(max_attempts=attempts),
+                    queue_timeout_ms=500,
+                )
+                self.submit(f"job-{len(self.values)}", gpus=int(chance.integers(0, 6)), spec=spec)
+            elif kind < 8 and job.status == JobStatus.LAUNCHING:
+                self.start(job_id)
+            elif kind < 10 and job.tasks:
+                self.finish(job_id, exit_code=int(chance.integers(2)))
+            elif kind == 10:
+                self.feed(JobCancelRequested(job_id=job_id))
+            elif nodes and chance.integers(4) == 0:
+                spec_of = self.replica.state.nodes[nodes[int(chance.integers(len(nodes)))]].spec
+                boot = f"boot-{len(self.values)}"
+                self.feed(
+                    NodeJoined(node=node_spec(spec_of.node_id, int(chance.integers(1, 6)), boot_id=boot))
+                )
+            while (due := self.replica.state.next_timer()) is not None and due[0] <= self.now_ms:
+                self.feed(TimerFired(timer_id=due[1]))
 
     async def send(self, log: Log, cell_index: int = 0) -> int:
         """Appends what was not yet sent; returns the number of records."""

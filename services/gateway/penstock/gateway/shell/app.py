@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.cluster.nouns import JobSpec
 from penstock.gateway.core.problems import BadField, Problem, invalid
-from penstock.gateway.shell import cluster, jobs
+from penstock.gateway.shell import chores, cluster, events, jobs, logs, stream, why
 from penstock.gateway.shell.door import Door, answer, door_of, problem_answer
 from penstock.gateway.shell.options import is_loopback
 
@@ -79,8 +79,8 @@ def build_app(door: Door) -> Any:
         redirect_slashes=False,
     )
     app.state.door = door
-    for router in (jobs.router, cluster.router):
-        app.include_router(router)
+    for part in (jobs, why, logs, events, stream, cluster, chores):
+        app.include_router(part.router)
     app.get("/healthz", include_in_schema=False)(healthz)
     app.get("/readyz", include_in_schema=False)(readyz)
     app.add_exception_handler(Problem, _on_problem)

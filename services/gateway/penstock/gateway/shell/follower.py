@@ -78,9 +78,9 @@ class Follower:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def moved(self) -> None:
-        """Returns when a record has been folded."""
-        await self._moved.wait()
+    def turn(self) -> asyncio.Event:
+        """Set when the next record has been folded. Take it before looking, so that nothing is missed."""
+        return self._moved
 
     def acknowledged(self, job_id: str, row: Row) -> None:
         """A submission is in the log: the job exists from now on, whatever the tables say."""

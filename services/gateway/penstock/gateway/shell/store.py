@@ -145,9 +145,9 @@ class Store:
             return False
         return True
 
-    async def next_projection(self) -> None:
-        """Returns when the projector has committed something."""
-        await self._projected.wait()
+    def turn(self) -> asyncio.Event:
+        """Set when the projector has committed again. Take it before looking, so that nothing is missed."""
+        return self._projected
 
     # ------------------------------------------------------------------------------------------ reads
 

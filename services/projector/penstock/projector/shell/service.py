@@ -83,6 +83,12 @@ class Projector:
         replica = await load_latest(
             store.connection, self._settings.cell, until_offset=offset, schema=self._schema
         )
+        end = (await self._log.end_offsets([self._ledger]))[self._ledger]
+        if end < offset:
+            raise ConfigurationError(
+                f"the read models in {self._schema} were made from a longer ledger (offset {offset}, this one ends "
+                f"at {end}). Give each log its own database, or run `penstock projections rebuild`"
+            )
         reader = self._log.reader({self._ledger: replica.offset})
         try:
             while replica.offset < offset:

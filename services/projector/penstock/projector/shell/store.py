@@ -91,14 +91,22 @@ class Store:
             )
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise StoreError(f"Postgres cannot be reached: {error}") from error
+        try:
+            return await cls.prepare(connection, schema, cell)
+        except BaseException:
+            connection.terminate()
+            raise
+
+    @classmethod
+    async def prepare(cls, connection: asyncpg.Connection, schema: str, cell: str) -> "Store":
+        """On a connection whose search path is the migrated schema; enters the cell's first position."""
         store = cls(connection, schema, cell)
         await connection.execute(
             "INSERT INTO positions VALUES ($1, 0, 0, $2, 0, 0, '') ON CONFLICT (cell) DO NOTHING",
             cell,
             "0" * 32,
         )
-        columns = {table: await store.columns(table) for table in (*REPLACED, *APPENDED)}
-        store._apply = _statement(columns)
+        store._apply = _statement({table: await store.columns(table) for table in (*REPLACED, *APPENDED)})
         return store
 
     async def columns(self, table: str) -> list[str]:

@@ -1,0 +1,142 @@
+"""`GET /v1/jobs/{id}/why`: the reasons of now, or of any past record, from the same pure `explain`."""
+
+import asyncio
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from penstock.events.topics import Topic
+from penstock.gateway.core.cursor import MAX_SEQ
+from penstock.gateway.core.problems import Problem
+from penstock.gateway.shell.door import Door, answer, door_of
+from penstock.gateway.shell.jobs import find_job
+from penstock.kernel.log import MAX_READ_RECORDS, Partition
+from penstock.kernel.snapshots import load_latest
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState
+from penstock.policies.explain import UnknownJob, explain
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+REPLAY_WITHIN_S = 20.0  # folding runs at tens of thousands of records per second from the nearest snapshot
+MAX_REPLAYS = 2
+TAKEN_IN_WITHIN_S = 1.0  # the placer answers a submission within milliseconds
+_replays = asyncio.Semaphore(MAX_REPLAYS)
+
+
+@router.get("/{job_id}/why")
+async def why(
+    job_id: str,
+    request: Request,
+    at: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="As of this ledger record")] = None,
+) -> Response:
+    """Why it waits, or why it went where it went; now, or as of record `at`."""
+    door = door_of(request)
+    if at is not None:
+        return answer(await _past(door, job_id, at))
+    if job_id in door.follower.pending:
+        await _taken_in(door, job_id)
+    state = door.follower.state
+    try:
+        found = explain(state, job_id).model_dump(mode="json")
+    except UnknownJob:
+        return answer(await _remembered(door, job_id))
+    job = state.jobs.get(job_id)
+    if job is None:
+        row = await find_job(door, job_id)
+        found["detail"] = row["reason"] or ""
+        found["placement"] = await _placement(door, job_id, MAX_SEQ)
+    else:
+        found["placement"] = await _placement(door, job_id, job.token) if job.placed_ms is not None else None
+    return answer(found)
+
+
+async def _taken_in(door: Door, job_id: str) -> None:
+    """Waits a moment for the placer's answer to a submission."""
+    try:
+        async with asyncio.timeout(TAKEN_IN_WITHIN_S):
+            while job_id in door.follower.pending:
+                await door.follower.turn().wait()
+    except TimeoutError:
+        return
+
+
+async def _remembered(door: Door, job_id: str) -> dict[str, Any]:
+    """A job that the fold does not hold: just acknowledged, or ended long ago. Raises `Problem` 404."""
+    row = await find_job(door, job_id)
+    pending = row["outcome"] is None
+    return {
+        "job_id": job_id,
+        "seq": door.follower.state.seq,
+        "now_ms": door.follower.state.now_ms,
+        "status": row["status"],
+        "reason": None,
+        "text": "It is in the log, but the placer has not taken it in yet."
+        if pending
+        else f"It has ended: {row['outcome']}.",
+        "detail": row["reason"] or "",
+        "next_step": "Check that the placer runs (`penstock doctor`)."
+        if pending
+        else "Read its output with `penstock logs`.",
+        "now_or_never": None,
+        "histogram": {},
+        "feasible": 0,
+        "position": None,
+        "ahead": 0,
+        "waited_ms": None,
+        "placement": None if pending else await _placement(door, job_id, MAX_SEQ),
+    }
+
+
+async def _placement(door: Door, job_id: str, until_seq: int) -> dict[str, Any] | None:
+    """The explanation recorded with its latest placement up to `until_seq`."""
+    await door.store.projected(min(until_seq, door.follower.state.seq), 1.0)
+    text = await door.store.row(
+        "SELECT (coalesce(explanation, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
+        "'attempt', data->'attempt', 'tasks', data->'tasks'))::text FROM decisions "
+        "WHERE job_id = $1 AND kind = 'penstock.placement.decided' AND seq <= $2 ORDER BY seq DESC LIMIT 1",
+        job_id,
+        until_seq,
+    )
+    return None if text is None else orjson.loads(text)
+
+
+async def _past(door: Door, job_id: str, at: int) -> dict[str, Any]:
+    """The answer that would have been given when record `at` was the last one. Raises `Problem`."""
+    head = door.follower.state.seq
+    if at > head:
+        raise Problem(404, "no_record", f"record {at} does not exist yet; the latest is {head}")
+    if _replays.locked():
+        raise Problem(429, "overloaded", f"{MAX_REPLAYS} replays are under way", retry_after_s=2)
+    async with _replays:
+        try:
+            async with asyncio.timeout(REPLAY_WITHIN_S):
+                state = await state_at(door, at)
+        except TimeoutError:
+            told = f"replaying to record {at} takes longer than {REPLAY_WITHIN_S:g} s: it lies too far behind the snapshots"
+            raise Problem(503, "too_far_back", told) from None
+    try:
+        found = explain(state, job_id).model_dump(mode="json")
+    except UnknownJob as error:
+        raise Problem(404, "no_job", f"no job {job_id!r} as of record {at}") from error
+    job = state.jobs.get(job_id)
+    placed = job is None or job.placed_ms is not None
+    found["placement"] = await _placement(door, job_id, at) if placed else None
+    return found
+
+
+async def state_at(door: Door, at: int) -> CellState:
+    """The fold as of record `at`, from the nearest snapshot."""
+    replica: Replica = await load_latest(door.store.pool, door.settings.cell, until_seq=at)
+    ledger = Partition(Topic.LEDGER, door.settings.cell_index)
+    reader = door.log.reader({ledger: replica.offset})
+    try:
+        while replica.head.seq < at:
+            for record in await reader.read(max_records=min(MAX_READ_RECORDS, at - replica.head.seq)):
+                replica.take(record.value, record.offset)
+            await asyncio.sleep(0)  # others have their turn between two batches
+    finally:
+        await reader.close()
+    return replica.state

@@ -1,0 +1,77 @@
+"""Snapshots: a fold that was put away and taken out again goes on as if nothing had happened."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.ledger.check import check
+from penstock.ledger.record import RawRecord
+from penstock.ledger.replica import Replica
+from penstock.ledger.snapshot import Damaged, dump, format_id, load
+from penstock.ledger.state import CellState
+from penstock.testing.hand_placer import HandPlacer, node_spec
+
+
+def story(seed: int, steps: int = 60) -> HandPlacer:
+    """A busy small cell."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 4), node_spec("n1", 2), node_spec("n2", 1))
+    placer.wander(np.random.default_rng(seed), steps)
+    return placer
+
+
+def folded(values: list[bytes]) -> Replica:
+    replica = Replica()
+    for offset, value in enumerate(values):
+        assert isinstance(replica.take(value, offset), RawRecord)
+    return replica
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), cut=st.floats(0, 1))
+def test_a_restart_from_a_snapshot_changes_nothing(seed: int, cut: float) -> None:
+    """A projector is stopped at some record and starts again from its snapshot: every later state is the same."""
+    values = story(seed).values
+    at = int(cut * len(values))
+    before = folded(values[:at])
+    body = dump(before.state)
+    restored = Replica(load(body), before.head, before.offset)
+    assert dump(restored.state) == body
+    assert check(restored.state) == check(before.state) == []
+    assert restored.state.next_timer() == before.state.next_timer()
+    for offset, value in enumerate(values[at:], start=at):
+        assert before.take(value, offset) is not None
+        assert restored.take(value, offset) is not None
+        assert dump(restored.state) == dump(before.state)
+        assert list(restored.state.queue.items()) == list(before.state.queue.items())
+    assert check(restored.state) == []
+
+
+def test_the_placers_own_state_gives_the_same_bytes_as_a_followers() -> None:
+    """The placer folds the models that it made, a follower folds what it read: their snapshots are equal."""
+    placer = story(7, steps=200)
+    assert dump(placer.replica.state) == dump(folded(placer.values).state)
+
+
+def test_an_empty_cell_has_a_snapshot_too() -> None:
+    assert dump(load(dump(CellState()))) == dump(CellState())
+
+
+@pytest.mark.parametrize("harm", [b"", b"{}", b"null", b"[1]", b'{"seq": "x"}'])
+def test_what_is_no_snapshot_is_refused(harm: bytes) -> None:
+    """A disk returned something else: the caller must learn that, and never get half a state."""
+    with pytest.raises(Damaged):
+        load(harm)
+
+
+def test_a_cut_snapshot_is_refused() -> None:
+    body = dump(story(3).replica.state)
+    with pytest.raises(Damaged):
+        load(body[: len(body) // 2])
+
+
+def test_the_format_names_the_shape() -> None:
+    """Two versions whose states have other fields never read each other's snapshots."""
+    assert len(format_id()) == 16
+    assert format_id() == format_id()
