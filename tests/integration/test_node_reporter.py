@@ -23,6 +23,7 @@ from penstock.kernel.log import Message, Partition
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
 from penstock.kernel.task_logs import log_path
 from penstock.node_reporter.options import Options
+from penstock.node_reporter.shell import sampler
 from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 
 
@@ -308,3 +309,42 @@ async def test_a_drained_node_stops_its_tasks_and_leaves(
     assert left.proof == "shutdown"
     assert isinstance(cell.events()[-2], doors.TaskExited)
     assert ours(options) == []
+
+
+async def test_a_script_tells_its_phases(node: Options, cell: Cell) -> None:
+    """The sdk writes a line; the node turns each change into an event, in order, before the exit."""
+    script = (
+        "from penstock.sdk.phases import phase\nfor name in ('launch', 'train', 'train', 'save'): phase(name)"
+    )
+    await cell.order(start_order(1, sys.executable, "-c", script))
+    await cell.until(doors.TaskExited)
+    told = [type(event).__name__ for event in cell.events()[1:]]
+    assert told == ["TaskStarted", *["TaskPhaseChanged"] * 3, "TaskExited"]
+    phases = [
+        event.phase
+        for event in cell.events(doors.TaskPhaseChanged)
+        if isinstance(event, doors.TaskPhaseChanged)
+    ]
+    assert phases == ["launch", "train", "save"]
+
+
+async def test_telemetry_is_published_on_change_only(
+    node: Options, cell: Cell, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A steady task is one sample; a task that grows is another one."""
+    monkeypatch.setattr(sampler, "PERIOD_S", 0.1)
+    grow = "import time; time.sleep(1); x = b'1' * (100 << 20); time.sleep(1)"
+    await cell.order(
+        start_order(1, "sleep", "2", gpus=(0,)), start_order(2, sys.executable, "-c", grow, gpus=(1,))
+    )
+    await cell.until(doors.TaskExited, task_id="job-1.1.0")
+    exited = await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    records = broker.records(Partition(Topic.TELEMETRY, node_partition(NODE)))
+    samples = [from_wire(record.headers, record.value).data for record in records]
+    memory: dict[str | None, list[int | None]] = {"job-1.1.0": [], "job-2.1.0": []}
+    for sample in samples:
+        assert isinstance(sample, doors.TelemetrySampled)
+        memory[sample.task_id].append(sample.host_memory_mib)
+    assert len(memory["job-1.1.0"]) <= 2
+    assert max(mib or 0 for mib in memory["job-2.1.0"]) >= 100
+    assert exited.usage.host_memory_mib >= 100

@@ -36,6 +36,13 @@ def outcome_of(folder: Path, order: StartTask | None) -> Outcome | None:
     )
 
 
+def merged(told: Usage, seen: Usage) -> Usage:
+    """The kernel's figures with the sampler's; of host memory the larger (one process' peak, or all together)."""
+    memory = [mib for mib in (told.host_memory_mib, seen.host_memory_mib) if mib is not None]
+    fields = {"cpu_ms": told.cpu_ms, "host_memory_mib": max(memory, default=None)}
+    return seen.model_copy(update=fields)
+
+
 def sweep_task(folder: Path, marks: Marks, key: Key) -> int:
     """Ends whatever a task whose shim was killed has left; how many processes. May block, may raise `Immortal`."""
     started = read_json(folder / "started.json")

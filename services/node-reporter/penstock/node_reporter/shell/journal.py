@@ -37,6 +37,13 @@ class JournalFailed(KernelError):
     """The journal cannot be read or written (disk full, read-only, damaged): no order may be acted on."""
 
 
+class Said(NamedTuple):
+    """An event on its way out; `id` is its envelope's."""
+
+    id: str
+    message: Message
+
+
 class Pending(NamedTuple):
     """One event that the log has not acknowledged yet."""
 
@@ -80,12 +87,12 @@ class Journal:
     def write(
         self,
         changes: Iterable[Change],
-        events: Iterable[tuple[str, Message]],
+        events: Iterable[Said],
         numbers: Mapping[str, int],
         *,
         durable: bool,
     ) -> None:
-        """All in one transaction; `events` are (id, message). `durable`: returns when the disk has it."""
+        """All in one transaction. `durable`: returns when the disk has it."""
         with self._failing(), self._transaction(durable=durable):
             for change in changes:
                 self._write_change(change)

@@ -196,10 +196,9 @@ class Shim:
         self._control.close()
         os.close(self._taken_fd)  # the launcher makes the next shim ready
         phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
-        output = Output(self._request["log"], self._request["log_limit"])
-        self._watch(self._out_read, output)
-        self._reap_all(self._out_read, output)
-        output.close()
+        self._watch(self._out_read, self._output)
+        self._reap_all(self._out_read, self._output)
+        self._output.close()
         os.close(phases)
         self._write_exit(failure)
 
@@ -220,6 +219,7 @@ class Shim:
         while message:
             message = message[os.write(self._go_write, message) :]
         os.close(self._go_write)
+        self._output = Output(self._request["log"], self._request["log_limit"])  # while the leader execs
         report = os.read(self._failed_read, CHUNK_BYTES)  # empty: exec closed it
         os.close(self._failed_read)
         if not report:

@@ -11,10 +11,19 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from penstock.cluster.nouns import NodeSpec
 from penstock.events.base import Event
-from penstock.events.doors import NodeJoined, NodeLeft, RunningTask
+from penstock.events.doors import (
+    GpuFaulted,
+    NodeJoined,
+    NodeLeft,
+    RunningTask,
+    TaskPhaseChanged,
+    TelemetrySampled,
+)
 from penstock.events.envelope import MAX_ID_BYTES, Envelope, from_wire, to_wire
 from penstock.events.errors import EventError
 from penstock.events.facts import Order, StartTask
@@ -22,22 +31,32 @@ from penstock.events.topics import Topic, node_partition
 from penstock.kernel import failpoints
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.dead_letters import dead_letter
+from penstock.kernel.errors import LogError
 from penstock.kernel.log import Log, Message, Partition, Record
 from penstock.kernel.settings import Settings
 from penstock.kernel.task_logs import log_path
 from penstock.node_reporter.core import machine
 from penstock.node_reporter.core.environment import base_environment, task_environment
-from penstock.node_reporter.core.state import Context, Forget, NodeState, Put
+from penstock.node_reporter.core.state import Change, Context, Forget, NodeState, Put
 from penstock.node_reporter.options import Options
 from penstock.node_reporter.shell import processes
-from penstock.node_reporter.shell.exits import lost_outcome, outcome_of, sweep_task
-from penstock.node_reporter.shell.folders import make_folder, make_task_folder, memory_cap, remove_folder
-from penstock.node_reporter.shell.journal import Journal, Pending
+from penstock.node_reporter.shell.exits import lost_outcome, merged, outcome_of, sweep_task
+from penstock.node_reporter.shell.folders import (
+    PHASES,
+    make_folder,
+    make_task_folder,
+    memory_cap,
+    remove_folder,
+)
+from penstock.node_reporter.shell.journal import Journal, Pending, Said
 from penstock.node_reporter.shell.outbox import Outbox
-from penstock.node_reporter.shell.spawner import Key, LauncherLost, Marks, Spawner, task_folder
+from penstock.node_reporter.shell.phases import PhaseReader
+from penstock.node_reporter.shell.sampler import Sampler
+from penstock.node_reporter.shell.spawner import Key, LauncherLost, Marks, Spawner, read_json, task_folder
 from penstock.node_reporter.shell.tuning import set_affinity
 
 SERVICE = "node-reporter"
+MAX_SAMPLES_UNDER_WAY = 64
 SKIPPED_ORDERS = 1_000  # of other nodes, before the position is written down without an order of our own
 LEAVE_TIMEOUT_S = 10.0  # for the log to take the last events of a draining node
 SWEEP_PAUSE_S = 5.0  # between attempts to end what SIGKILL did not end
@@ -67,7 +86,7 @@ class Node:
         self._nodes = Partition(Topic.NODES, settings.cell_index)
         self._base = base_environment(os.environ, _interpreter_folder()) | self.marks.environment()
         self._loop = asyncio.get_running_loop()
-        self._inputs: list[machine.Input] = []
+        self._inputs: list[machine.Input | Said] = []
         self._something = asyncio.Event()
         self._launcher_lost = False
         self._asked: set[Key] = set()
@@ -75,6 +94,10 @@ class Node:
         self._sweeps: set[asyncio.Task[None]] = set()
         self._nothing_lives = asyncio.Event()
         self._skipped = 0
+        self._telemetry = Partition(Topic.TELEMETRY, node_partition(spec.node_id))
+        self._samples: set[asyncio.Task[None]] = set()
+        self._sampler = Sampler(spec.node_id, self._publish, real_gpus=options.virtual_gpus is None)
+        self._phases = PhaseReader(self._on_phase)
         self.outbox = Outbox(journal, log, self._on_sent)
         self.spawner = Spawner(
             lock, self.marks, started=self._on_started, gone=self._on_gone, lost=self._on_lost
@@ -83,24 +106,46 @@ class Node:
     # ---------------------------------------------------------------------------------------- one door
 
     def feed(
-        self, inputs: Sequence[machine.Input], *, durable: bool, numbers: Mapping[str, int] | None = None,
-        messages: Sequence[tuple[str, Message]] = (),
-    ) -> None:  # fmt: skip
+        self,
+        given: Sequence[machine.Input | Said],
+        *,
+        durable: bool,
+        numbers: Mapping[str, int] | None = None,
+    ) -> None:
         """Decides, writes down, acts; in this order. `durable`: waits for the disk in between."""
-        decisions = [decision for given in inputs for decision in machine.step(self.state, given)]
-        changes = [decision for decision in decisions if isinstance(decision, Put | Forget)]
-        events = [self._message(emit) for emit in decisions if isinstance(emit, machine.Emit)]
-        if changes or events or messages or numbers:
-            self.journal.write(changes, [*events, *messages], numbers or {}, durable=durable)
+        changes: list[Change] = []
+        said: list[Said] = []
+        actions: list[machine.Action | Forget] = []
+        for item in given:
+            if isinstance(item, Said):
+                said.append(item)
+                continue
+            for decision in machine.step(self.state, item):
+                if isinstance(decision, machine.Emit):
+                    said.append(self._message(decision))
+                    continue
+                if isinstance(decision, Put | Forget):
+                    changes.append(decision)
+                if not isinstance(decision, Put):
+                    actions.append(decision)
+        if changes or said or numbers:
+            self.journal.write(changes, said, numbers or {}, durable=durable)
         if durable:
             failpoints.hit("node.token_written")
-        if events or messages:
+        if said:
             self.outbox.notify()
-        for decision in decisions:
-            if not isinstance(decision, Put | machine.Emit):
-                self._act(decision)
+        for action in actions:
+            self._act(action)
         if not self.state.tasks:
             self._nothing_lives.set()
+
+    def follow(self, key: Key) -> None:
+        """A task runs: listen to its phases and measure it."""
+        folder = task_folder(self.options.state_dir, *key)
+        started, order = read_json(folder / "started.json"), self._order(key)
+        if started is not None and order is not None:
+            self._phases.follow(key, folder / PHASES)
+            self._sampler.follow(key, started["shim"], order.place.gpus)
 
     def _act(self, decision: machine.Action | Forget) -> None:
         match decision:
@@ -117,19 +162,13 @@ class Node:
             case Forget(task_id, token):
                 remove_folder(task_folder(self.options.state_dir, task_id, token))
 
-    def emit(self, *events: tuple[str, Event]) -> None:
-        """Writes events that follow from no order; each with the rest of its id."""
-        messages = [self._envelope(event_id(self.spec.node_id, name), event) for name, event in events]
-        self.journal.write([], messages, {}, durable=False)
-        self.outbox.notify()
-
-    def _message(self, emit: machine.Emit) -> tuple[str, Message]:
+    def _message(self, emit: machine.Emit) -> Said:
         event = emit.event
         kind = event.TYPE.rpartition(".")[2]
         task_id, token = getattr(event, "task_id", ""), getattr(event, "token", "")
         return self._envelope(event_id(self.spec.node_id, task_id, token, kind), event, emit.context)
 
-    def _envelope(self, id_: str, event: Event, context: Context | None = None) -> tuple[str, Message]:
+    def _envelope(self, id_: str, event: Event, context: Context | None = None) -> Said:
         known = context or Context()
         headers, value = to_wire(
             Envelope(
@@ -142,7 +181,7 @@ class Node:
                 correlation_id=known.correlation_id,
             )
         )
-        return id_, Message(self._nodes, value, headers, self.spec.node_id.encode())
+        return Said(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
 
     # -------------------------------------------------------------------------------------- beginnings
 
@@ -169,6 +208,7 @@ class Node:
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")
+        self.follow(key)
         self._later(machine.Spawned(*key, pid, started_ms, wall_ms()))
 
     def _kill_at(self, key: Key, at_ms: int) -> None:
@@ -185,9 +225,11 @@ class Node:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
+        self._phases.forget(key)
+        seen = self._sampler.forget(key)
         outcome = outcome_of(task_folder(self.options.state_dir, *key), self._order(key))
         if outcome is not None:
-            self._later(machine.Gone(*key, outcome))
+            self._later(machine.Gone(*key, replace(outcome, usage=merged(outcome.usage, seen))))
             return
         sweep = self._loop.create_task(self._sweep(key))
         self._sweeps.add(sweep)
@@ -206,11 +248,43 @@ class Node:
                 self._later(machine.Gone(*key, lost_outcome(count, wall_ms())))
                 return
 
+    def _on_phase(self, key: Key, phase: str) -> None:
+        now_ms = wall_ms()
+        task = self.state.find(key[0])
+        fields = {
+            "task_id": key[0],
+            "token": key[1],
+            "phase": phase,
+            "node_id": self.spec.node_id,
+            "at_ms": now_ms,
+        }
+        event = TaskPhaseChanged.model_validate(fields)
+        id_ = event_id(self.spec.node_id, *key, phase, now_ms)
+        self._later(self._envelope(id_, event, task.context if task is not None else None))
+
+    def on_fault(self, fault: GpuFaulted) -> None:
+        logger.error("GPU %d: %s %d", fault.gpu, fault.fault, fault.code)
+        id_ = event_id(self.spec.node_id, "fault", self.spec.boot_id, fault.gpu, fault.fault, wall_ms())
+        self._later(self._envelope(id_, fault))
+
+    def _publish(self, sample: TelemetrySampled) -> None:
+        """At most once: a sample that the log does not take is no loss, the next one is fresher."""
+        if len(self._samples) < MAX_SAMPLES_UNDER_WAY:
+            id_ = event_id(self.spec.node_id, "sample", sample.task_id, sample.gpu, sample.at_ms)
+            message = self._envelope(id_, sample).message
+            task = self._loop.create_task(self._append_sample(message._replace(partition=self._telemetry)))
+            self._samples.add(task)
+            task.add_done_callback(self._samples.discard)
+
+    async def _append_sample(self, message: Message) -> None:
+        with suppress(LogError):
+            await self.log.append([message])
+
     def _order(self, key: Key) -> StartTask | None:
         task = self.state.tasks.get(key[0])
         return task.order if task is not None and task.token == key[1] else None
 
-    def _later(self, given: machine.Input) -> None:
+    def _later(self, given: machine.Input | Said) -> None:
         """For callbacks, which have nobody to raise to: `_apply` takes it from here."""
         self._inputs.append(given)
         self._something.set()
@@ -247,7 +321,8 @@ class Node:
         self.feed([machine.Drain(wall_ms(), self.options.drain_grace_ms)], durable=True)
         await self._nothing_lives.wait()
         left = NodeLeft(node_id=self.spec.node_id, boot_id=self.spec.boot_id, proof="shutdown")
-        self.emit((f"left/{self.journal.number('incarnation', 0)}", left))
+        name = event_id(self.spec.node_id, "left", self.journal.number("incarnation", 0))
+        self.feed([self._envelope(name, left)], durable=False)
         async with asyncio.timeout(LEAVE_TIMEOUT_S):
             await self.outbox.drained()
 
@@ -268,15 +343,17 @@ class Node:
         running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
         joined = NodeJoined(node=self.spec, tasks=running)
         name = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
-        self.feed([], durable=True, numbers={"incarnation": number}, messages=[self._envelope(name, joined)])
+        self.feed([self._envelope(name, joined)], durable=True, numbers={"incarnation": number})
 
     def close(self) -> None:
         """Lets go of launcher, timers and journal; tasks run on."""
         self.spawner.close()
         for timer in self._timers.values():
             timer.cancel()
-        for sweep in self._sweeps:
-            sweep.cancel()
+        for task in (*self._sweeps, *self._samples):
+            task.cancel()
+        self._sampler.close()
+        self._phases.close()
         self.journal.close()
 
     async def _read_orders(self, start: int) -> None:
@@ -291,8 +368,8 @@ class Node:
 
     def _take(self, records: Sequence[Record], position: int) -> None:
         """All orders of one read, with one wait for the disk."""
-        inputs: list[machine.Input] = []
-        bad: list[tuple[str, Message]] = []
+        inputs: list[machine.Input | Said] = []
+        orders = 0
         own = self.spec.node_id.encode()
         for record in records:
             if record.key is not None and record.key != own:
@@ -300,17 +377,19 @@ class Node:
             try:
                 envelope = from_wire(record.headers, record.value, Topic.ORDERS)
             except EventError as error:
-                bad.append((f"dead/{record.offset}", dead_letter(record, SERVICE, error.reason, str(error))))
+                letter = dead_letter(record, SERVICE, error.reason, str(error))
+                inputs.append(Said(event_id(self.spec.node_id, "dead", record.offset), letter))
                 continue
             order = envelope.data
             if isinstance(order, Order) and order.node_id == self.spec.node_id:
                 correlation = envelope.correlation_id or getattr(order, "job_id", None)
                 context = Context(envelope.traceparent, envelope.id, correlation)
                 inputs.append(machine.OrderRead(order, wall_ms(), context))
+                orders += 1
         self._skipped += len(records)
-        if inputs or bad or self._skipped >= SKIPPED_ORDERS:
+        if inputs or self._skipped >= SKIPPED_ORDERS:
             self._skipped = 0
-            self.feed(inputs, durable=bool(inputs), numbers={"next_offset": position}, messages=bad)
+            self.feed(inputs, durable=orders > 0, numbers={"next_offset": position})
 
     def _on_sent(self, events: list[Pending]) -> None:
         ends = [event.id.rpartition("/")[2] for event in events]

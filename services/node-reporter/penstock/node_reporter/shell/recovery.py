@@ -51,6 +51,7 @@ def _recover_task(node: Node, task: Task) -> set[int]:
     elif outcome is None and started is not None:
         if node.spawner.attach(key, started["shim"], started["shim_start"]):
             _feed_started(node, task, started["pid"], started["started_ms"])
+            node.follow(key)
             return {started["shim"]}
         outcome = outcome_of(folder, task.order) or _lost(node, task)
     if outcome is not None:

@@ -14,6 +14,7 @@ from penstock.kernel.open_log import open_log
 from penstock.kernel.service import Run
 from penstock.kernel.settings import Settings
 from penstock.node_reporter.options import Options
+from penstock.node_reporter.shell.faults import FaultInbox, watch_faults
 from penstock.node_reporter.shell.folders import check_cgroup, make_folder
 from penstock.node_reporter.shell.inventory import find_node
 from penstock.node_reporter.shell.journal import Journal, JournalFailed
@@ -56,10 +57,13 @@ async def _lives(
     """One life after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
     pause_s = FIRST_PAUSE_S
     anew = False
+    faults = FaultInbox()
+    if options.virtual_gpus is None and spec.gpus:
+        watch_faults(spec.node_id, len(spec.gpus), faults.deliver)
     while not stop.is_set():
         started_s = asyncio.get_running_loop().time()
         try:
-            await _life(options, settings, spec, log, stop, ready, anew=anew)
+            await _life(options, settings, spec, log, stop, ready, faults, anew=anew)
             return
         except (JournalFailed, LauncherLost, Immortal, LogError) as error:
             logger.error("no order is acted on until this is mended: %s; trying again", error)
@@ -73,7 +77,7 @@ async def _lives(
 
 async def _life(
     options: Options, settings: Settings, spec: NodeSpec, log: Log, stop: asyncio.Event, ready: asyncio.Event | None,
-    *, anew: bool,
+    faults: FaultInbox, *, anew: bool,
 ) -> None:  # fmt: skip
     """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end."""
     with ExitStack() as stack:
@@ -84,12 +88,14 @@ async def _life(
         stack.callback(journal.close)
         node = Node(options, settings, spec, log, journal, lock)
         stack.callback(node.close)
+        stack.callback(faults.detach)
         start = -1 if anew else journal.number("next_offset", -1)
         if start < 0:
             start = (await log.end_offsets([node.orders]))[node.orders]
             journal.write([], [], {"next_offset": start}, durable=True)
         recover(node)
         node.join()
+        faults.attach(node.on_fault)
         logger.info("node %s: %d GPUs, %d cores", spec.node_id, len(spec.gpus), spec.cores)
         if ready is not None:
             ready.set()

@@ -1,0 +1,98 @@
+/* The NVML symbols that the node-reporter calls, for machines without a GPU: put first on the loader path.
+ *
+ * FAKE_NVML_GPUS      how many GPUs there are (default 2)
+ * FAKE_NVML_EVENTS    path of a FIFO; each line "GPU TYPE DATA" becomes one event of nvmlEventSetWait_v2
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { unsigned index; } device_t;
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned gpu, memory; } utilisation_t;
+typedef struct { device_t *device; unsigned long long type, data; unsigned gi, ci; } event_t;
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, TIMEOUT = 10 };
+
+static device_t devices[16];
+
+static unsigned gpu_count(void) {
+    const char *text = getenv("FAKE_NVML_GPUS");
+    return text ? (unsigned)atoi(text) : 2;
+}
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return SUCCESS; }
+int nvmlInit_v2(void) { return SUCCESS; }
+int nvmlShutdown(void) { return SUCCESS; }
+
+const char *nvmlErrorString(int code) {
+    return code == SUCCESS ? "Success" : code == TIMEOUT ? "Timeout" : "Invalid Argument";
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpu_count(); return SUCCESS; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **device) {
+    if (index >= gpu_count()) return INVALID_ARGUMENT;
+    devices[index].index = index;
+    *device = &devices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetIndex(device_t *device, unsigned *index) { *index = device->index; return SUCCESS; }
+
+int nvmlDeviceGetUUID(device_t *device, char *text, unsigned length) {
+    snprintf(text, length, "GPU-00000000-0000-0000-0000-00000000000%x", device->index);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(device_t *device, char *text, unsigned length) {
+    (void)device;
+    snprintf(text, length, "Tesla V100-SXM2 (fake)");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(device_t *device, memory_t *memory) {
+    (void)device;
+    memory->total = 16384ULL << 20;
+    memory->used = 1024ULL << 20;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(device_t *device, utilisation_t *found) {
+    (void)device;
+    found->gpu = 73;
+    found->memory = 21;
+    return SUCCESS;
+}
+
+int nvmlEventSetCreate(void **set) { *set = &devices; return SUCCESS; }
+int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+
+int nvmlDeviceGetSupportedEventTypes(device_t *device, unsigned long long *types) {
+    (void)device;
+    *types = 0x1 | 0x2 | 0x8;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(device_t *device, unsigned long long types, void *set) {
+    (void)device; (void)types; (void)set;
+    return SUCCESS;
+}
+
+/* Blocks in the driver like the real one: on the FIFO if there is one, else for the whole time-out. */
+int nvmlEventSetWait_v2(void *set, event_t *event, unsigned timeout_ms) {
+    static FILE *events;
+    unsigned index;
+    (void)set;
+    const char *path = getenv("FAKE_NVML_EVENTS");
+    if (path && !events) events = fopen(path, "r+");
+    if (!events) { usleep(timeout_ms * 1000ULL); return TIMEOUT; }
+    memset(event, 0, sizeof *event);
+    if (fscanf(events, "%u %llu %llu", &index, &event->type, &event->data) != 3 || index >= 16)
+        return INVALID_ARGUMENT;
+    devices[index].index = index;
+    event->device = &devices[index];
+    return SUCCESS;
+}
