@@ -1,0 +1,55 @@
+"""A process of fake nodes: `python -m tests.bench.nodes COUNT GPUS PATH`; until SIGTERM, then it writes to
+PATH when each task started, as JSON."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from penstock.kernel.log import Log
+from penstock.kernel.open_log import open_log
+from penstock.kernel.service import main
+from penstock.kernel.settings import Settings
+from penstock.testing.driver import node_spec
+from penstock.testing.fake_nodes import FakeNodes
+
+RACK = 32
+RUN_MS = 4_000.0  # at 1,100 jobs/s of one GPU each, 4,400 of 8,000 GPUs are busy
+PACE_MS = 3  # one reader stands for a thousand nodes; each alone would rarely have two orders to gather
+
+
+def fake_nodes(log: Log, count: int, gpus: int) -> FakeNodes:
+    """Nodes in racks of `RACK`; a task of theirs runs for `RUN_MS`."""
+    specs = [node_spec(f"n{i:05}", gpus, rack=f"r{i // RACK:04}", cores=64) for i in range(count)]
+    return FakeNodes(log, specs, run_ms=RUN_MS, pace_ms=PACE_MS)
+
+
+class NodesProcess:
+    """A service, as penstock.kernel.service runs it."""
+
+    def __init__(self, count: int, gpus: int, path: Path) -> None:
+        self._count, self._gpus, self._path = count, gpus, path
+
+    async def __call__(
+        self,
+        settings: Settings,
+        stop: asyncio.Event,
+        *,
+        log: Log | None = None,
+        ready: asyncio.Event | None = None,
+    ) -> None:
+        used = log or await open_log(settings.log_url, "node-reporter").start()
+        nodes = fake_nodes(used, self._count, self._gpus)
+        running = asyncio.ensure_future(nodes.run())
+        if ready is not None:
+            ready.set()
+        await stop.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        seen = {"started": nodes.seen.started, "collisions": nodes.seen.collisions}
+        self._path.write_text(json.dumps(seen))
+        await used.close()
+
+
+if __name__ == "__main__":
+    main("nodes", NodesProcess(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,240 @@
+"""The whole pipeline under load: submitted → estimated → placed → ordered → started → exited → projected.
+
+On Kafka every service is a process of its own, as in production; on the embedded log all share one process.
+Jobs arrive at a fixed rate whatever the system does (an open loop), and a job's latency counts from the moment
+at which it was due, so that a stalled system cannot hide its own stall.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest
+from penstock.estimator.shell.service import run as run_estimator
+from penstock.events.doors import JobSubmitted
+from penstock.events.envelope import Envelope, to_wire
+from penstock.events.topics import Topic
+from penstock.kernel.clock import wall_ms
+from penstock.kernel.log import Log, Message, Partition
+from penstock.kernel.migrations import schema_of
+from penstock.kernel.open_log import open_log
+from penstock.kernel.service import settle_gc
+from penstock.placer.shell.service import run as run_placer
+from penstock.projector.shell.service import run as run_projector
+from penstock.testing.kafka import penstock_topics
+from tests.bench.machine import Cpu, keep_to_two_cores, quantile
+from tests.bench.nodes import RUN_MS, fake_nodes
+from tests.bench.servers import Servers, process, servers
+
+NODES, GPUS_PER_NODE = 1_000, 8
+RATE_PER_S = 1_100  # offered; above the 1,000 to be reached, so that reaching it is no accident of the pacing
+TICK_S = 0.002  # between two looks of the generator at what is due
+SAMPLE_S = 1.0  # between two looks at the backlog
+RECORDS_PER_JOB = 4  # submitted, estimated, started, exited: one ledger record per input (LAW 2)
+DRAIN_TIMEOUT_S = 120.0
+JOIN_TIMEOUT_S = 60.0
+SPEC = JobSpec(
+    command=("true",),
+    resources=ResourceRequest(
+        gpus=1, cores=1, host_memory_mib=64, gpu_memory_mib=64, bandwidth_mbps=0
+    ),
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of the pipeline showed."""
+
+    jobs: int = 0
+    seconds: float = 0.0
+    """From the first submission to the last projection, less the time that the last task ran."""
+    latencies_ms: list[float] = field(default_factory=list)
+    """Due → started, per job."""
+    backlog: list[float] = field(default_factory=list)
+    """Jobs' worth of ledger records not yet projected, every `SAMPLE_S` of the offering."""
+    cpu_us_per_job: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def jobs_per_s(self) -> float:
+        return self.jobs / self.seconds
+
+    @property
+    def growth(self) -> float:
+        """Mean backlog of the last third less that of the second; ≈ 0 while the system keeps up."""
+        third = max(1, len(self.backlog) // 3)
+        middle, last = self.backlog[third : 2 * third], self.backlog[-third:]
+        return sum(last) / len(last) - sum(middle) / max(1, len(middle))
+
+
+class Generator:
+    """Offers jobs and follows how far they were projected."""
+
+    def __init__(self, log: Log, dsn: str, cell: str, rate_per_s: float) -> None:
+        self._log = log
+        self._dsn = dsn
+        self._positions = f"SELECT seq FROM {schema_of(cell)}.positions WHERE cell = $1"
+        self._ended = f"SELECT count(*) FROM {schema_of(cell)}.jobs WHERE outcome = 'succeeded'"
+        self._cell = cell
+        self._rate_per_s = rate_per_s
+        self.due_ms: dict[str, float] = {}
+        self.run = Run()
+
+    async def offer(self, seconds: float) -> None:
+        """For so long at the rate, then until the last job is projected. Raises TimeoutError if it never is."""
+        connection = await asyncpg.connect(self._dsn)
+        first_seq = await connection.fetchval(self._positions, self._cell)
+        began_s, began_ms = time.perf_counter(), time.time() * 1_000
+        sampling = asyncio.ensure_future(self._sample(connection, first_seq, began_s))
+        total = round(seconds * self._rate_per_s)
+        try:
+            while self.run.jobs < total:
+                due = min(total, int((time.perf_counter() - began_s) * self._rate_per_s) + 1)
+                messages = []
+                for number in range(self.run.jobs, due):
+                    self.due_ms[f"j{number}"] = began_ms + number / self._rate_per_s * 1_000
+                    messages.append(_submission(f"j{number}"))
+                self.run.jobs = due
+                if messages:
+                    await self._log.append(messages)
+                await asyncio.sleep(TICK_S)
+        finally:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            goal = first_seq + RECORDS_PER_JOB * total
+            while await connection.fetchval(self._positions, self._cell) < goal:
+                await asyncio.sleep(0.01)
+        self.run.seconds = time.perf_counter() - began_s - RUN_MS / 1_000
+        ended = await connection.fetchval(self._ended)
+        assert ended == total, f"{ended} of {total} jobs succeeded"
+        await connection.close()
+
+    async def _sample(self, connection: asyncpg.Connection, first_seq: int, began_s: float) -> None:
+        """Ledger records that should be projected by now and are not, in jobs."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            projected = await connection.fetchval(self._positions, self._cell) - first_seq
+            age_s = time.perf_counter() - began_s - RUN_MS / 1_000
+            exited = max(0, int(age_s * self._rate_per_s))
+            due = self.run.jobs * (RECORDS_PER_JOB - 1) + exited
+            self.run.backlog.append((due - projected) / RECORDS_PER_JOB)
+
+
+def _submission(job_id: str) -> Message:
+    headers, value = to_wire(
+        Envelope(id=job_id, source="/bench", time_ms=wall_ms(), data=JobSubmitted(job_id=job_id, spec=SPEC))
+    )
+    return Message(Partition(Topic.JOBS, 0), value, headers)
+
+
+async def joined(log: Log, count: int) -> None:
+    """Waits until the placer has answered the joining of all nodes, one ledger record each."""
+    ledger = Partition(Topic.LEDGER, 0)
+    async with asyncio.timeout(JOIN_TIMEOUT_S):
+        while (await log.end_offsets([ledger]))[ledger] < count + 1:  # and the term's own
+            await asyncio.sleep(0.1)
+
+
+async def projected(dsn: str, cell: str, seq: int) -> None:
+    """Waits until the projector has come so far."""
+    connection = await asyncpg.connect(dsn)
+    async with asyncio.timeout(JOIN_TIMEOUT_S):
+        query = f"SELECT seq FROM {schema_of(cell)}.positions WHERE cell = $1"
+        while (await connection.fetchval(query, cell) or 0) < seq:
+            await asyncio.sleep(0.1)
+    await connection.close()
+
+
+async def on_embedded(found: Servers, nodes: int, rate_per_s: float, seconds: float) -> Run:
+    """One process, one log, as `penstock up` runs it."""
+    settings, stop = found.settings, asyncio.Event()
+    log = await open_log(settings.log_url, "bench").start()
+    await log.create(penstock_topics())
+    cell = fake_nodes(log, nodes, GPUS_PER_NODE)
+    tasks = [asyncio.ensure_future(cell.run())]
+    for service in (run_placer, run_estimator, run_projector):
+        ready = asyncio.Event()
+        tasks.append(asyncio.ensure_future(service(settings, stop, log=log, ready=ready)))
+        await asyncio.wait_for(ready.wait(), JOIN_TIMEOUT_S)
+    await joined(log, nodes)
+    await projected(found.settings.need_dsn("the bench"), settings.cell, nodes + 1)
+    settle_gc()
+    generator = Generator(log, settings.need_dsn("the bench"), settings.cell, rate_per_s)
+    cpu = Cpu({**found.pids, "services": os.getpid()})
+    try:
+        await generator.offer(seconds)
+        run = generator.run
+        run.cpu_us_per_job = {name: used / run.jobs * 1e6 for name, used in cpu.used_s().items()}
+        _judge(run, generator.due_ms, cell.seen.started, cell.seen.collisions)
+    finally:
+        stop.set()
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await log.close()
+    return run
+
+
+async def on_kafka(found: Servers, nodes: int, rate_per_s: float, seconds: float) -> Run:
+    """Every service a process; this one only offers jobs."""
+    settings, seen_path = found.settings, found.folder / "seen.json"
+    log = await open_log(settings.log_url, "bench").start()
+    pids = {**found.pids, "generator": os.getpid()}
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(log.close)
+        for name in ("placer", "estimator", "projector"):
+            child = await stack.enter_async_context(process(name, ["-m", f"penstock.{name}"], found))
+            pids[name] = child.pid
+        argv = ["-m", "tests.bench.nodes", str(nodes), str(GPUS_PER_NODE), str(seen_path)]
+        child = await stack.enter_async_context(process("nodes", argv, found))
+        pids["nodes"] = child.pid
+        await joined(log, nodes)
+        await projected(found.settings.need_dsn("the bench"), settings.cell, nodes + 1)
+        settle_gc()
+        generator = Generator(log, settings.need_dsn("the bench"), settings.cell, rate_per_s)
+        cpu = Cpu(pids)
+        await generator.offer(seconds)
+        run = generator.run
+        run.cpu_us_per_job = {name: used / run.jobs * 1e6 for name, used in cpu.used_s().items()}
+    seen = json.loads(Path(seen_path).read_text())
+    _judge(run, generator.due_ms, seen["started"], seen["collisions"])
+    return run
+
+
+def _judge(run: Run, due_ms: dict[str, float], started_ms: dict[str, int], collisions: list[str]) -> None:
+    """Fills in the latencies. Every job must have started once, and no GPU may have been shared."""
+    assert not collisions, collisions[:3]
+    assert len(started_ms) == len(due_ms), f"{len(started_ms)} of {len(due_ms)} jobs started"
+    by_job = {task_id.rsplit(".", 2)[0]: at_ms for task_id, at_ms in started_ms.items()}
+    run.latencies_ms = [by_job[job_id] - at_ms for job_id, at_ms in due_ms.items()]
+
+
+async def measure(kind: str, seconds: float, nodes: int = NODES, rate_per_s: float = RATE_PER_S) -> Run:
+    """One run on "embedded" or "kafka"."""
+    async with servers(kind) as found:
+        return await (on_kafka if kind == "kafka" else on_embedded)(found, nodes, rate_per_s, seconds)
+
+
+if __name__ == "__main__":  # python -m tests.bench.pipeline embedded|kafka [SECONDS [RATE]]: for work on speed
+    import uvloop
+
+    keep_to_two_cores()
+    shown = uvloop.run(
+        measure(sys.argv[1], float((sys.argv[2:] or ["10"])[0]), rate_per_s=float((sys.argv[3:] or [RATE_PER_S])[0]))
+    )
+    print(
+        f"{shown.jobs_per_s:.0f} jobs/s, p50 {quantile(shown.latencies_ms, 0.5):.1f}, "
+        f"p99 {quantile(shown.latencies_ms, 0.99):.1f}, max {max(shown.latencies_ms):.1f} ms; "
+        f"backlog grew by {shown.growth:.0f} jobs, max {max(shown.backlog, default=0):.0f}; us/job:",
+        {name: round(used) for name, used in shown.cpu_us_per_job.items()},
+        f"sum {sum(shown.cpu_us_per_job.values()):.0f}",
+    )
