@@ -28,7 +28,7 @@ def show(answer: Mapping[str, Any]) -> None:
     if answer.get("now_or_never") == "never":
         screen.print("[red]Never:[/] not even an empty cluster could hold it.")
     if answer.get("histogram"):
-        _histogram("Nodes that cannot take it", answer["histogram"])
+        _histogram("Not possible", answer["histogram"])
     placement = answer.get("placement")
     if placement:
         _placement(placement)
@@ -39,12 +39,17 @@ def show(answer: Mapping[str, Any]) -> None:
 def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     """One line for a table."""
     placement = answer.get("placement")
-    if not placement:
+    if not placement or not placement.get("candidates"):
         return reason_of(job) or str(answer.get("text") or "")
-    best = placement["candidates"][0]
-    text = f"best of {placement['feasible']} by {placement['profile']}: score {best['score']:.3f}{margin(placement)}"
+    value, feasible = placement.get("margin"), placement["feasible"]
+    if value is None or feasible == 1:
+        text = "the only node with room" if feasible == 1 else "the only choice"
+    elif value == 0:
+        text = f"first of equals among {feasible} nodes"
+    else:
+        text = f"best of {feasible} nodes, {value:.2f} ahead of the next"
     if placement.get("rejected"):
-        text += "; " + _counts(placement["rejected"])
+        text += f"; {_counts(placement['rejected'])}"
     return text
 
 
@@ -59,7 +64,7 @@ def _placement(found: Mapping[str, Any]) -> None:
     screen.print(table)
     screen.print(f"[dim]the smaller the better; chosen by {found['profile']}{margin(found)}[/]")
     if found.get("rejected"):
-        _histogram("Nodes that could not take it", found["rejected"])
+        _histogram("Not possible", found["rejected"])
 
 
 def margin(found: Mapping[str, Any]) -> str:
@@ -79,9 +84,18 @@ def node_names(nodes: list[str]) -> str:
 
 
 def _histogram(title: str, counts: Mapping[str, int]) -> None:
-    console().print(f"{title}: {escape(_counts(counts))}", soft_wrap=True)
+    console().print(f"[bold]{title}:[/] {escape(_counts(counts))}", soft_wrap=True)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
+    """`GPUs busy on 2 nodes, cores on 1`."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in ranked)
+    return ", ".join(
+        f"{reason_words(reason)} on {number}" + ((" node" if number == 1 else " nodes") if not place else "")
+        for place, (reason, number) in enumerate(ranked)
+    )
+
+
+def reason_words(reason: str) -> str:
+    """A reason of the closed list for people: `gpus_busy` → `GPUs busy`."""
+    return reason.replace("_", " ").replace("gpus", "GPUs").replace("gpu", "GPU")

@@ -1,5 +1,6 @@
 """Events in words: one line each, for `submit`, `events` and `watch`."""
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -97,7 +98,12 @@ def _ended(data: Data) -> str:
 
 def reason_of(job: Data) -> str:
     """Why it ended or failed, with its tasks named without it."""
-    return str(job.get("reason") or "").replace(f"{job['job_id']}.", "")
+    return without_prefix(str(job.get("reason") or "").replace(f"{job['job_id']}.", ""))
+
+
+def without_prefix(text: str) -> str:
+    """`never_fits_gpus: one worker needs …` without the reason's name, which is for programs."""
+    return re.sub(r"^never_fits\w*: ", "", text)
 
 
 WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
@@ -116,7 +122,7 @@ WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.requeued": ("requeued", lambda d: f"attempt {d['attempt']} is over: {d['reason']}"),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", ""))),
-        "penstock.job.found_unschedulable": ("never fits", lambda d: str(d["reason"])),
+        "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.ended": ("ended", _ended),
         "penstock.node.joined": ("joined", lambda d: f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, {count(d['node']['cores'], 'core')}"),
         "penstock.node.changed": ("changed", lambda d: str(d["node"]["node_id"])),

@@ -43,11 +43,15 @@ class _Driver:
         self._show = show
         self._changed = asyncio.Event()
         self._cancels: set[str] = set()
+        self._over: dict[str, asyncio.Event] = {}
 
     async def run(self, jobs: list[DemoJob]) -> None:
+        self._over = {job.spec.name: asyncio.Event() for job in jobs}
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen(group))
-            group.create_task(self._submit(jobs))
+            began_s = time.perf_counter()
+            for number, job in enumerate(jobs):
+                group.create_task(self._submit(number, job, began_s))
             while len(self._show.ended) < len(jobs):
                 try:
                     await asyncio.wait_for(self._changed.wait(), TICK_S)
@@ -62,15 +66,16 @@ class _Driver:
             self._show.draw()
             listening.cancel()
 
-    async def _submit(self, jobs: list[DemoJob]) -> None:
-        began_s = time.perf_counter()
-        for number, job in enumerate(jobs):
-            await asyncio.sleep(max(0.0, began_s + job.after_s - time.perf_counter()))
-            key = {"Idempotency-Key": f"demo-{number}"}
-            response = await self._http.post("/v1/jobs", json=job.spec.model_dump(mode="json"), headers=key)
-            response.raise_for_status()
-            self._show.jobs[str(response.json()["job_id"])] = job
-            self._changed.set()
+    async def _submit(self, number: int, job: DemoJob, began_s: float) -> None:
+        """In its time, or when the job that it waits for has ended."""
+        await asyncio.sleep(max(0.0, began_s + job.after_s - time.perf_counter()))
+        if job.after_job is not None:
+            await self._over[job.after_job].wait()
+        key = {"Idempotency-Key": f"demo-{number}"}
+        response = await self._http.post("/v1/jobs", json=job.spec.model_dump(mode="json"), headers=key)
+        response.raise_for_status()
+        self._show.jobs[str(response.json()["job_id"])] = job
+        self._changed.set()
 
     async def _listen(self, group: asyncio.TaskGroup) -> None:
         """The gateway's stream, from its beginning."""
@@ -100,6 +105,8 @@ class _Driver:
             group.create_task(self._cancel(job_id, job.cancel_after_s))
         if event["type"] == ENDED:
             self._show.ended.add(job_id)
+            if job is not None:
+                self._over[job.spec.name].set()
         self._changed.set()
 
     async def _cancel(self, job_id: str, after_s: float) -> None:

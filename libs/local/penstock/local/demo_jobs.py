@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ class DemoJob:
     spec: JobSpec
     after_s: float
     """Submitted so long after the demo's start."""
+    _: KW_ONLY
+    after_job: str | None = None
+    """Submitted once the job of this name has ended, instead."""
     outcome: str = "succeeded"
     exit_code: int | None = None
     attempts: int = 1
@@ -59,19 +62,20 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
     for number, fields in enumerate(jobs):
         spec = parse_job({"owner": OWNERS[number % len(OWNERS)], **fields, "workdir": str(folder)})
         found.append(_expecting(spec, after_s=0.3 * number))
-    again = parse_job({"owner": found[0].spec.owner, **jobs[0], "workdir": str(folder)})
-    found.append(DemoJob(again, after_s=0.3 * len(jobs) + 6.0))  # by then its first run has taught its needs
+    first = jobs[0]
+    again = {**first, "owner": found[0].spec.owner, "name": f"{first['name']}-again", "workdir": str(folder)}
+    found.append(DemoJob(parse_job(again), 0.0, after_job=first["name"]))  # its needs are known by then
     return found
 
 
 def _expecting(spec: JobSpec, after_s: float) -> DemoJob:
     match spec.name:
         case "diverges":
-            return DemoJob(spec, after_s, "failed", exit_code=3, attempts=2)
+            return DemoJob(spec, after_s, outcome="failed", exit_code=3, attempts=2)
         case "too-big":
-            return DemoJob(spec, after_s, "unschedulable")
+            return DemoJob(spec, after_s, outcome="unschedulable")
         case "softmax-endless":
-            return DemoJob(spec, after_s, "cancelled", cancel_after_s=4.0)
+            return DemoJob(spec, after_s, outcome="cancelled", cancel_after_s=4.0)
     return DemoJob(spec, after_s)
 
 

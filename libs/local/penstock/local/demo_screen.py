@@ -1,6 +1,5 @@
 """What the demo shows: a table that lives, or lines where nobody watches; then the summary."""
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -70,6 +69,8 @@ class Show:
 
     def _table(self) -> RenderableType:
         table = plain_table("JOB", "STATE", "NODES", "GPUS", "WAITED", "RAN", right=("GPUS", "WAITED", "RAN"))
+        for column, width in zip(table.columns, (16, 13, 9, 4, 6, 6), strict=True):
+            column.min_width = width  # a table that keeps its shape is easier to watch
         now = now_ms()
         for job_id, job in self.jobs.items():
             row = self.rows.get(job_id)
@@ -131,19 +132,24 @@ def print_summary(show: Show, took_s: float, folder: Path) -> list[str]:
             out.print(f"  {line}", markup=False, soft_wrap=True)
     else:
         out.print(f"\n[green]All {len(show.jobs)} jobs ended as expected[/], {took_s:.0f} s in all.")
-    names = [job.spec.name for job in show.jobs.values()]
     out.print("\nLook further: everything that happened is kept.\n", markup=False)
     lines = [
         (
-            f"penstock up --folder {os.path.relpath(folder)}",
+            f"penstock up --folder {_near(folder)}",
             "start the same installation again, then in another terminal:",
         ),
-        (f"penstock why {names[3]}", "the candidates and their scores"),
+        ("penstock why digits-gang", "the candidates and their scores"),
         ("penstock why too-big", "what would have to change"),
         ("penstock events diverges", "both attempts, step by step"),
-        (f"penstock logs {names[0]}", "what the training printed"),
+        ("penstock logs digits-mlp", "what the training printed"),
         ("penstock replay", "decide everything again and compare"),
     ]
     for command, meaning in lines:
         out.print(f"  {command:<42} [dim]{meaning}[/]", soft_wrap=True)
     return wrong
+
+
+def _near(folder: Path) -> Path:
+    """Relative where that is shorter to read."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
