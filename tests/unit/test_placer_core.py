@@ -3,11 +3,14 @@
 import pytest
 
 from penstock.cluster.moves import JobStatus, NodeStatus
+from penstock.events.base import wire_type
+from penstock.events.codec import decode, encode
 from penstock.events.doors import (
     GpuFaulted,
     JobCancelRequested,
     JobEstimated,
     JobSubmitted,
+    NodeChanged,
     NodeJoined,
     NodeLeft,
     NodeSuspected,
@@ -17,6 +20,8 @@ from penstock.events.doors import (
     TaskStarted,
 )
 from penstock.events.facts import PlacerSettings, StartTask, StopTask
+from penstock.events.topics import MAX_EVENT_BYTES
+from penstock.ledger.evolve import evolve
 from penstock.ledger.state import CellState, JobState
 from penstock.policies.baselines import FirstFit
 from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
@@ -333,6 +338,42 @@ def test_messages_with_an_older_token_change_nothing(cell: CellDriver) -> None:
     place = cell.job("j").tasks["j.1.w0"].place
     late = TaskStarted(node_id=place.node_id, task_id="j.1.w0", token=1, pid=1, started_ms=1)
     assert cell.feed(late).reason == "stale_token"
+
+
+def test_the_largest_gang_gets_orders_that_its_nodes_can_read() -> None:
+    """512 tasks name 512 peers in each order; a node must not find its own order too large."""
+    cell = CellDriver()
+    cell.join(*[node_spec(f"a-node-with-a-rather-long-name-{n:03}", 8, cores=64) for n in range(64)])
+    cell.submit("g", job_spec(workers=256, ps=256), estimate(1, cores=1, memory_mib=64))
+    orders = cell.orders()
+    assert len(orders) == 512
+    value = encode(orders[0])
+    assert len(value) > MAX_EVENT_BYTES // 2
+    assert decode(wire_type(StartTask), value) == orders[0]
+
+
+def test_a_frozen_cell_waits_for_the_majority_however_long_it_takes(cell: CellDriver) -> None:
+    """The split outlasts the freeze window: still nobody is evicted until most nodes are back."""
+    cell.submit("a", need=estimate(4))
+    cell.start("a")
+    for node_id in ("n1", "n2"):
+        cell.feed(NodeLeft(node_id=node_id, boot_id="b1", proof="deleted"))
+    assert cell.state.frozen
+    cell.at(600_000)
+    step = cell.feed(NodeLeft(node_id="n3", boot_id="b1", proof="deleted"))
+    assert kinds(step) == ["node.left"]
+    cell.join(node_spec("n3"))
+    assert cell.state.frozen == "", "n2 alone is awaited now: one of two"
+
+
+def test_a_node_that_shrank_below_its_promises_takes_nothing_new(cell: CellDriver) -> None:
+    """Memory was unplugged under a running task: what is left is less than what was promised."""
+    cell.submit("a", need=estimate(1, memory_mib=100_000))
+    cell.start("a")
+    node_id = cell.job("a").tasks["a.1.w0"].place.node_id
+    small = node_spec(node_id).model_copy(update={"host_memory_mib": 50_000})
+    evolve(cell.state, NodeChanged(node=small))
+    assert cell.state.nodes[node_id].free().host_memory_mib == 0
 
 
 class NewestFirst(FirstFit):

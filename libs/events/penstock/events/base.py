@@ -7,7 +7,7 @@ gets a new one with an upcaster. The registry is the one list of what exists.
 from typing import ClassVar, TypeVar
 
 from penstock.cluster.nouns import Noun
-from penstock.events.topics import Topic
+from penstock.events.topics import MAX_EVENT_BYTES, Topic
 
 
 class Event(Noun):
@@ -19,6 +19,8 @@ class Event(Noun):
     TYPE: ClassVar[str]
     VERSION: ClassVar[int] = 1
     TOPIC: ClassVar[Topic | None] = None
+    MAX_BYTES: ClassVar[int] = MAX_EVENT_BYTES
+    """Of the JSON value at every door."""
 
     def subject(self) -> str:
         """What the event is about (CloudEvents `subject`): the first identifier field."""

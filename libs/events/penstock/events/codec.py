@@ -43,9 +43,10 @@ def decode(type_name: str, value: bytes) -> Event:
 
     Raises `TooBig`, `UnknownType`, `UnknownVersion`, or `Invalid` with every bad field named.
     """
-    if len(value) > MAX_EVENT_BYTES:
-        raise TooBig(f"{len(value)} bytes exceed {MAX_EVENT_BYTES}")
     model = REGISTRY.get(type_name)
+    most_bytes = MAX_EVENT_BYTES if model is None else model.MAX_BYTES
+    if len(value) > most_bytes:
+        raise TooBig(f"{len(value)} bytes exceed {most_bytes}")
     if model is None:
         type_name, value = _upcast(type_name, value)
         model = REGISTRY[type_name]

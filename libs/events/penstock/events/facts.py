@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from penstock.cluster.nouns import Identifier, Milliseconds, Noun, ShortText, TaskPlacement
 from penstock.events.base import Event, event
 from penstock.events.doors import Attempt, Token
-from penstock.events.topics import Topic
+from penstock.events.topics import MAX_EVENT_BYTES, Topic
 
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
 
@@ -297,6 +297,7 @@ class Order(Event):
     """Base of orders: derived from valid ledger records only (LAW 4). Repeats carry the same token."""
 
     TOPIC = Topic.ORDERS
+    MAX_BYTES = 4 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
 
     token: Token
     """The ledger seq of the decision; a node refuses tokens older than the highest it has obeyed."""

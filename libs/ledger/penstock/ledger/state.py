@@ -146,14 +146,14 @@ class NodeState:
         return 1 << self.ordinal
 
     def free(self) -> Free:
-        """What may be given out now."""
+        """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
         if self.status is not NodeStatus.READY:
             return NOT_PLACEABLE
         return Free(
             (self.free_gpu_mask & ~self.faulted_gpu_mask).bit_count(),
             self.free_core_mask.bit_count(),
-            self.free_host_memory_mib,
-            self.free_bandwidth_mbps,
+            max(0, self.free_host_memory_mib),
+            max(0, self.free_bandwidth_mbps),
         )
 
 

@@ -21,6 +21,8 @@ from penstock.policies.profiles import policy_for
 from penstock.policies.validate import validate
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
+MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once; each may hold many tasks
+MAX_RECONSIDERED_PER_RECORD = 256
 MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
 MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own
 REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
@@ -260,24 +262,25 @@ class Decider:
 
     def _left(self, state: CellState, event: doors.NodeLeft) -> Iterator[Event]:
         node = state.nodes[event.node_id]
+        if state.frozen:
+            return
         if event.proof != "shutdown":
             missing, of = self._missing(state)
             if missing > of * self.settings.freeze_fraction and of > 1:
-                if not state.frozen:
-                    yield facts.CellFrozen(reason=f"{missing} of {of} nodes left within the freeze window")
+                yield facts.CellFrozen(reason=f"{missing} of {of} nodes left within the freeze window")
                 return
         yield from self._accept_loss(state, node)
         yield from self._place_waiting(state)
 
     def _missing(self, state: CellState) -> tuple[int, int]:
-        """(nodes lost within the window, nodes that were there at its beginning)."""
+        """(nodes that left within the window or are still waited for, those and the nodes that are there)."""
         since_ms = state.now_ms - self.settings.freeze_window_ms
-        missing = there = 0
+        there = missing = 0
         for node in state.nodes.values():
-            lost = node.leaving and node.left_ms >= since_ms
-            missing += lost
-            there += lost or (not node.leaving)
-        return missing, there
+            awaited = node.leaving and node.status is NodeStatus.SUSPECT
+            missing += awaited or (node.leaving and not state.frozen and node.left_ms >= since_ms)
+            there += not node.leaving
+        return missing, missing + there
 
     def _accept_loss(self, state: CellState, node: NodeState) -> Iterator[Event]:
         for task_id in list(node.tasks):
@@ -297,22 +300,35 @@ class Decider:
         if missing > of * self.settings.freeze_fraction:
             return
         yield facts.CellThawed(reason=f"{of - missing} of {of} nodes are there")
-        for node in [
-            node for node in state.nodes.values() if node.leaving and node.status is NodeStatus.SUSPECT
-        ]:
+        yield from self._accept_losses(state)
+
+    def _accept_losses(self, state: CellState) -> Iterator[Event]:
+        """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
+        left = [node for node in state.nodes.values() if node.leaving and node.status is NodeStatus.SUSPECT]
+        for node in left[:MAX_NODES_PER_RECORD]:
             yield from self._accept_loss(state, node)
+        if len(left) > MAX_NODES_PER_RECORD:
+            yield timer(state, "cell", "place_more", 0)
 
     def _reconsider(self, state: CellState) -> Iterator[Event]:
-        """The cell's capacity changed: may jobs that could never run, run now?"""
+        """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
+        found = 0
         for job_id in list(state.unschedulable):
             if never_fits(state, state.jobs[job_id].demand) is None:
                 yield facts.JobFoundUnschedulable(job_id=job_id, reason="")
+                found += 1
+                if found == MAX_RECONSIDERED_PER_RECORD:
+                    yield timer(state, "cell", "place_more", 0)
+                    return
 
     # ---------------------------------------------------------------------------------------- timers
 
     def _fired(self, state: CellState, event: facts.TimerFired) -> Iterator[Event]:
         subject, _, kind = event.timer_id.rpartition(":")
         if kind == "place_more":
+            if not state.frozen:
+                yield from self._accept_losses(state)
+            yield from self._reconsider(state)
             yield from self._place_waiting(state)
             return
         job = state.jobs.get(subject)

@@ -28,7 +28,7 @@ from penstock.kernel.crash_only import Poisoned, applying, crash_only
 from penstock.kernel.dead_letters import dead_letter
 from penstock.kernel.errors import KernelError
 from penstock.kernel.failpoints import hit
-from penstock.kernel.log import Log, Message, Partition, Reader, Record
+from penstock.kernel.log import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
 from penstock.kernel.open_log import open_log
 from penstock.kernel.settings import Settings
 from penstock.kernel.snapshots import load_latest_from
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
-INPUT_PACE_MS = 3  # speed.md rule 1
+INPUT_PACE_MS = 10  # speed.md rule 1
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 
@@ -134,24 +134,26 @@ class Term:
         began = perf_counter()
         place = f"timer {timer_id}"
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
-        poison = self._poisoned.get(place)
+        poison = self._poisoned.pop(place, None)
         draft = applying(place, lambda: answer_timer(self._core, moment, timer_id, poison))
-        return self._record(draft, None, began)
+        return self._record(place, draft, None, began)
 
     def _answer(self, record: Record) -> list[Message]:
         """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
         began = perf_counter()
         found = Input(*record.partition, record.offset, record.headers, record.value)
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
-        poison = self._poisoned.get(found.place)
+        poison = self._poisoned.pop(found.place, None)
         answer = applying(found.place, lambda: answer_input(self._core, moment, found, poison))
-        messages = [self._record(answer.draft, answer.envelope, began)]
+        messages = [self._record(found.place, answer.draft, answer.envelope, began)]
         if answer.letter is not None:
             messages.append(dead_letter(record, "placer", *answer.letter))
         return messages
 
-    def _record(self, draft: Draft, envelope: Envelope | None, began: float) -> Message:
+    def _record(self, place: str, draft: Draft, envelope: Envelope | None, began: float) -> Message:
         self._tail, value = write(self._tail, draft)
+        if len(value) > MAX_RECORD_BYTES:
+            raise Poisoned(place, f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}")
         took_ms = (perf_counter() - began) * 1_000
         self._pending.append(
             Pending(
