@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +25,8 @@ from penstock.kernel.memory_log import MemoryBroker, MemoryLog
 from penstock.kernel.task_logs import log_path
 from penstock.node_reporter.options import Options
 from penstock.node_reporter.shell import sampler
+from penstock.node_reporter.shell.journal import Journal
+from penstock.node_reporter.shell.spawner import Spawner
 from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 
 
@@ -348,3 +351,26 @@ async def test_telemetry_is_published_on_change_only(
     assert len(memory["job-1.1.0"]) <= 2
     assert max(mib or 0 for mib in memory["job-2.1.0"]) >= 100
     assert exited.usage.host_memory_mib >= 100
+
+
+async def test_the_token_is_durable_before_the_spawn(
+    options: Options, broker: MemoryBroker, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LAW 4 as an order of calls: a durable write of the task, then the launcher is asked, never the other way."""
+    calls: list[str] = []
+    write, spawn = Journal.write, Spawner.spawn
+
+    def spy_write(self: Journal, changes: Any, events: Any, numbers: Any, *, durable: bool) -> None:
+        write(self, changes, events, numbers, durable=durable)
+        calls.extend(f"{change.task.status} durable={durable}" for change in changes)
+
+    def spy_spawn(self: Spawner, request: Any) -> None:
+        calls.append("spawn")
+        spawn(self, request)
+
+    monkeypatch.setattr(Journal, "write", spy_write)
+    monkeypatch.setattr(Spawner, "spawn", spy_spawn)
+    async with working(options, MemoryLog(broker, "n")):
+        await cell.order(start_order(1))
+        await cell.until(doors.TaskExited)
+    assert calls == ["starting durable=True", "spawn", "running durable=False", "ended durable=False"]

@@ -1,0 +1,108 @@
+"""The node's journal: what LAW 4 rests on is on the disk before anything follows from it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster.nouns import TaskPlacement
+from penstock.events.doors import OrderRefused
+from penstock.events.facts import StartTask
+from penstock.kernel.log import Message, Partition
+from penstock.node_reporter.core.state import Context, Forget, Put, Status, Task, check
+from penstock.node_reporter.shell.journal import Journal, JournalFailed, Said
+
+COUNTER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+static int count;
+int fdatasync(int fd) { int (*real)(int) = dlsym(RTLD_NEXT, "fdatasync"); count++; return real(fd); }
+int fsync(int fd) { int (*real)(int) = dlsym(RTLD_NEXT, "fsync"); count++; return real(fd); }
+int penstock_syncs(void) { return count; }
+"""
+WRITER = """
+import ctypes, json, sys
+from pathlib import Path
+from penstock.node_reporter.core.state import Put, Status, Task
+from penstock.node_reporter.shell.journal import Journal
+syncs = ctypes.CDLL(None).penstock_syncs
+journal, counts = Journal(Path(sys.argv[1])), []
+for number in range(20):
+    before = syncs()
+    journal.write([Put(Task("t", number, "boot", Status.ENDED, (0,)))], [], {}, durable=number < 10)
+    counts.append(syncs() - before)
+print(json.dumps(counts))
+"""
+
+
+def order(token: int) -> StartTask:
+    place = TaskPlacement(task_id="t", role="worker", rank=0, node_id="n1", gpus=(0,))
+    return StartTask(
+        token=token, node_id="n1", task_id="t", job_id="j", attempt=1, boot_id="boot", command=("train",), place=place,
+        peers=(), rendezvous_port=29_500, grace_ms=10,
+    )  # fmt: skip
+
+
+def test_a_token_waits_for_the_disk_and_an_exit_does_not(tmp_path: Path) -> None:
+    """Counts what the C library is asked: at least one fsync per durable write, none for what can be proven again.
+
+    Notices a journal whose fsync was taken out, which no kill -9 can (the page cache survives that).
+    """
+    source = tmp_path / "counter.c"
+    source.write_text(COUNTER)
+    library = tmp_path / "counter.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", WRITER, str(tmp_path / "journal.sqlite")],
+        env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    counts = json.loads(found.stdout)
+    assert all(count >= 1 for count in counts[:10]), counts
+    assert sum(counts[10:]) == 0, counts
+
+
+def test_everything_is_as_it_was_after_a_restart(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    running = Task(
+        "t", 7, "boot", Status.RUNNING, (0, 1), order(7), Context("00-a-b-01", "cause", "j"), 42, 1_000
+    )
+    refused = OrderRefused(node_id="n1", task_id="u", token=3, reason="occupied", highest_token=3)
+    ended = Task("u", 3, "boot", Status.ENDED, answer=refused)
+    journal.write([Put(running), Put(ended), Forget("v", 2)], [], {"next_offset": 12}, durable=True)
+    journal.close()
+    journal = Journal(tmp_path / "journal.sqlite")
+    state = journal.load("n1", "boot", 2)
+    assert state.tasks == {"t": running}
+    assert state.ended == {"u": ended}
+    assert (state.gpu_tokens, state.forgotten_token) == ({0: 7, 1: 7}, 2)
+    assert journal.number("next_offset", -1) == 12
+    check(state)
+
+
+def test_a_gpus_token_never_falls(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    for token in (9, 4):
+        journal.write([Put(Task(f"t{token}", token, "boot", Status.ENDED, (0,)))], [], {}, durable=True)
+    assert journal.load("n1", "boot", 1).gpu_tokens == {0: 9}
+
+
+def test_events_stay_until_they_are_acknowledged(tmp_path: Path) -> None:
+    """In order, with their headers; an acknowledged one is gone, and its number is not used again."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    messages = [Message(Partition("topic", 0), b"%d" % n, (("ce_id", b"e%d" % n),)) for n in range(3)]
+    journal.write([], [Said(f"e{n}", message) for n, message in enumerate(messages)], {}, durable=False)
+    pending = journal.pending(10)
+    assert [event.message for event in pending] == messages
+    journal.acknowledge(pending[1].seq)
+    journal.close()
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert [event.id for event in journal.pending(10)] == ["e2"]
+
+
+def test_a_damaged_journal_is_not_worked_with(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(JournalFailed):
+        Journal(tmp_path / "journal.sqlite")
