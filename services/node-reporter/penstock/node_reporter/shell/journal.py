@@ -62,10 +62,21 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(SCHEMA)
+            self._settle()
             self._changed: int = self._db.execute("SELECT coalesce(max(changed), 0) FROM tasks").fetchone()[0]
 
     def close(self) -> None:
         self._db.close()
+
+    def _settle(self) -> None:
+        """Copies what an earlier life left in the write-ahead log into the database, and waits for the disk.
+
+        A sync that failed leaves its transaction readable but perhaps not on the disk, and the next sync of the
+        same file may well succeed: only writing it anew proves it. Nothing may be recovered from it before.
+        """
+        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise sqlite3.OperationalError("another process uses the journal")
 
     def load(self, node_id: str, boot_id: str, gpu_count: int) -> NodeState:
         """The state as of the last write; tasks keep the boot id that they were started under."""
