@@ -9,8 +9,6 @@ from penstock.kernel.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Log, Message, Partition
 
-MAX_IN_FLIGHT = 2_000  # requests whose append is under way; two full batches of the log
-ANSWER_WITHIN_S = 10.0  # then the client is told that the outcome is unknown
 OVERLOADED_RETRY_S = 1
 DOWN_RETRY_S = 2
 
@@ -20,13 +18,14 @@ SAME_AGAIN = "Send the same request again, with the same Idempotency-Key or even
 class Appender:
     """Appends events of one cell. `in_flight` counts appends that are not settled, answered or not."""
 
-    def __init__(self, log: Log, cell_index: int, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+    def __init__(self, log: Log, cell_index: int, max_in_flight: int, answer_within_s: float) -> None:
         self._log = log
         self._cell_index = cell_index
         self._max = max_in_flight
+        self._answer_within_s = answer_within_s
         self.in_flight = 0
 
-    async def append(self, envelopes: Sequence[Envelope], answer_within_s: float = ANSWER_WITHIN_S) -> None:
+    async def append(self, envelopes: Sequence[Envelope]) -> None:
         """Returns once all are durable. Raises `Problem`: 429 (not tried), 503 (outcome unknown), 413."""
         if self.in_flight >= self._max:
             raise Problem(
@@ -44,12 +43,10 @@ class Appender:
         append = asyncio.ensure_future(self._log.append(messages))
         append.add_done_callback(self._settled)
         try:
-            async with asyncio.timeout(answer_within_s):
+            async with asyncio.timeout(self._answer_within_s):
                 await asyncio.shield(append)
         except TimeoutError:
-            told = (
-                f"the log has not answered within {answer_within_s:g} s; the outcome is unknown. {SAME_AGAIN}"
-            )
+            told = f"the log has not answered within {self._answer_within_s:g} s; the outcome is unknown. {SAME_AGAIN}"
             raise Problem(503, "log_down", told, retry_after_s=DOWN_RETRY_S) from None
         except AppendFailed as error:
             told = f"the log failed ({error}); the outcome is unknown. {SAME_AGAIN}"

@@ -1,5 +1,6 @@
 """`POST /v1/events`: CloudEvents from outside, judged strictly and appended before they are acknowledged."""
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +12,10 @@ from penstock.events.topics import INPUT_TOPICS, MAX_EVENT_BYTES
 from penstock.gateway.core.cloudevents import BATCHED, MAX_BATCH_EVENTS, STRUCTURED, batch, binary, structured
 from penstock.gateway.core.problems import BadField, Problem, invalid
 from penstock.gateway.shell.door import Door, answer, content_type, door_of, read_body
+from penstock.kernel.clock import wall_ms
 from penstock.ledger.state import JobState
 from penstock.ledger.views import job_row
+from penstock.telemetry.context import well_formed
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
@@ -57,9 +60,10 @@ async def post(request: Request) -> Response:
         raise Problem(415, "content_type", told)
     for envelope in envelopes:
         _check_door(envelope)
-    await door.appender.append(envelopes)
+    began_ms = wall_ms()
+    await door.appender.append([_in_own_trace(door, envelope) for envelope in envelopes])
     for envelope in envelopes:
-        _acknowledge(door, envelope)
+        _acknowledge(door, envelope, began_ms)
     return answer({"ids": [envelope.id for envelope in envelopes]}, 202)
 
 
@@ -72,8 +76,19 @@ def _check_door(envelope: Envelope) -> None:
         raise invalid("this event cannot be accepted", [field])
 
 
-def _acknowledge(door: Door, envelope: Envelope) -> None:
+def _in_own_trace(door: Door, envelope: Envelope) -> Envelope:
+    """A submission belongs to its job's trace, whatever trace it was sent in; other contexts are handed on."""
+    if isinstance(envelope.data, JobSubmitted):
+        root = door.traces.start_job_trace(envelope.data.job_id)
+        return replace(envelope, traceparent=door.traces.upcoming("submit", root, "submit"))
+    return replace(envelope, traceparent=well_formed(envelope.traceparent))
+
+
+def _acknowledge(door: Door, envelope: Envelope, began_ms: int) -> None:
     data = envelope.data
     if isinstance(data, JobSubmitted) and topic_of(data):
         row = job_row(JobState(data.job_id, data.spec, 0, envelope.time_ms), 0)
         door.follower.acknowledged(data.job_id, row)
+        root = door.traces.start_job_trace(data.job_id)
+        found = {"penstock.job_id": data.job_id, "penstock.caller": well_formed(envelope.traceparent)}
+        door.traces.span("submit", root, began_ms, wall_ms(), found, key="submit")

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from typing import Annotated, Any
 
 import orjson
@@ -27,6 +28,7 @@ from penstock.gateway.shell.door import Door, answer, content_type, door_of, rea
 from penstock.kernel.clock import wall_ms
 from penstock.ledger.state import JobState
 from penstock.ledger.views import Row, job_row
+from penstock.telemetry.context import well_formed
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -70,6 +72,7 @@ SPEC_BODY: dict[str, Any] = {
 async def submit(request: Request) -> Response:
     """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job."""
     door = door_of(request)
+    caller = well_formed(request.headers.get("traceparent"))
     key = checked_key(request.headers.get("idempotency-key"))
     kind = content_type(request)
     if kind != "application/json" and kind not in YAML_TYPES:
@@ -78,13 +81,13 @@ async def submit(request: Request) -> Response:
     spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
-        await _append(door, event)
+        await _append(door, event, caller)
         return _accepted(event.job_id, 202)
     event = submission(keyed_job_id(door.settings.cell, key), spec)
-    return await _submit_keyed(door, key, event)
+    return await _submit_keyed(door, key, event, caller)
 
 
-async def _submit_keyed(door: Door, key: str, event: JobSubmitted) -> Response:
+async def _submit_keyed(door: Door, key: str, event: JobSubmitted, caller: str | None) -> Response:
     """One append per key, whatever is sent at once, and after whatever crash.
 
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
@@ -110,7 +113,7 @@ async def _submit_keyed(door: Door, key: str, event: JobSubmitted) -> Response:
             )
         if known.appended:
             return _accepted(known.job_id, 200)
-        await _append(door, event)
+        await _append(door, event, caller)
         await door.store.mark_appended(key)
         return _accepted(event.job_id, 202 if known.fresh else 200)
     finally:
@@ -118,18 +121,37 @@ async def _submit_keyed(door: Door, key: str, event: JobSubmitted) -> Response:
         done.set_result(None)
 
 
-async def _append(door: Door, event: JobSubmitted) -> None:
+async def _append(door: Door, event: JobSubmitted, caller: str | None) -> None:
+    """`caller`: the submitter's own trace context; told in the span, never a parent in the job's trace."""
     job_id, now_ms = event.job_id, wall_ms()
     envelope = Envelope(
         id=f"submit-{job_id}",
         source=SOURCE,
         time_ms=now_ms,
         data=event,
-        traceparent=door.traces.start_job_trace(job_id),
+        traceparent=door.traces.upcoming("submit", door.traces.start_job_trace(job_id), "submit"),
         correlation_id=job_id,
     )
-    await door.appender.append([envelope])
+    await _append_traced(door, "submit", "submit", envelope, {"penstock.caller": caller})
     door.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
+
+
+async def _append_traced(
+    door: Door, span: str, key: str, envelope: Envelope, attributes: dict[str, str | None]
+) -> None:
+    """Appends, and writes the span that the envelope's context is about: from the request until it is durable."""
+    job_id, error = envelope.correlation_id or "", None
+    began_ms, began_s = envelope.time_ms, time.perf_counter()
+    try:
+        await door.appender.append([envelope])
+    except Problem as problem:
+        error = problem.detail
+        raise
+    finally:
+        ended_ms = began_ms + (time.perf_counter() - began_s) * 1_000
+        found = {"penstock.job_id": job_id, **attributes}
+        root = door.traces.start_job_trace(job_id)
+        door.traces.span(span, root, began_ms, ended_ms, found, key=key, error=error)
 
 
 def _accepted(job_id: str, status: int) -> Response:
@@ -172,15 +194,16 @@ async def _cancel(door: Door, job_id: str, fields: dict[str, Any]) -> Response:
         event = JobCancelRequested.model_validate({**fields, "job_id": job_id})
     except ValueError as error:
         raise invalid("this is no request", bad_fields(error)) from error  # type: ignore[arg-type]
+    event_id = f"cancel-{job_id}-{secrets.token_hex(8)}"
     envelope = Envelope(
-        id=f"cancel-{job_id}-{secrets.token_hex(8)}",
+        id=event_id,
         source=SOURCE,
         time_ms=wall_ms(),
         data=event,
-        traceparent=door.traces.start_job_trace(job_id),
+        traceparent=door.traces.upcoming("cancel", door.traces.start_job_trace(job_id), event_id),
         correlation_id=job_id,
     )
-    await door.appender.append([envelope])
+    await _append_traced(door, "cancel", event_id, envelope, {"penstock.reason": event.reason})
     return _accepted(job_id, 202)
 
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | `PENSTOCK_GATEWAY_BIND` | `host:port` to listen on | `127.0.0.1:8742` |
 | `PENSTOCK_TOKEN_FILE` | bearer tokens, one per line, mode 0600; every request then needs one | none: loopback only |
+| `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
 | `PENSTOCK_LOG_DIR` | where the node-reporters of this machine write the tasks' output | none: no logs |
 """
 
@@ -19,6 +20,8 @@ from penstock.kernel.errors import ConfigurationError
 DEFAULT_BIND = "127.0.0.1:8742"
 MIN_TOKEN_CHARS = 16
 MAX_TOKENS = 64
+MAX_IN_FLIGHT = 2_000  # requests whose append is under way; one full batch of the log
+ANSWER_WITHIN_S = 10.0  # for the log to acknowledge; then the client is told that the outcome is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Options:
     port: int
     tokens: tuple[bytes, ...] = ()
     log_dir: Path | None = None
+    max_in_flight: int = MAX_IN_FLIGHT
+    answer_within_s: float = ANSWER_WITHIN_S
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Options":
@@ -42,7 +47,10 @@ class Options:
                 "runs commands on the nodes; set PENSTOCK_TOKEN_FILE, or bind to 127.0.0.1"
             )
         log_dir = env.get("PENSTOCK_LOG_DIR")
-        return cls(host, port, tokens, Path(log_dir) if log_dir else None)
+        in_flight = env.get("PENSTOCK_GATEWAY_IN_FLIGHT") or str(MAX_IN_FLIGHT)
+        if not in_flight.isdigit() or int(in_flight) < 1:
+            raise ConfigurationError(f"PENSTOCK_GATEWAY_IN_FLIGHT: {in_flight!r} is no number above 0")
+        return cls(host, port, tokens, Path(log_dir) if log_dir else None, int(in_flight))
 
 
 def is_loopback(host: str) -> bool:

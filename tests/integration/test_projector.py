@@ -1,0 +1,376 @@
+"""The projector on a real Postgres: killed anywhere, doubled, misled; the tables always equal a replay."""
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from penstock.events.topics import Topic
+from penstock.kernel.embedded_log import EmbeddedLog
+from penstock.kernel.errors import ConfigurationError, StoreError
+from penstock.kernel.log import Log, Message, Partition
+from penstock.kernel.migrations import Migration, load_migrations, migrate, schema_of
+from penstock.kernel.open_log import open_log
+from penstock.kernel.settings import Settings
+from penstock.kernel.snapshots import load_latest, save_snapshot
+from penstock.ledger.replica import Replica
+from penstock.ledger.snapshot import dump
+from penstock.projector.shell import service
+from penstock.projector.shell.rebuild import rebuild, verify
+from penstock.testing.hand_placer import HandPlacer, node_spec
+from penstock.testing.kafka import KafkaBroker
+
+pytestmark = pytest.mark.postgres
+WITHIN_S = 20.0
+LEDGER = Partition(Topic.LEDGER, 0)
+_cells = itertools.count(20)
+
+
+@pytest_asyncio.fixture
+async def log(dsn: str) -> AsyncIterator[EmbeddedLog]:
+    found = await EmbeddedLog(dsn, "test").start()
+    await found.create({Topic.LEDGER.value: 1})
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+def cell(dsn: str) -> Settings:
+    return Settings(log_url=dsn, dsn=dsn)
+
+
+def busy(steps: int = 80, seed: int = 1) -> HandPlacer:
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 4), node_spec("n1", 2))
+    placer.wander(np.random.default_rng(seed), steps)
+    return placer
+
+
+async def reached(dsn: str, seq: int, schema: str = "penstock") -> None:
+    """Waits until the tables hold record `seq`."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                try:
+                    found = await connection.fetchval(f"SELECT seq FROM {schema}.positions")
+                except asyncpg.UndefinedTableError:
+                    found = None
+                if found is not None and found >= seq:
+                    assert found == seq
+                    return
+                await asyncio.sleep(0.01)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def projecting(settings: Settings, log: Log) -> AsyncIterator["asyncio.Task[None]"]:
+    """A projector inside the block; its failure fails the test."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(service.run(settings, stop, log=log, ready=ready))
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait({task, waiting}, timeout=WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+    assert ready.is_set()
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, WITHIN_S)
+
+
+async def assert_equals_replay(settings: Settings, log: Log) -> None:
+    found = await verify(settings, log)
+    assert found["ok"], found["differences"]
+    assert found["tables"]["jobs"] > 0
+
+
+@asynccontextmanager
+async def projector_process(dsn: str, failpoint: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+    environment = {**os.environ, "PENSTOCK_DSN": dsn, "PENSTOCK_LOG": dsn, "PENSTOCK_FAILPOINT": failpoint}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.projector", env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(WITHIN_S):
+            assert (await process.stdout.readline()) == b"ready\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(
+    "where", ["projector.batch_read", "projector.before_commit", "projector.after_commit"]
+)
+async def test_killed_anywhere_it_goes_on(
+    dsn: str, log: EmbeddedLog, cell: Settings, where: str, nth: int
+) -> None:
+    """The machine kills the projector (out of memory, say) at the worst moment; its successor loses and doubles nothing."""
+    placer = busy()
+    async with projector_process(dsn, f"{where}:{nth}") as process:
+        values, placer.values = placer.values, []
+        for value in values:  # one by one: several batches
+            await log.append([Message(LEDGER, value)])
+        async with asyncio.timeout(WITHIN_S):
+            assert await process.wait() == -signal.SIGKILL
+    async with projector_process(dsn):
+        await reached(dsn, len(values))
+    await assert_equals_replay(cell, log)
+
+
+async def test_two_projectors_write_each_row_once(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """A rolling update leaves two projectors alive for a while: the position lets only one of them write each batch."""
+    other = await EmbeddedLog(dsn, "other").start()
+    placer = busy(10)
+    try:
+        async with projecting(cell, log), projecting(cell, other):
+            for seed in range(15):
+                await placer.send(log)
+                placer.wander(np.random.default_rng(seed), 6)
+                await asyncio.sleep(0.01)
+            await placer.send(log)
+            await reached(dsn, len(placer.values))
+        await assert_equals_replay(cell, log)
+    finally:
+        await other.close()
+
+
+async def test_void_records_move_the_position_and_nothing_else(
+    dsn: str, cell: Settings, log: EmbeddedLog
+) -> None:
+    """A zombie placer woke up and wrote: its records are in the partition, and in no table."""
+    placer = busy(20)
+    async with projecting(cell, log):
+        await placer.send(log)
+        await log.append([Message(LEDGER, placer.values[3]), Message(LEDGER, b"{}")])
+        placer.run(["late"])
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    await assert_equals_replay(cell, log)
+    connection = await asyncpg.connect(dsn)
+    assert await connection.fetchval("SELECT next_offset FROM penstock.positions") == len(placer.values) + 2
+    await connection.close()
+
+
+async def test_a_clean_stop_leaves_a_snapshot(
+    dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates restart services all day: the next start folds from the snapshot, to the same state."""
+    monkeypatch.setattr(service, "MIN_SNAPSHOT_RECORDS", 10)
+    placer = busy()
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    connection = await asyncpg.connect(dsn)
+    found = await load_latest(connection, "default")
+    assert found.head == placer.replica.head
+    assert dump(found.state) == dump(placer.replica.state)
+    assert found.offset == len(placer.values)
+    earlier = await load_latest(connection, "default", until_seq=len(placer.values) - 1)
+    assert earlier.head.seq == 0
+    placer.run(["later"])
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    await assert_equals_replay(cell, log)
+    await connection.close()
+
+
+async def test_a_damaged_snapshot_is_passed_over(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """A bit flipped on disk: the older snapshot serves, and the tables go on as if nothing had been."""
+    placer = busy()
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    replica = Replica()
+    connection = await asyncpg.connect(dsn)
+    for offset, value in enumerate(placer.values):
+        replica.take(value, offset)
+        if offset in (20, 40):
+            await save_snapshot(connection, "default", replica)
+    assert (await load_latest(connection, "default")).head.seq == 41
+    await connection.execute(
+        "UPDATE penstock.snapshots SET body = set_byte(body, 30, get_byte(body, 30) # 1) WHERE seq = 41"
+    )
+    assert (await load_latest(connection, "default")).head.seq == 21
+    await connection.execute("UPDATE penstock.snapshots SET body = 'x', sha256 = $1", "0" * 64)
+    assert (await load_latest(connection, "default")).head.seq == 0
+    placer.run(["later"])
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    await assert_equals_replay(cell, log)
+    await connection.close()
+
+
+async def test_verify_finds_a_changed_row_and_rebuild_mends_it(
+    dsn: str, cell: Settings, log: EmbeddedLog
+) -> None:
+    """Somebody repaired a row by hand: verify names it; rebuild makes the tables right under a running projector."""
+    placer = busy()
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+        connection = await asyncpg.connect(dsn)
+        await connection.execute("UPDATE penstock.jobs SET owner = 'mallory' WHERE submitted_seq < 20")
+        await connection.execute(
+            "DELETE FROM penstock.tasks WHERE task_id = (SELECT min(task_id) FROM penstock.tasks)"
+        )
+        found = await verify(cell, log)
+        assert not found["ok"]
+        tables = {difference["table"] for difference in found["differences"]}
+        assert tables == {"jobs", "tasks"}
+        assert any("mallory" in (difference["stored"] or "") for difference in found["differences"])
+        assert any(difference["stored"] is None for difference in found["differences"])
+        assert (await rebuild(cell, log))["ok"]
+        placer.run(["after-the-rebuild"])
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+        await assert_equals_replay(cell, log)
+        left = await connection.fetch("SELECT nspname FROM pg_namespace WHERE nspname ~ 'verify|rebuild'")
+        assert left == []
+        await connection.close()
+
+
+async def test_tables_of_another_log_are_refused(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """The log was reset but the database kept: going on would mix two histories. The message says what to do."""
+    placer = busy(30)
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("UPDATE penstock.positions SET head_id = repeat('f', 32)")
+    await connection.execute("TRUNCATE penstock.snapshots")
+    with pytest.raises(ConfigurationError, match=r"another log.*projections rebuild"):
+        await service.run(cell, asyncio.Event(), log=log)
+    await connection.execute("UPDATE penstock.positions SET next_offset = 10000")
+    with pytest.raises(ConfigurationError, match="longer ledger"):
+        await service.run(cell, asyncio.Event(), log=log)
+    assert (await rebuild(cell, log))["ok"]
+    await assert_equals_replay(cell, log)
+    await connection.close()
+
+
+async def test_old_events_are_forgotten(
+    dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell runs for years: the stream of events stays bounded, and verify knows."""
+    monkeypatch.setenv("PENSTOCK_EVENTS_KEPT", "20")
+    monkeypatch.setattr(service, "FORGET_RECORDS", 1)
+    placer = busy()
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+        connection = await asyncpg.connect(dsn)
+        async with asyncio.timeout(WITHIN_S):
+            while await connection.fetchval("SELECT min(seq) FROM penstock.events") < len(placer.values) - 20:
+                await asyncio.sleep(0.01)
+        await connection.close()
+    await assert_equals_replay(cell, log)
+
+
+async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """Whatever text a user manages to submit, the tables go on."""
+    from penstock.cluster.nouns import JobSpec
+
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 1))
+    placer.submit("odd", spec=JobSpec(command=("true",), labels={"k\0": "v\\\0", "\\u0000": "\ud7ff"}))
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    await assert_equals_replay(cell, log)
+
+
+async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
+    """Two services start at once and both migrate; later somebody edits an applied file."""
+    files = load_migrations("penstock.projector.migrations")
+    assert files
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    applied = await asyncio.gather(migrate(first, "penstock", files), migrate(second, "penstock", files))
+    assert sorted(map(len, applied)) == [0, len(files)]
+    edited = [Migration(files[0].name, files[0].sql, "0" * 64), *files[1:]]
+    with pytest.raises(StoreError, match=r"0001_read_models\.sql was changed after it was applied"):
+        await migrate(first, "penstock", edited)
+    with pytest.raises(StoreError, match="newer version"):
+        await migrate(first, "penstock", [])
+    broken = Migration("9999_broken.sql", "CREATE TABLE half (x integer); SELECT nonsense;", "1" * 64)
+    with pytest.raises(StoreError, match=r"9999_broken\.sql of penstock failed, nothing was changed"):
+        await migrate(first, "penstock", [*files, broken])
+    assert await first.fetchval("SELECT to_regclass('penstock.half')") is None
+    assert await migrate(first, "penstock", files) == []
+    await first.close()
+    await second.close()
+
+
+async def test_a_changed_migration_stops_the_service_until_it_is_mended(
+    dsn: str, cell: Settings, log: EmbeddedLog
+) -> None:
+    """The projector does not write into tables that it does not know."""
+    async with projecting(cell, log):
+        pass
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("UPDATE penstock.migrations SET sha256 = repeat('0', 64)")
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(service.run(cell, stop, log=log, ready=ready))
+    await asyncio.sleep(0.3)
+    assert not ready.is_set()
+    files = load_migrations("penstock.projector.migrations")
+    for file in files:
+        await connection.execute(
+            "UPDATE penstock.migrations SET sha256 = $2 WHERE name = $1", file.name, file.sha256
+        )
+    await asyncio.wait_for(ready.wait(), WITHIN_S)
+    stop.set()
+    await task
+    await connection.close()
+
+
+async def test_cells_do_not_see_each_other(dsn: str, log: EmbeddedLog) -> None:
+    """Two cells share a database: each has its own tables, whatever their names."""
+    names = ["default", "blue", "Rack/7"]
+    assert len({schema_of(name) for name in names}) == 3
+    await log.create({Topic.LEDGER.value: 3})
+    for index, name in enumerate(names):
+        settings = Settings(log_url=dsn, dsn=dsn, cell=name, cell_index=index)
+        placer = HandPlacer()
+        placer.run([f"job-of-{index}"])
+        async with projecting(settings, log):
+            await placer.send(log, index)
+            await reached(dsn, len(placer.values), schema_of(name))
+        await assert_equals_replay(settings, log)
+
+
+@pytest.mark.kafka
+async def test_on_kafka_too(dsn: str, kafka: KafkaBroker) -> None:
+    """The same on a real Kafka: offsets with other records between, a restart in the middle."""
+    settings = Settings(log_url=f"kafka://{kafka.bootstrap}", dsn=dsn, cell_index=next(_cells))
+    log = await open_log(settings.log_url, "projector").start()
+    placer = busy()
+    try:
+        await log.create({Topic.LEDGER.value: settings.cell_index + 1})
+        async with projecting(settings, log):
+            await placer.send(log, settings.cell_index)
+            await reached(dsn, len(placer.values))
+        placer.run(["later"])
+        async with projecting(settings, log):
+            await placer.send(log, settings.cell_index)
+            await reached(dsn, len(placer.values))
+        await assert_equals_replay(settings, log)
+    finally:
+        await log.close()
