@@ -181,9 +181,10 @@ def _projections(answer: dict[str, Any], output: Format) -> None:
 def replay(
     ctx: typer.Context,
     until: Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="Up to this ledger record.")] = None,
-    decision: Annotated[str | None, typer.Option(metavar="ID", help="Only this decision, in full.")] = None,
+    decision: Annotated[
+        str | None, typer.Option(metavar="ID", help="A record's seq or a job: show it as decided again.")
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Decide everything again from the log and compare byte for byte; exit code 1 when something differs."""
-    answer = gateway(ctx).get("/v1/replay", until=until, decision=decision)
-    dump(answer, Format.YAML if output in (Format.TABLE, Format.WIDE) else output)
+    _projections(gateway(ctx).get("/v1/replay", until=until, decision=decision), output)

@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
+from penstock.events.base import wire_type
 from penstock.events.codec import decode
-from penstock.events.facts import TermStarted
+from penstock.events.facts import PlacementDecided, TermStarted
 from penstock.events.topics import INPUT_TOPICS, Topic
 from penstock.kernel.log import Log, Partition, Record
 from penstock.ledger.record import GENESIS, Head, RawRecord, read_valid, write
@@ -23,6 +24,7 @@ from penstock.placer.core.step import PlacerCore
 
 MAX_DIFFERENCES = 10  # reported; the count goes on
 PROGRESS_EVERY = 5_000  # records
+PLACEMENT = wire_type(PlacementDecided)
 INPUT_WAIT_MS = 5_000  # an input that its ledger record names must be there; so long may the log take
 
 
@@ -60,10 +62,11 @@ class Replayer:
     async def run(
         self,
         until: int | None = None,
-        decision: int | None = None,
+        decision: str | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Report:
-        """Up to record `until` (default: the head now). `decision`: a seq whose re-decided record is reported."""
+        """Up to record `until` (default: the head now). `decision`: a seq, or a job whose last
+        placement is meant; its re-decided record is reported."""
         began = perf_counter()
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
         reader = self._log.reader({self._ledger: 0})
@@ -84,7 +87,7 @@ class Replayer:
         report.records_per_s = round(report.records / max(report.seconds, 1e-9), 1)
         return report
 
-    async def _one(self, record: Record, decision: int | None) -> None:
+    async def _one(self, record: Record, decision: str | None) -> None:
         found = read_valid(self._head, record.value)
         if found is None:
             self.report.void += 1
@@ -100,7 +103,7 @@ class Replayer:
             report.different += 1
             if len(report.differences) < MAX_DIFFERENCES:
                 report.differences.append(difference(raw.seq, record.value, again))
-        if decision == raw.seq:
+        if decision is not None and asked_for(raw, decision):
             report.decision = {
                 "seq": raw.seq,
                 "identical": again == record.value,
@@ -137,6 +140,14 @@ class Replayer:
             if not records:
                 raise LookupError(f"{topic} offset {offset} is named by the ledger but no longer in the log")
             waiting.extend(records)
+
+
+def asked_for(record: RawRecord, decision: str) -> bool:
+    """Whether `decision` names this record's seq, or a job that it places."""
+    if decision == str(record.seq):
+        return True
+    places = (fact.event() for fact in record.facts if fact.type == PLACEMENT)
+    return any(getattr(place, "job_id", None) == decision for place in places)
 
 
 def difference(seq: int, recorded: bytes, again: bytes) -> dict[str, Any]:
