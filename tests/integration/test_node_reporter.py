@@ -374,3 +374,18 @@ async def test_the_token_is_durable_before_the_spawn(
         await cell.order(start_order(1))
         await cell.until(doors.TaskExited)
     assert calls == ["starting durable=True", "spawn", "running durable=False", "ended durable=False"]
+
+
+async def test_a_log_that_was_made_anew_is_read_from_its_end(options: Options, broker: MemoryBroker) -> None:
+    """Retention or a rebuilt broker: the journal's position is gone; the node joins again and obeys what comes."""
+    async with working(options, MemoryLog(broker, "n")):
+        cell = Cell(MemoryLog(broker, "placer"))
+        await cell.order(start_order(1))
+        await cell.until(doors.TaskExited)
+    anew = MemoryBroker()
+    anew.create(TOPICS)
+    cell = Cell(MemoryLog(anew, "placer"))
+    async with working(options, MemoryLog(anew, "n")):
+        await cell.until(doors.NodeJoined, count=2)
+        await cell.order(start_order(2))
+        assert (await cell.until(doors.TaskExited)).exit_code == 0

@@ -11,7 +11,10 @@ import psutil
 import pytest
 
 from penstock.events import doors
+from penstock.events.topics import Topic
 from penstock.kernel.embedded_log import EmbeddedLog
+from penstock.kernel.kafka_log import KafkaLog
+from penstock.kernel.log import Partition
 from penstock.node_reporter.options import Options
 from penstock.testing.node_cell import (
     NODE,
@@ -209,3 +212,56 @@ async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options
         await cell.until(doors.TaskExited, task_id="job-2.1.0")
         assert (await cell.until(doors.TaskExited, task_id="job-1.1.0")).exit_code == 4
     await eventually(lambda: not [p for p in ours(options) if p.name() == "sh"])
+
+
+@pytest.mark.kafka
+async def test_on_kafka_the_same_story(kafka_bootstrap: str, options: Options) -> None:
+    """Started, killed -9 at the worst moment, found again, stopped: over the real broker."""
+    log = await KafkaLog(kafka_bootstrap, "placer").start()
+    await log.create(TOPICS)
+    nodes = Partition(Topic.NODES, 0)
+    cell = Cell(log, (await log.end_offsets([nodes]))[nodes])
+    url = f"kafka://{kafka_bootstrap}"
+    async with reporter_process(options, url, failpoint="node.task_spawned:1") as victim:
+        await cell.order(start_order(1, "sleep", "60"))
+        await victim.killed()
+    async with reporter_process(options, url):
+        await cell.order(start_order(1, "sleep", "60"), stop_order(2, "job-1.1.0"))
+        exited = await cell.until(doors.TaskExited)
+    assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
+    assert len(cell.ids(doors.TaskStarted)) == 1
+    await cell.close()
+    await log.close()
+
+
+async def test_many_tasks_under_many_kills(dsn: str, options: Options, cell: Cell, tmp_path: Path) -> None:
+    """Thirty tasks on two GPUs while the reporter is killed again and again, at whatever moment it is.
+
+    The judge is a diary that the tasks themselves write: each runs once, and never two at once on one GPU.
+    """
+    orders = []
+    for token in range(1, 31):
+        gpu = token % 2
+        script = f"echo begin {token} >> {tmp_path}/gpu{gpu}; sleep 0.1; echo end {token} >> {tmp_path}/gpu{gpu}; exit {token}"
+        orders.append(start_order(token, "sh", "-c", script, gpus=(gpu,)))
+    for number in range(7):
+        async with reporter_process(options, dsn) as victim:
+            await cell.order(*orders[: number * 5][-2:], *orders[number * 5 : number * 5 + 5])
+            await asyncio.sleep(0.05 + 0.07 * number)
+            await victim.kill()
+    async with reporter_process(options, dsn):
+        for token in range(1, 31):
+            said = await cell.until(doors.TaskExited, doors.OrderRefused, task_id=f"job-{token}.1.0")
+            if isinstance(said, doors.TaskExited):
+                assert said.exit_code == token
+    ran = []
+    for gpu in (0, 1):
+        lines = (tmp_path / f"gpu{gpu}").read_text().splitlines()
+        assert [line.split()[0] for line in lines] == ["begin", "end"] * (len(lines) // 2)
+        ran += [int(line.split()[1]) for line in lines[::2]]
+    refused = {
+        event.token for event in cell.events(doors.OrderRefused) if isinstance(event, doors.OrderRefused)
+    }
+    assert len(ran) == len(set(ran)), "a task ran twice"
+    assert set(ran) | refused == set(range(1, 31)), "a task was lost"
+    assert not set(ran) & refused, "a refused task ran"

@@ -55,10 +55,11 @@ def stop_order(token: int, task_id: str, grace_ms: int = 500) -> StopTask:
 class Cell:
     """The placer's side of one node: sends orders, reads what the node says."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, start: int = 0) -> None:
+        """Hears everything from offset `start` of the nodes topic."""
         self.log = log
         self.envelopes: list[Envelope] = []
-        self._reader = log.reader({Partition(Topic.NODES, 0): 0})
+        self._reader = log.reader({Partition(Topic.NODES, 0): start})
 
     async def order(self, *orders: Order) -> None:
         partition = Partition(Topic.ORDERS, node_partition(NODE))
