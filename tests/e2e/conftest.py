@@ -1,0 +1,129 @@
+"""A whole installation as a user has it: `penstock up` as a process, and commands beside it."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
+READY_S = 60.0
+STOP_S = 5.0  # what `penstock up` promises
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """A user's environment without ours; `home` shows what is written outside the folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    return {**kept, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
+
+
+def reachable(folder: Path) -> Path:
+    """Lets the database's own user pass, when we are root."""
+    for place in (folder, *folder.parents):
+        if os.geteuid() == 0 and place.is_relative_to("/tmp") and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o011)
+    return folder
+
+
+def strays(folder: Path) -> list[str]:
+    """Living processes that have to do with the folder: by command, environment or working directory."""
+    needle = str(folder).encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            state = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[0]
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+            told = command + Path(f"/proc/{name}/environ").read_bytes()
+            told += os.readlink(f"/proc/{name}/cwd").encode()
+        except OSError:
+            continue
+        if state not in (b"Z", b"X") and needle in told:
+            found.append(f"{name}: {command.replace(bytes(1), b' ').decode(errors='replace')[:150]}")
+    return found
+
+
+def left_in(home: Path) -> list[str]:
+    """Files in a user's home and folder for temporary files, which Penstock must not touch."""
+    return sorted(str(entry.relative_to(home)) for entry in home.rglob("*") if not entry.is_dir())
+
+
+class Installation:
+    """A running `penstock up`; `run` is the user beside it."""
+
+    def __init__(self, place: Path, *arguments: str, **env: str) -> None:
+        self.folder, self.home = place / "kept", place / "home"
+        reachable(place)
+        self.token_file = place / "token"
+        self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
+        self.token_file.chmod(0o600)
+        self.env = environment(self.home, PENSTOCK_TOKEN_FILE=str(self.token_file), **env)
+        self.output = (place / "up.out").open("w+")
+        command = [*PENSTOCK, "up", "--folder", str(self.folder), "--port", "0", *arguments]
+        self.process = subprocess.Popen(
+            command, stdout=self.output, stderr=self.output, env=self.env, cwd=self.home
+        )
+        self.url = self._url()
+
+    def _url(self) -> str:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            for line in self.told().splitlines():
+                if line.strip().startswith("export PENSTOCK_SERVER="):
+                    return line.strip().partition("=")[2]
+            time.sleep(0.05)
+        raise AssertionError(f"not up: {self.told()}")
+
+    def told(self) -> str:
+        """Everything that it has printed."""
+        self.output.flush()
+        return Path(self.output.name).read_text()
+
+    def run(self, *arguments: str, timeout_s: float = 60, **env: str) -> "subprocess.CompletedProcess[str]":
+        """A command as a script runs it."""
+        return subprocess.run(
+            [*PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,
+            env={**self.env, "PENSTOCK_SERVER": self.url, **env},
+        )  # fmt: skip
+
+    def stop(self) -> float:
+        """Ctrl-C; returns the seconds it took. Raises when it does not end in time."""
+        began = time.monotonic()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(3 * STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """One installation for all tests of a module; it must leave nothing behind."""
+    place = tmp_path_factory.mktemp("up")
+    running = Installation(
+        place, "--nodes", "2", "--virtual-gpus", "2", PENSTOCK_UNSCHEDULABLE_GRACE_MS="300"
+    )
+    try:
+        yield running
+        took_s = running.stop()
+        assert running.process.returncode == 0, running.told()
+        assert took_s <= STOP_S, f"took {took_s:.1f} s"
+        assert strays(place) == []
+        assert left_in(running.home) == []
+    finally:
+        running.process.kill()
+        running.process.wait()
+        running.output.close()
+        shutil.rmtree(running.folder, ignore_errors=True)

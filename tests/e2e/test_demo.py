@@ -1,0 +1,84 @@
+"""`penstock demo` as a visitor sees it: it must work the first time, and leave nothing behind whenever it is left."""
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, reachable, strays
+
+pytestmark = pytest.mark.postgres
+
+DEMO_S = 120.0  # what the issue promises
+NAMES = ("digits-gang", "digits-ps", "diverges", "too-big", "softmax-endless", "digits-mlp-again")
+
+
+def start(place: Path) -> "subprocess.Popen[str]":
+    """The demo in a folder and checkout of its own, so that its processes can be told from all others."""
+    shutil.copytree(ROOT / "tilt", place / "checkout" / "tilt", dirs_exist_ok=True)
+    return subprocess.Popen(
+        [*PENSTOCK, "demo", "--folder", str(place / "kept"), "--jobs", str(place / "checkout")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place / "checkout", env=environment(place / "home"),
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(150)
+def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(tmp_path: Path) -> None:
+    """A visitor types one command, without a terminal as in a CI job."""
+    place = reachable(tmp_path)
+    began = time.monotonic()
+    demo = start(place)
+    told, _ = demo.communicate(timeout=DEMO_S + 20)
+    assert demo.returncode == 0, told
+    assert time.monotonic() - began <= DEMO_S
+    _, _, summary = told.partition("Summary")
+    for name in NAMES:
+        assert name in summary
+    assert "jobs ended as expected" in summary
+    assert "one worker needs 8 GPUs" in summary
+    assert "penstock why digits-gang" in summary
+    logs = {path.parent.name: path.read_text() for path in (place / "kept" / "task-logs").rglob("*w0.log")}
+    assert sum("accuracy" in text for text in logs.values()) >= 12, "the jobs really trained"
+    again = next(line for line in told.splitlines() if "digits-mlp-again" in line and "estimated" in line)
+    assert "from earlier runs" in again, "its needs were learned from the first run"
+    weights = {
+        line.rpartition(" ")[2]
+        for path in (place / "kept" / "task-logs").rglob("*.log")
+        for line in path.read_text().splitlines()
+        if ": weights " in line
+    }
+    assert len(weights) == 1, "the gang's workers exchanged gradients and ended with the same weights"
+    assert strays(place) == []
+    assert left_in(place / "home") == []
+    assert [entry.name for entry in (place / "checkout").iterdir()] == ["tilt"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seconds", [0.5, 2.5, 7.0])
+def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+    """While it starts, while it submits, while a dozen processes train."""
+    place = reachable(tmp_path)
+    demo = start(place)
+    time.sleep(seconds)
+    began = time.monotonic()
+    demo.send_signal(signal.SIGINT)
+    told, _ = demo.communicate(timeout=3 * STOP_S)
+    assert time.monotonic() - began <= STOP_S
+    assert demo.returncode in (130, -signal.SIGINT), told
+    assert "Traceback" not in told
+    assert strays(place) == []
+    assert left_in(place / "home") == []
+
+
+def test_the_demo_empties_no_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    """Somebody names the folder with the thesis in it."""
+    precious = tmp_path / "kept" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("42")
+    demo = start(tmp_path)
+    told, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 2
+    assert "thesis.tex" in told
+    assert precious.read_text() == "42"

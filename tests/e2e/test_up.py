@@ -1,0 +1,320 @@
+"""Everything on one machine, used through the command line as people and pipelines use it."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, Installation, environment, left_in, reachable, strays
+
+pytestmark = pytest.mark.postgres
+
+
+def listed(up: Installation, *arguments: str) -> dict[str, object]:
+    answer = up.run(*arguments, "-o", "json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_job_runs_and_its_phases_are_told_as_they_happen(up: Installation) -> None:
+    """The first job of a new user."""
+    answer = up.run(
+        "submit", "--name", "hello", "--gpus", "1", "--", "python", "-c", "print('hello from the task')"
+    )
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    words = [line.split()[2] for line in answer.stdout.splitlines()[1:7]]
+    assert words == ["submitted", "estimated", "placed", "started", "exited", "succeeded"]
+    assert "queued" in answer.stdout.splitlines()[-1]
+    assert "\x1b" not in answer.stdout, "no colour in a pipe"
+    assert up.run("logs", "hello").stdout == "hello from the task\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "command", "code"),
+    [
+        ((), ("true",), 0),
+        ((), ("sh", "-c", "echo the reason >&2; exit 3"), 10),
+        (("--propagate",), ("sh", "-c", "exit 3"), 3),
+        (("--propagate",), ("true",), 0),
+        (("--gpus", "16"), ("true",), 13),
+        (("--gpus", "16", "--queue-timeout", "100ms"), ("true",), 14),
+        (("--run-timeout", "300ms"), ("sleep", "60"), 15),
+        ((), ("/no/such/program",), 10),
+    ],
+)
+def test_submit_ends_with_the_jobs_own_ending(
+    up: Installation, flags: tuple[str, ...], command: tuple[str, ...], code: int
+) -> None:
+    """A pipeline's step is green, red, or red for a reason that needs another remedy."""
+    answer = up.run("submit", *flags, "--", *command)
+    assert answer.returncode == code, answer.stdout + answer.stderr
+    assert "Traceback" not in answer.stderr
+    if "the reason" in " ".join(command):
+        assert "│ the reason" in answer.stdout, "a failed job's output is shown where it failed"
+
+
+def test_a_cancelled_job_ends_with_its_own_code_for_whoever_follows_it(up: Installation) -> None:
+    """A colleague cancels the job that a pipeline waits for."""
+    following = subprocess.Popen(
+        [*PENSTOCK, "submit", "--name", "cancel-me", "--", "sleep", "60"], stdout=subprocess.PIPE, text=True,
+        env={**up.env, "PENSTOCK_SERVER": up.url}, cwd=ROOT,
+    )  # fmt: skip
+    assert following.stdout is not None
+    for line in following.stdout:
+        if "started" in line:
+            break
+    answer = up.run("cancel", "cancel-me", "--reason", "wrong data")
+    assert answer.returncode == 0, answer.stderr
+    rest = following.stdout.read()
+    assert following.wait(30) == 11
+    assert "wrong data" in rest
+    again = up.run("cancel", "cancel-me")
+    assert again.returncode == 1
+    assert "already ended" in again.stderr
+
+
+def test_ctrl_c_stops_following_and_the_job_goes_on(up: Installation) -> None:
+    """Somebody closes the laptop; the training must not notice."""
+    following = subprocess.Popen(
+        [*PENSTOCK, "submit", "--name", "goes-on", "--", "sleep", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**up.env, "PENSTOCK_SERVER": up.url}, cwd=ROOT,
+    )  # fmt: skip
+    assert following.stdout is not None
+    job_id = following.stdout.readline().strip()
+    for line in following.stdout:
+        if "started" in line:
+            break
+    following.send_signal(signal.SIGINT)
+    _, told = following.communicate(timeout=20)
+    assert following.returncode == 130
+    assert f"penstock watch {job_id}" in told
+    assert f"penstock cancel {job_id}" in told
+    assert "Traceback" not in told
+    assert up.run("watch", job_id).returncode == 0, "it succeeded, and watch ends with its code"
+
+
+def test_a_key_belongs_to_one_job(up: Installation) -> None:
+    """A restarted pipeline step submits again; a copied key with another job is a mistake worth stopping for."""
+    first = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "true")
+    again = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "true")
+    assert (first.returncode, again.returncode) == (0, 0)
+    assert first.stdout == again.stdout
+    other = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "false")
+    assert other.returncode == 22
+    assert len(other.stderr.splitlines()) == 1
+    assert "step-7" in other.stderr
+
+
+def test_without_the_token_nobody_comes_in(up: Installation, tmp_path: Path) -> None:
+    """Another user of the same machine."""
+    nobody = up.run("get", "jobs", PENSTOCK_TOKEN_FILE="")
+    assert nobody.returncode == 21
+    assert "--token-file" in nobody.stderr
+    wrong = tmp_path / "token"
+    wrong.write_text("x" * 32)
+    assert up.run("get", "jobs", "--token-file", str(wrong)).returncode == 21
+
+
+def test_a_stopped_gateway_is_unreachable_not_a_crash(up: Installation) -> None:
+    """The wrong port in somebody's settings."""
+    answer = up.run("top", PENSTOCK_SERVER="http://127.0.0.1:9")
+    assert answer.returncode == 20
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_json_holds_the_documented_keys(up: Installation) -> None:
+    """Scripts rest on these; libs/cli/README.md documents them."""
+    up.run("submit", "--name", "keys", "--gpus", "1", "--", "true")
+    readme = (ROOT / "libs/cli/README.md").read_text()
+    rows = {
+        "jobs": listed(up, "get", "jobs")["jobs"],
+        "nodes": listed(up, "get", "nodes")["nodes"],
+        "gpus": listed(up, "get", "gpus")["gpus"],
+        "events": listed(up, "events", "keys")["events"],
+        "tasks": listed(up, "describe", "job", "keys")["tasks"],
+    }
+    for name, found in rows.items():
+        assert isinstance(found, list)
+        assert found, name
+        documented = readme.partition(f"| `{name}` |")[2].partition("|")[0]
+        assert set(found[0]) == {key.strip(" `") for key in documented.split(",")}, name
+    assert yaml.safe_load(up.run("get", "nodes", "-o", "yaml").stdout) == listed(up, "get", "nodes")
+
+
+def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation) -> None:
+    """Why is it there; why does it not run; and why did it not run an hour ago."""
+    placed = listed(up, "why", "keys")
+    placement = placed["placement"]
+    assert isinstance(placement, dict)
+    assert placement["candidates"]
+    blockers = [up.run("submit", "-d", "--gpus", "2", "--", "sleep", "60").stdout.strip() for _ in range(2)]
+    waiting = up.run("submit", "-d", "--name", "waits", "--gpus", "2", "--", "true").stdout.strip()
+    deadline = time.monotonic() + 10
+    while (found := listed(up, "why", waiting))["reason"] != "gpus_busy" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert found["reason"] == "gpus_busy"
+    assert found["now_or_never"] == "later"
+    table = up.run("queue").stdout
+    assert "waits" in table
+    assert "Too few GPUs are free" in table
+    seq = found["seq"]
+    for job_id in blockers:
+        assert up.run("cancel", job_id).returncode == 0
+    assert up.run("watch", waiting).returncode == 0
+    assert listed(up, "why", waiting)["status"] == "succeeded"
+    past = listed(up, "why", waiting, "--at", str(seq))
+    assert (past["reason"], past["seq"]) == ("gpus_busy", seq)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("get", "jobs"), ("JOB", "STATE")),
+        (("get", "jobs", "-o", "wide"), ("OWNER", "SUBMITTED")),
+        (("get", "nodes", "-o", "wide"), ("node-0", "rack-1", "ready")),
+        (("get", "gpus"), ("V100", "16 GiB")),
+        (("describe", "node", "node-1"), ("rack-1", "V100")),
+        (("doctor",), ("placer", "2 of 2 ready")),
+        (("projections", "verify"), ("ok: true",)),
+        (("projections", "rebuild"), ("ok: true",)),
+        (("queue",), ("Nobody waits",)),
+        (("version",), ("penstock 0",)),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_looking_around(up: Installation, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    """Every command that only looks, after some jobs have run."""
+    answer = up.run(*arguments)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    for word in words:
+        assert word in answer.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [("why", "nope"), ("logs", "nope"), ("describe", "job", "nope"), ("describe", "node", "nope"), ("cancel", "nope")]
+)  # fmt: skip
+def test_an_unknown_name_is_told_with_where_to_look(up: Installation, arguments: tuple[str, ...]) -> None:
+    """A typing error."""
+    answer = up.run(*arguments)
+    assert answer.returncode == 1
+    assert len(answer.stderr.splitlines()) == 1
+    assert "nope" in answer.stderr
+    assert "lists them" in answer.stderr
+
+
+def test_top_and_watch_in_a_pipe_show_a_snapshot_and_then_lines(up: Installation) -> None:
+    """`penstock watch | tee log` in a CI job."""
+    watching = subprocess.Popen(
+        [*PENSTOCK, "watch"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**up.env, "PENSTOCK_SERVER": up.url},
+        cwd=ROOT,
+    )
+    assert watching.stdout is not None
+    assert watching.stdout.readline().startswith("JOB")
+    time.sleep(1.0)
+    up.run("submit", "--name", "seen", "--", "true")
+    for line in watching.stdout:
+        if "succeeded" in line and len(line.split()) >= 3 and ":" in line.split()[0]:
+            break
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(10) == 130
+
+
+def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> None:
+    """Two terminals, one forgotten."""
+    second = up.run("up", "--folder", str(up.folder), "--port", "0")
+    assert second.returncode == 2
+    assert str(up.process.pid) in second.stderr
+    assert up.url in second.stderr
+    taken = up.run("up", "--folder", str(up.folder) + "2", "--port", up.url.rpartition(":")[2])
+    assert taken.returncode == 2
+    assert "--port" in taken.stderr
+
+
+def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation) -> None:
+    """The out-of-memory killer picks the node-reporter; the training beside it must not suffer."""
+    job_id = up.run("submit", "-d", "--name", "survivor", "--gpus", "2", "--", "sleep", "4").stdout.strip()
+    deadline = time.monotonic() + 10
+    while not (tasks := listed(up, "describe", "job", job_id)["tasks"]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert isinstance(tasks, list)
+    node = tasks[0]["node_id"]
+    reporters = [
+        line
+        for line in strays(up.folder)
+        if "penstock.node_reporter" in line and f"--node-id {node} " in line
+    ]
+    assert len(reporters) == 1
+    os.kill(int(reporters[0].partition(":")[0]), signal.SIGKILL)
+    assert up.run("watch", job_id).returncode == 0
+    found = listed(up, "describe", "job", job_id)
+    assert found["attempt"] == 1, "the same attempt went on"
+    assert f"{node} ended with code -9" in up.told()
+
+
+def test_what_happened_survives_a_restart(tmp_path: Path) -> None:
+    """Somebody restarts the machine over lunch and asks in the afternoon why the morning's job failed."""
+    place = reachable(tmp_path)
+    first = Installation(place, "--nodes", "1")
+    try:
+        assert first.run("submit", "--name", "morning", "--", "sh", "-c", "exit 4").returncode == 10
+        first.run("submit", "-d", "--name", "under-way", "--", "sleep", "600")
+    finally:
+        assert first.stop() <= STOP_S
+    second = Installation(place, "--nodes", "1")
+    try:
+        jobs = listed(second, "get", "jobs")["jobs"]
+        assert isinstance(jobs, list)
+        morning = next(job for job in jobs if job["name"] == "morning")
+        assert (morning["outcome"], morning["exit_code"]) == ("failed", 4)
+        assert second.run("submit", "--", "true").returncode == 0, "and it goes on"
+        assert second.run("projections", "verify").returncode == 0
+    finally:
+        assert second.stop() <= STOP_S
+    assert strays(place) == []
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.9, 1.6])
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+    """The impatient: wrong folder noticed, Ctrl-C before it is up."""
+    place = reachable(tmp_path)
+    home = place / "home"
+    process = subprocess.Popen(
+        [*PENSTOCK, "up", "--folder", str(place / "kept"), "--port", "0"], cwd=home, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(home),
+    )  # fmt: skip
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=3 * STOP_S)
+    assert "Traceback" not in told
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    assert strays(place) == []
+    assert left_in(home) == []
+
+
+def test_a_killed_up_takes_everything_with_it(tmp_path: Path) -> None:
+    """kill -9: nobody is left to clean up, so every child must have arranged for its own end."""
+    place = reachable(tmp_path)
+    running = Installation(place, "--nodes", "2")
+    running.run("submit", "-d", "--", "sleep", "600")
+    time.sleep(1.0)
+    running.process.kill()
+    running.process.wait()
+    deadline = time.monotonic() + 3 * STOP_S
+    while strays(place) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert strays(place) == []
+    again = Installation(place, "--nodes", "2")
+    try:
+        assert again.run("submit", "--", "true").returncode == 0, "and the folder can be used again"
+    finally:
+        again.stop()
+    assert strays(place) == []
