@@ -2,42 +2,61 @@
 
 import pytest
 
-from penstock.testing.fault_cell import FaultCell, Slot, failpoint_cycle
-from penstock.testing.judge import judge
+from penstock.kernel.failpoints import NAMES
+from penstock.kernel.settings import Settings
+from penstock.projector.shell.rebuild import verify
+from penstock.testing.fault_cell import FaultCell, Slot
+from penstock.testing.judge import Verdict, judge
 from penstock.testing.kafka import KafkaBroker
 
 from .conftest import MakeCell
 
-EMBEDDED_KILLS = 210
+EMBEDDED_KILLS = 180
 KAFKA_KILLS = 60
+NODE_KILLS = 40
 AT_ONCE = 24
 PATIENCE_S = 100.0
+SERVICES = ("placer", "estimator", "projector", "gateway")
 
 
-def services(cell: FaultCell) -> list[Slot]:
-    """The placer and the estimator, each armed with its failpoints in turn."""
-    return [
-        Slot(name, f"penstock.{name}", failpoints=failpoint_cycle(name, cell.rng))
-        for name in ("placer", "estimator")
+def names_of(*prefixes: str) -> set[str]:
+    """The failpoints of these services."""
+    return {name for name in NAMES if name.partition(".")[0] in prefixes}
+
+
+async def kill_and_judge(
+    cell: FaultCell, kills: int, nodes: list[Slot], to_visit: set[str], log_url: str, dsn: str
+) -> Verdict:
+    """Kills until enough died and every point was visited, lets everything come to rest, then asks the judge."""
+    services = cell.services(*SERVICES)
+    await cell.start(*nodes, *services)
+    armed = [slot.name for slot in (*nodes, *services) if slot.failpoints is not None]
+    machines = [slot.name for slot in nodes if slot.failpoints is None]
+    busy = [
+        cell.background(cell.users.keep_submitting(cell.follower, AT_ONCE)),
+        cell.background(cell.kill_at_random(armed, 0.2, 0.6)),
     ]
-
-
-async def kill_and_judge(cell: FaultCell, kills: int) -> None:
-    """Kills until enough died, lets everything come to rest, then asks the judge."""
-    armed = services(cell)
-    await cell.start(*cell.judges(3), *armed)
-    submitting = cell.background(cell.users.keep_submitting(cell.follower, AT_ONCE))
-    killing = cell.background(cell.kill_at_random([slot.name for slot in armed], 0.2, 0.6))
-    await cell.until(lambda: cell.kills.total() >= kills, PATIENCE_S, f"{kills} kills")
-    for task in (submitting, killing):
+    if machines:
+        busy.append(cell.background(cell.kill_at_random(machines, 2, 4, why="machine")))
+    await cell.until(
+        lambda: cell.service_kills >= kills and to_visit <= set(cell.kills),
+        PATIENCE_S,
+        f"{kills} kills, {to_visit} visited",
+    )
+    for task in busy:
         task.cancel()
     cell.disarm()
     await cell.settle(PATIENCE_S)
+    await cell.projected()
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
-    print(f"\n{cell.kills.total()} kills {dict(sorted(cell.kills.items()))}\n{verdict.summary()}")
+    found = await verify(Settings(log_url, dsn), cell.log)
+    print(f"\n{cell.service_kills} kills, {dict(sorted(cell.kills.items()))}\n{verdict.summary()}")
     assert verdict.problems == []
+    assert found["ok"], found
+    assert found["seq"] == verdict.replica.head.seq
     assert cell.crashes == []
+    return verdict
 
 
 @pytest.mark.postgres
@@ -45,12 +64,21 @@ async def kill_and_judge(cell: FaultCell, kills: int) -> None:
 async def test_kills_on_the_embedded_log(make_cell: MakeCell, dsn: str, scale: int) -> None:
     """A machine room with a bad day: something dies several times a second, for half a minute."""
     cell = await make_cell(dsn, dsn)
-    await kill_and_judge(cell, EMBEDDED_KILLS * scale)
+    await kill_and_judge(cell, EMBEDDED_KILLS * scale, cell.judges(3), names_of(*SERVICES), dsn, dsn)
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(240)
+async def test_kills_of_node_reporters(make_cell: MakeCell, dsn: str, scale: int) -> None:
+    """The real node-reporters die as often as the rest; their tasks run on and are found again."""
+    cell = await make_cell(dsn, dsn)
+    await kill_and_judge(cell, NODE_KILLS * scale, cell.nodes(2), names_of("node"), dsn, dsn)
 
 
 @pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.timeout(240)
 async def test_kills_on_kafka(make_cell: MakeCell, broker: KafkaBroker, dsn: str, scale: int) -> None:
+    """The same on the log that clusters use."""
     cell = await make_cell(broker.url(), dsn)
-    await kill_and_judge(cell, KAFKA_KILLS * scale)
+    await kill_and_judge(cell, KAFKA_KILLS * scale, cell.judges(3), names_of(*SERVICES), broker.url(), dsn)

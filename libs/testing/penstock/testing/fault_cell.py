@@ -7,11 +7,14 @@ Nothing here forgives: a service that ends in any other way than by our kill is 
 import asyncio
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import asyncpg
+import httpx
 import numpy as np
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest, RetryPolicy
@@ -24,6 +27,8 @@ from penstock.kernel.errors import LogError
 from penstock.kernel.failpoints import NAMES
 from penstock.kernel.log import Log, Message, Partition
 from penstock.ledger.replica import Replica
+from penstock.testing import judge_task
+from penstock.testing.processes import free_port
 from penstock.testing.zygote import Process, Zygote
 
 TOPICS: dict[str, int] = {
@@ -35,6 +40,7 @@ TOPICS: dict[str, int] = {
 READY_S = 20.0
 STOP_S = 10.0
 RETRY_S = 0.05
+HTTP_S = 15.0  # the gateway itself answers within 10 s, or says that it does not know
 MAX_PASSAGE = 6  # a failpoint kills at its 1st … 6th passage
 ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
 WATCH_S = 0.02
@@ -112,7 +118,24 @@ class Users:
         self.acknowledged: dict[str, frozenset[str]] = {}
         self.task_program: tuple[str, ...] = ("/bin/sleep",)
         """Gets one argument: seconds."""
+        self.gateway: str | None = None
+        """Its URL: every other job then goes through it."""
         self._numbers = 0
+
+    async def post(self, spec: JobSpec, key: str) -> str:
+        """Through the gateway until it says yes; the job's id. No answer and 503 mean: again, with the same key."""
+        body, headers = spec.model_dump_json(), {"Idempotency-Key": key, "content-type": "application/json"}
+        async with httpx.AsyncClient(base_url=self.gateway or "", timeout=HTTP_S) as client:
+            while True:
+                try:
+                    answer = await client.post("/v1/jobs", content=body, headers=headers)
+                except httpx.TransportError:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if answer.status_code in (200, 202):
+                    return str(answer.json()["job_id"])
+                assert answer.status_code in (429, 503), f"{answer.status_code}: {answer.text}"
+                await asyncio.sleep(RETRY_S)
 
     async def send(self, event: Event, event_id: str) -> None:
         """Until the log has taken it; an unknown outcome means: again, under the same id."""
@@ -139,7 +162,10 @@ class Users:
             retry=RetryPolicy(max_attempts=attempts, backoff_ms=30),
             grace_ms=200,
         )
-        await self.send(JobSubmitted(job_id=job_id, spec=spec), f"submit-{job_id}")
+        if self.gateway is not None and self._numbers % 2:
+            job_id = await self.post(spec, f"key-{self._numbers}")
+        else:
+            await self.send(JobSubmitted(job_id=job_id, spec=spec), f"submit-{job_id}")
         self.acknowledged[job_id] = allowed
         return job_id
 
@@ -241,6 +267,43 @@ class FaultCell:
             for i in range(1, count + 1)
         ]
 
+    def services(self, *names: str, armed: bool = True) -> list[Slot]:
+        """`placer`, `estimator`, `projector`, `gateway`, each to be killed at its failpoints in turn."""
+        slots = []
+        for name in names:
+            slot = Slot(
+                name, f"penstock.{name}", failpoints=failpoint_cycle(name, self.rng) if armed else None
+            )
+            if name == "gateway":
+                port = free_port()
+                slot.env["PENSTOCK_GATEWAY_BIND"] = f"127.0.0.1:{port}"
+                self.users.gateway = f"http://127.0.0.1:{port}"
+            slots.append(slot)
+        return slots
+
+    def nodes(self, count: int, *, armed: bool = True, gpus: int = 4) -> list[Slot]:
+        """Real node-reporters r1 … r`count`; their tasks judge themselves."""
+        self.users.task_program = (
+            sys.executable, "-I", "-S", judge_task.__file__, str(self.histories),
+        )  # fmt: skip
+        return [
+            Slot(
+                f"r{i}",
+                "penstock.node_reporter",
+                (
+                    "--node-id", f"r{i}", "--virtual-gpus", str(gpus), "--cores", "64", "--host-memory", "64GiB",
+                    "--state-dir", str(self.folder / f"r{i}"), "--log-dir", str(self.folder / "logs"),
+                ),
+                failpoints=failpoint_cycle("node", self.rng) if armed else None,
+            )
+            for i in range(1, count + 1)
+        ]  # fmt: skip
+
+    @property
+    def service_kills(self) -> int:
+        """Without crashes of whole machines, and without those that only disarm."""
+        return sum(count for why, count in self.kills.items() if why not in ("machine", "disarm", "end"))
+
     def _spawn(self, slot: Slot) -> None:
         slot.armed = None if slot.failpoints is None else next(slot.failpoints)
         env = self._settings | slot.env
@@ -273,11 +336,13 @@ class FaultCell:
             slot.hit_by = why
             self.zygote.signal(slot.process, number)
 
-    async def kill_at_random(self, names: Sequence[str], low_s: float, high_s: float) -> None:
+    async def kill_at_random(
+        self, names: Sequence[str], low_s: float, high_s: float, why: str = "random"
+    ) -> None:
         """For ever: a pause, then one of these services."""
         while True:
             await asyncio.sleep(float(self.rng.uniform(low_s, high_s)))
-            self.kill(str(self.rng.choice(list(names))))
+            self.kill(str(self.rng.choice(list(names))), why)
 
     def disarm(self) -> None:
         """From the next start on nothing kills itself; what is armed now is restarted."""
@@ -329,6 +394,20 @@ class FaultCell:
         while not await self.follower.answered():
             assert asyncio.get_running_loop().time() < deadline, f"inputs stay unanswered\n{self.story()}"
             await asyncio.sleep(WATCH_S)
+
+    async def projected(self, patience_s: float = READY_S) -> None:
+        """Until the read models stand where the ledger ends."""
+        connection = await asyncpg.connect(self._settings["PENSTOCK_DSN"])
+        deadline = asyncio.get_running_loop().time() + patience_s
+        try:
+            while True:
+                seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
+                if seq == self.follower.replica.head.seq:
+                    return
+                assert asyncio.get_running_loop().time() < deadline, f"projected up to {seq}\n{self.story()}"
+                await asyncio.sleep(WATCH_S)
+        finally:
+            await connection.close()
 
     def tail(self, name: str) -> str:
         path = self.folder / f"{name}.log"
