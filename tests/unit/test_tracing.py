@@ -12,8 +12,8 @@ from opentelemetry.trace import StatusCode
 
 from penstock.kernel.settings import Settings
 from penstock.telemetry import tracing as module
-from penstock.telemetry.context import from_traceparent, job_context, to_traceparent
-from penstock.telemetry.tracing import Tracing, tracing
+from penstock.telemetry.context import from_traceparent, job_context, to_traceparent, well_formed
+from penstock.telemetry.tracing import HeldTracing, Tracing, tracing
 
 SETTINGS = Settings(log_url="postgresql://nowhere/log", otlp="http://127.0.0.1:9")
 SUBMITTED_MS = 1_700_000_000_000
@@ -286,3 +286,48 @@ def _seconds(call: Callable[[], object], times: int) -> float:
     for _ in range(times):
         call()
     return time.perf_counter() - began_s
+
+
+def test_a_foreign_context_never_enters_a_jobs_trace(system: System) -> None:
+    """A pipeline submits with its own trace's header: below that, the job's spans would be nowhere to be found."""
+    placer = system.service("placer")
+    own = placer.upcoming("submit", placer.start_job_trace("job-1"), "submit")
+    foreign = f"00-{'1' * 32}-{'2' * 16}-01"
+    assert placer.in_job("job-1", own) == own
+    for text in (foreign, None, "x" * 10_000):
+        assert placer.in_job("job-1", text) == placer.start_job_trace("job-1")
+    silent = Tracing()
+    assert silent.in_job("job-1", own) == own, (
+        "the trace stays connected across a service that exports nothing"
+    )
+    assert silent.in_job("job-1", foreign) is None
+    assert (well_formed(foreign), well_formed("x" * 10_000)) == (foreign, None)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e-9])
+def test_a_context_can_be_handed_on_before_its_span_is_written(ratio: float) -> None:
+    """The submission's record names the `submit` span, which ends only when the record is durable; the order
+    names the `decide` span."""
+    system = System(ratio)
+    gateway = system.service("gateway")
+    root = gateway.start_job_trace("job-1")
+    upcoming = gateway.upcoming("submit", root, "submit")
+    assert gateway.span("submit", root, 1, 2, key="submit") == upcoming
+    decided = gateway.decided("job-1", 7)
+    assert gateway.decide("job-1", 1, 2, ledger_seq=7, outcome="placed") == decided
+    system.spans()
+
+
+def test_held_spans_are_told_at_a_release_the_latest_first_kept() -> None:
+    """A stand-by follows for months: only the latest spans wait, and nothing is told before it takes over."""
+    system = System()
+    placer = system.service("placer")
+    held = HeldTracing(placer, most=2)
+    for seq in (1, 2, 3):
+        held.decide("job-1", 1, 2, ledger_seq=seq, outcome="placed")
+    held.release()
+    held.release()
+    held.decide("job-1", 1, 2, ledger_seq=4, outcome="placed")
+    told = [(span.attributes or {}).get("penstock.ledger_seq") for span in system.all_spans()]
+    assert told == [2, 3, 4]
+    assert not HeldTracing(Tracing(), 2).enabled

@@ -63,3 +63,8 @@ def from_traceparent(text: str | None) -> SpanContext | None:
     if not trace_id or not span_id:
         return None
     return SpanContext(trace_id, span_id, bool(int(found[3], 16) & SAMPLED))
+
+
+def well_formed(text: str | None) -> str | None:
+    """A header from outside as it may be handed on: itself, or None when it breaks the specification."""
+    return None if from_traceparent(text) is None else text

@@ -1,6 +1,6 @@
 """A job's phases and its root span, written in hindsight from ledger records that were read back as valid.
 
-The placer's dispatcher is the one place that calls this: what it reads back is valid, and replay never goes
+The placer's shell is the one place that calls this: what it reads back is valid, and replay never goes
 through it. The placer's own state cannot be asked, since it has moved on when a record comes back; so the few
 times that a live job needs are kept here, and after a restart `remember` takes them from the folded state.
 

@@ -15,8 +15,9 @@ endpoint every call returns at once. Replay emits nothing, since nothing that a 
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.kernel.settings import Settings
 from penstock.telemetry.context import (
@@ -45,6 +46,23 @@ SDK_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 
 Attribute = str | bool | int | float | Sequence[str] | None
 Attributes = Mapping[str, Attribute]
+
+
+class _Takes(Protocol):
+    """Where finished spans go."""
+
+    def put(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes,
+        error: str | None,
+    ) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def _nanoseconds(time_ms: float) -> int:
@@ -153,7 +171,7 @@ class Tracing:
 
     __slots__ = ("_ratio", "_sink")
 
-    def __init__(self, sink: _Sink | None = None, ratio: float = 1.0) -> None:
+    def __init__(self, sink: _Takes | None = None, ratio: float = 1.0) -> None:
         self._sink = sink
         self._ratio = ratio
 
@@ -171,6 +189,35 @@ class Tracing:
         if self._sink is None:
             return None
         return to_traceparent(job_context(job_id, self._ratio))
+
+    def in_job(self, job_id: str, traceparent: str | None) -> str | None:
+        """`traceparent` if it lies in this job's trace, else the context of the job's root.
+
+        For contexts that came from outside (a submitter's own trace): what we write under one of those would be
+        missing in the job's trace, and text that we never read is not handed on.
+        """
+        if self._sink is None and traceparent is None:
+            return None
+        root = job_context(job_id, self._ratio)
+        found = from_traceparent(traceparent)
+        if found is not None and found.trace_id == root.trace_id:
+            return traceparent
+        return None if self._sink is None else to_traceparent(root)
+
+    def upcoming(self, name: str, parent: str | None, key: str) -> str | None:
+        """The context that `span` will return for these: for what is caused before the span can be written."""
+        if self._sink is None:
+            return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
+        above = from_traceparent(parent)
+        if above is None or not above.sampled:
+            return None if above is None else parent
+        return to_traceparent(child(above, name, key))
+
+    def decided(self, job_id: str, ledger_seq: int) -> str | None:
+        """The context of the `decide` span that this record has, or will have, under the job's root."""
+        if self._sink is None:
+            return None
+        return to_traceparent(child(job_context(job_id, self._ratio), "decide", str(ledger_seq)))
 
     def span(
         self,
@@ -302,6 +349,59 @@ class Tracing:
     async def __aexit__(self, *_: object) -> None:
         """Flushes on a thread: other services may live on this loop."""
         await asyncio.to_thread(self.close)
+
+
+class _Waiting:
+    """Keeps the latest finished spans until they are wanted; passes on whatever comes after that."""
+
+    def __init__(self, sink: _Takes, most: int) -> None:
+        self._sink = sink
+        self._kept: deque[tuple[str, SpanContext, SpanContext | None, float, float, Attributes, str | None]]
+        self._kept = deque(maxlen=most)
+        self._released = False
+
+    def put(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes,
+        error: str | None,
+    ) -> None:
+        if self._released:
+            self._sink.put(name, context, parent, start_ms, end_ms, attributes, error)
+        else:
+            self._kept.append((name, context, parent, start_ms, end_ms, attributes, error))
+
+    def release(self) -> None:
+        self._released = True
+        while self._kept:
+            self._sink.put(*self._kept.popleft())
+
+    def close(self) -> None:
+        """The sink belongs to the tracing that we were made from."""
+
+
+class HeldTracing(Tracing):
+    """Writes nothing until `release`: then its latest spans, at most so many, and from then on everything.
+
+    For a stand-in that follows what another writes: should it take over, it repeats the latest of it, since the
+    other may have died before it wrote them. (Derived ids: what is told twice is one span.)
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, tracing: Tracing, most: int) -> None:
+        sink, ratio = tracing._sink, tracing._ratio
+        self._waiting = None if sink is None else _Waiting(sink, most)
+        super().__init__(self._waiting, ratio)
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._waiting is not None:
+            self._waiting.release()
 
 
 def tracing(service: str, settings: Settings, *, exporter: "SpanExporter | None" = None) -> Tracing:

@@ -1,4 +1,4 @@
-"""The dispatcher: what follows from records that were read back as valid (LAW 4): orders and traces."""
+"""The dispatcher: what follows from records that were read back as valid (LAW 4): orders, and what traces tell."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from penstock.events.base import Event
 from penstock.events.doors import NodeJoined
 from penstock.events.envelope import Envelope, to_wire
-from penstock.events.facts import Order, PlacementDecided, PlacementExplanation, StopDecided
+from penstock.events.facts import Order, PlacementDecided, PlacementExplanation, StartTask, StopDecided
 from penstock.events.topics import Topic, node_partition
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.failpoints import hit
@@ -14,8 +14,7 @@ from penstock.kernel.log import Log, Message, Partition
 from penstock.kernel.settings import Settings
 from penstock.ledger.state import CellState
 from penstock.placer.core.orders import outstanding, start_orders, stop_orders
-from penstock.telemetry.phases import JobSpans, decide_placement
-from penstock.telemetry.tracing import Tracing
+from penstock.placer.shell.story import Story
 
 MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
 
@@ -23,13 +22,11 @@ MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, read
 class Dispatcher:
     """Derives orders in ledger order and sends them in that order."""
 
-    def __init__(self, log: Log, state: CellState, settings: Settings, traces: Tracing) -> None:
+    def __init__(self, log: Log, state: CellState, settings: Settings, story: Story) -> None:
         self._log = log
         self._state = state
         self._cell = settings.cell
-        self._traces = traces
-        self._spans = JobSpans(traces)
-        self._spans.remember(state.jobs.values())
+        self._story = story
         self._batch: list[Message] = []
         self._batches: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=MAX_QUEUED_BATCHES)
 
@@ -49,10 +46,7 @@ class Dispatcher:
         took_ms: float,
     ) -> None:
         """One valid record, in ledger order. `began_ms`, `took_ms`: of the step that decided it."""
-        if self._traces.enabled:
-            for why in explanation:
-                decide_placement(self._traces, seq, why, began_ms, began_ms + took_ms)
-            self._spans.read_back(now_ms, facts)
+        self._story.read_back(seq, now_ms, facts, explanation, began_ms, took_ms)
         for fact in facts:
             self._batch += [self._message(order) for order in self._orders(fact, seq)]
 
@@ -69,13 +63,15 @@ class Dispatcher:
 
     def _message(self, order: Order) -> Message:
         job_id = order.task_id.rsplit(".", 2)[0]
+        traces = self._story.traces
+        starts = order.TYPE == StartTask.TYPE  # its token is the seq of the record that placed it
         headers, value = to_wire(
             Envelope(
                 id=f"order-{order.token}-{order.task_id}",
                 source="/penstock/placer",
                 time_ms=wall_ms(),
                 data=order,
-                traceparent=self._traces.start_job_trace(job_id),
+                traceparent=traces.decided(job_id, order.token) if starts else traces.start_job_trace(job_id),
                 causation_id=f"ledger-{self._cell}-{order.token}",
                 correlation_id=job_id,
             )

@@ -38,14 +38,16 @@ from penstock.placer.core.answer import Input, Moment, answer_input, answer_time
 from penstock.placer.core.step import PlacerCore
 from penstock.placer.shell.dispatch import Dispatcher
 from penstock.placer.shell.standby import stand_by
+from penstock.placer.shell.story import Story
 from penstock.placer.shell.term import acquire, ledger_headers
+from penstock.telemetry.context import well_formed
 from penstock.telemetry.tracing import Tracing, tracing
 
 logger = logging.getLogger(__name__)
 
 MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
-INPUT_PACE_MS = 10  # speed.md rule 1
+INPUT_PACE_MS = 6  # speed.md rule 1
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 
@@ -69,7 +71,7 @@ class Term:
     """One term of one placer, from its valid `TermStarted` to its end."""
 
     def __init__(
-        self, settings: Settings, log: Log, replica: Replica, poisoned: dict[str, str], traces: Tracing
+        self, settings: Settings, log: Log, replica: Replica, poisoned: dict[str, str], story: Story
     ) -> None:
         self._settings = settings
         self._log = log
@@ -82,7 +84,7 @@ class Term:
         self._to_append: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=16)
         self._room = asyncio.Event()
         self._room.set()
-        self._dispatcher = Dispatcher(log, replica.state, settings, traces)
+        self._dispatcher = Dispatcher(log, replica.state, settings, story)
 
     async def serve(self, ledger_reader: Reader, ready: asyncio.Event) -> None:
         """Works until cancelled or until something fails."""
@@ -161,7 +163,9 @@ class Term:
             )
         )
         found = (
-            (envelope.id, envelope.correlation_id, envelope.traceparent) if envelope else (None, None, None)
+            (envelope.id, envelope.correlation_id, well_formed(envelope.traceparent))
+            if envelope
+            else (None, None, None)
         )
         return Message(self._ledger, value, ledger_headers(self._settings.cell, self._tail.seq, *found))
 
@@ -222,14 +226,15 @@ class PlacerService:
         """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
         ledger = Partition(Topic.LEDGER, self._settings.cell_index)
         replica = await load_replica(self._settings)
+        story = Story(self._traces)
         if self._standing_by:
             self._ready.set()
-            await stand_by(self._log, replica, self._settings.cell_index)
+            await stand_by(self._log, replica, self._settings.cell_index, story)
         reader = self._log.reader({ledger: replica.offset})
         try:
-            await acquire(self._log, reader, replica, ledger, self._settings.cell, self._placer_id)
+            await acquire(self._log, reader, replica, ledger, self._settings.cell, self._placer_id, story)
             self._standing_by = False
-            term = Term(self._settings, self._log, replica, self._poisoned, self._traces)
+            term = Term(self._settings, self._log, replica, self._poisoned, story)
             await term.serve(reader, self._ready)
         finally:
             await reader.close()

@@ -14,6 +14,7 @@ from penstock.events.topics import INPUT_TOPICS, Topic
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.log import Log, Partition
 from penstock.ledger.replica import Replica
+from penstock.placer.shell.story import Story
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Unanswered(NamedTuple):
     """When the oldest was seen, or the one before it was answered; the event loop's clock."""
 
 
-async def stand_by(log: Log, replica: Replica, cell_index: int) -> None:
+async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) -> None:
     """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date."""
     ledger = Partition(Topic.LEDGER, cell_index)
     reader = log.reader({ledger: replica.offset})
@@ -37,7 +38,7 @@ async def stand_by(log: Log, replica: Replica, cell_index: int) -> None:
         end = (await log.end_offsets([ledger]))[ledger]
         while reader.position(ledger) < end:
             for record in await reader.read():
-                replica.take(record.value, record.offset)
+                story.fold(replica, record, end)
     finally:
         await reader.close()
     logger.info("standing by at seq %d", replica.head.seq)
@@ -50,7 +51,7 @@ async def stand_by(log: Log, replica: Replica, cell_index: int) -> None:
         while True:
             for record in await reader.read(timeout_ms=_patience_ms(replica, waiting, loop.time())):
                 if record.partition == ledger:
-                    replica.take(record.value, record.offset)
+                    story.fold(replica, record, end)
                 else:
                     oldest = waiting.get(
                         record.partition, Unanswered(record.offset, record.offset, loop.time())

@@ -15,6 +15,7 @@ from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Headers, Log, Message, Partition, Reader
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
+from penstock.placer.shell.story import Story
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def ledger_headers(
 
 
 async def acquire(
-    log: Log, reader: Reader, replica: Replica, ledger: Partition, cell: str, placer_id: str
+    log: Log, reader: Reader, replica: Replica, ledger: Partition, cell: str, placer_id: str, story: Story
 ) -> None:
     """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record.
 
@@ -79,7 +80,7 @@ async def acquire(
     while True:
         while reader.position(ledger) < end:
             for record in await reader.read():
-                replica.take(record.value, record.offset)
+                story.fold(replica, record, end)
         term = replica.head.term + 1
         now_ms = max(replica.state.now_ms, wall_ms())
         fact = TermStarted(term=term, placer_id=placer_id, settings=settings)
@@ -92,10 +93,11 @@ async def acquire(
         ours = None
         while ours is None:
             for record in await reader.read():
-                taken = replica.take(record.value, record.offset)
+                taken = story.fold(replica, record, end)
                 if record.value == value:
                     ours = taken is not None
         if ours and replica.head.term == term:
+            story.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
             return
         end = reader.position(ledger)

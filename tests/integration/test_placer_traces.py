@@ -1,0 +1,212 @@
+"""What the placer tells in traces, over a kill, from a stand-by, and in a replay."""
+
+import asyncio
+import http.server
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest
+from penstock.estimator.shell.service import run as run_estimator
+from penstock.events.doors import JobSubmitted
+from penstock.events.envelope import Envelope, from_wire, to_wire
+from penstock.events.facts import StartTask
+from penstock.events.topics import NODE_PARTITIONS, Topic
+from penstock.kernel.log import Message, Partition
+from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.settings import Settings
+from penstock.ledger.replica import Replica
+from penstock.placer.shell import service, standby
+from penstock.placer.shell.replay import Replayer
+from penstock.telemetry.context import from_traceparent
+from penstock.telemetry.tracing import Tracing, tracing
+from penstock.testing.driver import node_spec
+from penstock.testing.fake_nodes import FakeNodes
+from penstock.testing.kafka import penstock_topics
+
+SETTINGS = Settings(log_url="memory", otlp="http://127.0.0.1:9")
+JOB_SPANS = ["decide", "job", "launch", "queue", "run"]
+
+
+class TracedCell:
+    """Estimator, three nodes, and as many placers as a test starts, each with an exporter of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broker = MemoryBroker()
+        self.broker.create(penstock_topics())
+        self.nodes = FakeNodes(self.log("nodes"), [node_spec(f"n{i}") for i in range(3)], run_ms=5)
+        self.exporters: list[InMemorySpanExporter] = []
+        self._patch = monkeypatch
+
+    def log(self, identity: str) -> MemoryLog:
+        return MemoryLog(self.broker, identity)
+
+    async def submit(self, *job_ids: str) -> None:
+        need = ResourceRequest(gpus=1, cores=1, host_memory_mib=64, gpu_memory_mib=64, bandwidth_mbps=0)
+        for job_id in job_ids:
+            event = JobSubmitted(job_id=job_id, spec=JobSpec(command=("true",), resources=need))
+            headers, value = to_wire(Envelope(id=f"submit-{job_id}", source="/test", time_ms=1, data=event))
+            await self.log("gateway").append([Message(Partition(Topic.JOBS, 0), value, headers)])
+
+    async def until_ended(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while True:
+                replica = Replica()
+                for record in self.broker.records(Partition(Topic.LEDGER, 0)):
+                    replica.take(record.value, record.offset)
+                if len(replica.state.ended) >= count:
+                    return
+                await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def placer(self, settings: Settings = SETTINGS, *, exported: bool = True) -> AsyncIterator[None]:
+        """`exported`: into this cell's list, else wherever the settings say."""
+        exporter = InMemorySpanExporter()
+        self.exporters.append(exporter)
+
+        def traced(name: str, found: Settings) -> Tracing:
+            return tracing(name, found, exporter=exporter)
+
+        self._patch.setattr(service, "tracing", traced if exported else tracing)
+        stop, ready = asyncio.Event(), asyncio.Event()
+        work = asyncio.create_task(service.run(settings, stop, log=self.log("placer"), ready=ready))
+        await asyncio.wait_for(ready.wait(), 5)
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.wait_for(work, 5)
+
+    def told(self, placer: int, *job_ids: str) -> set[tuple[str, str, int]]:
+        """(job, span's name, span's id) of these jobs, as this placer exported them."""
+        spans = self.exporters[placer].get_finished_spans()
+        found = [(str((span.attributes or {}).get("penstock.job_id")), span) for span in spans]
+        return {
+            (job_id, span.name, span.context.span_id)
+            for job_id, span in found
+            if job_id in job_ids and span.context is not None
+        }
+
+
+@pytest.fixture
+async def cell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TracedCell]:
+    cell = TracedCell(monkeypatch)
+    stop = asyncio.Event()
+    tasks = [
+        asyncio.create_task(run_estimator(Settings(log_url="memory"), stop, log=cell.log("estimator"))),
+        asyncio.create_task(cell.nodes.run()),
+    ]
+    yield cell
+    stop.set()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def names(told: set[tuple[str, str, int]], job_id: str) -> list[str]:
+    return sorted(name for job, name, _ in told if job == job_id)
+
+
+async def test_a_successor_tells_again_what_a_killed_placer_may_have_kept(cell: TracedCell) -> None:
+    """The first placer is killed before its batch of spans is exported. The second folds the ledger, writes the
+    same spans under the same ids, and goes on with the job that the first had placed."""
+    async with cell.placer():
+        await cell.submit("a", "b")
+        await cell.until_ended(2)
+        cell.nodes.run_ms = 300
+        await cell.submit("c")
+        await asyncio.sleep(0.1)
+    async with cell.placer():
+        await cell.until_ended(3)
+    first, second = cell.told(0, "a", "b"), cell.told(1, "a", "b")
+    assert names(first, "a") == names(first, "b") == JOB_SPANS
+    assert second == first
+    assert names(cell.told(1, "c"), "c") == JOB_SPANS
+
+
+async def test_a_stand_by_tells_what_it_has_followed(
+    cell: TracedCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare placer has read along for an hour when the one in office dies: nothing of it was exported twice
+    meanwhile, and the latest is told once it takes over."""
+    monkeypatch.setattr(standby, "TAKEOVER_MS", 100)
+    async with asyncio.timeout(10):
+        async with cell.placer():
+            monkeypatch.setenv("PENSTOCK_STANDBY", "1")
+            spare = cell.placer()
+            await spare.__aenter__()
+            await cell.submit("a")
+            await cell.until_ended(1)
+            assert cell.told(1, "a") == set()
+        await cell.submit("b")
+        await cell.until_ended(2)
+        await spare.__aexit__(None, None, None)
+    assert cell.told(1, "a") == cell.told(0, "a")
+    assert names(cell.told(1, "a", "b"), "a") == names(cell.told(1, "b"), "b") == JOB_SPANS
+
+
+async def test_orders_carry_the_decision_that_they_follow_from(cell: TracedCell) -> None:
+    """The node's spans are to hang below the decision: also those of an order that is repeated later."""
+    async with cell.placer():
+        await cell.submit("a")
+        await cell.until_ended(1)
+    [(_, _, decide)] = [told for told in cell.told(0, "a") if told[1] == "decide"]
+    orders = [
+        from_wire(record.headers, record.value)
+        for index in range(NODE_PARTITIONS)
+        for record in cell.broker.records(Partition(Topic.ORDERS, index))
+    ]
+    contexts = [from_traceparent(order.traceparent) for order in orders if isinstance(order.data, StartTask)]
+    assert [context.span_id for context in contexts if context is not None] == [decide]
+
+
+class Collector:
+    """Counts what is posted to it as OTLP."""
+
+    def __init__(self) -> None:
+        self.posts = 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                outer.posts += 1
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    found = Collector()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+async def test_replay_tells_nothing(
+    cell: TracedCell, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engineer replays last night's ledger on a machine whose environment names the collector: not one span
+    reaches it, while the placer that wrote the ledger reached it by the same settings."""
+    monkeypatch.setenv("PENSTOCK_OTLP", collector.url)
+    async with cell.placer(Settings(log_url="memory", otlp=collector.url), exported=False):
+        await cell.submit("a", "b")
+        await cell.until_ended(2)
+    assert collector.posts > 0
+    before = collector.posts
+    report = await Replayer(cell.log("replay"), 0).run()
+    assert (report.different, report.records > 10) == (0, True)
+    await asyncio.sleep(0.5)  # more than the exporter's batch interval
+    assert collector.posts == before
