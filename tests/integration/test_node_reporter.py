@@ -389,3 +389,29 @@ async def test_a_log_that_was_made_anew_is_read_from_its_end(options: Options, b
         await cell.until(doors.NodeJoined, count=2)
         await cell.order(start_order(2))
         assert (await cell.until(doors.TaskExited)).exit_code == 0
+
+
+async def test_a_cgroup_gets_the_cap_the_task_and_is_asked_about_oom(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
+) -> None:
+    """What is written into a delegated cgroup, over a plain folder: the kernel's part is not tested here."""
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    (group / "cgroup.subtree_control").write_text("cpu memory\n")
+    own = group / "n1@job-1.1.0"
+    script = f"printf 'oom 1\\noom_kill 1\\n' > {own}/memory.events; kill -9 $$"
+    async with working(replace(options, cgroup=group), MemoryLog(broker, "n")):
+        await cell.order(start_order(1, "sh", "-c", script, host_memory_mib=256))
+        exited = await cell.until(doors.TaskExited)
+    assert (exited.cause, exited.signal) == ("out_of_memory", signal.SIGKILL)
+    assert (own / "memory.max").read_text() == str(256 << 20)
+    assert (own / "cgroup.procs").read_text() == "0"
+
+
+async def test_an_unwritable_log_folder_costs_the_log_and_not_the_task(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    async with working(options, MemoryLog(broker, "n")):
+        await cell.order(start_order(1, "sh", "-c", "echo unheard; exit 2"))
+        assert (await cell.until(doors.TaskExited)).exit_code == 2

@@ -38,6 +38,7 @@ from penstock.node_reporter.core.state import (
 )
 
 MAX_WAITING = 64  # orders that may wait for predecessors; four for each GPU of the largest board
+MAX_TASKS = 1_000  # waiting and alive; NodeJoined holds 1,024
 MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
 NOTHING_MEASURED = Usage()
 
@@ -248,6 +249,8 @@ def _unacceptable(
         return _refusal(order, "unknown_gpu", highest, detail)
     if known is not None and known.status is not Status.ENDED:
         return _refusal(order, "occupied", highest, f"the same task is {known.status} under {known.token}")
+    if len(state.tasks) >= MAX_TASKS:
+        return _refusal(order, "occupied", highest, f"{MAX_TASKS} tasks are here already")
     if len(state.waiting()) >= MAX_WAITING:
         return _refusal(order, "occupied", highest, f"{MAX_WAITING} orders wait for predecessors already")
     return None

@@ -104,8 +104,12 @@ class Output:
     """A task's log file: everything up to the limit, a marker, and the end of what came after."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:  # a task without a log is better than none
+            print(f"no log: {error}", file=sys.stderr, flush=True)
+            self._file = os.open(os.devnull, os.O_WRONLY)
         self._left = limit_bytes
         self._dropped = 0
         self._tail: deque[bytes] = deque()
@@ -345,7 +349,8 @@ class Shim:
         group = self._request["cgroup"]
         if not group:
             return False
-        with open(f"{group}/memory.events") as file:
+        counts: dict[str, str] = {}
+        with contextlib.suppress(OSError), open(f"{group}/memory.events") as file:
             counts = dict(line.split() for line in file)
         with contextlib.suppress(OSError):
             os.rmdir(group)
