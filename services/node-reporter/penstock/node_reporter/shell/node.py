@@ -52,8 +52,10 @@ from penstock.node_reporter.shell.journal import Journal, Pending, Said
 from penstock.node_reporter.shell.outbox import Outbox
 from penstock.node_reporter.shell.phases import PhaseReader
 from penstock.node_reporter.shell.sampler import Sampler
+from penstock.node_reporter.shell.spans import TaskSpans
 from penstock.node_reporter.shell.spawner import Key, LauncherLost, Marks, Spawner, read_json, task_folder
 from penstock.node_reporter.shell.tuning import set_affinity
+from penstock.telemetry.tracing import Tracing
 
 SERVICE = "node-reporter"
 MAX_SAMPLES_UNDER_WAY = 64
@@ -74,8 +76,9 @@ class Node:
     """See the module's docstring. Everything runs on one event loop; nothing is used concurrently."""
 
     def __init__(
-        self, options: Options, settings: Settings, spec: NodeSpec, log: Log, journal: Journal, lock: int
-    ) -> None:
+        self, options: Options, settings: Settings, spec: NodeSpec, log: Log, journal: Journal, lock: int,
+        traces: Tracing,
+    ) -> None:  # fmt: skip
         self.options = options
         self.spec = spec
         self.log = log
@@ -98,6 +101,7 @@ class Node:
         self._samples: set[asyncio.Task[None]] = set()
         self._sampler = Sampler(spec.node_id, self._publish, real_gpus=options.virtual_gpus is None)
         self._phases = PhaseReader(self._on_phase)
+        self._spans = TaskSpans(traces, spec.node_id)
         self.outbox = Outbox(journal, log, self._on_sent)
         self.spawner = Spawner(
             lock, self.marks, started=self._on_started, gone=self._on_gone, lost=self._on_lost
@@ -166,7 +170,8 @@ class Node:
         event = emit.event
         kind = event.TYPE.rpartition(".")[2]
         task_id, token = getattr(event, "task_id", ""), getattr(event, "token", "")
-        return self._envelope(event_id(self.spec.node_id, task_id, token, kind), event, emit.context)
+        context = replace(emit.context, traceparent=self._spans.told(event, emit.context))
+        return self._envelope(event_id(self.spec.node_id, task_id, token, kind), event, context)
 
     def _envelope(self, id_: str, event: Event, context: Context | None = None) -> Said:
         known = context or Context()
@@ -189,6 +194,7 @@ class Node:
         """Asks the launcher for one task. A folder that cannot be made leaves it to recovery (`JournalFailed`)."""
         options = self.options
         self._asked.add((order.task_id, order.token))
+        self._spans.asked((order.task_id, order.token))
         folder = make_task_folder(task_folder(options.state_dir, order.task_id, order.token))
         place = order.place
         request = {

@@ -22,6 +22,7 @@ from penstock.node_reporter.shell.node import SERVICE, Node
 from penstock.node_reporter.shell.processes import Immortal
 from penstock.node_reporter.shell.recovery import recover
 from penstock.node_reporter.shell.spawner import LauncherLost, lock_state
+from penstock.telemetry.tracing import Tracing, tracing
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -43,7 +44,8 @@ def runner(options: Options) -> Run:
         spec = find_node(options)
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         try:
-            await _lives(options, settings, spec, own or log, stop, ready)  # type: ignore[arg-type]
+            async with tracing(SERVICE, settings) as traces:
+                await _lives(options, settings, spec, own or log, traces, stop, ready)  # type: ignore[arg-type]
         finally:
             if own is not None:
                 await own.close()
@@ -52,7 +54,8 @@ def runner(options: Options) -> Run:
 
 
 async def _lives(
-    options: Options, settings: Settings, spec: NodeSpec, log: Log, stop: asyncio.Event, ready: asyncio.Event | None
+    options: Options, settings: Settings, spec: NodeSpec, log: Log, traces: Tracing, stop: asyncio.Event,
+    ready: asyncio.Event | None,
 ) -> None:  # fmt: skip
     """One life after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
     pause_s = FIRST_PAUSE_S
@@ -63,7 +66,7 @@ async def _lives(
     while not stop.is_set():
         started_s = asyncio.get_running_loop().time()
         try:
-            await _life(options, settings, spec, log, stop, ready, faults, anew=anew)
+            await _life(options, settings, spec, log, traces, stop, ready, faults, anew=anew)
             return
         except (JournalFailed, LauncherLost, Immortal, LogError) as error:
             logger.error("no order is acted on until this is mended: %s; trying again", error)
@@ -76,8 +79,8 @@ async def _lives(
 
 
 async def _life(
-    options: Options, settings: Settings, spec: NodeSpec, log: Log, stop: asyncio.Event, ready: asyncio.Event | None,
-    faults: FaultInbox, *, anew: bool,
+    options: Options, settings: Settings, spec: NodeSpec, log: Log, traces: Tracing, stop: asyncio.Event,
+    ready: asyncio.Event | None, faults: FaultInbox, *, anew: bool,
 ) -> None:  # fmt: skip
     """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end."""
     with ExitStack() as stack:
@@ -86,7 +89,7 @@ async def _life(
         stack.callback(os.close, lock)
         journal = Journal(options.state_dir / "journal.sqlite")
         stack.callback(journal.close)
-        node = Node(options, settings, spec, log, journal, lock)
+        node = Node(options, settings, spec, log, journal, lock, traces)
         stack.callback(node.close)
         stack.callback(faults.detach)
         start = -1 if anew else journal.number("next_offset", -1)
