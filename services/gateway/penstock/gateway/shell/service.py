@@ -126,6 +126,7 @@ async def _serve(door: Door, listener: socket.socket, ready: asyncio.Event) -> N
         build_app(door),
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         lifespan="off",
         date_header=False,
         server_header=False,
