@@ -26,6 +26,7 @@ SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoi
 
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -42,6 +43,8 @@ from typing import Any, NoReturn
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment and peers together; the events behind them are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
 TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is kept
+FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
+LONGEST_PAUSE_S = 5.0
 REAP_PAUSE_MS = 5  # between kills while the last processes die
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
@@ -72,10 +75,14 @@ def write_whole(folder: str, name: str, content: dict[str, Any], *, durable: boo
     """Writes a file that is there whole or not at all."""
     temporary = f"{folder}/.{name}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.write(descriptor, json.dumps(content).encode())
-    if durable:
-        os.fsync(descriptor)
-    os.close(descriptor)
+    data = json.dumps(content).encode()
+    try:
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, "written in part")
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     os.rename(temporary, f"{folder}/{name}")
 
 
@@ -120,11 +127,11 @@ class Output:
         if head:
             self._left -= len(head)
             self._put(head)
-            if self._left == 0:
+        if rest:
+            if not self._dropped:
                 self._put(
                     b"\n[penstock: the log's limit is reached; what follows is left out up to its end]\n"
                 )
-        if rest:
             self._dropped += len(rest)
             self._tail.append(rest)
             self._tail_bytes += len(rest)
@@ -337,12 +344,14 @@ class Shim:
             "failure": failure,
             "oom": self._out_of_memory(),
         }
-        while True:  # a full disk: the exit stays unproven for the reporter until it can be written
+        pause_s = FIRST_PAUSE_S
+        while os.path.isdir(self._folder):  # without it nobody will ever ask
             try:
                 write_whole(self._folder, "exit.json", content, durable=True)
                 return
-            except OSError:
-                time.sleep(1)
+            except OSError:  # a full disk: the exit stays unproven for the reporter until it can be written
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _out_of_memory(self) -> bool:
         """The cgroup's own word, and its end."""
