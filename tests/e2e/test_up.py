@@ -260,6 +260,18 @@ def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation
     assert f"{node} ended with code -9" in up.told()
 
 
+def test_a_killed_database_comes_back_and_no_job_is_lost(up: Installation) -> None:
+    """The out-of-memory killer picks Postgres while a job runs; everything waits for it and goes on."""
+    job_id = up.run("submit", "-d", "--name", "through-the-outage", "--", "sleep", "3").stdout.strip()
+    masters = [line for line in strays(up.folder) if "postgres -D" in line]
+    assert len(masters) == 1, masters
+    os.kill(int(masters[0].partition(":")[0]), signal.SIGKILL)
+    assert up.run("watch", job_id).returncode == 0
+    assert up.run("submit", "--", "true").returncode == 0
+    assert "Postgres died; starting it again" in up.told()
+    assert up.run("projections", "verify").returncode == 0
+
+
 def test_what_happened_survives_a_restart(tmp_path: Path) -> None:
     """Somebody restarts the machine over lunch and asks in the afternoon why the morning's job failed."""
     place = reachable(tmp_path)

@@ -21,6 +21,7 @@ TIMEOUT_S = 10.0  # connect, and wait for a first byte
 STREAM_TIMEOUT_S = (
     60.0  # the gateway comments into idle streams more often; silence beyond this is a dead line
 )
+PASSING = frozenset({429, 503})  # overloaded, or the database is away: worth another try
 MAX_OVERLOAD_TRIES = 5
 MAX_RETRY_AFTER_S = 10.0
 RECONNECT_TRIES = 8
@@ -60,7 +61,7 @@ class Gateway:
         return self._send("GET", path, params=params).text
 
     def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-        """Posts JSON and returns the JSON answer. Sits out overload (429) within a bound."""
+        """Posts JSON and returns the JSON answer. Sits out overload and outages (429, 503) within a bound."""
         return self._send("POST", path, json=body, headers=headers).json()
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -73,7 +74,7 @@ class Gateway:
                 response = self._http.request(method, path, **options)
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from error
-            if response.status_code != httpx.codes.TOO_MANY_REQUESTS or last:
+            if response.status_code not in PASSING or last:
                 break
             time.sleep(min(_seconds(response.headers.get("Retry-After")), MAX_RETRY_AFTER_S))
         if response.is_error:
@@ -111,7 +112,10 @@ class Gateway:
                 ) as source:
                     if source.response.is_error:
                         source.response.read()
-                        raise self._refused(source.response)
+                        refusal = self._refused(source.response)
+                        if source.response.status_code not in PASSING:
+                            raise refusal
+                        raise httpx.TransportError(str(refusal))
                     for sse in source.iter_sse():
                         last_id = sse.id or last_id
                         pause_s, failures = FIRST_PAUSE_S, 0
@@ -151,8 +155,8 @@ class Gateway:
             return Stop(Exit.KEY_CONFLICT, f"{told}")
         if status in (400, 413, 415, 422):
             return Stop(Exit.BAD_SPEC, told)
-        if status == 429:
-            return Stop(Exit.UNREACHABLE, f"{self.server} is overloaded and stayed so; try again later")
+        if status in PASSING:
+            return Stop(Exit.UNREACHABLE, f"{self.server}: {told}; it stayed so, try again later")
         return Stop(Exit.PROBLEM, f"{told}")
 
 

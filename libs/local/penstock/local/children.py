@@ -9,7 +9,7 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,26 @@ GRACE_S = 3.0  # between SIGTERM and SIGKILL; all of `up` must end within 5 s
 START_TIMEOUT_S = 20.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+async def all_ready(
+    events: Iterable[asyncio.Event], failed: "asyncio.Future[None]", timeout_s: float
+) -> bool:
+    """Waits until all are set; False on time-out. Raises what `failed` holds if that comes first."""
+
+    async def everybody() -> None:
+        for event in events:
+            await event.wait()
+
+    waiting = asyncio.ensure_future(everybody())
+    try:
+        await asyncio.wait((waiting, failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done() and failed.done():
+            failed.result()
+        return waiting.done()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 class ChildFailed(KernelError):

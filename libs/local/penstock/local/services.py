@@ -9,6 +9,7 @@ from penstock.kernel.errors import KernelError
 from penstock.kernel.log import Log
 from penstock.kernel.service import Run
 from penstock.kernel.settings import Settings
+from penstock.local.children import all_ready
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,7 @@ class Services:
             task.set_name(name)
             task.add_done_callback(self._on_end)
             self._tasks.append(task)
-        everybody = asyncio.gather(*(event.wait() for event in ready.values()))
-        done, _ = await asyncio.wait(
-            (everybody, self.failed), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if everybody not in done:
-            everybody.cancel()
-            await asyncio.gather(everybody, return_exceptions=True)
-            if self.failed.done():
-                self.failed.result()
+        if not await all_ready(ready.values(), self.failed, START_TIMEOUT_S):
             late = ", ".join(name for name, event in ready.items() if not event.is_set())
             raise ServiceFailed(f"not ready within {START_TIMEOUT_S:.0f} s: {late}")
 

@@ -19,10 +19,10 @@ from penstock.events.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.kernel.errors import ConfigurationError
 from penstock.kernel.log import Log
 from penstock.kernel.open_log import open_log
-from penstock.kernel.postgres import any_postgres
+from penstock.kernel.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.kernel.postgres_server import free_port
 from penstock.kernel.settings import Settings
-from penstock.local.children import START_TIMEOUT_S, Command, keep_running
+from penstock.local.children import FIRST_BACKOFF_S, START_TIMEOUT_S, Command, all_ready, keep_running
 from penstock.local.lock import folder_lock
 from penstock.local.options import Options
 from penstock.local.services import Services
@@ -72,10 +72,14 @@ async def running(
         stack.callback(handler.close)
         stack.callback(logging.getLogger().removeHandler, handler)
         port = _port(options.port)
-        dsn = await stack.enter_async_context(any_postgres(options.folder / "postgres"))
-        step("Postgres", "embedded" if not os.environ.get("PENSTOCK_DSN") else "PENSTOCK_DSN")
+        dsn = await _postgres(options.folder / "postgres", say, stack)
+        step("Postgres", DSN_VARIABLE if os.environ.get(DSN_VARIABLE) else "embedded")
         settings = Settings(log_url=options.log_url or dsn, dsn=dsn, otlp=options.otlp)
         log = await _log(settings, stack)
+        if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
+            say(
+                f"the database's user cannot reach {options.folder}: nothing is kept after the end; use another --folder"
+            )
         step("log", "Kafka" if options.log_url else "in Postgres")
         bind = {
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
@@ -94,6 +98,42 @@ async def running(
         url = f"http://127.0.0.1:{port}"
         lock.announce(url)
         yield Running(url, dsn, settings, services, nodes)
+
+
+async def _postgres(folder: Path, say: Callable[[str], None], stack: AsyncExitStack) -> str:
+    """The DSN of the configured server, or of one of our own that is started again whenever it dies."""
+    dsn, server = await resolve_dsn(folder)
+    if server is not None:
+        stack.push_async_callback(server.stop)
+        keeping = asyncio.create_task(_keep_postgres(server, folder, say), name="postgres")
+        stack.push_async_callback(_cancelled, keeping)
+    return dsn
+
+
+async def _keep_postgres(server: PostgresServer, folder: Path, say: Callable[[str], None]) -> None:
+    """Ends only by cancellation, or when the server cannot be started again."""
+    while server.pid is not None:
+        await _ended(server.pid)
+        say("Postgres died; starting it again")
+        await asyncio.sleep(FIRST_BACKOFF_S)
+        await server.start(folder)
+
+
+async def _ended(pid: int) -> None:
+    """Returns when this child of ours has ended; nothing is polled."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
@@ -134,15 +174,7 @@ async def _node_reporters(
         task.add_done_callback(on_end)
         tasks.append(task)
     try:
-        everybody = asyncio.gather(*(event.wait() for event in ready))
-        done, _ = await asyncio.wait(
-            (everybody, failed), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if everybody not in done:
-            everybody.cancel()
-            await asyncio.gather(everybody, return_exceptions=True)
-            if failed.done():
-                failed.result()
+        if not await all_ready(ready, failed, START_TIMEOUT_S):
             raise ConfigurationError(
                 f"the node-reporters were not ready within {START_TIMEOUT_S:.0f} s; see {options.folder / 'logs'}"
             )

@@ -27,9 +27,6 @@ async def up(options: Options) -> int:
     def say(text: str) -> None:
         console.print(f"  [yellow]![/] {text}", soft_wrap=True)
 
-    console.print(
-        f"[bold]Penstock[/] on this machine; everything is kept in {options.folder}", soft_wrap=True
-    )
     try:
         async with running(options, say, step) as stack:
             took_s = time.perf_counter() - start_s
