@@ -41,7 +41,7 @@ READY_S = 20.0
 STOP_S = 10.0
 RETRY_S = 0.05
 HTTP_S = 15.0  # the gateway itself answers within 10 s, or says that it does not know
-MAX_PASSAGE = 6  # a failpoint kills at its 1st … 6th passage
+MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
 ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
 WATCH_S = 0.02
 TAIL_CHARS = 3_000
@@ -354,14 +354,13 @@ class FaultCell:
     async def stop(self, *names: str) -> None:
         """SIGTERM; a service that does not end well is a crash."""
         chosen = [self.slots[name] for name in names or list(self.slots)]
+        living = []
         for slot in chosen:
             slot.keep = False
-            if slot.process is not None:
+            if slot.process is not None and not slot.process.ended.is_set():
                 self.zygote.signal(slot.process, signal.SIGTERM)
-        for slot in chosen:
-            process = slot.process
-            if process is None:
-                continue
+                living.append((slot, slot.process))
+        for slot, process in living:
             try:
                 await asyncio.wait_for(process.ended.wait(), STOP_S)
             except TimeoutError:

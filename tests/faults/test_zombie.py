@@ -1,0 +1,157 @@
+"""A placer that sleeps, is replaced, and wakes up believing that it is still in office."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from penstock.events.topics import Topic
+from penstock.kernel.log import Partition
+from penstock.ledger.record import GENESIS, RawRecord, read_valid
+from penstock.testing.fault_cell import FaultCell, Slot
+from penstock.testing.judge import judge, read_all
+from penstock.testing.kafka import KafkaBroker
+
+from .conftest import TAKEOVER_MS, MakeCell
+
+AT_ONCE = 24
+PATIENCE_S = 30.0
+ROUNDS = 3
+MOST_ROUNDS = 9  # until some zombie has written something
+LEDGER = Partition(Topic.LEDGER, 0)
+
+
+@pytest_asyncio.fixture(
+    params=[
+        pytest.param("embedded", marks=pytest.mark.postgres),
+        pytest.param("kafka", marks=[pytest.mark.postgres, pytest.mark.kafka]),
+    ]
+)
+async def cell(request: pytest.FixtureRequest, make_cell: MakeCell, dsn: str) -> AsyncIterator[FaultCell]:
+    """A cell with judges and an estimator; no placer yet."""
+    url = dsn
+    if request.param == "kafka":
+        broker: KafkaBroker = request.getfixturevalue("broker")
+        url = broker.url()
+    found = await make_cell(url, dsn)
+    await found.start(*found.judges(3), *found.services("estimator", armed=False))
+    yield found
+
+
+def placer(name: str, *, standby: bool = False) -> Slot:
+    return Slot(name, "penstock.placer", env={"PENSTOCK_STANDBY": "1"} if standby else {})
+
+
+async def records(cell: FaultCell) -> list[RawRecord]:
+    """The valid ones."""
+    head, valid = GENESIS, []
+    for record in await read_all(cell.log, LEDGER):
+        found = read_valid(head, record.value)
+        if found is not None:
+            head, raw = found
+            valid.append(raw)
+    return valid
+
+
+async def count_void(cell: FaultCell) -> int:
+    every = await read_all(cell.log, LEDGER)
+    head, void = GENESIS, 0
+    for record in every:
+        found = read_valid(head, record.value)
+        if found is None:
+            void += 1
+        else:
+            head = found[0]
+    return void
+
+
+def starts(valid: list[RawRecord]) -> list[RawRecord]:
+    return [raw for raw in valid if raw.cause.placer_id is not None]
+
+
+def send(cell: FaultCell, name: str, number: signal.Signals) -> None:
+    process = cell.slots[name].process
+    assert process is not None
+    cell.zygote.signal(process, number)
+
+
+def pid_of(cell: FaultCell, name: str) -> int:
+    process = cell.slots[name].process
+    assert process is not None
+    assert process.pid is not None
+    return process.pid
+
+
+async def rest_and_judge(cell: FaultCell) -> int:
+    """Returns how many void records the ledger's partition holds."""
+    await cell.settle(PATIENCE_S)
+    await cell.stop()
+    verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
+    print(f"\n{verdict.summary()}")
+    assert verdict.problems == []
+    assert cell.crashes == []
+    return verdict.void
+
+
+@pytest.mark.timeout(120)
+async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
+    """The machine of placer A swaps itself to death in the middle of work; B takes over; A's machine recovers.
+
+    What A still writes is void, what it still orders is refused or was never sent, and then it stands by: in
+    the next round it is B that sleeps, and A that takes over.
+    """
+    await cell.start(placer("a"))
+    await cell.start(placer("b", standby=True))
+    submitting = cell.background(cell.users.keep_submitting(cell.follower, AT_ONCE))
+    replica = cell.follower.replica
+    await cell.until(lambda: len(replica.state.ended) >= 10, PATIENCE_S, "jobs flow")
+    office = ["a", "b"]
+    for turn in range(MOST_ROUNDS):
+        sleeper, successor = office[turn % 2], office[(turn + 1) % 2]
+        term = replica.state.term
+        assert f"placer-{pid_of(cell, sleeper)}-" in str(starts(await records(cell))[-1].cause.placer_id)
+        send(cell, sleeper, signal.SIGSTOP)
+        await cell.until(lambda term=term: replica.state.term > term, PATIENCE_S, "the successor takes over")  # type: ignore[misc]
+        ended = len(replica.state.ended)
+        await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, PATIENCE_S, "jobs flow again")  # type: ignore[misc]
+        woken = replica.head.seq
+        send(cell, sleeper, signal.SIGCONT)
+        await asyncio.sleep(3 * TAKEOVER_MS / 1_000)  # it would take over now, if it did not understand
+        valid = await records(cell)
+        last = starts(valid)[-1]
+        assert f"placer-{pid_of(cell, successor)}-" in str(last.cause.placer_id), (
+            "the zombie took the office back"
+        )
+        assert {raw.term for raw in valid if raw.seq > woken} <= {last.term}
+        if turn + 1 >= ROUNDS and await count_void(cell) > 0:
+            break
+    submitting.cancel()
+    void = await rest_and_judge(cell)
+    print(f"{void} void records of zombies")
+    assert void > 0, "no zombie wrote anything after it was replaced: this showed nothing"
+
+
+@pytest.mark.timeout(120)
+async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
+    """Placer A is gone for good. Nobody sends heartbeats: B notices because an input stays unanswered."""
+    await cell.start(placer("a"))
+    await cell.start(placer("b", standby=True))
+    for _ in range(5):
+        await cell.users.submit(("/bin/sleep", "0.01"))
+    await cell.settle(PATIENCE_S)
+    quiet = [(await cell.log.end_offsets([Partition(topic, 0)])) for topic in Topic if topic != Topic.LEDGER]
+    cell.slots["a"].keep = False
+    cell.kill("a")
+    await asyncio.sleep(3 * TAKEOVER_MS / 1_000)
+    assert cell.follower.replica.state.term == 1, "nothing waits, so nobody needs to take over"
+    assert quiet == [(await cell.log.end_offsets([Partition(t, 0)])) for t in Topic if t != Topic.LEDGER]
+    loop = asyncio.get_running_loop()
+    asked_s = loop.time()
+    await cell.users.submit(("/bin/sleep", "0.01"))
+    await cell.until(lambda: cell.follower.replica.state.term == 2, PATIENCE_S, "B takes over")
+    took_ms = (loop.time() - asked_s) * 1_000
+    print(f"\ntook over {took_ms:.0f} ms after the first unanswered input (patience {TAKEOVER_MS} ms)")
+    assert took_ms < TAKEOVER_MS + 1_500
+    await rest_and_judge(cell)
