@@ -1,0 +1,215 @@
+"""Who may come in, restarts and outages, and the chores that the gateway starts."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from penstock.events.topics import Topic
+from penstock.gateway.shell import service as gateway_service
+from penstock.gateway.shell.options import Options
+from penstock.kernel.errors import ConfigurationError
+from penstock.kernel.postgres import PostgresServer
+from penstock.kernel.snapshots import save_snapshot
+from penstock.ledger.replica import Replica
+from penstock.testing.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from penstock.testing.hand_placer import node_spec
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest_asyncio.fixture
+async def cell(dsn: str) -> AsyncIterator[Cell]:
+    async with running(dsn) as found:
+        yield found
+
+
+# ---------------------------------------------------------------------------------------- who may come in
+
+
+async def test_every_request_needs_a_token_where_tokens_are_set(dsn: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("first-token-0123456789\nsecond-token-0123456789\n")
+    path.chmod(0o600)
+    options = Options.from_env({"PENSTOCK_TOKEN_FILE": str(path), "PENSTOCK_GATEWAY_BIND": "0.0.0.0:1"})
+    assert options.host == "0.0.0.0"
+    async with running(dsn, tokens=options.tokens) as cell:
+        for authorization in (
+            None,
+            "Bearer wrong-token-0123456789",
+            "Basic first-token-0123456789",
+            "Bearer",
+        ):
+            headers = {"authorization": authorization} if authorization else {}
+            for path_ in ("/v1/jobs", "/v1/stream", "/openapi.json"):
+                refused = await cell.http.get(path_, headers=headers)
+                problem(refused, 401)
+                assert refused.headers["www-authenticate"].startswith("Bearer")
+        good = {"authorization": "Bearer second-token-0123456789"}
+        assert (await cell.http.post("/v1/jobs", json=SPEC, headers=good)).status_code == 202
+        assert (await cell.http.get("/healthz")).status_code == 200
+
+
+async def test_a_web_page_of_another_site_cannot_submit(cell: Cell) -> None:
+    """A page in the user's browser posts to 127.0.0.1, or has its name point there: what it submits would run."""
+    evil = {"origin": "https://evil.example"}
+    assert problem(await cell.http.post("/v1/jobs", json=SPEC, headers=evil), 403)["type"].endswith(
+        "foreign_origin"
+    )
+    rebound = {"host": "evil.example:8742"}
+    assert problem(await cell.http.get("/v1/jobs", headers=rebound), 403)["type"].endswith("foreign_host")
+    own = {"origin": cell.url}
+    assert (await cell.http.post("/v1/jobs", json=SPEC, headers=own)).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "complaint"),
+    [
+        (0o644, "a-token-of-some-length\n", "chmod 600"),
+        (0o600, "short\n", "at least 16"),
+        (0o600, "\n", "1 to 64 tokens"),
+    ],
+)
+def test_a_careless_token_file_is_refused(tmp_path: Path, mode: int, text: str, complaint: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=complaint):
+        Options.from_env({"PENSTOCK_TOKEN_FILE": str(path)})
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:8742", "[::]:8742", "10.0.0.1:80", "example.com:80"])
+def test_it_binds_to_loopback_only_without_tokens(bind: str) -> None:
+    """Whoever reaches the gateway runs commands: the whole network must not, by default."""
+    with pytest.raises(ConfigurationError, match="PENSTOCK_TOKEN_FILE"):
+        Options.from_env({"PENSTOCK_GATEWAY_BIND": bind})
+
+
+@pytest.mark.parametrize("bind", ["8742", "127.0.0.1:x", "127.0.0.1:99999", ":1"])
+def test_a_wrong_bind_is_named(bind: str) -> None:
+    with pytest.raises(ConfigurationError, match="PENSTOCK_GATEWAY_BIND"):
+        Options.from_env({"PENSTOCK_GATEWAY_BIND": bind})
+
+
+def test_an_address_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigurationError, match="stop what listens there"):
+            gateway_service.listening_socket(Options("127.0.0.1", taken.getsockname()[1]))
+
+
+# ------------------------------------------------------------------------------------------ the rest
+
+
+async def test_projections_are_verified_and_rebuilt_over_http(cell: Cell) -> None:
+    cell.placer.join(node_spec("n0", 1))
+    cell.placer.run(["a", "b"])
+    await cell.tell()
+    async with asyncio.timeout(WITHIN_S):
+        while (await cell.http.get("/v1/status")).json()["projected_seq"] < len(cell.placer.values):
+            await asyncio.sleep(0.01)
+    connection = await asyncpg.connect(cell.dsn)
+    await connection.execute("UPDATE penstock.jobs SET owner = 'mallory' WHERE job_id = 'a'")
+    await connection.close()
+    found = (await cell.http.post("/v1/projections/verify")).json()
+    assert (found["ok"], found["different"], found["differences"][0]["key"]) == (False, 1, "a")
+    assert (await cell.http.post("/v1/projections/rebuild")).json()["ok"]
+    assert (await cell.http.post("/v1/projections/verify")).json()["ok"]
+
+
+async def test_the_openapi_document_is_whole(cell: Cell) -> None:
+    """Client generators read it: every reference resolves, bodies have examples that the gateway itself accepts."""
+    document = (await cell.http.get("/openapi.json")).json()
+    text = json.dumps(document)
+    for reference in {part.split('"')[0] for part in text.split('"$ref": "')[1:]}:
+        found = document
+        for step in reference.removeprefix("#/").split("/"):
+            found = found[step]
+    submit = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
+    for kind, part in submit.items():
+        body = part["example"] if isinstance(part["example"], str) else json.dumps(part["example"])
+        answer = await cell.http.post("/v1/jobs", content=body, headers={"content-type": kind})
+        assert answer.status_code == 202, answer.text
+    hand_in = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]
+    example = hand_in["application/cloudevents+json"]["example"]
+    headers = {"content-type": "application/cloudevents+json"}
+    assert (
+        await cell.http.post("/v1/events", content=json.dumps(example), headers=headers)
+    ).status_code == 202
+
+
+async def test_a_gateway_starts_from_a_snapshot_and_goes_on(dsn: str) -> None:
+    """A restart in the middle of the day: the replica is the same, and ended jobs are still known."""
+    async with running(dsn) as cell:
+        cell.placer.join(node_spec("n0", 1))
+        cell.placer.run(["done"])
+        cell.placer.submit("waits", gpus=2)
+        await cell.tell()
+        replica, connection = Replica(), await asyncpg.connect(dsn)
+        for offset, value in enumerate(cell.placer.values[:4]):
+            replica.take(value, offset)
+        async with asyncio.timeout(WITHIN_S):
+            while (await cell.http.get("/v1/status")).json()["projected_seq"] < len(cell.placer.values):
+                await asyncio.sleep(0.01)
+        await save_snapshot(connection, "default", replica)
+        await connection.close()
+        before = [(await cell.http.get(f"/v1/jobs/{job}")).json() for job in ("done", "waits")]
+    async with running(dsn) as cell:
+        after = [(await cell.http.get(f"/v1/jobs/{job}")).json() for job in ("done", "waits")]
+        assert after == before
+        assert (await cell.http.get("/readyz")).status_code == 200
+
+
+async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
+    """The out-of-memory killer picks Postgres twice while jobs come in: every 202 is kept, and the tables are right."""
+    server = PostgresServer()
+    dsn = await server.start(postgres_folder / "pg")
+    keyed: set[str] = set()
+    try:
+        async with running(dsn) as cell:
+            stop = asyncio.Event()
+
+            async def submit(client: int) -> None:
+                number = 0
+                while not stop.is_set():
+                    number += 1
+                    key = {"Idempotency-Key": f"{client}-{number}"}
+                    while (
+                        answer := await cell.http.post("/v1/jobs", json=SPEC, headers=key)
+                    ).status_code == 503:
+                        assert answer.headers["retry-after"]
+                        await asyncio.sleep(0.05)
+                    assert answer.status_code in (200, 202), answer.text
+                    keyed.add(answer.json()["job_id"])
+                    await asyncio.sleep(0.01)
+
+            submitting = [asyncio.create_task(submit(client)) for client in range(4)]
+            for _ in range(2):
+                await asyncio.sleep(0.7)
+                assert server.pid is not None
+                os.kill(server.pid, signal.SIGKILL)
+                assert await server.start(postgres_folder / "pg") == dsn
+            await asyncio.sleep(0.7)
+            stop.set()
+            await asyncio.wait_for(asyncio.gather(*submitting), 60)
+            events = await cell.written(Topic.JOBS)
+            assert {event.data.subject() for event in events} == keyed
+            cell.placer.join(node_spec("n0", 1))
+            for event in events:
+                cell.placer.feed(event.data, event.id)
+            await cell.tell()
+            await cell.caught_up()
+            assert len((await cell.http.get("/v1/jobs", params={"limit": 1_000})).json()["jobs"]) == len(
+                keyed
+            )
+            assert (await cell.http.post("/v1/projections/verify")).json()["ok"]
+    finally:
+        await server.stop()

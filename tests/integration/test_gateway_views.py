@@ -1,0 +1,265 @@
+"""Looking at a cell over real HTTP: jobs, reasons, the stream of events, logs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+import pytest_asyncio
+
+from penstock.events.topics import Topic
+from penstock.kernel.snapshots import save_snapshot
+from penstock.kernel.task_logs import log_path
+from penstock.ledger.replica import Replica
+from penstock.testing.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from penstock.testing.hand_placer import node_spec
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest_asyncio.fixture
+async def cell(dsn: str) -> AsyncIterator[Cell]:
+    async with running(dsn) as found:
+        yield found
+
+
+# ------------------------------------------------------------------------------------------- looking
+
+
+async def test_looking_at_a_cell(cell: Cell) -> None:
+    """One job runs, one waits, one can never run, one has ended: every view tells the same story."""
+    placer = cell.placer
+    placer.join(node_spec("n0", 2))
+    placer.run(["done"])
+    placer.submit("runs")
+    placer.start("runs")
+    placer.submit("waits", gpus=2)
+    placer.submit("never", gpus=9)
+    await cell.tell()
+    async with asyncio.timeout(WITHIN_S):
+        while (status := (await cell.http.get("/v1/status")).json())["seq"] < len(placer.values):
+            await asyncio.sleep(0.01)
+    assert status["jobs"] == {"running": 1, "queued": 2}
+    get = cell.http.get
+    listed = (await get("/v1/jobs")).json()
+    assert [job["job_id"] for job in listed["jobs"]] == ["never", "waits", "runs", "done"]
+    page = (await get("/v1/jobs", params={"limit": 3})).json()
+    rest = (await get("/v1/jobs", params={"limit": 3, "cursor": page["next_cursor"]})).json()
+    assert [job["job_id"] for job in rest["jobs"]] == ["done"]
+    assert [j["job_id"] for j in (await get("/v1/jobs", params={"status": "running"})).json()["jobs"]] == [
+        "runs"
+    ]
+    assert (await get("/v1/jobs", params={"owner": "nobody"})).json()["jobs"] == []
+    assert (await get("/v1/jobs/done")).json()["outcome"] == "succeeded"
+    (task,) = (await get("/v1/jobs/runs/tasks")).json()["tasks"]
+    assert (task["status"], task["node_id"]) == ("running", "n0")
+    events = (await get("/v1/jobs/done/events")).json()["events"]
+    assert (events[0]["type"], events[-1]["type"]) == ("penstock.job.submitted", "penstock.job.ended")
+    node = (await get("/v1/nodes/n0")).json()
+    assert (node["gpus_free"], [gpu["job_id"] for gpu in node["gpu_list"]]) == (1, ["runs", None])
+    assert [gpu["gpu"] for gpu in (await get("/v1/gpus")).json()["gpus"]] == [0, 1]
+    queue = (await get("/v1/queue")).json()["jobs"]
+    assert [(job["job_id"], job["reason"]) for job in queue] == [
+        ("waits", "gpus_busy"),
+        ("never", "never_fits_gpus"),
+    ]
+    decisions = (await get("/v1/decisions", params={"job": "runs"})).json()["decisions"]
+    assert [row["kind"] for row in decisions] == ["penstock.placement.decided"]
+    one = (await get(f"/v1/decisions/{decisions[0]['seq']}")).json()["decisions"]
+    assert one == decisions
+    why = (await get("/v1/jobs/runs/why")).json()
+    assert (why["status"], why["placement"]["candidates"][0]["nodes"]) == ("running", ["n0"])
+    ended = (await get("/v1/jobs/done/why")).json()
+    assert (ended["status"], ended["placement"]["tasks"][0]["node_id"]) == ("succeeded", "n0")
+    for path, status_code in [
+        ("/v1/jobs/nobody", 404), ("/v1/jobs/nobody/tasks", 404), ("/v1/nodes/n9", 404), ("/v1/decisions/2", 404),
+        ("/v1/decisions/x", 400), ("/v1/jobs?limit=0", 400), ("/v1/jobs?status=odd", 400), ("/v1/nothing", 404),
+        ("/v1/jobs/runs/why?at=x", 400), ("/v1/jobs/runs/why?at=999", 404), ("/v1/jobs/runs/why?at=1", 404),
+    ]:  # fmt: skip
+        problem(await get(path), status_code)
+    problem(await cell.http.put("/v1/jobs"), 405)
+
+
+async def test_why_at_any_past_record(cell: Cell) -> None:
+    """Next morning: why did it wait at that moment? The answer is what it would have been then, snapshot or not."""
+    placer = cell.placer
+    placer.join(node_spec("n0", 1))
+    placer.submit("first")
+    placer.submit("second")
+    waited_at = len(placer.values)
+    placer.start("first")
+    placer.finish("first")
+    placed_at = len(placer.values)
+    placer.start("second")
+    await cell.tell()
+
+    async def why(at: int) -> dict[str, Any]:
+        found: dict[str, Any] = (await cell.http.get(f"/v1/jobs/second/why?at={at}")).json()
+        return found
+
+    async with asyncio.timeout(WITHIN_S):
+        while (await cell.http.get("/v1/status")).json()["seq"] < len(placer.values):
+            await asyncio.sleep(0.01)
+    answers = {at: await why(at) for at in (waited_at, placed_at)}
+    assert (answers[waited_at]["reason"], answers[waited_at]["seq"]) == ("gpus_busy", waited_at)
+    assert answers[waited_at]["placement"] is None
+    assert (answers[placed_at]["status"], answers[placed_at]["reason"]) == ("launching", None)
+    assert answers[placed_at]["placement"]["seq"] == placed_at
+    replica, connection = Replica(), await asyncpg.connect(cell.dsn)
+    for offset, value in enumerate(placer.values[:waited_at]):
+        replica.take(value, offset)
+    await save_snapshot(connection, "default", replica)
+    await connection.close()
+    assert {at: await why(at) for at in answers} == answers
+
+
+async def test_cancel(cell: Cell) -> None:
+    cell.placer.join(node_spec("n0", 1))
+    cell.placer.run(["done"])
+    cell.placer.submit("runs")
+    await cell.tell()
+    async with asyncio.timeout(WITHIN_S):
+        while (await cell.http.get("/v1/jobs/runs")).status_code == 404:
+            await asyncio.sleep(0.01)
+    assert (await cell.http.delete("/v1/jobs/runs")).status_code == 202
+    assert (await cell.http.post("/v1/jobs/runs/cancel", json={"reason": "wrong data"})).status_code == 202
+    events = await cell.written(Topic.JOBS)
+    assert [getattr(event.data, "reason", "") for event in events] == ["asked by the user", "wrong data"]
+    problem(await cell.http.delete("/v1/jobs/nobody"), 404)
+    assert "succeeded" in problem(await cell.http.delete("/v1/jobs/done"), 409)["detail"]
+    problem(await cell.http.post("/v1/jobs/runs/cancel", json={"reason": 1, "x": 2}), 400)
+    problem(await cell.http.post("/v1/jobs/runs/cancel", json=[1]), 400)
+
+
+# ------------------------------------------------------------------------------------------- stream
+
+
+async def frames(response: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """(id, data) of each event."""
+    event_id = ""
+    async for line in response.aiter_lines():
+        if line.startswith("id: "):
+            event_id = line[4:]
+        elif line.startswith("data: "):
+            yield event_id, json.loads(line[6:])
+
+
+async def test_a_stream_resumes_without_gap_or_duplicate(cell: Cell) -> None:
+    """A browser tab loses its connection again and again while jobs run: what it has seen in the end is the ledger."""
+    seen: list[str] = []
+    placer = cell.placer
+    placer.join(node_spec("n0", 2))
+    await cell.tell()
+
+    async def work() -> None:
+        for number in range(12):
+            placer.run([f"job-{number}"])
+            await cell.tell()
+            await asyncio.sleep(0.01)
+
+    working = asyncio.create_task(work())
+    last = "0"
+    async with asyncio.timeout(WITHIN_S):
+        while not seen or seen[-1].split(".")[0] != "50":
+            async with cell.http.stream("GET", "/v1/stream", headers={"Last-Event-ID": last}) as response:
+                assert response.headers["content-type"].startswith("text/event-stream")
+                async for last, data in frames(response):
+                    assert last == f"{data['seq']}.{data['n']}"
+                    seen.append(last)
+                    if len(seen) % 9 == 0 or data["seq"] == 50:
+                        break
+    await working
+    assert len(placer.values) == 50
+    connection = await asyncpg.connect(cell.dsn)
+    rows = await connection.fetch("SELECT seq || '.' || n AS id FROM penstock.events ORDER BY seq, n")
+    await connection.close()
+    assert seen[: len(rows)] == [row["id"] for row in rows][: len(seen)]
+    assert len(rows) - len(seen) < 5  # it stopped reading at the first event of the last record
+
+
+async def test_a_stream_starts_now_and_filters(cell: Cell) -> None:
+    """`watch JOB`: only its events; without an id, only what happens from now on."""
+    cell.placer.join(node_spec("n0", 2))
+    await cell.tell()
+    await asyncio.sleep(0.2)
+    async with cell.http.stream("GET", "/v1/stream", params={"job": "b"}) as response:
+        lines = frames(response)
+        cell.placer.submit("a")
+        cell.placer.submit("b")
+        await cell.tell()
+        async with asyncio.timeout(WITHIN_S):
+            found = [await anext(lines) for _ in range(3)]
+    assert {data["job_id"] for _, data in found} == {"b"}
+    async with cell.http.stream("GET", "/v1/stream") as response:
+        lines = frames(response)
+        cell.placer.submit("c")
+        await cell.tell()
+        async with asyncio.timeout(WITHIN_S):
+            assert (await anext(lines))[1]["job_id"] == "c"
+
+
+async def test_a_place_in_the_stream_must_exist(cell: Cell) -> None:
+    cell.placer.join(node_spec("n0", 2), node_spec("n1", 2), node_spec("n2", 2))
+    await cell.tell()
+    async with asyncio.timeout(WITHIN_S):
+        while (await cell.http.get("/v1/status")).json()["projected_seq"] < 4:
+            await asyncio.sleep(0.01)
+    for wrong in ("x", "-1", "1.2.3", "9" * 40, "99"):
+        problem(await cell.http.get("/v1/stream", headers={"Last-Event-ID": wrong}), 400)
+    connection = await asyncpg.connect(cell.dsn)
+    await connection.execute("DELETE FROM penstock.events WHERE seq < 4")
+    await connection.close()
+    body = problem(await cell.http.get("/v1/stream", headers={"Last-Event-ID": "1.0"}), 410)
+    assert "before record 4" in body["detail"]
+
+
+# --------------------------------------------------------------------------------------------- logs
+
+
+async def test_logs_are_followed_to_the_exit(dsn: str, tmp_path: Path) -> None:
+    """`logs -f` while the task prints: it gets every byte as it comes, and ends when the task has exited."""
+    async with running(dsn, log_dir=tmp_path) as cell:
+        cell.placer.join(node_spec("n0", 1))
+        cell.placer.submit("j")
+        cell.placer.start("j")
+        await cell.tell()
+        path = log_path(tmp_path, "j", "j.1.w0")
+        async with asyncio.timeout(WITHIN_S):
+            while (await cell.http.get("/v1/jobs/j")).status_code == 404:
+                await asyncio.sleep(0.01)
+            async with cell.http.stream("GET", "/v1/jobs/j/logs", params={"follow": 1}) as response:
+                assert response.status_code == 200
+                chunks = response.aiter_text()
+                await asyncio.sleep(0.1)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text("epoch 1\n")
+                assert await anext(chunks) == "epoch 1\n"
+                with path.open("a") as file:
+                    file.write("epoch 2\n")
+                assert await anext(chunks) == "epoch 2\n"
+                with path.open("a") as file:
+                    file.write("bye\n")
+                cell.placer.finish("j")
+                await cell.tell()
+                assert "".join([chunk async for chunk in chunks]) == "bye\n"
+        whole = await cell.http.get("/v1/jobs/j/logs", params={"task": "w0"})
+        assert whole.text == "epoch 1\nepoch 2\nbye\n"
+        assert (await cell.http.get("/v1/jobs/j/logs", params={"tail": 2})).text == "epoch 2\nbye\n"
+        assert (
+            await cell.http.get("/v1/jobs/j/logs", params={"tail": 9, "task": "j.1.w0"})
+        ).text == whole.text
+        secret = tmp_path.parent / "secret.log"
+        secret.write_text("no")
+        for name in ("../../secret", "..%2F..%2Fsecret", "w1", "/etc/passwd", "."):
+            problem(await cell.http.get("/v1/jobs/j/logs", params={"task": name}), 404)
+        problem(await cell.http.get("/v1/jobs/%2e%2e/logs"), 404)
+
+
+async def test_without_a_log_folder_it_says_so(cell: Cell) -> None:
+    job_id = (await cell.http.post("/v1/jobs", json=SPEC)).json()["job_id"]
+    body = problem(await cell.http.get(f"/v1/jobs/{job_id}/logs"), 404)
+    assert "PENSTOCK_LOG_DIR" in body["detail"]
