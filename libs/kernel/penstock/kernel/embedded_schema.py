@@ -7,6 +7,7 @@ crash cannot lose the wake-up of a committed record.
 """
 
 import struct
+from functools import lru_cache
 
 import asyncpg
 
@@ -105,9 +106,15 @@ def pack_headers(headers: Headers) -> bytes:
         return b""
     parts: list[bytes] = []
     for name, value in headers:
-        label = name.encode()
-        parts += (_LENGTHS.pack(len(label), len(value)), label, value)
+        parts.append(_label(name, len(value)))
+        parts.append(value)
     return b"".join(parts)
+
+
+@lru_cache(maxsize=4_096)
+def _label(name: str, value_bytes: int) -> bytes:
+    label = name.encode()
+    return _LENGTHS.pack(len(label), value_bytes) + label
 
 
 def unpack_headers(packed: bytes) -> Headers:

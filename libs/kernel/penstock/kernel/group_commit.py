@@ -35,7 +35,9 @@ def check_sizes(messages: Sequence[Message]) -> None:
             raise TooLarge(
                 f"{len(message.value)} bytes for {message.partition}; the bound is {MAX_RECORD_BYTES}"
             )
-        label_bytes = len(message.key or b"") + sum(len(name) + len(value) for name, value in message.headers)
+        label_bytes = len(message.key or b"")
+        for name, value in message.headers:
+            label_bytes += len(name) + len(value)
         if label_bytes > HEADERS_MAX_BYTES:
             raise TooLarge(
                 f"{label_bytes} bytes of key and headers for {message.partition}; the bound is {HEADERS_MAX_BYTES}"

@@ -27,7 +27,7 @@ from aiokafka.errors import (
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.errors import AppendFailed, KernelError, LogError, NotAllowed, TooLarge
 from penstock.kernel.group_commit import GroupCommit, PartlyFailed
-from penstock.kernel.kafka_reader import KafkaReader
+from penstock.kernel.kafka_reader import FETCH_WAIT_MS, KafkaReader
 from penstock.kernel.log import Message, Partition, Reader
 
 START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
@@ -36,7 +36,6 @@ REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
 STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
 RETRY_S = 0.2  # between attempts to reach a broker that is away
 TOPIC_VISIBLE_LIMIT_S = 15.0  # a created topic has its leaders within 0.1 s
-FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
 FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
@@ -144,11 +143,12 @@ class KafkaLog:
     async def append(self, messages: Sequence[Message]) -> list[int]:
         if self._closed:
             raise AppendFailed("the log is closed")
+        partitions = {message.partition for message in messages}
         if self._counts_lock.locked() or any(
-            message.partition.index >= self._counts.get(message.partition.topic, 0) for message in messages
+            partition.index >= self._counts.get(partition.topic, 0) for partition in partitions
         ):
-            await self.require({message.partition for message in messages})
-        families = {_family(message.partition.topic) for message in messages}
+            await self.require(partitions)
+        families = {_family(partition.topic) for partition in partitions}
         if len(families) == 1:
             return await self._writer(families.pop()).commit.append(messages)
         return await self._append_to_several(sorted(families), messages)

@@ -20,6 +20,8 @@ from penstock.kernel.pacing import Pacer
 LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
 LONG_POLL_MS = 60_000  # 'for ever' in pieces
 STOP_TIMEOUT_S = 5.0
+FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
+GATHER_BYTES = 1 << 20  # more than a paced fetch waits for: its time ends it
 
 
 class Source(Protocol):
@@ -41,6 +43,7 @@ class KafkaReader:
         self._pacer = Pacer(pace_ms, self._now_s)
         self._opening: asyncio.Task[Any] | None = None
         self._consumer: Any = None
+        self._gathering: asyncio.TimerHandle | None = None
         self._closed = False
 
     def position(self, partition: Partition) -> int:
@@ -52,11 +55,6 @@ class KafkaReader:
         deadline_s = None if timeout_ms is None else self._now_s() + timeout_ms / 1000
         if self._consumer is None and not await self._opened(deadline_s):
             return []
-        delay_s = self._pacer.delay_s()
-        if delay_s > 0 and deadline_s is None:
-            await asyncio.sleep(delay_s)  # under load; the consumer gathers meanwhile
-        elif delay_s > 0 and deadline_s is not None:
-            await asyncio.sleep(max(0.0, min(delay_s, deadline_s - self._now_s())))
         while True:
             wait_ms = LONG_POLL_MS
             if deadline_s is not None:
@@ -64,6 +62,7 @@ class KafkaReader:
             fetched = await self._fetch(wait_ms, max_records)
             if fetched:
                 self._pacer.took()
+                self._ask_for(self._pacer.delay_s())
                 return self._records(fetched)
             if deadline_s is not None and self._now_s() >= deadline_s:
                 return []
@@ -75,6 +74,8 @@ class KafkaReader:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
             self._opening = None
+        if self._gathering is not None:
+            self._gathering.cancel()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await _stop(consumer)
@@ -122,6 +123,25 @@ class KafkaReader:
         except (KafkaError, ConsumerStoppedError) as error:
             raise LogError(f"the log cannot be read: {error!r}") from error
         return fetched
+
+    def _ask_for(self, gather_s: float) -> None:
+        """What the consumer's next requests say: answer at once, or (under load) gather for `gather_s` first.
+
+        The broker gathers, not we: a client that slept would hold a first record that is already there, and ask
+        for those behind it only afterwards. The consumer asks once we yield to the event loop.
+        """
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        fetcher = self._consumer._fetcher
+        if gather_s > 0:
+            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = (
+                GATHER_BYTES,
+                max(1, round(gather_s * 1_000)),
+            )
+            self._gathering = asyncio.get_running_loop().call_later(gather_s, self._ask_for, 0.0)
+        else:
+            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = 1, FETCH_WAIT_MS
 
     def _records(self, fetched: dict[TopicPartition, list[Any]]) -> list[Record]:
         records = []
