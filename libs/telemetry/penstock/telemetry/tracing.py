@@ -132,6 +132,7 @@ class _Sink:
         error: str | None,
     ) -> None:
         """Queues one finished span; never blocks."""
+        start = min(_nanoseconds(start_ms), MAX_NANOSECONDS - 1)
         self._processor.on_end(
             self._span(
                 name,
@@ -147,7 +148,9 @@ class _Sink:
                 },
                 status=self._unset if error is None else self._failed(error[:MAX_TEXT_CHARS]),
                 start_time=_nanoseconds(start_ms),
-                end_time=_nanoseconds(max(start_ms, end_ms)),  # clocks may step backwards
+                end_time=max(
+                    _nanoseconds(end_ms), _nanoseconds(start_ms) + 1
+                ),  # clocks step back; 0 ns is an error in Jaeger
                 instrumentation_scope=self._scope,
             )
         )
