@@ -147,10 +147,8 @@ class _Sink:
                     if value is not None
                 },
                 status=self._unset if error is None else self._failed(error[:MAX_TEXT_CHARS]),
-                start_time=_nanoseconds(start_ms),
-                end_time=max(
-                    _nanoseconds(end_ms), _nanoseconds(start_ms) + 1
-                ),  # clocks step back; 0 ns is an error in Jaeger
+                start_time=start,
+                end_time=max(start + 1, _nanoseconds(end_ms)),  # clocks step back; to Jaeger 0 ns is below 0
                 instrumentation_scope=self._scope,
             )
         )
