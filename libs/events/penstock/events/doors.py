@@ -18,7 +18,7 @@ from penstock.cluster.nouns import (
     Usage,
 )
 from penstock.events.base import Event, event
-from penstock.events.topics import Topic
+from penstock.events.topics import MAX_EVENT_BYTES, Topic
 
 Token = Annotated[int, Field(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Field(ge=1, le=1_000)]
@@ -311,6 +311,7 @@ class DeadLettered(Event):
 
     TYPE = "penstock.record.dead_lettered"
     TOPIC = Topic.DEAD_LETTERS
+    MAX_BYTES = 5 * MAX_EVENT_BYTES  # 64 KiB in base64, and 32 headers of which every character may be escaped
 
     source_topic: ShortText
     source_partition: Annotated[int, Field(ge=0)]

@@ -24,6 +24,7 @@ from penstock.placer.shell.replay import Replayer
 from penstock.testing.judge_node import read_history
 
 READ_WAIT_MS = 5_000
+PLACER = "/penstock/placer"
 
 
 class Run(NamedTuple):
@@ -219,9 +220,12 @@ async def judge_orders(verdict: Verdict, log: Log, valid: Sequence[RawRecord]) -
     for index in range(NODE_PARTITIONS):
         for record in await read_all(log, Partition(Topic.ORDERS, index)):
             try:
-                order = from_wire(record.headers, record.value, Topic.ORDERS).data
+                envelope = from_wire(record.headers, record.value, Topic.ORDERS)
             except EventError:
                 continue
+            order = envelope.data
+            if envelope.source != PLACER:
+                continue  # thrown in by a test
             if isinstance(order, StartTask):
                 if (order.token, order.task_id) not in placed:
                     verdict.forged.append(f"start of {order.task_id} with token {order.token}")
