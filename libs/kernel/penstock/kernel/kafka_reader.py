@@ -1,7 +1,7 @@
 """Reader of the Kafka log: one consumer with manual assignment; its own positions, nothing committed to Kafka."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
@@ -14,7 +14,7 @@ from aiokafka.errors import (
 )
 
 from penstock.kernel.errors import LogError, NotAllowed, OffsetOutOfRange
-from penstock.kernel.log import MAX_READ_RECORDS, Partition, Record
+from penstock.kernel.log import MAX_READ_RECORDS, Headers, Partition, Record
 from penstock.kernel.pacing import Pacer
 
 LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
@@ -149,12 +149,22 @@ class KafkaReader:
             partition = self._partitions[name]
             records += [
                 Record(
-                    partition, item.offset, item.value or b"", tuple(item.headers), item.key, item.timestamp
+                    partition,
+                    item.offset,
+                    item.value or b"",
+                    _headers(item.headers),
+                    item.key,
+                    item.timestamp,
                 )
                 for item in part
             ]
             self._positions[partition] = part[-1].offset + 1
         return records
+
+
+def _headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
+    """Kafka allows a header without a value, as it does a record; ours are bytes, empty ones at least."""
+    return tuple((name, b"" if raw is None else raw) for name, raw in found)
 
 
 async def _stop(consumer: Any) -> None:

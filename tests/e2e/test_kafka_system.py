@@ -1,0 +1,173 @@
+"""The whole system as separate processes on a real Kafka that knows each of them by name and gives it only the
+rights of infra/kafka/acls.yaml."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import asyncpg
+import pytest
+from tests.conftest import with_database
+
+from penstock.events.topics import Topic
+from penstock.kernel.errors import NotAllowed
+from penstock.kernel.log import Message, Partition
+from penstock.kernel.open_log import open_log
+from penstock.testing.kafka import KafkaBroker, kafka_broker
+from penstock.testing.processes import Child, free_port
+from penstock.testing.system import Gateway, clean_environment, python_service
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+NODES = ("n0", "n1")
+LEDGER = Partition(Topic.LEDGER, 0)
+STOP_S = 5.0
+
+
+class System:
+    """Every service and two nodes of two virtual GPUs, each a process under its own identity."""
+
+    def __init__(self, broker: KafkaBroker, dsn: str, folder: Path) -> None:
+        self.broker = broker
+        self.dsn = dsn
+        self.folder = folder
+        port = free_port()
+        self.gateway = Gateway(f"http://127.0.0.1:{port}")
+        self._bind = f"127.0.0.1:{port}"
+        with ThreadPoolExecutor() as pool:
+            services = [
+                pool.submit(self._service, name, name)
+                for name in ("placer", "estimator", "projector", "gateway")
+            ]
+            nodes = [pool.submit(self._node, node_id) for node_id in NODES]
+        self.children = [started.result() for started in (*services, *nodes)]
+
+    def environment(self, identity: str) -> dict[str, str]:
+        """What infra/kafka/README.md says that this service needs."""
+        return clean_environment(
+            PENSTOCK_LOG=self.broker.url(identity),
+            PENSTOCK_DSN=self.dsn,
+            PENSTOCK_GATEWAY_BIND=self._bind,
+            PENSTOCK_LOG_DIR=str(self.folder / "task-logs"),
+        )
+
+    def log_of(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def stop(self) -> dict[str, int | None]:
+        """SIGTERM to all at once, as by a machine that shuts down; exit codes by name."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda child: child.stop(STOP_S), self.children))
+        return {child.log_path.stem: child.exit_code for child in self.children}
+
+    def _service(self, name: str, identity: str, *arguments: str, log: str | None = None) -> Child:
+        path = self.folder / f"{log or name}.log"
+        return python_service(name, arguments, log_path=path, env=self.environment(identity))
+
+    def _node(self, node_id: str) -> Child:
+        arguments = ["--node-id", node_id, "--virtual-gpus", "2", "--cores", "4", "--host-memory", "8GiB"]
+        arguments += ["--state-dir", str(self.folder / node_id), "--drain"]
+        return self._service("node_reporter", "node-reporter", *arguments, log=node_id)
+
+
+@contextlib.contextmanager
+def database(admin_dsn: str, name: str) -> Iterator[str]:
+    async def execute(statement: str) -> None:
+        connection = await asyncpg.connect(admin_dsn)
+        await connection.execute(statement)
+        await connection.close()
+
+    asyncio.run(execute(f"CREATE DATABASE {name}"))
+    yield with_database(admin_dsn, name)
+    asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(scope="module")
+def system(postgres_dsn: str) -> Iterator[System]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp")))
+        dsn = stack.enter_context(database(postgres_dsn, "kafka_system"))
+        broker = stack.enter_context(kafka_broker(folder / "broker", security="scram"))
+        broker.create_topics()
+        found = System(broker, dsn, folder)
+        stack.callback(found.stop)
+        yield found
+
+
+def test_jobs_of_every_kind_end_as_they_should(system: System) -> None:
+    """A team moves from one machine to its own Kafka and submits what it always submits."""
+    gateway = system.gateway
+    well = gateway.submit(["true"])
+    failed = gateway.submit(["sh", "-c", "exit 3"])
+    gang = gateway.submit(["sleep", "0.2"], workers=4)
+    flag = system.folder / "tried"
+    retried = gateway.submit(
+        ["sh", "-c", f"test -e {flag} || {{ touch {flag}; exit 1; }}"],
+        retry={"max_attempts": 2, "backoff_ms": 10},
+    )
+    too_big = gateway.submit(["true"], resources={"gpus": 3}, queue_timeout_ms=200)
+    cancelled = gateway.submit(["sleep", "60"], grace_ms=500)
+    gateway.until(cancelled, "running")
+    gateway.post(f"/v1/jobs/{cancelled}/cancel")
+    ends = {job: gateway.until_ended(job) for job in (well, failed, gang, retried, too_big, cancelled)}
+    assert {job: (row["outcome"], row["exit_code"]) for job, row in ends.items()} == {
+        well: ("succeeded", 0),
+        failed: ("failed", 3),
+        gang: ("succeeded", 0),
+        retried: ("succeeded", 0),
+        too_big: ("timed_out_queued", None),
+        cancelled: ("cancelled", None),
+    }
+    assert ends[retried]["attempt"] == 2
+    tasks = gateway.get(f"/v1/jobs/{gang}/tasks")["tasks"]
+    assert sorted(task["node_id"] for task in tasks) == ["n0", "n0", "n1", "n1"]
+
+
+def test_the_ledger_decides_the_same_again(system: System) -> None:
+    """An auditor replays it from Kafka; the gateway's own rights are enough for that."""
+    report = system.gateway.get("/v1/replay")
+    assert report["ok"], report
+    assert report["records"] > 30
+    assert (report["different"], report["identical"]) == (0, report["records"])
+
+
+def test_the_read_models_equal_a_replay(system: System) -> None:
+    """The same auditor does not trust the tables either: asked of the gateway, and of the projector itself."""
+    found = system.gateway.post("/v1/projections/verify")
+    assert found["ok"], found
+    argv = [sys.executable, "-m", "penstock.projector", "verify"]
+    done = subprocess.run(
+        argv, env=system.environment("projector"), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["ok"]
+
+
+@pytest.mark.parametrize("identity", ["gateway", "estimator", "projector", "node-reporter"])
+async def test_nobody_but_the_placer_writes_the_ledger_meanwhile(system: System, identity: str) -> None:
+    """A wrong line in a service's code, while everything runs: the broker refuses, the chain is untouched."""
+    log = await open_log(system.broker.url(identity), identity).start()
+    admin = await open_log(system.broker.url("admin"), "admin").start()
+    try:
+        before = await admin.end_offsets([LEDGER])
+        with pytest.raises(NotAllowed):
+            await log.append([Message(LEDGER, b"{}")])
+        assert await admin.end_offsets([LEDGER]) == before
+    finally:
+        await log.close()
+        await admin.close()
+
+
+def test_sigterm_ends_everything_in_order_and_nobody_had_to_complain(system: System) -> None:
+    """The machines shut down. What the services have logged until then is worth reading: no warning in it."""
+    assert system.stop() == dict.fromkeys(("placer", "estimator", "projector", "gateway", *NODES), 0)
+    for child in system.children:
+        name = child.log_path.stem
+        for word in ("WARNING", "ERROR", "Traceback", "Unclosed"):
+            assert word not in system.log_of(name), f"{name}: {system.log_of(name)}"
