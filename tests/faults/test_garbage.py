@@ -62,7 +62,12 @@ async def post_garbage(cell: FaultCell, generator: Generator, rng: np.random.Gen
                 if set(raw) <= HEADER_SAFE and len(raw) < 2_000
             }
             door = ("/v1/events", "/v1/jobs")[int(rng.integers(2))]
-            kinds = (*["application/json"] * 5, "application/cloudevents+json", "application/yaml", "text/plain")
+            kinds = (
+                *["application/json"] * 5,
+                "application/cloudevents+json",
+                "application/yaml",
+                "text/plain",
+            )
             headers["content-type"] = kinds[int(rng.integers(len(kinds)))]
             answer = await client.post(door, content=piece.value, headers=headers)
             answers[answer.status_code] += 1

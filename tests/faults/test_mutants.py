@@ -77,6 +77,10 @@ MUTANTS = (
         (f"{GUARDS}::test_an_order_follows_only_from_a_record_that_was_read_back",),
     ),
     Mutant(
+        "a dead letter before its record", SERVICE, "            if letters:", "            if False:",
+        (f"{CHAOS}::test_lives_in_bad_weather",),
+    ),
+    Mutant(
         "own term read back before deciding", "penstock.placer.shell.term",
         "if ours and replica.head.term == term:", "if True:",
         (f"{GUARDS}::test_a_placer_decides_only_once_its_own_term_was_read_back",),

@@ -315,6 +315,8 @@ class ChaosCell:
                 retry=RetryPolicy(max_attempts=int(self.rng.integers(1, 3)), backoff_ms=30),
             )
             await self._send(log, JobSubmitted(job_id=job_id, spec=spec), f"submit-{job_id}")
+            if self.rng.random() < 0.2:
+                await insist(log, Message(Partition(Topic.JOBS, 0), b"garbage"))
             self.acknowledged[job_id] = FAILED if code == "1" else SUCCEEDED
             if kind < 0.2:
                 await asyncio.sleep(float(self.rng.uniform(0, 1)))

@@ -140,9 +140,12 @@ class Users:
     async def send(self, event: Event, event_id: str) -> None:
         """Until the log has taken it; an unknown outcome means: again, under the same id."""
         headers, value = to_wire(Envelope(event_id, "/test/users", wall_ms(), event, correlation_id=event_id))
+        await self._insist(Message(Partition(Topic.JOBS, 0), value, headers))
+
+    async def _insist(self, message: Message) -> None:
         while True:
             try:
-                await self._log.append([Message(Partition(Topic.JOBS, 0), value, headers)])
+                await self._log.append([message])
             except LogError:
                 await asyncio.sleep(RETRY_S)
             else:
@@ -170,11 +173,13 @@ class Users:
         return job_id
 
     async def some_job(self) -> None:
-        """One of a mixture: plain ones, gangs, failing ones, cancelled ones."""
+        """One of a mixture: plain ones, gangs, failing ones, cancelled ones; now and then it is only garbage."""
         rng = self._rng
         seconds = f"{rng.uniform(0.005, 0.12):.3f}"
         kind = rng.random()
-        if kind < 0.6:
+        if kind < 0.05:
+            await self._insist(Message(Partition(Topic.JOBS, 0), rng.bytes(40)))
+        elif kind < 0.6:
             await self.submit((*self.task_program, seconds), gpus=int(rng.integers(1, 3)))
         elif kind < 0.8:
             await self.submit((*self.task_program, seconds), workers=int(rng.integers(2, 5)))
