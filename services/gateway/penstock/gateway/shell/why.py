@@ -94,7 +94,7 @@ async def _placement(door: Door, job_id: str, until_seq: int) -> dict[str, Any] 
     """The explanation recorded with its latest placement up to `until_seq`."""
     await door.store.projected(min(until_seq, door.follower.state.seq), 1.0)
     text = await door.store.row(
-        "SELECT (coalesce(explanation, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
+        "SELECT (coalesce(explanation::jsonb, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
         "'attempt', data->'attempt', 'tasks', data->'tasks'))::text FROM decisions "
         "WHERE job_id = $1 AND kind = 'penstock.placement.decided' AND seq <= $2 ORDER BY seq DESC LIMIT 1",
         job_id,

@@ -34,9 +34,9 @@ CREATE TABLE jobs (
     unschedulable text,
     nodes text[] NOT NULL,
     gpus integer NOT NULL,
-    labels jsonb NOT NULL,
-    estimate jsonb,
-    spec jsonb NOT NULL
+    labels json NOT NULL,
+    estimate json,
+    spec json NOT NULL
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX jobs_by_age ON jobs (submitted_seq);
 CREATE INDEX jobs_by_owner ON jobs (owner, submitted_seq);
@@ -63,7 +63,7 @@ CREATE TABLE tasks (
     cause text,
     signal integer,
     detail text,
-    usage jsonb
+    usage json
 ) WITH (fillfactor = 70);
 CREATE INDEX tasks_by_job ON tasks (job_id, attempt, rank);
 
@@ -109,9 +109,9 @@ CREATE TABLE decisions (
     kind text NOT NULL,
     job_id text,
     node_id text,
-    cause jsonb NOT NULL,
-    data jsonb NOT NULL,
-    explanation jsonb,
+    cause json NOT NULL,
+    data json NOT NULL,
+    explanation json,
     PRIMARY KEY (seq, n)
 );
 CREATE INDEX decisions_by_job ON decisions (job_id, seq);

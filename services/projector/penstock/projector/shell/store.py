@@ -2,6 +2,9 @@
 
 The statement begins with a compare-and-set of the position. Of two projectors only one can match it; the other
 writes nothing at all and learns that it was overtaken.
+
+Commits do not wait for the disk (`synchronous_commit=off`): position and rows are lost together, if at all, and
+then projected again from the ledger, which does wait.
 """
 
 import re
@@ -85,7 +88,8 @@ class Store:
                 command_timeout=COMMAND_TIMEOUT_S,
                 server_settings={
                     "search_path": schema,
-                    "application_name": "penstock projector",
+                    "application_name": "penstock read models",
+                    "synchronous_commit": "off",
                     "jit": "off",
                 },
             )
