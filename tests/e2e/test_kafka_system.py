@@ -4,6 +4,7 @@ rights of infra/kafka/acls.yaml."""
 import asyncio
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,8 @@ from penstock.events.topics import Topic
 from penstock.kernel.errors import NotAllowed
 from penstock.kernel.log import Message, Partition
 from penstock.kernel.open_log import open_log
-from penstock.testing.kafka import KafkaBroker, kafka_broker
+from penstock.testing.build_cache import INFRA, REPOSITORY
+from penstock.testing.kafka import ADMIN, KafkaBroker, kafka_broker
 from penstock.testing.processes import Child, free_port
 from penstock.testing.system import Gateway, clean_environment, python_service
 
@@ -88,13 +90,27 @@ def database(admin_dsn: str, name: str) -> Iterator[str]:
     asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+def set_up(broker: KafkaBroker, identity: str = ADMIN) -> int:
+    """Step 2 of infra/kafka/README.md, word for word but for the address; its exit status."""
+    readme = (INFRA / "kafka" / "README.md").read_text()
+    [line] = [line for line in readme.splitlines() if "penstock.kernel.kafka_setup" in line]
+    line = line.replace("kafka://admin:PASSWORD@HOST:9092", broker.url(identity))
+    argv = [sys.executable, *shlex.split(line)[1:]]
+    done = subprocess.run(
+        argv, cwd=REPOSITORY, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
 @pytest.fixture(scope="module")
 def system(postgres_dsn: str) -> Iterator[System]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp")))
         dsn = stack.enter_context(database(postgres_dsn, "kafka_system"))
-        broker = stack.enter_context(kafka_broker(folder / "broker", security="scram"))
-        broker.create_topics()
+        broker = stack.enter_context(kafka_broker(folder / "broker", security="scram", granted=False))
+        assert set_up(broker) == 0
+        assert set_up(broker) == 0, "it may be run again at any time"
         found = System(broker, dsn, folder)
         stack.callback(found.stop)
         yield found
@@ -162,6 +178,11 @@ async def test_nobody_but_the_placer_writes_the_ledger_meanwhile(system: System,
     finally:
         await log.close()
         await admin.close()
+
+
+def test_only_an_administrator_gives_rights(system: System) -> None:
+    """Somebody runs the set-up with the gateway's password, which lies nearer at hand."""
+    assert set_up(system.broker, "gateway") == 1
 
 
 def test_sigterm_ends_everything_in_order_and_nobody_had_to_complain(system: System) -> None:

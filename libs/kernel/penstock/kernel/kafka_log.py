@@ -23,6 +23,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     for_code,
 )
+from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.errors import AppendFailed, KernelError, LogError, NotAllowed, TooLarge
@@ -40,7 +41,9 @@ FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
 MAX_REPLICAS = 3
-UNKNOWN_TOPIC, TOPIC_DENIED, TOPIC_EXISTS = 3, 29, 36  # Kafka error codes
+UNKNOWN_TOPIC, TOPIC_DENIED, CLUSTER_DENIED, TOPIC_EXISTS = 3, 29, 31, 36  # Kafka error codes
+ACL_TOPIC, ACL_LITERAL, ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
+ACL_OPERATIONS = {"read": 3, "write": 4}
 KEEP_FOR_EVER = {"retention.ms": "-1"}  # the ledger alone rebuilds the state: nothing of it may expire
 OWN_PRODUCERS = ("ledger", "orders")  # second part of a topic's name
 
@@ -123,9 +126,10 @@ class KafkaLog:
         if missing:
             brokers = (await self._ask(lambda admin: admin.describe_cluster()))["brokers"]
             replicas = min(MAX_REPLICAS, max(1, len(brokers)))
+            # Acknowledged means: more than one copy, where there is more than one.
+            configs = KEEP_FOR_EVER | {"min.insync.replicas": str(max(1, replicas - 1))}
             wanted = [
-                NewTopic(topic, count, replicas, topic_configs=KEEP_FOR_EVER)
-                for topic, count in missing.items()
+                NewTopic(topic, count, replicas, topic_configs=configs) for topic, count in missing.items()
             ]
             answer = await self._ask(lambda admin: admin.create_topics(wanted))
             for topic, code, *_ in answer.topic_errors:  # it does not raise
@@ -139,6 +143,19 @@ class KafkaLog:
         if grow:
             await self._ask(lambda admin: admin.create_partitions(grow))
         await self._wait_visible(topics)
+
+    async def grant(self, identity: str, verb: str, topic: str) -> None:
+        """Lets another identity `read` or `write` a topic; idempotent. For administrators; raises `LogError`."""
+        request = CreateAclsRequest(
+            ACL_TOPIC, topic, ACL_LITERAL, f"User:{identity}", "*", ACL_OPERATIONS[verb], ACL_ALLOW
+        )
+        # aiokafka 0.14 has no public call for this request.
+        answer = await self._ask(lambda admin: admin._send_to_controller(request))
+        code, message = answer.creation_responses[0]
+        if code == CLUSTER_DENIED:
+            raise NotAllowed(f"{self._identity} may not give rights: {message}")
+        if code:
+            raise LogError(f"Kafka refused {identity}'s right to {verb} {topic}: {message or for_code(code)}")
 
     async def append(self, messages: Sequence[Message]) -> list[int]:
         if self._closed:

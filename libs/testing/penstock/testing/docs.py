@@ -13,10 +13,11 @@ from typing import Any
 
 from penstock.cluster.moves import JOB_MOVES, NODE_MOVES, TASK_MOVES, mermaid
 from penstock.events.base import REGISTRY, Event, wire_type
-from penstock.events.topics import Topic
-from penstock.kernel import settings
+from penstock.events.topics import CELL_TOPICS, Topic
+from penstock.kernel import kafka_setup, settings
 from penstock.sdk.jobfile import JobFile, Resources, Retry, job_schema
 from penstock.testing.asyncapi import ABOUT_TOPIC, rights, topic_key
+from penstock.testing.kafka import acl_table
 from penstock.testing.schemas import ROOT
 
 MARKED = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
@@ -49,6 +50,28 @@ def _topics() -> str:
             yield f"`{topic}`", topic_key(topic), who, events, ABOUT_TOPIC[topic]
 
     return _table(("topic", "key", "may write (ACL)", "events", "what for"), rows())
+
+
+def _rights() -> str:
+    """One line per identity, as infra/kafka/acls.yaml gives it."""
+
+    def short(names: list[str]) -> str:
+        return ", ".join(name.split(".")[1] for name in names)
+
+    rows = ((f"`{who}`", short(verbs["write"]), short(verbs["read"])) for who, verbs in acl_table().items())
+    return _table(("identity", "WRITE on topics", "READ on topics"), rows)
+
+
+def _topic_partitions() -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for topic, count in kafka_setup.topics().items():
+            yield (
+                f"`{topic}`",
+                "one per cell" if topic in CELL_TOPICS else str(count),
+                topic_key(Topic(topic)),
+            )
+
+    return _table(("topic", "partitions", "keyed by"), rows())
 
 
 def _events() -> str:
@@ -109,6 +132,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "states-task": lambda: _diagram(TASK_MOVES),
     "states-node": lambda: _diagram(NODE_MOVES),
     "topics": _topics,
+    "rights": _rights,
+    "topic-partitions": _topic_partitions,
     "events": _events,
     "settings": _settings,
     "job-file": _job_file,

@@ -27,9 +27,11 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.protocol.admin import CreateAclsRequest
 
-from penstock.events.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.kernel.errors import LogError
+from penstock.kernel.kafka_log import KafkaLog, Sasl
+from penstock.kernel.kafka_setup import grant_all
+from penstock.kernel.kafka_setup import topics as penstock_topics
 from penstock.testing.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
 from penstock.testing.processes import Child, LaunchError, free_port, run_bounded, until_told
 
@@ -55,8 +57,6 @@ START_ATTEMPTS = 3  # somebody may take a free port between its choice and its u
 CLIENT_TIMEOUT_MS = 15_000
 TOPIC_EXISTS = 36  # Kafka error codes
 _API_VERSIONS_KEY = 18
-_ACL_TOPIC, _ACL_LITERAL, _ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
-_ACL_OPERATIONS = {"read": 3, "write": 4}
 ADMIN = "admin"
 
 
@@ -72,13 +72,6 @@ def acl_table() -> dict[str, dict[str, list[str]]]:
     """Identity → "write" | "read" → topic names, as `infra/kafka/acls.yaml` says."""
     table: dict[str, dict[str, list[str]]] = yaml.safe_load(ACLS.read_text())
     return table
-
-
-def penstock_topics(cells: int = 1) -> dict[str, int]:
-    """Topic name → partition count of an installation with so many cells (≥ 1)."""
-    by_cell = {str(topic): cells for topic in CELL_TOPICS}
-    by_node = {str(topic): NODE_PARTITIONS for topic in (Topic.ORDERS, Topic.TELEMETRY)}
-    return {**by_cell, **by_node, str(Topic.DEAD_LETTERS): 1}
 
 
 def _build(folder: Path) -> None:
@@ -109,9 +102,11 @@ def obtain_jars() -> Path:
 class KafkaBroker:
     """One broker in `folder`, on the same ports for all its lives, so that clients find it again."""
 
-    def __init__(self, folder: Path, *, security: Security = "plain") -> None:
+    def __init__(self, folder: Path, *, security: Security = "plain", granted: bool = True) -> None:
+        """`granted`: with identities, each has its rights from the start; else they have none yet."""
         self.folder = folder
         self.security = security
+        self._granted = granted
         self.passwords: dict[str, str] = {}
         """Identity → password; empty without identities."""
         if security == "scram":
@@ -174,7 +169,7 @@ class KafkaBroker:
                     raise
             else:
                 break
-        if self.security == "scram":
+        if self.security == "scram" and self._granted:
             _in_own_loop(self._grant())
 
     def stop(self) -> None:
@@ -238,27 +233,23 @@ class KafkaBroker:
 
     async def _create_topics(self, topics: Mapping[str, int]) -> None:
         async with self._admin() as admin:
-            wanted = [NewTopic(name, count, 1, topic_configs={"retention.ms": "-1"}) for name, count in topics.items()]
+            wanted = [
+                NewTopic(name, count, 1, topic_configs={"retention.ms": "-1"})
+                for name, count in topics.items()
+            ]
             answer = await admin.create_topics(wanted)
             for topic, code, message in answer.topic_errors:
                 if code not in (0, TOPIC_EXISTS):
                     raise LaunchError(f"Kafka refused the topic {topic}: error {code}, {message}")
 
     async def _grant(self) -> None:
-        async with self._admin() as admin:
-            for identity, rights in acl_table().items():
-                for verb, topics in rights.items():
-                    for topic in topics:
-                        operation = _ACL_OPERATIONS[verb]
-                        request = CreateAclsRequest(
-                            _ACL_TOPIC, topic, _ACL_LITERAL, f"User:{identity}", "*", operation, _ACL_ALLOW
-                        )
-                        answer = await admin._send_to_controller(request)  # no public call for ACLs in 0.14
-                        code, message = answer.creation_responses[0]
-                        if code:
-                            raise LaunchError(
-                                f"Kafka refused {identity}'s right to {verb} {topic}: {code}, {message}"
-                            )
+        log = await KafkaLog(self.bootstrap, ADMIN, sasl=Sasl(ADMIN, self.passwords[ADMIN])).start()
+        try:
+            await grant_all(log, acl_table())
+        except LogError as error:
+            raise LaunchError(str(error)) from error
+        finally:
+            await log.close()
 
     @contextlib.asynccontextmanager
     async def _admin(self) -> Any:
@@ -291,7 +282,9 @@ def _in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 @contextlib.contextmanager
-def kafka_broker(folder: Path | None = None, *, security: Security = "plain") -> Iterator[KafkaBroker]:
+def kafka_broker(
+    folder: Path | None = None, *, security: Security = "plain", granted: bool = True
+) -> Iterator[KafkaBroker]:
     """A started broker; afterwards no process and, unless `folder` was given, no file is left.
 
     Its topics are the caller's to create (`create_topics`). Raises `LaunchError`.
@@ -299,7 +292,7 @@ def kafka_broker(folder: Path | None = None, *, security: Security = "plain") ->
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kafka-")))
-        broker = KafkaBroker(folder, security=security)
+        broker = KafkaBroker(folder, security=security, granted=granted)
         stack.callback(broker.kill9)  # nobody needs its records in order any more
         broker.start()
         yield broker
