@@ -16,6 +16,9 @@ MAX_GANG_TASKS = 512
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
+MAX_JOB_ID_CHARS = (
+    113  # ids of its tasks and timers grow out of it: 128 less `:launch_timeout`, the longest suffix
+)
 
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 ShortText = Annotated[str, Field(max_length=MAX_TEXT)]

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from penstock.cluster.nouns import MAX_JOB_ID_CHARS
 from penstock.events.doors import JobSubmitted
 from penstock.events.envelope import Envelope, topic_of
 from penstock.events.topics import INPUT_TOPICS, MAX_EVENT_BYTES
@@ -68,11 +69,18 @@ async def post(request: Request) -> Response:
 
 
 def _check_door(envelope: Envelope) -> None:
-    """Old versions of a type reach this place upcast; the door is judged again on what they became."""
+    """Old versions of a type reach this place upcast; the door is judged again on what they became.
+
+    What the placer would only reject is refused here, where somebody hears it.
+    """
     if envelope.data.TOPIC not in INPUT_TOPICS:
         field = BadField(
             "type", f"{envelope.type} is not accepted here", "send job, node, estimate or proposal events"
         )
+        raise invalid("this event cannot be accepted", [field])
+    if isinstance(envelope.data, JobSubmitted) and len(envelope.data.job_id) > MAX_JOB_ID_CHARS:
+        told = f"has {len(envelope.data.job_id)} characters"
+        field = BadField("data.job_id", told, f"give at most {MAX_JOB_ID_CHARS}: task ids grow out of it")
         raise invalid("this event cannot be accepted", [field])
 
 

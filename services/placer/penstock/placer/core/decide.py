@@ -4,24 +4,27 @@ step folds each before it asks for the next, so that a later choice sees the ear
 One decider lives as long as its settings; it holds no state of its own that a decision could depend on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
+from penstock.cluster.nouns import MAX_GANG_TASKS, MAX_TEXT
 from penstock.events import doors, facts
 from penstock.events.base import Event
 from penstock.events.facts import PlacementExplanation, PlacerSettings, TimerSubject
 from penstock.ledger.evolve import job_of_task, timer_id
 from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
-from penstock.policies.base import Chance, Preemptive, assign
+from penstock.policies.base import Chance, Plan, Preemptive, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import policy_for
+from penstock.policies.replan import holding, make_room
 from penstock.policies.validate import validate
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
-MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once; each may hold many tasks
+MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
+MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
 MAX_RECONSIDERED_PER_RECORD = 256
 MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
 MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own
@@ -34,6 +37,7 @@ class Decider:
     def __init__(self, settings: PlacerSettings) -> None:
         self.settings = settings
         self.policy = policy_for(settings)
+        self._replanner = self.policy if isinstance(self.policy, Replanning) else None
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
         self._chance = Chance(settings.seed, "")
@@ -82,7 +86,7 @@ class Decider:
             proposer=event.proposer,
             verdict="accepted" if verdict.accepted else "refused",
             reason=verdict.reason,
-            detail=verdict.detail,
+            detail=verdict.detail[:MAX_TEXT],
         )
 
     # ----------------------------------------------------------------------------------------- queue
@@ -91,11 +95,17 @@ class Decider:
         """A job has just queued. Nothing was freed, so nobody else needs to be tried again."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
-            yield facts.JobFoundUnschedulable(job_id=job.job_id, reason=reason)
-            yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
+            yield from self._set_aside(state, job, reason)
             return
-        if not state.frozen and self._may_try(state, job):
+        if self._replanner is not None:
+            yield from self._ask_plan(state)
+        elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
+
+    def _set_aside(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
+        """It would not fit even the empty cell: nobody waits behind it, and it ends unless a node comes in time."""
+        yield facts.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
+        yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
@@ -111,6 +121,9 @@ class Decider:
             if isinstance(self.policy, Preemptive) and state.head_of_queue() is job:
                 yield from self._preempt(state, job, self.policy)
             return
+        yield from self._carry_out(state, job, plan)
+
+    def _carry_out(self, state: CellState, job: JobState, plan: Plan) -> Iterator[Event]:
         self.explanations.append(plan.explanation)
         yield assign(state, job, plan)
         yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
@@ -129,11 +142,14 @@ class Decider:
             yield stop(victim, "preempted")
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window; equal demands are tried once."""
+        """Something was freed: FIFO with a bounded backfill window; equal demands are tried once.
+
+        The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
+        """
         if state.frozen or not state.queue:
             return
         hopeless: set[tuple[object, ...]] = set()
-        passed = placed = 0
+        passed = placed = tasks = aside = 0
         reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
         for job_id in list(islice(state.queue.values(), reach)):
             job = state.jobs[job_id]
@@ -144,15 +160,78 @@ class Decider:
                 return
             key = job.demand.key
             if key not in hopeless:
-                if placed == MAX_PLACEMENTS_PER_RECORD:
+                full = placed == MAX_PLACEMENTS_PER_RECORD
+                if full or (placed and tasks + job.demand.tasks > MAX_TASKS_PER_RECORD):
                     yield timer(state, "cell", "place_more", 0)
                     return
                 yield from self._try(state, job)
             if job.status is JobStatus.LAUNCHING:
                 placed += 1
+                tasks += len(job.tasks)
+            elif head is job and (reason := never_fits(state, job.demand)) is not None:
+                yield from self._set_aside(state, job, reason)
+                aside += 1
             else:
                 hopeless.add(key)
                 passed += 1
+        if aside and state.queue:
+            yield timer(state, "cell", "place_more", 0)
+
+    # ------------------------------------------------------------------------------------------ plans
+
+    @staticmethod
+    def _ask_plan(state: CellState) -> Iterator[Event]:
+        """A replanning policy is asked once for all inputs of a moment: by a timer that is due at once."""
+        asked = state.timers.get(timer_id("cell", "place_more"))
+        if asked is None or asked.at_ms > state.now_ms:
+            yield timer(state, "cell", "place_more", 0)
+
+    def _told(self, state: CellState, event: doors.WorkProgressed) -> Iterator[Event]:
+        if self._replanner is not None:
+            yield from self._ask_plan(state)
+
+    def _replan(self, state: CellState, policy: Replanning) -> Iterator[Event]:
+        """Stops who runs and shall not, places who shall and does not; the rest comes when the stops are proven."""
+        if state.frozen or not state.jobs:
+            return
+        plan = policy.plan(state)
+        if plan.wake_ms is not None:
+            yield timer(state, "cell", "place_more", plan.wake_ms - state.now_ms)
+        if plan.ranks:
+            yield facts.JobsRanked(ranks=plan.ranks)
+        chosen = set(plan.chosen)
+        running = [job for job in holding(state) if job.status is not JobStatus.STOPPING]
+        victims = [job.job_id for job in running if job.job_id not in chosen]
+        yield from self._stop_all(state, victims, None)
+        waiting = [state.jobs[job_id] for job_id in plan.chosen]
+        waiting = [job for job in waiting if job.status is JobStatus.QUEUED]
+        waiting.sort(key=lambda job: -job.demand.worker.gpus * job.demand.workers)
+        yield from self._place_chosen(state, waiting)
+
+    def _place_chosen(self, state: CellState, waiting: list[JobState]) -> Iterator[Event]:
+        """Largest first, so that small jobs do not take the room that a large one was promised."""
+        for placed, job in enumerate(waiting):
+            if placed == MAX_PLACEMENTS_PER_RECORD:
+                yield timer(state, "cell", "place_more", 0)
+                return
+            plan = self.policy.place(state, job, self._chance)
+            if plan is not None:
+                yield from self._carry_out(state, job, plan)
+                continue
+            if any(other.status is JobStatus.STOPPING for other in holding(state)):
+                return
+            moved = make_room(state, job)
+            if moved:
+                yield from self._stop_all(state, moved, job.job_id)
+                return
+
+    def _stop_all(self, state: CellState, job_ids: Sequence[str], by_job_id: str | None) -> Iterator[Event]:
+        """A bounded number of preemptions; more wait for the next plan."""
+        for job_id in job_ids[:MAX_VICTIMS_PER_STEP]:
+            job = state.jobs[job_id]
+            reason = f"profile {self.policy.name}"
+            yield facts.JobPreempted(job_id=job_id, attempt=job.attempt, by_job_id=by_job_id, reason=reason)
+            yield stop(job, "preempted")
 
     # ----------------------------------------------------------------------------------------- tasks
 
@@ -305,16 +384,25 @@ class Decider:
     def _accept_losses(self, state: CellState) -> Iterator[Event]:
         """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
         left = [node for node in state.nodes.values() if node.leaving and node.status is NodeStatus.SUSPECT]
-        for node in left[:MAX_NODES_PER_RECORD]:
+        lost = 0
+        for number, node in enumerate(left):
+            lost += len(node.tasks)
+            if number == MAX_NODES_PER_RECORD or (number and lost > MAX_TASKS_PER_RECORD):
+                yield timer(state, "cell", "place_more", 0)
+                return
             yield from self._accept_loss(state, node)
-        if len(left) > MAX_NODES_PER_RECORD:
-            yield timer(state, "cell", "place_more", 0)
 
     def _reconsider(self, state: CellState) -> Iterator[Event]:
         """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
         found = 0
+        hopeless: set[tuple[object, ...]] = set()
         for job_id in list(state.unschedulable):
-            if never_fits(state, state.jobs[job_id].demand) is None:
+            demand = state.jobs[job_id].demand
+            if (key := demand.key) in hopeless:
+                continue
+            if never_fits(state, demand) is not None:
+                hopeless.add(key)
+            else:
                 yield facts.JobFoundUnschedulable(job_id=job_id, reason="")
                 found += 1
                 if found == MAX_RECONSIDERED_PER_RECORD:
@@ -329,7 +417,10 @@ class Decider:
             if not state.frozen:
                 yield from self._accept_losses(state)
             yield from self._reconsider(state)
-            yield from self._place_waiting(state)
+            if self._replanner is not None:
+                yield from self._replan(state, self._replanner)
+            else:
+                yield from self._place_waiting(state)
             return
         job = state.jobs.get(subject)
         if job is None:
@@ -382,6 +473,7 @@ CHOICES: Mapping[str, Callable[[Decider, CellState, Any], Iterator[Event]]] = Ma
         doors.OrderRefused.TYPE: Decider._exited,
         doors.NodeJoined.TYPE: Decider._joined,
         doors.NodeChanged.TYPE: Decider._changed,
+        doors.WorkProgressed.TYPE: Decider._told,
         doors.NodeLeft.TYPE: Decider._left,
         doors.PlanProposed.TYPE: Decider._proposed,
         doors.MigrationProposed.TYPE: Decider._proposed,

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.cluster.moves import JobStatus, TaskStatus
+from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
+from penstock.cluster.nouns import MAX_JOB_ID_CHARS
 from penstock.events import doors, facts
 from penstock.events.base import Event
 from penstock.ledger.evolve import job_of_task
-from penstock.ledger.state import CellState
+from penstock.ledger.state import CellState, JobState
 
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout"})
 
@@ -24,6 +25,8 @@ def refusal(state: CellState, event: Event) -> str | None:
 
 
 def _submitted(state: CellState, event: doors.JobSubmitted) -> str | None:
+    if len(event.job_id) > MAX_JOB_ID_CHARS:
+        return "job_id_too_long"
     return "duplicate_job" if event.job_id in state.jobs or event.job_id in state.ended else None
 
 
@@ -61,19 +64,40 @@ def _started(state: CellState, event: doors.TaskStarted) -> str | None:
     return reason
 
 
+def _is_a_stop(job: JobState, token: int) -> bool:
+    """Whether the token is of a stop of the current attempt; there may have been several."""
+    return job.token < token <= job.stop_token
+
+
+def _exited(state: CellState, event: doors.TaskExited) -> str | None:
+    """A task whose stop overtook its start exits under the token of a stop: the only one its node knows."""
+    job = job_of_task(state, event.node_id, event.task_id)
+    if job is not None and _is_a_stop(job, event.token):
+        return None
+    return _of_living_task(state, event)
+
+
 def _refused(state: CellState, event: doors.OrderRefused) -> str | None:
     job = job_of_task(state, event.node_id, event.task_id)
     if job is None:
         return "unknown_task"
-    if event.token not in (job.token, job.stop_token):
+    if event.token != job.token and not _is_a_stop(job, event.token):
         return "stale_token"
     task = job.tasks[event.task_id]
     return None if task.started_ms is None and task.status is not TaskStatus.EXITED else "already_started"
 
 
-def _node(state: CellState, event: Any) -> str | None:
-    spec = getattr(event, "node", None)
-    return None if (spec.node_id if spec is not None else event.node_id) in state.nodes else "unknown_node"
+def _node(state: CellState, event: doors.NodeSuspected) -> str | None:
+    return None if event.node_id in state.nodes else "unknown_node"
+
+
+def _changed(state: CellState, event: doors.NodeChanged) -> str | None:
+    node = state.nodes.get(event.node.node_id)
+    if node is None:
+        return "unknown_node"
+    if node.spec.boot_id != event.node.boot_id:
+        return "older_boot"
+    return "node_gone" if node.status is NodeStatus.GONE else None
 
 
 def _left(state: CellState, event: doors.NodeLeft) -> str | None:
@@ -104,11 +128,11 @@ GUARDS: Mapping[str, Callable[[CellState, Any], str | None]] = MappingProxyType(
         doors.JobEstimated.TYPE: _estimated,
         doors.JobCancelRequested.TYPE: _cancel,
         doors.TaskStarted.TYPE: _started,
-        doors.TaskExited.TYPE: _of_living_task,
+        doors.TaskExited.TYPE: _exited,
         doors.TaskPhaseChanged.TYPE: _of_living_task,
         doors.TaskCheckpointed.TYPE: _of_living_task,
         doors.OrderRefused.TYPE: _refused,
-        doors.NodeChanged.TYPE: _node,
+        doors.NodeChanged.TYPE: _changed,
         doors.NodeSuspected.TYPE: _node,
         doors.NodeLeft.TYPE: _left,
         doors.GpuFaulted.TYPE: _gpu,

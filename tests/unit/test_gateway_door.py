@@ -1,0 +1,23 @@
+"""What the gateway refuses before it reaches the log, so that the sender hears of it."""
+
+import pytest
+
+from penstock.cluster.nouns import MAX_JOB_ID_CHARS, JobSpec
+from penstock.events.doors import JobSubmitted
+from penstock.events.envelope import Envelope
+from penstock.gateway.core.problems import Problem
+from penstock.gateway.shell.events import _check_door
+
+
+def submission(job_id: str) -> Envelope:
+    data = JobSubmitted(job_id=job_id, spec=JobSpec(command=("true",)))
+    return Envelope(id="ci-1", source="/ci", time_ms=0, data=data)
+
+
+def test_a_job_id_must_leave_room_for_its_tasks() -> None:
+    """A CI system sends its own ids; an acknowledged job that the placer then rejects would be lost silently."""
+    _check_door(submission("x" * MAX_JOB_ID_CHARS))
+    with pytest.raises(Problem) as refused:
+        _check_door(submission("x" * (MAX_JOB_ID_CHARS + 1)))
+    assert refused.value.status == 400
+    assert "data.job_id" in str(refused.value.body())
