@@ -71,7 +71,7 @@ def _start_fresh(folder: Path) -> None:
     """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the demo's."""
     if not folder.exists():
         return
-    known = {"postgres", "nodes", "logs", "task-logs", "up.lock"}
+    known = {"postgres", "nodes", "logs", "task-logs", "log", "up.lock"}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
     if strange:
         raise ConfigurationError(
@@ -79,5 +79,7 @@ def _start_fresh(folder: Path) -> None:
         )
     with folder_lock(folder):
         for entry in folder.iterdir():
-            if entry.name != "up.lock":
+            if entry.is_dir():
                 shutil.rmtree(entry)
+            elif entry.name != "up.lock":
+                entry.unlink()

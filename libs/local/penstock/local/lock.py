@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.kernel.errors import ConfigurationError
+from penstock.kernel.postgres import without_password
 
 
 class FolderLock:
@@ -46,6 +47,19 @@ def folder_lock(folder: Path) -> Iterator[FolderLock]:
         lock = FolderLock(file)
         lock.announce("")
         yield lock
+
+
+def same_log(folder: Path, log_url: str | None) -> None:
+    """Ties the folder to one log: its read models and nodes' tokens mean nothing on another.
+
+    Raises `ConfigurationError` when it was used with another one.
+    """
+    name = "the embedded log" if log_url is None else without_password(log_url)
+    path = folder / "log"
+    if not path.exists():
+        path.write_text(name + "\n", encoding="utf-8")
+    elif (known := path.read_text(encoding="utf-8").strip()) != name:
+        raise ConfigurationError(f"{folder} belongs to {known}, not to {name}; choose another --folder")
 
 
 def _holder(text: str) -> str:

@@ -23,7 +23,7 @@ from penstock.kernel.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.kernel.postgres_server import free_port
 from penstock.kernel.settings import Settings
 from penstock.local.children import FIRST_BACKOFF_S, START_TIMEOUT_S, Command, all_ready, keep_running
-from penstock.local.lock import folder_lock
+from penstock.local.lock import folder_lock, same_log
 from penstock.local.options import Options
 from penstock.local.services import Services
 from penstock.local.tasks import adopt_orphans, end_leftover_tasks, reap_orphans
@@ -66,6 +66,7 @@ async def running(
         adopt_orphans()
         stack.callback(reap_orphans)
         lock = stack.enter_context(folder_lock(options.folder))
+        same_log(options.folder, options.log_url)
         logs = options.folder / "logs"
         logs.mkdir(exist_ok=True)
         handler = _log_to(logs / "services.log")
