@@ -38,9 +38,17 @@ class Cpu:
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
         self._start = dict(self._read())
+        self._busy_s = _busy_s()
+        self._began_s = perf_counter()
 
     def used_s(self) -> dict[str, float]:
+        """CPU seconds of each."""
         return {name: now - self._start[name] for name, now in self._read()}
+
+    def others_cores(self) -> float:
+        """Cores that everybody else kept busy meanwhile, on average; the hypervisor's steal included."""
+        busy_s = _busy_s() - self._busy_s - sum(self.used_s().values())
+        return max(0.0, busy_s / (perf_counter() - self._began_s))
 
     def _read(self) -> Iterator[tuple[str, float]]:
         own = set(self._pids.values())
@@ -51,6 +59,12 @@ class Cpu:
             process = psutil.Process(pid)
             family = [process, *(child for child in process.children(recursive=True) if child.pid not in own)]
             yield name, sum(_seconds(one) for one in family)
+
+
+def _busy_s() -> float:
+    """Of all cores since boot."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -15,13 +15,13 @@ from penstock.testing.fake_nodes import FakeNodes
 
 RACK = 32
 RUN_MS = 4_000.0  # at 1,100 jobs/s of one GPU each, 4,400 of 8,000 GPUs are busy
-PACE_MS = 3  # one reader stands for a thousand nodes; each alone would rarely have two orders to gather
+PACE_MS = 6  # one reader stands for a thousand nodes; each alone would rarely have two orders to gather
 
 
-def fake_nodes(log: Log, count: int, gpus: int) -> FakeNodes:
-    """Nodes in racks of `RACK`; a task of theirs runs for `RUN_MS`."""
+def fake_nodes(log: Log, count: int, gpus: int, run_ms: float) -> FakeNodes:
+    """Nodes in racks of `RACK`; a task of theirs runs for `run_ms`."""
     specs = [node_spec(f"n{i:05}", gpus, rack=f"r{i // RACK:04}", cores=64) for i in range(count)]
-    return FakeNodes(log, specs, run_ms=RUN_MS, pace_ms=PACE_MS)
+    return FakeNodes(log, specs, run_ms=run_ms, pace_ms=PACE_MS)
 
 
 class NodesProcess:
@@ -39,7 +39,7 @@ class NodesProcess:
         ready: asyncio.Event | None = None,
     ) -> None:
         used = log or await open_log(settings.log_url, "node-reporter").start()
-        nodes = fake_nodes(used, self._count, self._gpus)
+        nodes = fake_nodes(used, self._count, self._gpus, RUN_MS)
         running = asyncio.ensure_future(nodes.run())
         if ready is not None:
             ready.set()

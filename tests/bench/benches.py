@@ -1,0 +1,91 @@
+"""One function per bench: seconds and size in, values of its figures out."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import uvloop
+from tests.bench import core, idle, pipeline, restart, submit
+from tests.bench.machine import quantile
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured. The issue's targets are for the defaults."""
+
+    seconds: float = 60.0
+    """Of each run that lasts (pipeline, submissions, idleness)."""
+    nodes: int = 1_000
+    many_nodes: int = 10_000
+    events: int = 20_000
+    records: int = restart.LEDGER_RECORDS
+    rate_per_s: float = pipeline.RATE_PER_S
+    repeats: int = 3
+
+
+QUICK = Size(seconds=10.0, events=4_000, records=30_000, repeats=1)
+TINY = Size(
+    seconds=1.0, nodes=20, many_nodes=40, events=100, records=300, rate_per_s=50.0, repeats=1
+)  # whether the benches work, not how fast anything is
+
+
+def run_core(size: Size) -> Values:
+    events_per_s, p99_ms, small = core.measure(size.nodes, size.events)
+    fold_per_s = max(core.fold_rate(small.ledger) for _ in range(size.repeats))
+    del small
+    large_per_s, _, _ = core.measure(size.many_nodes, size.events)
+    return {
+        "placer_core_events_per_s": events_per_s,
+        "placer_core_p99_ms": p99_ms,
+        "placer_core_10k_nodes_ratio": events_per_s / large_per_s,
+        "fold_records_per_s": fold_per_s,
+    }
+
+
+def run_submit(log: str, size: Size) -> Values:
+    found_ms = asyncio.run(submit.measure(log, size.seconds))
+    return {
+        f"submit_to_start_p50_ms_{log}": quantile(found_ms, 0.5),
+        f"submit_to_start_p99_ms_{log}": quantile(found_ms, 0.99),
+    }
+
+
+def run_pipeline(log: str, size: Size) -> Values:
+    found = uvloop.run(pipeline.measure(log, size.seconds, size.nodes, size.rate_per_s))
+    return {
+        f"pipeline_jobs_per_s_{log}": found.jobs_per_s,
+        f"pipeline_start_p50_ms_{log}": quantile(found.latencies_ms, 0.5),
+        f"pipeline_start_p99_ms_{log}": quantile(found.latencies_ms, 0.99),
+        f"pipeline_backlog_growth_jobs_{log}": found.growth,
+        f"pipeline_cpu_us_per_job_{log}": sum(found.cpu_us_per_job.values()),
+        f"pipeline_others_cores_{log}": found.others_cores,
+    }
+
+
+def run_restart(size: Size) -> Values:
+    with_one, without = uvloop.run(restart.measure(size.records, size.nodes, size.repeats))
+    return {"placer_restart_s": with_one, "placer_restart_without_snapshot_s": without}
+
+
+def run_idle(size: Size) -> Values:
+    found = uvloop.run(idle.measure(size.seconds))
+    return {
+        "idle_rss_mib": found.rss_mib,
+        "idle_messages_per_min": found.messages_per_min,
+        "idle_cpu_percent": found.cpu_percent,
+        "idle_postgres_mib": found.postgres_mib,
+        "idle_postgres_cpu_percent": found.postgres_cpu_percent,
+    }
+
+
+RUNS: dict[str, Callable[[Size], Values]] = {
+    "core": run_core,
+    "submit_embedded": lambda size: run_submit("embedded", size),
+    "pipeline_embedded": lambda size: run_pipeline("embedded", size),
+    "submit_kafka": lambda size: run_submit("kafka", size),
+    "pipeline_kafka": lambda size: run_pipeline("kafka", size),
+    "restart": run_restart,
+    "idle": run_idle,
+}

@@ -1,0 +1,58 @@
+"""Every figure that `make bench` reports: its unit, what is to be reached, and which bench measures it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`limit` is the least ("≥") or the most ("≤") that is acceptable; None: reported, not judged."""
+
+    unit: str
+    bench: str
+    sense: Literal["≥", "≤", ""] = ""
+    limit: float | None = None
+
+    @property
+    def reach(self) -> str | None:
+        return None if self.limit is None else f"{self.sense} {self.limit:g}"
+
+    def met(self, value: float) -> bool | None:
+        """None where nothing is asked."""
+        if self.limit is None:
+            return None
+        return value >= self.limit if self.sense == "≥" else value <= self.limit
+
+
+def _per_log(log: str, p50_ms: float, p99_ms: float) -> dict[str, Goal]:
+    submit, pipeline = f"submit_{log}", f"pipeline_{log}"
+    return {
+        f"submit_to_start_p50_ms_{log}": Goal("ms", submit, "≤", p50_ms),
+        f"submit_to_start_p99_ms_{log}": Goal("ms", submit, "≤", p99_ms),
+        f"pipeline_jobs_per_s_{log}": Goal("jobs/s", pipeline, "≥", 1_000),
+        f"pipeline_start_p50_ms_{log}": Goal("ms", pipeline),
+        f"pipeline_start_p99_ms_{log}": Goal("ms", pipeline, "≤", 150),
+        f"pipeline_backlog_growth_jobs_{log}": Goal("jobs", pipeline, "≤", 100),
+        f"pipeline_cpu_us_per_job_{log}": Goal("µs", pipeline),
+        f"pipeline_others_cores_{log}": Goal("cores", pipeline),
+    }
+
+
+GOALS: dict[str, Goal] = {
+    "placer_core_events_per_s": Goal("events/s", "core", "≥", 5_000),
+    "placer_core_p99_ms": Goal("ms", "core", "≤", 1),
+    "placer_core_10k_nodes_ratio": Goal("×", "core", "≤", 2),
+    "fold_records_per_s": Goal("records/s", "core", "≥", 50_000),
+    **_per_log("embedded", 12, 40),
+    **_per_log("kafka", 20, 60),
+    "placer_restart_s": Goal("s", "restart", "≤", 2),
+    "placer_restart_without_snapshot_s": Goal("s", "restart"),
+    "idle_rss_mib": Goal("MiB", "idle", "≤", 300),
+    "idle_messages_per_min": Goal("1/min", "idle", "≤", 0),
+    "idle_cpu_percent": Goal("%", "idle", "≤", 0.5),
+    "idle_postgres_mib": Goal("MiB", "idle"),
+    "idle_postgres_cpu_percent": Goal("%", "idle"),
+}
+
+BENCHES = tuple(dict.fromkeys(goal.bench for goal in GOALS.values()))
+"""In the order in which they run."""
