@@ -35,6 +35,8 @@ class Door:
     stopping: asyncio.Event
     submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
     """Idempotency key → its submission under way."""
+    chained: "set[asyncio.Future[None]]" = field(default_factory=set)
+    """Keys that are being marked as done; held here so that nobody collects them."""
     streams: int = 0
     chores: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One verify or rebuild at a time."""

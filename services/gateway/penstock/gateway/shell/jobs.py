@@ -25,6 +25,7 @@ from penstock.gateway.core.submission import (
     submission,
 )
 from penstock.gateway.shell.door import Door, answer, content_type, door_of, read_body, row_json
+from penstock.gateway.shell.store import Key
 from penstock.kernel.clock import wall_ms
 from penstock.ledger.state import JobState
 from penstock.ledger.views import Row, job_row
@@ -95,30 +96,46 @@ async def _submit_keyed(door: Door, key: str, event: JobSubmitted, caller: str |
     """
     while (under_way := door.submitting.get(key)) is not None:
         await asyncio.wait({under_way})
-    done = door.submitting[key] = asyncio.get_running_loop().create_future()
+    door.submitting[key] = asyncio.get_running_loop().create_future()
     try:
         digest = spec_digest(event.spec)
         known = await door.store.enter_key(key, digest, event.job_id)
         if known.spec_sha256 != digest:
-            raise Problem(
-                409,
-                "key_conflict",
-                f"Idempotency-Key {key!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
-                f"this one has {digest}. Use another key for another job",
-                [
-                    BadField(
-                        "Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key"
-                    )
-                ],
-            )
+            raise _conflict(key, known, digest)
         if known.appended:
+            _release(door, key)
             return _accepted(known.job_id, 200)
         await _append(door, event, caller)
+    except BaseException:
+        _release(door, key)
+        raise
+    marking = asyncio.ensure_future(_mark(door, key))  # the answer need not wait: the job is in the log
+    door.chained.add(marking)
+    marking.add_done_callback(door.chained.discard)
+    return _accepted(event.job_id, 202 if known.fresh else 200)
+
+
+def _release(door: Door, key: str) -> None:
+    """Lets the next request with this key go on."""
+    door.submitting.pop(key).set_result(None)
+
+
+async def _mark(door: Door, key: str) -> None:
+    """Notes that the key's job is in the log; until then others with the key wait."""
+    try:
         await door.store.mark_appended(key)
-        return _accepted(event.job_id, 202 if known.fresh else 200)
     finally:
-        del door.submitting[key]
-        done.set_result(None)
+        _release(door, key)
+
+
+def _conflict(key: str, known: Key, digest: str) -> Problem:
+    return Problem(
+        409,
+        "key_conflict",
+        f"Idempotency-Key {key!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
+        f"this one has {digest}. Use another key for another job",
+        [BadField("Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key")],
+    )
 
 
 async def _append(door: Door, event: JobSubmitted, caller: str | None) -> None:

@@ -96,7 +96,7 @@ async def _attempt(
     settings: Settings, options: Options, shared: Log | None, listener: socket.socket, ready: asyncio.Event
 ) -> None:
     """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
-    store = Store(settings.need_dsn("the gateway"), settings.cell)
+    store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
     log = shared if shared is not None else await open_log(settings.log_url, "gateway").start()
     try:
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
@@ -156,4 +156,4 @@ async def _serve(door: Door, listener: socket.socket, ready: asyncio.Event) -> N
             part.cancel()
         if serving is not None:
             await asyncio.gather(serving, return_exceptions=True)
-        await asyncio.gather(following, catching_up, return_exceptions=True)
+        await asyncio.gather(following, catching_up, *door.chained, return_exceptions=True)

@@ -44,9 +44,11 @@ class Key(NamedTuple):
 class Store:
     """One pool, and one connection that hears how far the projector has come."""
 
-    def __init__(self, dsn: str, cell: str) -> None:
+    def __init__(self, dsn: str, cell: str, log_url: str) -> None:
         self._dsn = dsn
         self._cell = cell
+        # Where log and keys share one database, an append that is durable makes every commit before it durable.
+        self._commit = "off" if log_url == dsn else "on"
         self.schema = schema_of(cell)
         self._own = f"{self.schema[:50]}_gateway"
         self._pool: asyncpg.Pool | None = None
@@ -75,6 +77,7 @@ class Store:
                 server_settings={
                     "search_path": self.schema,
                     "application_name": "penstock gateway",
+                    "synchronous_commit": self._commit,
                     "jit": "off",
                 },
             )
