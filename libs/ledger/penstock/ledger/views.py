@@ -17,6 +17,8 @@ from penstock.ledger.state import JobState, NodeState, TaskState
 
 Row = dict[str, Any]
 
+MAX_PID = 1 << 31  # no kernel gives out more; an absurd one must not reach a column that cannot hold it
+
 
 def plain(noun: Any) -> Any:
     """A noun as the struct that `decode_trusted` makes of it, whatever it was read into."""
@@ -110,7 +112,7 @@ def task_row(found: TaskOf, exited: Any = None) -> Row:
         "gpu_memory_mib": place.gpu_memory_mib,
         "bandwidth_mbps": place.bandwidth_mbps,
         "status": str(task.status),
-        "pid": task.pid,
+        "pid": task.pid if task.pid is not None and task.pid <= MAX_PID else None,
         "assigned_ms": found.assigned_ms,
         "started_ms": task.started_ms,
         "exited_ms": task.exited_ms,

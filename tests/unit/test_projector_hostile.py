@@ -1,0 +1,28 @@
+"""Stories of valid records with absurd contents: they must not stop the projector, for they never go away."""
+
+import orjson
+import pytest
+
+from penstock.events.doors import TaskStarted
+from penstock.ledger.replica import Replica
+from penstock.projector.core.projection import Projection
+from penstock.projector.shell.store import _json
+from penstock.testing.driver import CellDriver, node_spec
+
+BIGINT = 1 << 63
+
+
+@pytest.mark.parametrize("pid", [4_711, BIGINT - 1, BIGINT, 1 << 64, 10**30])
+def test_an_absurd_pid_reaches_no_table(pid: int) -> None:
+    """A foreign node-reporter sends a pid that no column can hold; the schema of the event allows it."""
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    cell.submit("j1")
+    token = cell.job("j1").token
+    started = TaskStarted(node_id="n1", task_id="j1.1.w0", token=token, pid=pid, started_ms=1)
+    assert cell.feed(started).outcome == "committed"
+    projection = Projection(Replica())
+    for offset, value in enumerate(cell.values):
+        projection.take(value, offset)
+    [task] = orjson.loads(_json(projection.drain()["tasks"]))
+    assert task["pid"] == (pid if pid == 4_711 else None)
