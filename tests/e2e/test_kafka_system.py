@@ -185,6 +185,16 @@ def test_only_an_administrator_gives_rights(system: System) -> None:
     assert set_up(system.broker, "gateway") == 1
 
 
+def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> None:
+    """Two secrets were mixed up in a deployment: the first line of the log must be enough to see it."""
+    argv = [sys.executable, "-m", "penstock.placer"]
+    done = subprocess.run(
+        argv, env=system.environment("estimator"), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "placer: placer (as estimator) may neither read nor write penstock.nodes.v1\n"
+
+
 def test_sigterm_ends_everything_in_order_and_nobody_had_to_complain(system: System) -> None:
     """The machines shut down. What the services have logged until then is worth reading: no warning in it."""
     assert system.stop() == dict.fromkeys(("placer", "estimator", "projector", "gateway", *NODES), 0)

@@ -103,7 +103,7 @@ class KafkaLog:
 
     def __init__(self, bootstrap: str, identity: str, *, sasl: Sasl | None = None) -> None:
         self._bootstrap = bootstrap
-        self._identity = identity
+        self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
         self._clients = _Clients(bootstrap, identity, sasl)
         self._admin: AIOKafkaAdminClient | None = None
         self._offsets_consumer: AIOKafkaConsumer | None = None

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import uvloop
 
-from penstock.kernel.errors import ConfigurationError
+from penstock.kernel.errors import ConfigurationError, KernelError
 from penstock.kernel.log import Log
 from penstock.kernel.settings import Settings
 
@@ -59,6 +59,9 @@ def main(name: str, run: Run) -> None:
     except ConfigurationError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIGURATION)
+    except KernelError as error:  # says itself what is wrong; where it was raised helps nobody
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     sys.exit(0)
 
 
