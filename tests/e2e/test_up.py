@@ -239,6 +239,20 @@ def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> N
     assert "--port" in taken.stderr
 
 
+def test_a_folder_belongs_to_one_log(tmp_path: Path) -> None:
+    """Read models of one ledger shown beside another would lie."""
+    place = reachable(tmp_path)
+    (place / "kept").mkdir()
+    (place / "kept" / "log").write_text("the embedded log\n")
+    answer = subprocess.run(
+        [*PENSTOCK, "up", "--folder", str(place / "kept"), "--log", "kafka://me:secret@127.0.0.1:9", "--port", "0"],
+        capture_output=True, text=True, timeout=60, check=False, env=environment(place / "home"),
+    )  # fmt: skip
+    assert answer.returncode == 2
+    assert "belongs to the embedded log" in answer.stderr
+    assert "secret" not in answer.stderr
+
+
 def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation) -> None:
     """The out-of-memory killer picks the node-reporter; the training beside it must not suffer."""
     job_id = up.run("submit", "-d", "--name", "survivor", "--gpus", "2", "--", "sleep", "4").stdout.strip()

@@ -18,6 +18,7 @@ from penstock.cli.output import Format, console, dump, plain_table
 
 MIN_PYTHON = (3, 11)
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
+REPLAY_PATIENCE_S = 600.0  # a replay folds tens of thousands of records per second, and decides on each
 NVIDIA_SMI_TIMEOUT_S = 10.0
 PANEL = "Checking"
 
@@ -164,17 +165,17 @@ def _gpus_here() -> Finding:
 
 def verify(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Replay the ledger and compare the read models with it row by row; exit code 1 when they differ."""
-    _projections(gateway(ctx).post("/v1/projections/verify"), output)
+    _verdict(gateway(ctx).post("/v1/projections/verify"), output)
 
 
 def rebuild(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Empty the read models and fill them again from the ledger."""
-    _projections(gateway(ctx).post("/v1/projections/rebuild"), output)
+    _verdict(gateway(ctx).post("/v1/projections/rebuild"), output)
 
 
-def _projections(answer: dict[str, Any], output: Format) -> None:
+def _verdict(answer: dict[str, Any], output: Format) -> None:
     dump(answer, Format.YAML if output in (Format.TABLE, Format.WIDE) else output)
-    if not answer.get("ok"):
+    if answer.get("ok") is False:
         raise typer.Exit(int(Exit.PROBLEM))
 
 
@@ -187,4 +188,5 @@ def replay(
     output: Output = Format.TABLE,
 ) -> None:
     """Decide everything again from the log and compare byte for byte; exit code 1 when something differs."""
-    _projections(gateway(ctx).get("/v1/replay", until=until, decision=decision), output)
+    client = gateway(ctx)
+    _verdict(client.get("/v1/replay", patience_s=REPLAY_PATIENCE_S, until=until, decision=decision), output)

@@ -52,9 +52,9 @@ class Gateway:
     def close(self) -> None:
         self._http.close()
 
-    def get(self, path: str, **params: Any) -> Any:
+    def get(self, path: str, *, patience_s: float = TIMEOUT_S, **params: Any) -> Any:
         """The JSON at this path; parameters that are None are left out."""
-        return self._send("GET", path, params=params).json()
+        return self._send("GET", path, params=params, timeout=patience_s).json()
 
     def text(self, path: str, **params: Any) -> str:
         """The text at this path."""

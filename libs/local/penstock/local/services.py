@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+from pathlib import Path
 from typing import cast
 
 from penstock.kernel.errors import KernelError
@@ -30,7 +31,8 @@ def entry(name: str) -> Run:
 class Services:
     """Runs them until `stop`. `failed` holds the error of the first that could not go on."""
 
-    def __init__(self, settings: Settings, log: Log | None) -> None:
+    def __init__(self, settings: Settings, log: Log | None, log_file: Path) -> None:
+        self._log_file = log_file
         self._settings = settings
         self._log = log
         self._stops: list[asyncio.Event] = []  # one each: a service may set its own when it fails
@@ -50,7 +52,9 @@ class Services:
             self._tasks.append(task)
         if not await all_ready(ready.values(), self.failed, START_TIMEOUT_S):
             late = ", ".join(name for name, event in ready.items() if not event.is_set())
-            raise ServiceFailed(f"not ready within {START_TIMEOUT_S:.0f} s: {late}")
+            raise ServiceFailed(
+                f"not ready within {START_TIMEOUT_S:.0f} s: {late}; {self._log_file} says why"
+            )
 
     async def stop(self) -> None:
         """Ends them; idempotent."""

@@ -87,7 +87,7 @@ async def running(
             "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
         }
         stack.enter_context(_environment({**settings.environment(), **bind}))
-        services = Services(settings, log)
+        services = Services(settings, log, logs / "services.log")
         stack.push_async_callback(services.stop)
         await services.start()
         step("services", "placer, estimator, projector, gateway")
