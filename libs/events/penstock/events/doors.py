@@ -185,6 +185,27 @@ class TaskCheckpointed(Event):
     path: ShortText = ""
 
 
+class JobProgress(Noun):
+    """What a job has told of itself. Reals, since thresholds and ties are judged on them."""
+
+    job_id: Identifier
+    attained_s: Annotated[float, Field(ge=0)]
+    """Time it has run, all attempts together."""
+    remaining_s: Annotated[float | None, Field(ge=0)] = None
+    """Time it still needs alone on what it asked for; None where that is not known."""
+
+
+@event
+class WorkProgressed(Event):
+    """Jobs told how far they are: at a threshold, or because somebody else's change made it matter."""
+
+    TYPE = "penstock.work.progressed"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    jobs: Annotated[tuple[JobProgress, ...], Field(min_length=1, max_length=256)]
+
+
 @event
 class TaskExited(Event):
     """A task's process group is proven to have ended; only now may its GPUs be given to others."""
@@ -311,7 +332,9 @@ class DeadLettered(Event):
 
     TYPE = "penstock.record.dead_lettered"
     TOPIC = Topic.DEAD_LETTERS
-    MAX_BYTES = 5 * MAX_EVENT_BYTES  # 64 KiB in base64, and 32 headers of which every character may be escaped
+    MAX_BYTES = (
+        5 * MAX_EVENT_BYTES
+    )  # 64 KiB in base64, and 32 headers of which every character may be escaped
 
     source_topic: ShortText
     source_partition: Annotated[int, Field(ge=0)]

@@ -10,6 +10,8 @@ from penstock.events.base import Event, event
 from penstock.events.doors import Attempt, Token
 from penstock.events.topics import MAX_EVENT_BYTES, Topic
 
+TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
+MAX_RANKS = 1_024  # moves of the queue in one fact: a quarter of what a record may take
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
 
 
@@ -31,6 +33,11 @@ class PlacerSettings(Noun):
     freeze_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
     freeze_window_ms: Annotated[int, Field(ge=0)] = 60_000
+    queue_limits_gpu_s: Annotated[
+        tuple[Annotated[float, Field(gt=0)], ...],
+        Field(min_length=1, max_length=15, exclude_if=lambda limits: limits == TIRESIAS_LIMITS_GPU_S),
+    ] = TIRESIAS_LIMITS_GPU_S
+    """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
 
 
 @event
@@ -112,6 +119,26 @@ class JobFoundUnschedulable(Event):
 
     job_id: Identifier
     reason: ShortText
+
+
+class JobRank(Noun):
+    """A job's place in the order of a policy that keeps one; compared by level, chosen first, position."""
+
+    job_id: Identifier
+    level: Annotated[int, Field(ge=0, le=15)]
+    """Which of its queues; 0 is served first."""
+    chosen: bool
+    """Whether it is among those that shall run."""
+    position: Annotated[int, Field(ge=-(1 << 53), le=1 << 53)]
+
+
+@event
+class JobsRanked(Event):
+    """A policy moved these jobs within its queues; all others keep their places."""
+
+    TYPE = "penstock.jobs.ranked"
+
+    ranks: Annotated[tuple[JobRank, ...], Field(min_length=1, max_length=MAX_RANKS)]
 
 
 @event

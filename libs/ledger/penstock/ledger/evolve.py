@@ -144,6 +144,8 @@ def _stop_decided(state: CellState, fact: facts.StopDecided) -> None:
 
 def _job_requeued(state: CellState, fact: facts.JobRequeued) -> None:
     job = state.jobs[fact.job_id]
+    if job.running_ms is not None:
+        job.served_ms += state.now_ms - job.running_ms
     job.tasks = {}
     job.stop_reason = None
     _drop_timers(state, job.job_id, "run_timeout", "launch_timeout")
@@ -155,6 +157,21 @@ def _job_requeued(state: CellState, fact: facts.JobRequeued) -> None:
 
 def _job_queued(state: CellState, fact: facts.JobQueued) -> None:
     _set_job(state, state.jobs[fact.job_id], JobStatus.QUEUED)
+
+
+def _work_progressed(state: CellState, fact: doors.WorkProgressed) -> None:
+    """Jobs that have ended meanwhile are passed over."""
+    for told in fact.jobs:
+        job = state.jobs.get(told.job_id)
+        if job is not None:
+            job.attained_s = told.attained_s
+            job.remaining_s = told.remaining_s
+            job.told_ms = state.now_ms
+
+
+def _jobs_ranked(state: CellState, fact: facts.JobsRanked) -> None:
+    for rank in fact.ranks:
+        state.jobs[rank.job_id].rank = (rank.level, 0 if rank.chosen else 1, rank.position)
 
 
 def _job_found_unschedulable(state: CellState, fact: facts.JobFoundUnschedulable) -> None:
@@ -390,6 +407,8 @@ HANDLERS: Mapping[str, Callable[[CellState, Any], None]] = MappingProxyType(
         facts.JobQueued.TYPE: _job_queued,
         facts.JobFoundUnschedulable.TYPE: _job_found_unschedulable,
         facts.JobEnded.TYPE: _job_ended,
+        facts.JobsRanked.TYPE: _jobs_ranked,
+        doors.WorkProgressed.TYPE: _work_progressed,
         doors.TaskStarted.TYPE: _task_started,
         doors.TaskExited.TYPE: _task_exited,
         facts.TaskLost.TYPE: _task_lost,

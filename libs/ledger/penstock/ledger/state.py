@@ -62,6 +62,15 @@ class JobState:
     unschedulable: str = ""
     overtaken: int = 0
     version: int = 0
+    served_ms: int = 0
+    """Time that earlier attempts ran."""
+    attained_s: float | None = None
+    """As the job last told: time run, all attempts together. None: it never told; see `penstock.policies.service`."""
+    remaining_s: float | None = None
+    told_ms: int = 0
+    """When it last told."""
+    rank: tuple[int, int, int] | None = None
+    """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
 
     @property
     def demand(self) -> "Demand":

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.cluster.nouns import TaskPlacement
-from penstock.events.facts import PlacementDecided, PlacementExplanation
+from penstock.events.facts import JobRank, PlacementDecided, PlacementExplanation
 from penstock.ledger.state import CellState, JobState, take_lowest
 
 RANDOM_SEED_BYTES = 8
@@ -61,6 +61,30 @@ class Preemptive(Policy, Protocol):
         Called again on every occasion until `job` is placed: what is STOPPING already counts as room to come.
         A victim queues again at its old place, so it must come after `job` in the queue's order.
         """
+        ...
+
+
+class RunSet(NamedTuple):
+    """Who shall run now, by a policy that judges all jobs anew."""
+
+    chosen: tuple[str, ...]
+    """Job ids, first claim first. A job that runs and is not among them is stopped."""
+    ranks: tuple[JobRank, ...] = ()
+    """Changes of the policy's own order; written into the ledger, so that the next plan finds them."""
+    wake_ms: int | None = None
+    """Ledger time at which the answer may change although nothing happens; None: it does not."""
+
+
+@runtime_checkable
+class Replanning(Policy, Protocol):
+    """A policy with an order of its own: it chooses who runs, `place` only where.
+
+    The placer asks once for all inputs of a moment. The same state must give the same answer, and carrying a
+    plan out must not change it: stops take time, and the policy is asked again when they are proven.
+    """
+
+    def plan(self, state: CellState) -> RunSet:
+        """Judged by GPUs only, as if every job that may run were placed anew; what is ending holds its own."""
         ...
 
 

@@ -16,15 +16,18 @@ from penstock.policies.gang import Gang, best_of, place_greedily
 
 
 class FirstFit:
-    """The earliest node that fits. Score: the node's ordinal."""
+    """The earliest node that fits. Score: the node's ordinal. `name`: of the profile that places so."""
+
+    def __init__(self, name: str = "fifo") -> None:
+        self._name = name
 
     @property
     def name(self) -> str:
-        return "fifo"
+        return self._name
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
         """The lowest ordinals; chance is not used."""
-        return place_greedily(self.name, state, job, self._rank)
+        return place_greedily(self._name, state, job, self._rank)
 
     @staticmethod
     def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:

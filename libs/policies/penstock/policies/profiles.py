@@ -7,6 +7,8 @@ from penstock.events.facts import PlacerSettings
 from penstock.policies.base import Policy
 from penstock.policies.baselines import Even, FirstFit, KubernetesDefault, RandomFit
 from penstock.policies.liquid import Liquid, PairCost
+from penstock.policies.ordered import Ordered, shortest_remaining_service, shortest_remaining_time
+from penstock.policies.tiresias import Tiresias
 
 PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
     {
@@ -18,6 +20,10 @@ PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
         "random": lambda settings: RandomFit(),
         "even": lambda settings: Even(),
         "k8s-default": lambda settings: KubernetesDefault(),
+        "sjf": lambda settings: Ordered("sjf", shortest_remaining_time, preemptive=False),
+        "srtf": lambda settings: Ordered("srtf", shortest_remaining_time, preemptive=True),
+        "srsf": lambda settings: Ordered("srsf", shortest_remaining_service, preemptive=True),
+        "tiresias": lambda settings: Tiresias(settings.queue_limits_gpu_s),
     }
 )
 

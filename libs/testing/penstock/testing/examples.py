@@ -138,6 +138,9 @@ _NODES: tuple[Event, ...] = (
         at_ms=START_MS + 20 * MINUTE_MS,
         path="checkpoints/epoch-1.npz",
     ),
+    doors.WorkProgressed(
+        node_id=NODE, jobs=(doors.JobProgress(job_id=JOB, attained_s=1_080.5, remaining_s=1_440.0),)
+    ),
     doors.TaskExited(
         node_id=NODE,
         task_id=WORKER,
@@ -248,6 +251,7 @@ _DECISIONS: tuple[Event, ...] = (
     facts.JobFoundUnschedulable(
         job_id=OTHER_JOB, reason="needs 8 GPUs on one node; the largest node of the cell has 4"
     ),
+    facts.JobsRanked(ranks=(facts.JobRank(job_id=JOB, level=1, chosen=True, position=4_711 << 12),)),
     facts.JobEnded(job_id=JOB, outcome="failed", exit_code=3, reason="worker 0 exited with code 3"),
     facts.TaskLost(task_id=NEXT_WORKER, node_id=NEXT_NODE, reason="node-a2 came back with another boot id"),
     facts.NodeLost(node_id=NEXT_NODE),

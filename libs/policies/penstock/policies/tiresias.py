@@ -1,0 +1,136 @@
+"""Tiresias-L: discretised two-dimensional least attained service, for run times that nobody knows.
+
+Source: Tiresias (NSDI '19) §3, with the reading of Muri's experiments. Several FIFO queues; a job enters the
+first one and leaves queue i for the end of queue i + 1 when time run × GPUs reaches limit i, one queue at a
+time and never back. The queues are walked in order; a job runs if its GPUs are still free, later ones are
+still tried. Then, in each queue, the chosen jobs move before the others, both parts keeping their order.
+
+The order so built up is no function of the jobs alone: each move is written into the ledger as a `JobRank`.
+Only moves are written: within a level the chosen and the others are two rows of their own, so a job needs a
+new position only when it changes rows. New positions derive from the record's seq and never meet old ones.
+
+Departure: GPUs are counted, as in the source, and not nodes; where the chosen jobs do not fit the nodes as
+they stand, some of them move (`penstock.policies.replan.make_room`).
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+from penstock.cluster.moves import JobStatus
+from penstock.events.facts import JobRank
+from penstock.ledger.state import CellState, JobState
+from penstock.policies.base import Chance, Plan, RunSet
+from penstock.policies.baselines import FirstFit
+from penstock.policies.replan import Nodes, contenders, gpus_of
+from penstock.policies.service import attained_s
+
+POSITIONS_PER_RECORD = 1 << 12
+MAX_RANKED = 1_024
+"""Moves written at once; the rest of a larger change (a cell restarted full of jobs) comes with the next plan."""
+
+Entry = tuple[int, int, JobState]
+"""(0 if chosen else 1, position, job)."""
+
+
+class Tiresias:
+    """`limits_gpu_s`: the service at which a job leaves each queue but the last, rising."""
+
+    def __init__(self, limits_gpu_s: Sequence[float]) -> None:
+        assert list(limits_gpu_s) == sorted(limits_gpu_s), limits_gpu_s
+        self._limits = tuple(limits_gpu_s)
+        self._where = FirstFit(self.name)
+
+    @property
+    def name(self) -> str:
+        return "tiresias"
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """The lowest ordinals; chance is not used."""
+        return self._where.place(state, job, chance)
+
+    def plan(self, state: CellState) -> RunSet:
+        """Walks the queues with one counter of GPUs."""
+        queues = self._queues(state)
+        free = Nodes(state).free
+        chosen: list[str] = []
+        ranks: list[JobRank] = []
+        row = _Positions(state.seq)
+        wake_s: float | None = None
+        for level, queue in enumerate(queues):
+            runs: list[Entry] = []
+            waits: list[Entry] = []
+            for entry in queue:
+                gpus = gpus_of(entry[2])
+                if gpus <= free:
+                    free -= gpus
+                    runs.append(entry)
+                else:
+                    waits.append(entry)
+            chosen += [job.job_id for _, _, job in runs]
+            ranks += _moved(level, runs, waits, row)
+            if level < len(self._limits):
+                for _, _, job in runs:
+                    if job.status is JobStatus.RUNNING:
+                        left_s = ceil(self._limits[level] / gpus_of(job)) - attained_s(state, job)
+                        wake_s = left_s if wake_s is None else min(wake_s, left_s)
+        wake_ms = None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000))
+        return RunSet(tuple(chosen), tuple(ranks[:MAX_RANKED]), wake_ms)
+
+    def _queues(self, state: CellState) -> list[list[Entry]]:
+        """Every contender in its queue and in order; who has reached the limit stands at the next one's end."""
+        queues: list[list[Entry]] = [[] for _ in range(len(self._limits) + 1)]
+        demoted: list[tuple[int, JobState]] = []
+        for job in contenders(state):
+            level, waiting, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
+            gpus = gpus_of(job)
+            last = level == len(self._limits)
+            if waiting == 0 and not last and attained_s(state, job) * gpus >= self._limits[level]:
+                demoted.append((level + 1, job))
+            else:
+                queues[level].append((waiting, position, job))
+        for queue in queues:
+            queue.sort(key=lambda entry: entry[:2])
+        for level, job in demoted:  # in order of submission
+            queues[level].append((_DEMOTED, 0, job))
+        return queues
+
+
+_DEMOTED = 2
+"""In place of chosen or waiting: enters a new queue, so it needs a position in any case."""
+
+
+class _Positions:
+    """Positions that no job has: ever larger ones at a row's end, ever smaller ones at its front."""
+
+    def __init__(self, seq: int) -> None:
+        self._last = seq * POSITIONS_PER_RECORD
+        self._first = -seq * POSITIONS_PER_RECORD
+
+    def at_end(self) -> int:
+        self._last += 1
+        return self._last
+
+    def in_front(self, count: int) -> range:
+        """So many, rising."""
+        self._first -= count
+        return range(self._first, self._first + count)
+
+
+def _moved(level: int, runs: list[Entry], waits: list[Entry], row: _Positions) -> list[JobRank]:
+    """New ranks for the jobs that changed rows: `runs` and `waits` are the two rows as they shall stand."""
+    ranks = [
+        JobRank(job_id=job.job_id, level=level, chosen=True, position=row.at_end())
+        for old, _, job in runs
+        if old != 0
+    ]
+    stopped = [job for old, _, job in waits if old == 0]
+    ranks += [
+        JobRank(job_id=job.job_id, level=level, chosen=False, position=position)
+        for position, job in zip(row.in_front(len(stopped)), stopped, strict=True)
+    ]
+    ranks += [
+        JobRank(job_id=job.job_id, level=level, chosen=False, position=row.at_end())
+        for old, _, job in waits
+        if old == _DEMOTED
+    ]
+    return ranks
