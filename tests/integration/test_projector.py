@@ -23,8 +23,10 @@ from penstock.kernel.settings import Settings
 from penstock.kernel.snapshots import load_latest, save_snapshot
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
+from penstock.projector.core.projection import Projection
 from penstock.projector.shell import service
 from penstock.projector.shell.rebuild import rebuild, verify
+from penstock.projector.shell.store import Overtaken, Store
 from penstock.testing.hand_placer import HandPlacer, node_spec
 from penstock.testing.kafka import KafkaBroker
 
@@ -148,6 +150,32 @@ async def test_two_projectors_write_each_row_once(dsn: str, cell: Settings, log:
         await assert_equals_replay(cell, log)
     finally:
         await other.close()
+
+
+async def test_a_projector_that_slept_writes_nothing(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """One is stopped for minutes between reading and writing; its successor went on. Waking up, it writes its old rows:
+    the position refuses them, even rows that no primary key would refuse."""
+    placer = busy(30)
+    await service.prepare_schema(dsn, "penstock")
+    sleeper, successor = (
+        await Store.open(dsn, "penstock", "default"),
+        await Store.open(dsn, "penstock", "default"),
+    )
+    old, new = Projection(Replica()), Projection(Replica())
+    for offset, value in enumerate(placer.values):
+        new.take(value, offset)
+        if offset < 12:
+            old.take(value, offset)
+    await placer.send(log)
+    await successor.apply(new.replica, 0, new.drain())
+    late = old.drain()
+    late["decisions"] = late["events"] = []
+    assert late["jobs"]
+    with pytest.raises(Overtaken):
+        await sleeper.apply(old.replica, 0, late)
+    await assert_equals_replay(cell, log)
+    await sleeper.close()
+    await successor.close()
 
 
 async def test_void_records_move_the_position_and_nothing_else(
