@@ -1,6 +1,8 @@
 """A job's trace through the whole system, as a real Jaeger gives it back."""
 
 import contextlib
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.telemetry.context import job_context
 from penstock.testing.jaeger import JaegerServer, jaeger_server
 from penstock.testing.kafka import kafka_broker
 from penstock.testing.system import Gateway, installation
@@ -45,8 +46,8 @@ class Span(NamedTuple):
     failed: bool
 
 
-def spans_of(jaeger: JaegerServer, job_id: str, at_least: int) -> list[Span]:
-    """The job's trace, by start time."""
+def spans_of(jaeger: JaegerServer, row: dict[str, Any], at_least: int) -> list[Span]:
+    """The job's trace, found by the id that the gateway gives, by start time."""
     found = [
         Span(
             span["name"],
@@ -58,7 +59,7 @@ def spans_of(jaeger: JaegerServer, job_id: str, at_least: int) -> list[Span]:
             {name.removeprefix("penstock."): value for name, value in span["attributes"].items()},
             span.get("status", {}).get("code") == 2,
         )
-        for span in jaeger.trace(f"{job_context(job_id, 1).trace_id:032x}", spans_at_least=at_least)
+        for span in jaeger.trace(row["trace_id"], spans_at_least=at_least)
     ]
     return sorted(found, key=lambda span: (span.start_ms, span.id))
 
@@ -103,6 +104,19 @@ def assert_ledger_times(spans: list[Span], row: dict[str, Any]) -> None:
     assert submit.start_ms <= job.start_ms <= submit.end_ms + 1_000
 
 
+def described(gateway: Gateway, job_id: str) -> str:
+    """What `penstock describe job` prints."""
+    argv = [
+        str(Path(sys.executable).with_name("penstock")),
+        "--server",
+        gateway.url,
+        "describe",
+        "job",
+        job_id,
+    ]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
 @contextlib.contextmanager
 def running(log: str, folder: Path, jaeger: JaegerServer) -> Iterator[Gateway]:
     with contextlib.ExitStack() as stack:
@@ -124,8 +138,9 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
         gateway.until(cancelled_id, "running")
         gateway.post(f"/v1/jobs/{cancelled_id}/cancel", {"reason": "a typing error"})
         rows = {job_id: gateway.until_ended(job_id) for job_id in (gang_id, failing_id, cancelled_id)}
+        assert f"Trace      {rows[gang_id]['trace_id']}" in described(gateway, gang_id)
 
-    gang = spans_of(jaeger, gang_id, at_least=11)
+    gang = spans_of(jaeger, rows[gang_id], at_least=11)
     assert_connected(gang)
     assert_ledger_times(gang, rows[gang_id])
     assert sorted(span.name for span in gang) == [
@@ -142,7 +157,7 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
         assert (task.parent, task.attributes["exit_code"]) == (decide.id, 0)
         assert 300 <= task.end_ms - task.start_ms < 3_000
 
-    failing = spans_of(jaeger, failing_id, at_least=15)
+    failing = spans_of(jaeger, rows[failing_id], at_least=15)
     assert_connected(failing)
     assert_ledger_times(failing, rows[failing_id])
     for name in ("decide", "queue", "launch", "run", "start", "task"):
@@ -152,7 +167,7 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
     assert failed == {"job", "run", "task"}
     assert {span.attributes["exit_code"] for span in named(failing, "task")} == {3}
 
-    cancelled = spans_of(jaeger, cancelled_id, at_least=10)
+    cancelled = spans_of(jaeger, rows[cancelled_id], at_least=10)
     assert_connected(cancelled)
     assert_ledger_times(cancelled, rows[cancelled_id])
     assert named(cancelled, "cancel")[0].attributes["reason"] == "a typing error"

@@ -103,6 +103,8 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     }
     if found.get("labels"):
         facts["Labels"] = escape(", ".join(f"{name}={value}" for name, value in found["labels"].items()))
+    if found.get("trace_id"):
+        facts["Trace"] = found["trace_id"]
     _print_facts(facts)
     if tasks:
         console().print()

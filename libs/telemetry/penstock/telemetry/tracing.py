@@ -191,6 +191,11 @@ class Tracing:
             return None
         return to_traceparent(job_context(job_id, self._ratio))
 
+    def trace_id(self, job_id: str) -> str | None:
+        """32 hex digits under which a person finds the job's trace; None when it is not exported."""
+        context = job_context(job_id, self._ratio)
+        return f"{context.trace_id:032x}" if self._sink is not None and context.sampled else None
+
     def in_job(self, job_id: str, traceparent: str | None) -> str | None:
         """`traceparent` if it lies in this job's trace, else the context of the job's root.
 

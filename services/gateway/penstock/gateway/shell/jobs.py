@@ -262,8 +262,9 @@ async def jobs(
 
 @router.get("/{job_id}")
 async def job(job_id: str, request: Request) -> Response:
-    """One job: what was asked, what was given, when."""
-    return answer(await find_job(door_of(request), job_id))
+    """One job: what was asked, what was given, when; and `trace_id`, null when no trace of it is exported."""
+    door = door_of(request)
+    return answer({**await find_job(door, job_id), "trace_id": door.traces.trace_id(job_id)})
 
 
 @router.get("/{job_id}/tasks")
