@@ -374,6 +374,19 @@ def test_an_estimate_is_sent_until_it_arrives() -> None:
     play(story)
 
 
+def test_a_late_copy_of_a_joining_kills_nobody(cell: CellDriver) -> None:
+    """A node's append of its joining timed out, but the broker writes it seconds later, after the retry and after
+    a task has started: taken at its word, that task would be lost, and its GPU given away under it."""
+    joins = [NodeJoined(node=node_spec("n1", boot=boot), incarnation=n) for n, boot in ((1, "b1"), (2, "b2"))]
+    for join in joins:
+        cell.feed(join)
+    cell.submit("a")
+    cell.start("a")
+    for join in joins:
+        assert cell.feed(join).reason == "stale_join"
+    assert cell.job("a").status is JobStatus.RUNNING
+
+
 def test_started_twice_is_told_once(cell: CellDriver) -> None:
     """A node repeats its start after its own restart: nothing may be folded twice."""
     cell.join(node_spec("n1"))

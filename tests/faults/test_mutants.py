@@ -111,6 +111,10 @@ MUTANTS = (
         (f"{GUARDS}::test_started_twice_is_told_once",),
     ),
     Mutant(
+        "late joinings", GUARD, "0 < event.incarnation <= node.incarnation", "False",
+        (f"{GUARDS}::test_a_late_copy_of_a_joining_kills_nobody",),
+    ),
+    Mutant(
         "final stops", GUARD, 'frozenset({"cancelled", "completed", "run_timeout"})', "frozenset()",
         (f"{GUARDS}::test_a_cancellation_does_not_undo_success",),
     ),

@@ -88,6 +88,8 @@ class NodeJoined(Event):
 
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Field(max_length=1_024)] = ()
+    incarnation: Token = 0
+    """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not told."""
 
     def subject(self) -> str:
         return self.node.node_id

@@ -323,6 +323,7 @@ def _node_joined(state: CellState, fact: doors.NodeJoined) -> None:
             node.status = move(NODE_MOVES, node.status, NodeStatus.READY, spec.node_id)
         node.leaving = False
         node.faulted_gpu_mask = 0
+    node.incarnation = max(node.incarnation, fact.incarnation)
     _enter_spec(state, node, spec)
     state.reindex(node)
 

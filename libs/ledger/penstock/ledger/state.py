@@ -144,6 +144,8 @@ class NodeState:
     left_ms: int = 0
     rebooted: bool = False
     """Its latest joining came with a new boot id: tasks of before are dead."""
+    incarnation: int = 0
+    """Of its latest joining; see `NodeJoined`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
     version: int = 0

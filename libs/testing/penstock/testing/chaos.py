@@ -186,8 +186,7 @@ class ChaosNode:
         spec = NodeSpec(
             node_id=self.name, boot_id=f"boot-{self._boots}", cores=8, host_memory_mib=65_536, gpus=gpus
         )
-        self._say(NodeJoined(node=spec), f"boot-{self._boots}")
-        self._said.pop()  # a boot is told once: an old one told late would mean that the machine booted again
+        self._say(NodeJoined(node=spec, incarnation=self._boots), f"boot-{self._boots}")
 
     def _crash(self) -> None:
         for order, timer in self._running.values():

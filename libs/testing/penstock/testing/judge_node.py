@@ -121,7 +121,7 @@ class JudgeNode:
         self._bury()
         reader = self._log.reader({self._orders: (await self._log.end_offsets([self._orders]))[self._orders]})
         self._history.write("boot", boot=self._boot)
-        self._outbox.put_nowait(NodeJoined(node=self._spec))
+        self._outbox.put_nowait(NodeJoined(node=self._spec, incarnation=wall_ms()))
         sending = asyncio.ensure_future(self._send())
         if ready is not None:
             ready.set()

@@ -96,6 +96,8 @@ class Node:
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._sweeps: set[asyncio.Task[None]] = set()
         self._nothing_lives = asyncio.Event()
+        self._join_id = ""
+        self._joined = asyncio.Event()
         self._skipped = 0
         self._telemetry = Partition(Topic.TELEMETRY, node_partition(spec.node_id))
         self._samples: set[asyncio.Task[None]] = set()
@@ -344,12 +346,13 @@ class Node:
 
     def join(self) -> None:
         """Says what this node is and what is (or is about to be) alive on it."""
-        number = self.journal.number("incarnation", 0) + 1
+        # Above the last one even if the journal is new: then this machine's own clock has moved on.
+        number = max(self.journal.number("incarnation", 0) + 1, wall_ms())
         tasks = sorted(self.state.tasks.values(), key=lambda task: task.task_id)
         running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
-        joined = NodeJoined(node=self.spec, tasks=running)
-        name = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
-        self.feed([self._envelope(name, joined)], durable=True, numbers={"incarnation": number})
+        joined = NodeJoined(node=self.spec, tasks=running, incarnation=number)
+        self._join_id = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
+        self.feed([self._envelope(self._join_id, joined)], durable=True, numbers={"incarnation": number})
 
     def close(self) -> None:
         """Lets go of launcher, timers and journal; tasks run on."""
@@ -363,6 +366,8 @@ class Node:
         self.journal.close()
 
     async def _read_orders(self, start: int) -> None:
+        """Obeys nothing before the log has acknowledged the join: sent again later, it would deny a newer task."""
+        await self._joined.wait()
         reader = self.log.reader({self.orders: start})
         try:
             while True:
@@ -398,6 +403,8 @@ class Node:
             self.feed(inputs, durable=orders > 0, numbers={"next_offset": position})
 
     def _on_sent(self, events: list[Pending]) -> None:
+        if not self._joined.is_set() and any(event.id == self._join_id for event in events):
+            self._joined.set()
         ends = [event.id.rpartition("/")[2] for event in events]
         if "started" in ends:
             failpoints.hit("node.start_reported")

@@ -100,6 +100,12 @@ def _changed(state: CellState, event: doors.NodeChanged) -> str | None:
     return "node_gone" if node.status is NodeStatus.GONE else None
 
 
+def _joined(state: CellState, event: doors.NodeJoined) -> str | None:
+    """A copy that comes late would declare dead what the node has started since."""
+    node = state.nodes.get(event.node.node_id)
+    return "stale_join" if node is not None and 0 < event.incarnation <= node.incarnation else None
+
+
 def _left(state: CellState, event: doors.NodeLeft) -> str | None:
     node = state.nodes.get(event.node_id)
     if node is None:
@@ -132,6 +138,7 @@ GUARDS: Mapping[str, Callable[[CellState, Any], str | None]] = MappingProxyType(
         doors.TaskPhaseChanged.TYPE: _of_living_task,
         doors.TaskCheckpointed.TYPE: _of_living_task,
         doors.OrderRefused.TYPE: _refused,
+        doors.NodeJoined.TYPE: _joined,
         doors.NodeChanged.TYPE: _changed,
         doors.NodeSuspected.TYPE: _node,
         doors.NodeLeft.TYPE: _left,
