@@ -17,6 +17,7 @@ import pytest_asyncio
 from penstock.events.doors import JobCancelRequested, JobSubmitted
 from penstock.events.topics import Topic
 from penstock.kernel.embedded_log import EmbeddedLog
+from penstock.kernel.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.testing.gateway_cell import JSON, SPEC, WITHIN_S, Cell, Faulty, problem, running
 from penstock.testing.hand_placer import HandPlacer
 
@@ -180,12 +181,24 @@ async def test_a_log_that_does_not_answer_gives_503(dsn: str) -> None:
         assert list(cell.placer.replica.state.jobs) == [again.json()["job_id"]]
 
 
-async def test_a_failing_log_gives_503(cell: Cell) -> None:
-    cell.log.failing = True
-    body = problem(await cell.http.post("/v1/jobs", json=SPEC), 503)
-    assert "disk is full" in body["detail"]
-    cell.log.failing = False
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (AppendFailed("the disk is full"), 503),
+        (LogError("the broker is away"), 503),
+        (NotAllowed("User:gateway"), 403),
+        (TooLarge("1 MB"), 413),
+    ],
+)
+async def test_a_failing_log_never_gives_202(cell: Cell, error: LogError, status: int) -> None:
+    """Each way in which the log says no has its own answer; afterwards all is well again."""
+    cell.log.error = error
+    answer = await cell.http.post("/v1/jobs", json=SPEC)
+    assert str(error) in problem(answer, status)["detail"]
+    assert ("retry-after" in answer.headers) == (status == 503)
+    cell.log.error = None
     assert (await cell.http.post("/v1/jobs", json=SPEC)).status_code == 202
+    assert len(await cell.written(Topic.JOBS)) == 1
 
 
 @pytest.mark.parametrize(

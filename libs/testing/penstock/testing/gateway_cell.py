@@ -13,7 +13,7 @@ from penstock.events.topics import CELL_TOPICS, Topic
 from penstock.gateway.shell import service as gateway_service
 from penstock.gateway.shell.options import Options
 from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.errors import AppendFailed
+from penstock.kernel.errors import LogError
 from penstock.kernel.log import Log, Message, Partition, Reader
 from penstock.kernel.settings import Settings
 from penstock.projector.shell import service as projector_service
@@ -30,7 +30,7 @@ class Faulty:
 
     inner: Log
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    failing: bool = False
+    error: LogError | None = None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -43,8 +43,8 @@ class Faulty:
 
     async def append(self, messages: Sequence[Message]) -> list[int]:
         await self.gate.wait()
-        if self.failing:
-            raise AppendFailed("the disk is full")
+        if self.error is not None:
+            raise self.error
         return await self.inner.append(messages)
 
     def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:

@@ -54,8 +54,10 @@ class Appender:
         except TooLarge as error:
             raise Problem(413, "too_large", str(error)) from error
         except NotAllowed as error:
-            told = f"the log does not let the gateway write there: {error}"
-            raise Problem(503, "log_refuses", told, retry_after_s=DOWN_RETRY_S) from error
+            told = (
+                f"this log does not let the gateway write there: {error}. Hand it in with a service that may"
+            )
+            raise Problem(403, "log_refuses", told) from error
         except LogError as error:
             raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=DOWN_RETRY_S) from error
         hit("gateway.after_append")
