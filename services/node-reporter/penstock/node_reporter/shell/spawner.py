@@ -58,10 +58,10 @@ def task_folder(state_dir: Path, task_id: str, token: int) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A file that a shim wrote whole; None when it is not there."""
+    """A file that a shim wrote whole; None when it is not there, or not readable: the machine lost it as it went down."""
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
     return found
 
