@@ -56,7 +56,11 @@ def spans_of(jaeger: JaegerServer, row: dict[str, Any], at_least: int) -> list[S
             span.get("parentSpanId") or None,
             int(span["startTimeUnixNano"]) / 1e6,
             int(span["endTimeUnixNano"]) / 1e6,
-            {name.removeprefix("penstock."): value for name, value in span["attributes"].items()},
+            {
+                name.removeprefix("penstock."): value
+                for name, value in span["attributes"].items()
+                if name.startswith("penstock.")  # Jaeger adds remarks of its own
+            },
             span.get("status", {}).get("code") == 2,
         )
         for span in jaeger.trace(row["trace_id"], spans_at_least=at_least)
@@ -173,3 +177,9 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
     assert named(cancelled, "cancel")[0].attributes["reason"] == "a typing error"
     assert named(cancelled, "task")[0].attributes["cause"] == "stopped"
     assert not any(span.failed for span in cancelled)
+
+    if log == "embedded":
+        with installation(folder / "penstock", "--otlp", jaeger.otlp_endpoint, "--nodes", "2") as gateway:
+            again = gateway.until_ended(gateway.submit(["true"]))
+        assert_connected(spans_of(jaeger, again, at_least=9))
+        assert spans_of(jaeger, rows[failing_id], at_least=15) == failing, "told again, shown once"

@@ -180,7 +180,7 @@ def test_the_decide_span_repeats_the_explanation(observer: Observer) -> None:
         feasible=2,
         rejected={"gpus_busy": 5},
     )  # fmt: skip
-    decide_placement(observer.tracing, 7, why, 1, 2)
+    decide_placement(observer.tracing, 7, 1, why)
     observer.tracing.close()
     (span,) = observer.exporter.get_finished_spans()
     found = dict(span.attributes or {})

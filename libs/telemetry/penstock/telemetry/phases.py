@@ -140,18 +140,17 @@ class JobSpans:
             self._job_of_task[task_id] = job_id
 
 
-def decide_placement(
-    tracing: Tracing, seq: int, why: facts.PlacementExplanation, start_ms: float, end_ms: float
-) -> None:
-    """Writes the `decide` span of a placement from the explanation that its record carries.
+def decide_placement(tracing: Tracing, seq: int, now_ms: int, why: facts.PlacementExplanation) -> None:
+    """Writes the `decide` span of a placement from its record: the explanation, and the ledger's time.
 
-    Call it once the record is read back as valid. `start_ms`, `end_ms`: when the step that took it ran.
+    Call it once the record is read back as valid. The span has no length: how long the step took (below 1 ms) is
+    not in the record, and a span that is told again after a crash must be the same span in every field.
     """
     best = why.candidates[0] if why.candidates else None
     tracing.decide(
         why.job_id,
-        start_ms,
-        end_ms,
+        now_ms,
+        now_ms,
         ledger_seq=seq,
         outcome="placed",
         candidates=why.feasible + sum(why.rejected.values()),

@@ -114,7 +114,8 @@ class _Sink:
             max_export_batch_size=BATCH_SPANS,
         )
         self._scope = InstrumentationScope("penstock.telemetry")
-        self._resource = Resource.create(
+        # Not `Resource.create`: that adds an id of this process, and what two processes tell would differ in it.
+        self._resource = Resource(
             {"service.name": f"penstock-{service}", "service.namespace": "penstock", "penstock.cell": cell}
         )
         self._span, self._context, self._kept = ReadableSpan, OtelContext, TraceFlags(TraceFlags.SAMPLED)

@@ -109,7 +109,7 @@ def installation(folder: Path, *options: str) -> Iterator[Gateway]:
         str(port),
     ]
     child = Child(
-        "penstock up", [*argv, *options], log_path=folder.with_suffix(".log"), env=clean_environment()
+        "penstock up", [*argv, *options], log_path=folder.with_suffix(f".{port}.log"), env=clean_environment()
     )
     try:
         child.wait_ready(lambda: "Ready" in child.log_path.read_text(), START_TIMEOUT_S)

@@ -42,11 +42,9 @@ class Dispatcher:
         now_ms: int,
         facts: Sequence[Event],
         explanation: Iterable[PlacementExplanation],
-        began_ms: float,
-        took_ms: float,
     ) -> None:
-        """One valid record, in ledger order. `began_ms`, `took_ms`: of the step that decided it."""
-        self._story.read_back(seq, now_ms, facts, explanation, began_ms, took_ms)
+        """One valid record, in ledger order."""
+        self._story.read_back(seq, now_ms, facts, explanation)
         for fact in facts:
             self._batch += [self._message(order) for order in self._orders(fact, seq)]
 

@@ -14,7 +14,6 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from time import perf_counter
 from typing import NamedTuple
 
 import asyncpg
@@ -23,7 +22,7 @@ from penstock.events.base import Event
 from penstock.events.envelope import Envelope
 from penstock.events.facts import PlacementExplanation
 from penstock.events.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
-from penstock.kernel.clock import wall_ms
+from penstock.kernel.clock import LedgerClock, wall_ms
 from penstock.kernel.crash_only import Poisoned, applying, crash_only
 from penstock.kernel.dead_letters import dead_letter
 from penstock.kernel.errors import KernelError
@@ -46,6 +45,7 @@ from penstock.telemetry.tracing import Tracing, tracing
 logger = logging.getLogger(__name__)
 
 MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
+MAX_TIMERS_PER_TURN = 256  # as above; after a long absence thousands are due at once
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
 INPUT_PACE_MS = 6  # speed.md rule 1
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
@@ -63,8 +63,6 @@ class Pending(NamedTuple):
     now_ms: int
     facts: Sequence[Event]
     explanation: Sequence[PlacementExplanation]
-    began_ms: float
-    took_ms: float
 
 
 class Term:
@@ -80,6 +78,7 @@ class Term:
         self._term = replica.head.term
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._poisoned = poisoned
+        self._clock = LedgerClock(replica.state.now_ms, asyncio.get_running_loop().time)
         self._pending: deque[Pending] = deque()
         self._to_append: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=16)
         self._room = asyncio.Event()
@@ -115,53 +114,55 @@ class Term:
             if records:
                 hit("placer.input_read")
             messages: list[Message] = []
-            while (due := self._core.state.next_timer()) is not None and due[0] <= self._now_ms():
-                messages.append(self._fire(due[1]))
+            messages += self._fire_due()
             for record in records:
                 messages += self._answer(record)
             if messages:
                 await self._to_append.put(messages)
+                await asyncio.sleep(0)  # neither read nor put need have waited, and others want their turn
             if len(self._pending) > MAX_IN_FLIGHT:
                 self._room.clear()
 
     def _now_ms(self) -> int:
-        """The ledger's time: never backwards."""
-        return max(self._core.state.now_ms, wall_ms())
+        """The ledger's time."""
+        return self._clock.now_ms(self._core.state.now_ms)
 
     def _until_timer(self) -> int | None:
         due = self._core.state.next_timer()
-        return None if due is None else max(0, due[0] - wall_ms())
+        return None if due is None else max(0, due[0] - self._now_ms())
+
+    def _fire_due(self) -> list[Message]:
+        """The records of timers that are due; a bounded number, the others have their turn behind the inputs."""
+        messages: list[Message] = []
+        while (due := self._core.state.next_timer()) is not None and due[0] <= self._now_ms():
+            if len(messages) == MAX_TIMERS_PER_TURN:
+                break
+            messages.append(self._fire(due[1]))
+        return messages
 
     def _fire(self, timer_id: str) -> Message:
-        began = perf_counter()
         place = f"timer {timer_id}"
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         poison = self._poisoned.pop(place, None)
         draft = applying(place, lambda: answer_timer(self._core, moment, timer_id, poison))
-        return self._record(place, draft, None, began)
+        return self._record(place, draft, None)
 
     def _answer(self, record: Record) -> list[Message]:
         """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
-        began = perf_counter()
         found = Input(*record.partition, record.offset, record.headers, record.value)
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         poison = self._poisoned.pop(found.place, None)
         answer = applying(found.place, lambda: answer_input(self._core, moment, found, poison))
-        messages = [self._record(found.place, answer.draft, answer.envelope, began)]
+        messages = [self._record(found.place, answer.draft, answer.envelope)]
         if answer.letter is not None:
             messages.append(dead_letter(record, "placer", *answer.letter))
         return messages
 
-    def _record(self, place: str, draft: Draft, envelope: Envelope | None, began: float) -> Message:
+    def _record(self, place: str, draft: Draft, envelope: Envelope | None) -> Message:
         self._tail, value = write(self._tail, draft)
         if len(value) > MAX_RECORD_BYTES:
             raise Poisoned(place, f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}")
-        took_ms = (perf_counter() - began) * 1_000
-        self._pending.append(
-            Pending(
-                self._tail, value, draft.now_ms, draft.facts, draft.explanation, wall_ms() - took_ms, took_ms
-            )
-        )
+        self._pending.append(Pending(self._tail, value, draft.now_ms, draft.facts, draft.explanation))
         found = (
             (envelope.id, envelope.correlation_id, well_formed(envelope.traceparent))
             if envelope
@@ -193,12 +194,7 @@ class Term:
                     self._valid = pending.head
                     hit("placer.record_read_back")
                     self._dispatcher.take(
-                        pending.head.seq,
-                        pending.now_ms,
-                        pending.facts,
-                        pending.explanation,
-                        pending.began_ms,
-                        pending.took_ms,
+                        pending.head.seq, pending.now_ms, pending.facts, pending.explanation
                     )
                 elif read_valid(self._valid, record.value) is not None:
                     raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")

@@ -56,13 +56,11 @@ class Story:
         now_ms: int,
         facts: Sequence[Event],
         explanation: Iterable[PlacementExplanation],
-        began_ms: float,
-        took_ms: float,
     ) -> None:
-        """One valid record of our own, in ledger order. `began_ms`, `took_ms`: of the step that decided it."""
+        """One valid record of our own, in ledger order."""
         if self.traces.enabled:
             for why in explanation:
-                decide_placement(self._held, seq, why, began_ms, began_ms + took_ms)
+                decide_placement(self._held, seq, now_ms, why)
             self._spans.read_back(now_ms, facts)
 
     def _follow(self, replica: Replica) -> None:
@@ -70,7 +68,6 @@ class Story:
         self._spans.remember(replica.state.jobs.values())
 
     def _tell(self, record: RawRecord) -> None:
-        """As another decided it: how long that took is in its own span, should it have written one."""
         for why in _explanations(record.explanation):
-            decide_placement(self._held, record.seq, why, record.now_ms, record.now_ms)
+            decide_placement(self._held, record.seq, record.now_ms, why)
         self._spans.read_back(record.now_ms, [fact.event() for fact in record.facts])
