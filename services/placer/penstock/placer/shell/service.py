@@ -22,7 +22,7 @@ from penstock.events.base import Event
 from penstock.events.envelope import Envelope
 from penstock.events.facts import PlacementExplanation
 from penstock.events.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
-from penstock.kernel.clock import LedgerClock, wall_ms
+from penstock.kernel.clock import LedgerClock
 from penstock.kernel.crash_only import Poisoned, applying, crash_only
 from penstock.kernel.dead_letters import dead_letter
 from penstock.kernel.errors import KernelError

@@ -11,7 +11,7 @@ import os
 from typing import NamedTuple
 
 from penstock.events.topics import INPUT_TOPICS, Topic
-from penstock.kernel.clock import wall_ms
+from penstock.kernel.clock import LedgerClock
 from penstock.kernel.log import Log, Partition
 from penstock.ledger.replica import Replica
 from penstock.placer.shell.story import Story
@@ -46,10 +46,11 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
     start = {Partition(topic, cell_index): positions.get((topic, cell_index), 0) for topic in INPUT_TOPICS}
     reader = log.reader({**start, ledger: replica.offset})
     loop = asyncio.get_running_loop()
+    clock = LedgerClock(replica.state.now_ms, loop.time)
     waiting: dict[Partition, Unanswered] = {}
     try:
         while True:
-            for record in await reader.read(timeout_ms=_patience_ms(replica, waiting, loop.time())):
+            for record in await reader.read(timeout_ms=_patience_ms(replica, clock, waiting, loop.time())):
                 if record.partition == ledger:
                     story.fold(replica, record, end)
                 else:
@@ -63,17 +64,19 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
                     del waiting[place]
                 elif answered > unanswered.oldest:
                     waiting[place] = Unanswered(answered, unanswered.newest, loop.time())
-            if _patience_ms(replica, waiting, loop.time()) == 0:
+            if _patience_ms(replica, clock, waiting, loop.time()) == 0:
                 logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
                 return
     finally:
         await reader.close()
 
 
-def _patience_ms(replica: Replica, waiting: dict[Partition, Unanswered], now_s: float) -> int | None:
+def _patience_ms(
+    replica: Replica, clock: LedgerClock, waiting: dict[Partition, Unanswered], now_s: float
+) -> int | None:
     """How long the placer in office may still stay silent; None: nothing is waiting."""
     left = [TAKEOVER_MS - (now_s - unanswered.since_s) * 1_000 for unanswered in waiting.values()]
     timer = replica.state.next_timer()
     if timer is not None:
-        left.append(timer[0] - wall_ms() + TAKEOVER_MS)
+        left.append(timer[0] - clock.now_ms(replica.state.now_ms) + TAKEOVER_MS)
     return max(0, int(min(left))) if left else None
