@@ -146,6 +146,9 @@ class Decider:
 
         The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
         """
+        if self._replanner is not None:
+            yield from self._ask_plan(state)
+            return
         if state.frozen or not state.queue:
             return
         hopeless: set[tuple[object, ...]] = set()
@@ -210,8 +213,10 @@ class Decider:
 
     def _place_chosen(self, state: CellState, waiting: list[JobState]) -> Iterator[Event]:
         """Largest first, so that small jobs do not take the room that a large one was promised."""
+        tasks = 0
         for placed, job in enumerate(waiting):
-            if placed == MAX_PLACEMENTS_PER_RECORD:
+            tasks += job.demand.tasks
+            if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks > MAX_TASKS_PER_RECORD):
                 yield timer(state, "cell", "place_more", 0)
                 return
             plan = self.policy.place(state, job, self._chance)
