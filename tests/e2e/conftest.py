@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,19 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {**kept, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
 
 
-def reachable(folder: Path) -> Path:
-    """Lets the database's own user pass, when we are root."""
-    for place in (folder, *folder.parents):
-        if os.geteuid() == 0 and place.is_relative_to("/tmp") and place != Path("/tmp"):
-            place.chmod(place.stat().st_mode | 0o011)
-    return folder
+def new_place() -> Path:
+    """A folder that the database's own user can reach when we are root; pytest's own are closed to others."""
+    place = Path(tempfile.mkdtemp(prefix="e2e-penstock-"))
+    place.chmod(0o755)
+    return place
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder for one test, removed afterwards."""
+    found = new_place()
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
 
 
 def strays(folder: Path) -> list[str]:
@@ -62,7 +70,6 @@ class Installation:
 
     def __init__(self, place: Path, *arguments: str, **env: str) -> None:
         self.folder, self.home = place / "kept", place / "home"
-        reachable(place)
         self.token_file = place / "token"
         self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
         self.token_file.chmod(0o600)
@@ -109,9 +116,9 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def up() -> Iterator[Installation]:
     """One installation for all tests of a module; it must leave nothing behind."""
-    place = tmp_path_factory.mktemp("up")
+    place = new_place()
     running = Installation(
         place, "--nodes", "2", "--virtual-gpus", "2", PENSTOCK_UNSCHEDULABLE_GRACE_MS="300"
     )
@@ -126,4 +133,4 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
         running.process.kill()
         running.process.wait()
         running.output.close()
-        shutil.rmtree(running.folder, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)

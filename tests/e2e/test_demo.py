@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, reachable, strays
+from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, strays
 
 pytestmark = pytest.mark.postgres
 
@@ -25,9 +25,8 @@ def start(place: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.timeout(150)
-def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(tmp_path: Path) -> None:
+def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place: Path) -> None:
     """A visitor types one command, without a terminal as in a CI job."""
-    place = reachable(tmp_path)
     began = time.monotonic()
     demo = start(place)
     told, _ = demo.communicate(timeout=DEMO_S + 20)
@@ -57,9 +56,8 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(tmp_pa
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("seconds", [0.5, 2.5, 7.0])
-def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+def test_ctrl_c_at_any_moment_leaves_nothing(place: Path, seconds: float) -> None:
     """While it starts, while it submits, while a dozen processes train."""
-    place = reachable(tmp_path)
     demo = start(place)
     time.sleep(seconds)
     began = time.monotonic()
@@ -72,12 +70,12 @@ def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path, seconds: float) -> 
     assert left_in(place / "home") == []
 
 
-def test_the_demo_empties_no_folder_that_is_not_its_own(tmp_path: Path) -> None:
+def test_the_demo_empties_no_folder_that_is_not_its_own(place: Path) -> None:
     """Somebody names the folder with the thesis in it."""
-    precious = tmp_path / "kept" / "thesis.tex"
+    precious = place / "kept" / "thesis.tex"
     precious.parent.mkdir()
     precious.write_text("42")
-    demo = start(tmp_path)
+    demo = start(place)
     told, _ = demo.communicate(timeout=30)
     assert demo.returncode == 2
     assert "thesis.tex" in told

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, Installation, environment, left_in, reachable, strays
+from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, Installation, environment, left_in, strays
 
 pytestmark = pytest.mark.postgres
 
@@ -111,12 +111,12 @@ def test_a_key_belongs_to_one_job(up: Installation) -> None:
     assert "step-7" in other.stderr
 
 
-def test_without_the_token_nobody_comes_in(up: Installation, tmp_path: Path) -> None:
+def test_without_the_token_nobody_comes_in(up: Installation, place: Path) -> None:
     """Another user of the same machine."""
     nobody = up.run("get", "jobs", PENSTOCK_TOKEN_FILE="")
     assert nobody.returncode == 21
     assert "--token-file" in nobody.stderr
-    wrong = tmp_path / "token"
+    wrong = place / "token"
     wrong.write_text("x" * 32)
     assert up.run("get", "jobs", "--token-file", str(wrong)).returncode == 21
 
@@ -239,9 +239,8 @@ def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> N
     assert "--port" in taken.stderr
 
 
-def test_a_folder_belongs_to_one_log(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_log(place: Path) -> None:
     """Read models of one ledger shown beside another would lie."""
-    place = reachable(tmp_path)
     (place / "kept").mkdir()
     (place / "kept" / "log").write_text("the embedded log\n")
     answer = subprocess.run(
@@ -286,9 +285,8 @@ def test_a_killed_database_comes_back_and_no_job_is_lost(up: Installation) -> No
     assert up.run("projections", "verify").returncode == 0
 
 
-def test_what_happened_survives_a_restart(tmp_path: Path) -> None:
+def test_what_happened_survives_a_restart(place: Path) -> None:
     """Somebody restarts the machine over lunch and asks in the afternoon why the morning's job failed."""
-    place = reachable(tmp_path)
     first = Installation(place, "--nodes", "1")
     try:
         assert first.run("submit", "--name", "morning", "--", "sh", "-c", "exit 4").returncode == 10
@@ -309,9 +307,8 @@ def test_what_happened_survives_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.15, 0.9, 1.6])
-def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+def test_ctrl_c_while_it_starts_leaves_nothing(place: Path, seconds: float) -> None:
     """The impatient: wrong folder noticed, Ctrl-C before it is up."""
-    place = reachable(tmp_path)
     home = place / "home"
     process = subprocess.Popen(
         [*PENSTOCK, "up", "--folder", str(place / "kept"), "--port", "0"], cwd=home, text=True,
@@ -326,9 +323,8 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, seconds: float) -
     assert left_in(home) == []
 
 
-def test_a_killed_up_takes_everything_with_it(tmp_path: Path) -> None:
+def test_a_killed_up_takes_everything_with_it(place: Path) -> None:
     """kill -9: nobody is left to clean up, so every child must have arranged for its own end."""
-    place = reachable(tmp_path)
     running = Installation(place, "--nodes", "2")
     running.run("submit", "-d", "--", "sleep", "600")
     time.sleep(1.0)

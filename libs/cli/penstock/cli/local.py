@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 
 import typer
@@ -33,4 +34,6 @@ def _become(command: str, arguments: list[str]) -> None:
             Exit.PROBLEM, f"`penstock {command}` needs the local services; pip install 'penstock[local]'"
         )
     sys.stdout.flush()
+    # Held back over the start of the interpreter; penstock.local lets them in once it can handle them in order.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     os.execv(sys.executable, [sys.executable, "-m", "penstock.local", command, *arguments])
