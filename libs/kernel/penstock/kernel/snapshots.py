@@ -8,7 +8,7 @@ import asyncio
 import logging
 import zlib
 from hashlib import sha256
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import asyncpg
 
@@ -55,33 +55,74 @@ async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: st
     return len(body)
 
 
+class Stored(NamedTuple):
+    """A snapshot as it lies in the table; `restore` makes a replica of it."""
+
+    seq: int
+    head_id: str
+    term: int
+    next_offset: int
+    sha256: str
+    body: bytes
+
+
+async def latest_stored(
+    store: Store,
+    cell: str,
+    *,
+    below: int = FAR,
+    until_seq: int = FAR,
+    until_offset: int = FAR,
+    schema: str | None = None,
+) -> Stored | None:
+    """The newest snapshot of this format before `below` and up to `until_seq`, unread; None: there is none.
+
+    `until_offset`: passes over snapshots that were taken further on in the ledger.
+    """
+    query = _LATEST.format(schema=schema or schema_of(cell))
+    while True:
+        try:
+            row = await store.fetchrow(query, cell, below, until_seq, format_id())
+        except asyncpg.UndefinedTableError:
+            return None  # the projector has never run here
+        if row is None or row["next_offset"] <= until_offset:
+            return None if row is None else Stored(*row)
+        below = row["seq"]
+
+
+def restore(stored: Stored) -> Replica:
+    """The replica as it was, ready to be folded on. Raises `Damaged`. Pure; about 20 µs per live job."""
+    state = load(_unpacked(stored.body, stored.sha256))
+    if state.seq != stored.seq:
+        raise Damaged(f"it is of seq {state.seq}")
+    return Replica(state, Head(stored.seq, stored.head_id, stored.term), stored.next_offset)
+
+
 async def load_latest(
     store: Store, cell: str, *, until_seq: int = FAR, until_offset: int = FAR, schema: str | None = None
 ) -> Replica:
     """The newest usable snapshot at or before `until_seq`, ready to be folded on; else an empty replica.
 
-    The replica's `offset` is where to read the ledger's partition from. `until_offset`: passes over snapshots
-    that were taken further on in the ledger. Damaged ones are passed over with a warning.
+    The replica's `offset` is where to read the ledger's partition from. Damaged snapshots are passed over with
+    a warning.
     """
-    query, below = _LATEST.format(schema=schema or schema_of(cell)), FAR
+    below = FAR
     while True:
-        try:
-            row = await store.fetchrow(query, cell, below, until_seq, format_id())
-        except asyncpg.UndefinedTableError:
-            row = None  # the projector has never run here
-        if row is None:
+        stored = await latest_stored(
+            store, cell, below=below, until_seq=until_seq, until_offset=until_offset, schema=schema
+        )
+        if stored is None:
             return Replica()
-        below = row["seq"]
-        if row["next_offset"] > until_offset:
-            continue
         try:
-            state = load(_unpacked(row["body"], row["sha256"]))
-            if state.seq != row["seq"]:
-                raise Damaged(f"it is of seq {state.seq}")
+            return restore(stored)
         except Damaged as error:
-            logger.warning("the snapshot of seq %s is refused (%s); trying an older one", row["seq"], error)
-            continue
-        return Replica(state, Head(row["seq"], row["head_id"], row["term"]), row["next_offset"])
+            told_damaged(stored, error)
+            below = stored.seq
+
+
+def told_damaged(stored: Stored, error: Damaged) -> None:
+    """Says once per attempt that a snapshot is passed over."""
+    logger.warning("the snapshot of seq %s is refused (%s); trying an older one", stored.seq, error)
 
 
 def _unpacked(body: bytes, digest: str) -> bytes:

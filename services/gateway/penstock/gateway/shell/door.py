@@ -14,6 +14,7 @@ from penstock.gateway.shell.follower import Follower
 from penstock.gateway.shell.options import Options
 from penstock.gateway.shell.store import Store
 from penstock.kernel.log import Log
+from penstock.kernel.pool import WorkerPool
 from penstock.kernel.settings import Settings
 from penstock.telemetry.tracing import Tracing
 
@@ -32,6 +33,7 @@ class Door:
     follower: Follower
     appender: Appender
     traces: Tracing
+    workers: WorkerPool
     stopping: asyncio.Event
     submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
     """Idempotency key → its submission under way."""

@@ -19,6 +19,7 @@ from penstock.kernel.crash_only import crash_only
 from penstock.kernel.errors import ConfigurationError
 from penstock.kernel.log import Log
 from penstock.kernel.open_log import open_log
+from penstock.kernel.pool import WorkerPool
 from penstock.kernel.settings import Settings
 from penstock.kernel.snapshots import load_latest
 from penstock.telemetry.tracing import tracing
@@ -97,6 +98,7 @@ async def _attempt(
 ) -> None:
     """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
+    workers = WorkerPool()
     log = shared if shared is not None else await open_log(settings.log_url, "gateway").start()
     try:
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
@@ -111,10 +113,12 @@ async def _attempt(
                 follower=Follower(replica),
                 appender=Appender(log, settings.cell_index, options.max_in_flight, options.answer_within_s),
                 traces=traces,
+                workers=workers,
                 stopping=asyncio.Event(),
             )
             await _serve(door, listener.dup(), ready)
     finally:
+        workers.close()
         await store.close()
         if shared is None:
             await log.close()

@@ -7,23 +7,16 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from penstock.events.topics import Topic
 from penstock.gateway.core.cursor import MAX_SEQ
 from penstock.gateway.core.problems import Problem
 from penstock.gateway.shell.door import Door, answer, door_of
 from penstock.gateway.shell.jobs import find_job
-from penstock.kernel.log import MAX_READ_RECORDS, Partition
-from penstock.kernel.snapshots import load_latest
-from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
+from penstock.gateway.shell.past import explained
 from penstock.policies.explain import UnknownJob, explain
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-REPLAY_WITHIN_S = 20.0  # folding runs at tens of thousands of records per second from the nearest snapshot
-MAX_REPLAYS = 2
 TAKEN_IN_WITHIN_S = 1.0  # the placer answers a submission within milliseconds
-_replays = asyncio.Semaphore(MAX_REPLAYS)
 
 
 @router.get("/{job_id}/why")
@@ -108,35 +101,6 @@ async def _past(door: Door, job_id: str, at: int) -> dict[str, Any]:
     head = door.follower.state.seq
     if at > head:
         raise Problem(404, "no_record", f"record {at} does not exist yet; the latest is {head}")
-    if _replays.locked():
-        raise Problem(429, "overloaded", f"{MAX_REPLAYS} replays are under way", retry_after_s=2)
-    async with _replays:
-        try:
-            async with asyncio.timeout(REPLAY_WITHIN_S):
-                state = await state_at(door, at)
-        except TimeoutError:
-            told = f"replaying to record {at} takes longer than {REPLAY_WITHIN_S:g} s: it lies too far behind the snapshots"
-            raise Problem(503, "too_far_back", told) from None
-    try:
-        found = explain(state, job_id).model_dump(mode="json")
-    except UnknownJob as error:
-        raise Problem(404, "no_job", f"no job {job_id!r} as of record {at}") from error
-    job = state.jobs.get(job_id)
-    placed = job is None or job.placed_ms is not None
-    found["placement"] = await _placement(door, job_id, at) if placed else None
-    return found
-
-
-async def state_at(door: Door, at: int) -> CellState:
-    """The fold as of record `at`, from the nearest snapshot."""
-    replica: Replica = await load_latest(door.store.pool, door.settings.cell, until_seq=at)
-    ledger = Partition(Topic.LEDGER, door.settings.cell_index)
-    reader = door.log.reader({ledger: replica.offset})
-    try:
-        while replica.head.seq < at:
-            for record in await reader.read(max_records=min(MAX_READ_RECORDS, at - replica.head.seq)):
-                replica.take(record.value, record.offset)
-            await asyncio.sleep(0)  # others have their turn between two batches
-    finally:
-        await reader.close()
-    return replica.state
+    past = await explained(door, job_id, at)
+    placement = await _placement(door, job_id, at) if past.placed else None
+    return {**past.explanation, "placement": placement}

@@ -1,0 +1,88 @@
+"""Long computations must not hold up the loop, pile up, or outlive their service."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from penstock.kernel.pool import PoolBusy, WorkerDied, WorkerPool
+
+
+def compute(seconds: float) -> int:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    return os.getpid()
+
+
+def refuse() -> None:
+    raise LookupError("no such job")
+
+
+async def ends(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def test_the_loop_goes_on_while_a_worker_computes() -> None:
+    """A fold of 20,000 records takes a third of a second; decisions on the same loop must not notice."""
+    pool = WorkerPool()
+    await pool.run(compute, 0)
+    longest, before = 0.0, time.monotonic()
+    work = asyncio.ensure_future(pool.run(compute, 0.5))
+    while not work.done():
+        await asyncio.sleep(0.005)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    assert work.result() != os.getpid()
+    assert longest < 0.4, "the loop stood still while the worker computed"
+    pool.close()
+
+
+async def test_what_the_function_raises_reaches_the_caller() -> None:
+    pool = WorkerPool()
+    with pytest.raises(LookupError, match="no such job"):
+        await pool.run(refuse)
+    pool.close()
+
+
+async def test_a_full_pool_says_so_at_once() -> None:
+    """Everybody asks about the past at the same time: the ninth is told to come back, nothing piles up."""
+    pool = WorkerPool(max_waiting=2)
+    waiting = [asyncio.ensure_future(pool.run(compute, 0.1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(PoolBusy):
+        await pool.run(compute, 0.1)
+    await asyncio.gather(*waiting)
+    assert await pool.run(compute, 0) > 0
+    pool.close()
+
+
+async def test_a_killed_worker_costs_its_task_and_nothing_else() -> None:
+    """The kernel kills a worker for its memory; the next question gets a new one."""
+    pool = WorkerPool()
+    first = await pool.run(compute, 0)
+    work = asyncio.ensure_future(pool.run(compute, 5))
+    await asyncio.sleep(0.2)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        await work
+    assert await pool.run(compute, 0) != first
+    pool.close()
+
+
+async def test_idle_workers_end() -> None:
+    """An idle gateway keeps no worker, and no process outlives a closed pool."""
+    pool = WorkerPool(idle_s=0.1)
+    first = await pool.run(compute, 0)
+    assert await ends(first)
+    second = await pool.run(compute, 0)
+    assert second != first
+    pool.close()
+    assert await ends(second)
