@@ -1,0 +1,106 @@
+"""Stories of time: clocks that jump, and timers that come due all at once."""
+
+import asyncio
+
+import pytest
+
+from penstock.cluster.nouns import JobSpec
+from penstock.events.doors import JobSubmitted
+from penstock.events.envelope import Envelope, to_wire
+from penstock.events.topics import Topic
+from penstock.kernel import clock
+from penstock.kernel.clock import LedgerClock, wall_ms
+from penstock.kernel.log import Message, Partition
+from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.settings import Settings
+from penstock.ledger.replica import Replica
+from penstock.placer.shell import service, term
+from penstock.testing.fault_cell import TOPICS
+from penstock.testing.virtual_time import run_virtually
+
+SETTINGS = Settings(log_url="memory")
+LEDGER = Partition(Topic.LEDGER, 0)
+YEAR_MS = 365 * 24 * 3_600_000
+
+
+def folded(broker: MemoryBroker) -> Replica:
+    replica = Replica()
+    for record in broker.records(LEDGER):
+        replica.take(record.value, record.offset)
+    return replica
+
+
+async def submit(log: MemoryLog, job_id: str, queue_timeout_ms: int) -> None:
+    spec = JobSpec(command=("true",), queue_timeout_ms=queue_timeout_ms)
+    headers, value = to_wire(Envelope(f"submit-{job_id}", "/test", 1, JobSubmitted(job_id=job_id, spec=spec)))
+    await log.append([Message(Partition(Topic.JOBS, 0), value, headers)])
+
+
+async def one_placer(broker: MemoryBroker, seconds: float) -> None:
+    stop = asyncio.Event()
+    work = asyncio.ensure_future(service.run(SETTINGS, stop, log=MemoryLog(broker, "placer")))
+    await asyncio.sleep(seconds)
+    stop.set()
+    await work
+
+
+def test_a_clock_that_was_ahead_once_stops_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A placer ran for a while on a machine whose clock was a year ahead; then the clock was put right."""
+
+    async def story() -> Replica:
+        broker = MemoryBroker()
+        broker.create(TOPICS)
+        with monkeypatch.context() as wrong:
+            wrong.setattr(term, "wall_ms", lambda: wall_ms() + YEAR_MS)
+            await one_placer(broker, 1)
+        await submit(MemoryLog(broker), "j1", 5_000)
+        await one_placer(broker, 10)
+        return folded(broker)
+
+    assert run_virtually(story()).state.ended == {"j1": "timed_out_queued"}
+
+
+def test_the_ledgers_clock_follows_the_later_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward with the wall clock; on by the monotonic one when the wall clock was set back; never backwards."""
+    wall, mono = [10_000], [0.0]
+    monkeypatch.setattr(clock, "wall_ms", lambda: wall[0])
+    ledger = LedgerClock(9_000, lambda: mono[0])
+    assert ledger.now_ms() == 10_000
+    wall[0] = 60_000  # stepped forward
+    assert ledger.now_ms() == 60_000
+    wall[0] = 20_000  # and back
+    for _ in range(1_000):
+        mono[0] += 0.000_4
+        last = ledger.now_ms()
+    assert last == 60_400
+    assert ledger.now_ms(70_000) == 70_000
+
+
+def test_thousands_of_due_timers_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The placer was away over night while 1,000 jobs ran into their queue time-outs; services share its loop."""
+    fired: list[int] = []
+    turns = [True]
+    original = service.Term._fire_due
+
+    def fire_due(self: service.Term) -> list[Message]:
+        assert turns.pop(), "nobody had a turn since the last timers"
+        messages = original(self)
+        fired.append(len(messages))
+        asyncio.get_running_loop().call_soon(turns.append, True)
+        return messages
+
+    async def story() -> Replica:
+        broker = MemoryBroker()
+        broker.create(TOPICS)
+        log = MemoryLog(broker)
+        for number in range(1_000):
+            await submit(log, f"j{number}", 60_000)
+        await one_placer(broker, 1)
+        await asyncio.sleep(120)
+        monkeypatch.setattr(service.Term, "_fire_due", fire_due)
+        await one_placer(broker, 5)
+        return folded(broker)
+
+    assert set(run_virtually(story()).state.ended.values()) == {"timed_out_queued"}
+    assert sum(fired) == 1_000
+    assert max(fired) == service.MAX_TIMERS_PER_TURN
