@@ -119,6 +119,7 @@ def system(postgres_dsn: str) -> Iterator[System]:
 def test_jobs_of_every_kind_end_as_they_should(system: System) -> None:
     """A team moves from one machine to its own Kafka and submits what it always submits."""
     gateway = system.gateway
+    gateway.until_nodes(len(NODES))
     well = gateway.submit(["true"])
     failed = gateway.submit(["sh", "-c", "exit 3"])
     gang = gateway.submit(["sleep", "0.2"], workers=4)

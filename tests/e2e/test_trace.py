@@ -136,6 +136,7 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
     """A gang, a job that fails twice and one that is cancelled, submitted by a pipeline that has a trace of its
     own. An engineer opens each in Jaeger and sees one tree from submission to exit."""
     with running(log, folder, jaeger) as gateway:
+        gateway.until_nodes(2)
         gang_id = gateway.submit(["sleep", "0.3"], workers=2, headers={"traceparent": FOREIGN})
         failing_id = gateway.submit(["sh", "-c", "exit 3"], retry={"max_attempts": 2, "backoff_ms": 10})
         cancelled_id = gateway.submit(["sleep", "60"], grace_ms=500)

@@ -47,6 +47,15 @@ class Gateway:
         row: dict[str, Any] = self.get(f"/v1/jobs/{job_id}")
         return row
 
+    def until_nodes(self, count: int, timeout_s: float = 20.0) -> None:
+        """Returns once so many nodes have joined: `penstock up` is ready when they have said so, which may be before
+        the placer has read it. Raises `TimeoutError`."""
+        deadline = time.monotonic() + timeout_s
+        while len(ready := [n for n in self.get("/v1/nodes")["nodes"] if n["status"] == "ready"]) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(ready)} of {count} nodes have joined after {timeout_s:g} s")
+            time.sleep(POLL_S)
+
     def until(self, job_id: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
         """The job's row once it has this status. Raises `TimeoutError` with the row as it is then."""
         deadline = time.monotonic() + timeout_s
