@@ -58,7 +58,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="benches or figures, or parts of names"
+        "--only", nargs="+", default=[], metavar="NAME", help="benches or figures, or how their names begin"
     )
     parser.add_argument("--seconds", type=float, metavar="S", help="of each run that lasts (default: 60)")
     parser.add_argument(
@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
 
 def _matches(bench: str, wanted: list[str]) -> bool:
     names = [bench, *(name for name, goal in GOALS.items() if goal.bench == bench)]
-    return any(word in name for word in wanted for name in names)
+    return any(name.startswith(word) for word in wanted for name in names)
 
 
 def _here(bench: str, arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,9 +74,11 @@ def _postgres_pid() -> int:
 
 
 @contextlib.asynccontextmanager
-async def process(name: str, argv: Sequence[str], found: Servers) -> AsyncIterator[Child]:
+async def process(
+    name: str, argv: Sequence[str], found: Servers, env: Mapping[str, str] | None = None
+) -> AsyncIterator[Child]:
     """`python ARGV…` with the servers' settings, once it has said "ready"."""
-    child = start_process(name, argv, found)
+    child = start_process(name, argv, found, env)
     try:
         await asyncio.to_thread(
             child.wait_ready, lambda: b"ready\n" in child.log_path.read_bytes(), READY_TIMEOUT_S
@@ -86,11 +88,13 @@ async def process(name: str, argv: Sequence[str], found: Servers) -> AsyncIterat
         await asyncio.to_thread(child.stop)
 
 
-def start_process(name: str, argv: Sequence[str], found: Servers) -> Child:
+def start_process(
+    name: str, argv: Sequence[str], found: Servers, env: Mapping[str, str] | None = None
+) -> Child:
     """The same without waiting; stopping it is the caller's."""
     return Child(
         name,
         [sys.executable, *argv],
         log_path=found.folder / f"{name}.log",
-        env={**os.environ, **found.settings.environment(), "PENSTOCK_LOG_LEVEL": "WARNING"},
+        env={**os.environ, **found.settings.environment(), "PENSTOCK_LOG_LEVEL": "WARNING", **(env or {})},
     )

@@ -16,11 +16,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-from tests.bench.servers import bench_folder
+from tests.bench.servers import Servers, bench_folder, process, servers
 
 from penstock.kernel.task_logs import log_path
-from penstock.testing.kafka import kafka_broker, penstock_topics
-from penstock.testing.processes import Child
+from penstock.testing.processes import Child, free_port
 
 RATE_PER_S = 5.0
 WARM_UP_JOBS = 10  # not counted: first connections, first imports
@@ -34,33 +33,54 @@ JOB = {
 }
 
 
-@contextlib.contextmanager
-def _installation(folder: Path, log_url: str | None) -> "contextlib.Iterator[str]":
-    """`penstock up` in a process of its own; yields the gateway's URL."""
+@contextlib.asynccontextmanager
+async def installation(kind: str) -> AsyncIterator[tuple[str, Path]]:
+    """(URL, folder of the task logs): `penstock up` on "embedded"; on "kafka" each service a process of its own."""
+    if kind == "kafka":
+        async with servers(kind) as found, _services(found) as running:
+            yield running
+    else:
+        with bench_folder() as folder:
+            child = await asyncio.to_thread(_up, folder)
+            try:
+                yield _url(child.log_path), folder / "up" / "task-logs"
+            finally:
+                await asyncio.to_thread(child.stop, GRACE_S)
+
+
+def _up(folder: Path) -> Child:
+    """`penstock up` with one node in a process of its own, once it is ready."""
     argv = [sys.executable, "-m", "penstock.local", "up", "--folder", str(folder / "up"), "--port", "0"]
-    argv += ["--nodes", "1", "--virtual-gpus", "8"] + (["--log", log_url] if log_url else [])
-    child = Child("up", argv, log_path=folder / "up.log", env={**os.environ, "PENSTOCK_DSN": ""})
+    argv += ["--nodes", "1", "--virtual-gpus", "8"]
+    env = {**os.environ, "PENSTOCK_DSN": "", "PENSTOCK_LOG": ""}
+    child = Child("up", argv, log_path=folder / "up.log", env=env)
     try:
         child.wait_ready(lambda: b"Ready" in child.log_path.read_bytes(), UP_TIMEOUT_S)
-        found = re.search(r"http://127\.0\.0\.1:\d+", child.log_path.read_text())
-        assert found is not None, child.log_tail()
-        yield found[0]
-    finally:
+    except BaseException:
         child.stop(GRACE_S)
+        raise
+    return child
+
+
+def _url(path: Path) -> str:
+    found = re.search(r"http://127\.0\.0\.1:\d+", path.read_text())
+    assert found is not None, path.read_text()
+    return found[0]
 
 
 @contextlib.asynccontextmanager
-async def installation(kind: str) -> AsyncIterator[tuple[str, Path]]:
-    """(URL, folder of the task logs) on "embedded" or "kafka"."""
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(bench_folder())
-        url = None
-        if kind == "kafka":
-            broker = await asyncio.to_thread(stack.enter_context, kafka_broker())
-            broker.create_topics(penstock_topics())
-            url = broker.url()
-        gateway = await asyncio.to_thread(stack.enter_context, _installation(folder, url))
-        yield gateway, folder / "up" / "task-logs"
+async def _services(found: Servers) -> AsyncIterator[tuple[str, Path]]:
+    """As in production: one process per service and per node."""
+    logs = found.folder / "task-logs"
+    bind = f"127.0.0.1:{free_port()}"
+    env = {"PENSTOCK_GATEWAY_BIND": bind, "PENSTOCK_LOG_DIR": str(logs)}
+    async with contextlib.AsyncExitStack() as stack:
+        for name in ("placer", "estimator", "projector", "gateway"):
+            await stack.enter_async_context(process(name, ["-m", f"penstock.{name}"], found, env))
+        argv = ["-m", "penstock.node_reporter", "--node-id", "node-0", "--drain", "--virtual-gpus", "8"]
+        argv += ["--cores", "8", "--state-dir", str(found.folder / "node"), "--log-dir", str(logs)]
+        await stack.enter_async_context(process("node-0", argv, found))
+        yield f"http://{bind}", logs
 
 
 async def measure(kind: str, seconds: float) -> list[float]:

@@ -3,25 +3,26 @@
 Ideal: the reader knows whether more records are about to come. Departure: a token bucket guesses it from how
 often it was read lately. Each read takes a token, one token comes back per `pace_ms`; without a token the
 reader gathers until the next one is due. A few hops in quick succession (one job on a quiet system) thus pass
-undelayed, a steady stream is read once per `pace_ms`.
+undelayed, a steady stream is read once per `pace_ms`. A reader with a long pace says that it is in no hurry: it
+passes fewer hops undelayed (at least one), and so keeps out of the way of those that are.
 """
 
 from collections.abc import Callable
 
-BURST_READS = (
-    8  # reads that may follow each other undelayed: more than the hops of one job through one service
-)
+BURST_READS = 8  # may follow each other undelayed: more than the hops of one job through one service
+BURST_MS = 48  # they are fewer where the pace is so long that they would save up more than this
 
 
 class Pacer:
     """Token bucket over reads. `now_s` is a monotonic clock in seconds."""
 
-    __slots__ = ("_now_s", "_pace_s", "_stamp_s", "_tokens")
+    __slots__ = ("_burst", "_now_s", "_pace_s", "_stamp_s", "_tokens")
 
     def __init__(self, pace_ms: int, now_s: Callable[[], float]) -> None:
         self._pace_s = pace_ms / 1000
         self._now_s = now_s
-        self._tokens = float(BURST_READS)
+        self._burst = max(1.0, min(BURST_READS, BURST_MS / pace_ms)) if pace_ms > 0 else 1.0
+        self._tokens = self._burst
         self._stamp_s = now_s()
 
     def delay_s(self) -> float:
@@ -39,5 +40,5 @@ class Pacer:
 
     def _refill(self) -> None:
         now_s = self._now_s()
-        self._tokens = min(float(BURST_READS), self._tokens + (now_s - self._stamp_s) / self._pace_s)
+        self._tokens = min(self._burst, self._tokens + (now_s - self._stamp_s) / self._pace_s)
         self._stamp_s = now_s

@@ -16,7 +16,7 @@ from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.ledger.views import Ending, Row, job_row
 
-PACE_MS = 4
+PACE_MS = 20  # nobody waits for the replica but those who ask
 MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables surely have them
 MAX_PENDING = 20_000  # acknowledged submissions that the placer has not answered yet
 
