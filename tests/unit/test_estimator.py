@@ -7,6 +7,7 @@ import pytest
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
 from penstock.estimator.core import estimate as rules
+from penstock.estimator.core import follow
 from penstock.estimator.core.estimate import Guess, HistoryTier, confidence, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
@@ -319,6 +320,20 @@ def test_after_a_restart_the_ledger_says_what_is_open_and_where_to_read_on() -> 
     assert cell.ledger.jobs_offset == 8
     (_, _, spec), *_ = cell.ledger.unestimated()
     assert estimate(spec, cell.tiers) == answer
+
+
+def test_an_estimate_that_the_placer_had_to_forget_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The placer was away over a weekend: it reads estimates faster than the jobs in front of them, and keeps
+    only so many. A job whose estimate was let go would wait for it for ever."""
+    monkeypatch.setattr(follow, "MAX_EARLY", 2)
+    cell = Cell()
+    for number in range(4):
+        cell.record(JobEstimated(job_id=f"j{number}", estimate=estimate(SPEC, cell.tiers)))
+    for number in range(5):
+        cell.submit(f"j{number}", offset=number)
+    assert [job_id for job_id, _, _ in cell.ledger.forgotten()] == ["j0", "j1"]
+    assert cell.ledger.forgotten() == []
+    assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["j0", "j1", "j4"]
 
 
 def test_a_learned_tier_goes_before_and_leaves_the_rest_open() -> None:

@@ -13,6 +13,9 @@ from penstock.events.base import wire_type
 from penstock.ledger.record import GENESIS, RawRecord, read_valid
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as the placer keeps them
+MAX_FORGOTTEN = (
+    1_000_000  # ids of those that it had to let go; about 100 MB, and a placer that is as far behind
+)
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class Ledger:
         self._head = GENESIS
         self._jobs = (jobs_topic, jobs_partition)
         self._early: OrderedDict[str, None] = OrderedDict()
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._again: list[str] = []
         self._job_of_task: dict[str, str] = {}
 
     @property
@@ -68,10 +73,18 @@ class Ledger:
         """(job id, job, spec) of jobs without an estimate in the ledger, oldest first."""
         return [(job_id, job, job.spec) for job_id, job in self.live.items() if job.spec is not None]
 
+    def forgotten(self) -> list[tuple[str, LiveJob, JobSpec]]:
+        """As `unestimated`, of those jobs whose estimate came so early that the placer had to forget it; once each."""
+        again, self._again = self._again, []
+        found = [(job_id, self.live[job_id]) for job_id in again if job_id in self.live]
+        return [(job_id, job, job.spec) for job_id, job in found if job.spec is not None]
+
     def _submitted(self, record: RawRecord, fact: doors.JobSubmitted) -> None:
         estimated = fact.job_id in self._early
         self._early.pop(fact.job_id, None)
         spec = None if estimated else fact.spec
+        if self._forgotten.pop(fact.job_id, "") is None:
+            self._again.append(fact.job_id)
         self.live[fact.job_id] = LiveJob(key_of(fact.spec), spec, record.cause.event_id or fact.job_id)
 
     def _estimated(self, record: RawRecord, fact: doors.JobEstimated) -> None:
@@ -81,7 +94,9 @@ class Ledger:
             return
         self._early[fact.job_id] = None
         if len(self._early) > MAX_EARLY:
-            self._early.popitem(last=False)
+            self._forgotten[self._early.popitem(last=False)[0]] = None
+            if len(self._forgotten) > MAX_FORGOTTEN:
+                self._forgotten.popitem(last=False)
 
     def _placed(self, record: RawRecord, fact: facts.PlacementDecided) -> None:
         job = self.live.get(fact.job_id)

@@ -66,6 +66,7 @@ class Estimator:
         missing = [
             self._message(job_id, spec, job.event_id, None) for job_id, job, spec in self.ledger.unestimated()
         ]
+        self.ledger.forgotten()  # they are among these
         LOG.info(
             "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
             self.ledger.seq,
@@ -100,6 +101,9 @@ class Estimator:
                     self.ledger.fold(record.value)
             answers = [self._answer(record) for record in records if record.partition == self._jobs]
             messages = [message for message in answers if message is not None]
+            messages += [
+                self._message(id_, spec, job.event_id, None) for id_, job, spec in self.ledger.forgotten()
+            ]
             if messages:
                 await self._send(messages)
 
