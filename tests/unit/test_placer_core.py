@@ -376,6 +376,29 @@ def test_a_node_that_shrank_below_its_promises_takes_nothing_new(cell: CellDrive
     assert cell.state.nodes[node_id].free().host_memory_mib == 0
 
 
+def test_a_drained_nodes_jobs_run_elsewhere_at_nobodys_expense(cell: CellDriver) -> None:
+    """The reporter is drained: its tasks end as stopped without anybody having decided so. Not the job's fault."""
+    cell.submit("g", job_spec(workers=2))
+    cell.start("g")
+    assert kinds(cell.exit("g.1.w0", None, cause="stopped", signal=15)) == ["task.exited", "stop.decided"]
+    last = cell.exit("g.1.w1", None, cause="stopped", signal=15)
+    assert kinds(last) == ["task.exited", "job.requeued", "placement.decided", "timer.set"]
+    assert (cell.job("g").attempt, cell.job("g").infrastructure_retries) == (2, 1)
+
+
+def test_the_first_failure_decides_even_when_a_node_is_lost_after_it(cell: CellDriver) -> None:
+    """A bug in the program ends one worker; that the other's node dies meanwhile makes it no node's fault."""
+    cell.submit("g", job_spec(workers=5))
+    cell.start("g")
+    cell.exit("g.1.w0", 3)
+    for task_id in [
+        t for t, task in cell.job("g").tasks.items() if task.place.node_id != "n1" and t != "g.1.w0"
+    ]:
+        cell.exit(task_id, None, cause="stopped", signal=15)
+    cell.feed(NodeLeft(node_id="n1", boot_id="b1", proof="deleted"))
+    assert cell.state.ended["g"] == "failed"
+
+
 class NewestFirst(FirstFit):
     """Stops the newest running job that came after the head of the queue, one at a time."""
 

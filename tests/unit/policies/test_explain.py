@@ -69,7 +69,7 @@ def test_backoff():
     answer = explain(state, job.job_id)
     assert (answer.reason, answer.now_or_never, answer.position) == (Reason.BACKOFF, "now", None)
     assert "queues again in 2000 ms" in answer.detail
-    assert "exited" in answer.detail
+    assert "exit code 1" in answer.detail
 
 
 def test_cell_frozen():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from penstock.kernel.errors import StoreError
+from penstock.kernel.errors import ConfigurationError, StoreError
 
 LOCK_KEY = 0x70656E6D69677261  # advisory lock around all migrations of a database: "penmigra"
 FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
@@ -51,8 +51,8 @@ def load_migrations(package: str) -> list[Migration]:
 async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[Migration]) -> list[str]:
     """Brings `schema` up to date; returns the names applied now. Several programs may do so at once.
 
-    Raises `StoreError` when an applied file was changed or is unknown here (a newer version was at work), or
-    when a file fails: then nothing of the schema has changed.
+    Raises `ConfigurationError` when an applied file was changed or is unknown here (a newer version was at
+    work), `StoreError` when a file fails: then nothing of the schema has changed.
     """
     if not SCHEMA_NAME.fullmatch(schema):
         raise StoreError(f"{schema!r} is no schema name; use small letters, digits and _")
@@ -84,12 +84,12 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
 
 
 def _refuse_changes(schema: str, known: dict[str, str], migrations: list[Migration]) -> None:
-    """Raises `StoreError` where the database and the files disagree about the past."""
+    """Raises `ConfigurationError` where the database and the files disagree about the past."""
     ours = {migration.name: migration.sha256 for migration in migrations}
     for name, digest in known.items():
         if name not in ours:
-            raise StoreError(f"{schema} was migrated by a newer version ({name}); run that version")
+            raise ConfigurationError(f"{schema} was migrated by a newer version ({name}); run that version")
         if ours[name] != digest:
-            raise StoreError(
+            raise ConfigurationError(
                 f"migration {name} was changed after it was applied to {schema}; restore it and add a new file"
             )

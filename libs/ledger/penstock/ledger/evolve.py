@@ -116,7 +116,7 @@ def _placement_decided(state: CellState, fact: facts.PlacementDecided) -> None:
     job.token = state.seq
     job.placed_ms = state.now_ms
     job.running_ms = job.stop_reason = job.exit_code = None
-    job.failure = ""
+    job.failure = job.failure_cause = ""
     job.overtaken = 0
     _mark_unschedulable(state, job, "")
     _drop_timers(state, job.job_id, "queue_timeout")
@@ -257,11 +257,22 @@ def _task_exited(state: CellState, fact: doors.TaskExited) -> None:
     task.exit_code = (
         fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
     )
-    if not task.succeeded and not job.failure and job.stop_reason is None:
-        job.exit_code = task.exit_code
-        job.failure = f"{fact.task_id} on {fact.node_id}: {fact.cause}" + (
-            f": {fact.detail}" if fact.detail else ""
-        )
+    if task.succeeded or job.failure or job.stop_reason is not None:
+        return
+    job.exit_code = task.exit_code
+    how = fact.cause.replace("_", " ")
+    if fact.cause == "exited":
+        how = f"exit code {fact.exit_code}" if fact.signal is None else f"killed by signal {fact.signal}"
+    elif fact.cause == "stopped":
+        how = "stopped by its node, which was drained"
+    _note_failure(job, fact.node_id, task, f"{how}: {fact.detail}" if fact.detail else how)
+
+
+def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:
+    """The first failure decides what becomes of the gang; what it brings about in the others does not count."""
+    if not job.failure and job.stop_reason is None:
+        job.failure = f"{task.place.task_id} on {node_id}: {how}"
+        job.failure_cause = task.cause
 
 
 def _task_lost(state: CellState, fact: facts.TaskLost) -> None:
@@ -269,8 +280,7 @@ def _task_lost(state: CellState, fact: facts.TaskLost) -> None:
     assert job is not None, fact.task_id
     task = _end_task(state, fact.node_id, fact.task_id)
     task.cause = "node_lost"
-    if not job.failure and job.stop_reason is None:
-        job.failure = f"{fact.task_id} on {fact.node_id}: {fact.reason}"
+    _note_failure(job, fact.node_id, task, fact.reason)
 
 
 def _order_refused(state: CellState, fact: doors.OrderRefused) -> None:
@@ -278,8 +288,7 @@ def _order_refused(state: CellState, fact: doors.OrderRefused) -> None:
     assert job is not None, fact.task_id
     task = _end_task(state, fact.node_id, fact.task_id)
     task.cause = "refused"
-    if not job.failure and job.stop_reason is None:
-        job.failure = f"{fact.task_id} on {fact.node_id}: refused, {fact.reason}"
+    _note_failure(job, fact.node_id, task, f"refused, {fact.reason}")
 
 
 # ----------------------------------------------------------------------------------------------- nodes

@@ -59,6 +59,8 @@ class JobState:
     """Ledger seq of the latest decision to stop."""
     exit_code: int | None = None
     failure: str = ""
+    """The attempt's first failure, for people; `failure_cause` is its task's cause."""
+    failure_cause: str = ""
     unschedulable: str = ""
     overtaken: int = 0
     version: int = 0

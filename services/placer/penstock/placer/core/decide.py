@@ -27,6 +27,8 @@ MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
 MAX_RECONSIDERED_PER_RECORD = 256
 MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
+NOT_THE_JOBS_FAULT = frozenset({"node_lost", "lost", "refused", "stopped"})
+"""Causes of a first failure; `stopped` without a decision to stop: its node was drained."""
 MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own
 REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
 
@@ -296,12 +298,9 @@ class Decider:
 
     def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The attempt failed and holds nothing any more: try again, later, or end."""
-        causes = {task.cause for task in job.tasks.values()}
-        if (
-            causes & {"node_lost", "lost", "refused"}
-            and job.infrastructure_retries < MAX_INFRASTRUCTURE_RETRIES
-        ):
-            if "refused" in causes:
+        cause = job.failure_cause
+        if cause in NOT_THE_JOBS_FAULT and job.infrastructure_retries < MAX_INFRASTRUCTURE_RETRIES:
+            if cause == "refused":
                 yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
                 yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
             else:

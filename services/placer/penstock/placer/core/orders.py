@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from penstock.cluster.moves import TaskStatus
+from penstock.events.doors import RunningTask
 from penstock.events.facts import Order, Peer, StartTask, StopTask
 from penstock.ledger.state import CellState, JobState, TaskState
 
+STRAY_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
@@ -46,6 +48,26 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
                 yield _start(state, job, task, _peers(state, job))
             elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
                 yield _stop(job, task)
+
+
+def stray_orders(
+    state: CellState, node_id: str, running: Iterable[RunningTask], token: int
+) -> Iterator[Order]:
+    """Stops what a joining node runs and the cell has given up there: its job may be running elsewhere by now.
+
+    Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and other
+    systems too, and two machines may go by one name.
+    """
+    held = state.nodes[node_id].tasks
+    for task in running:
+        if task.task_id not in held and task.token < token:
+            yield StopTask(
+                token=token,
+                node_id=node_id,
+                task_id=task.task_id,
+                grace_ms=STRAY_GRACE_MS,
+                reason="the cell has given it up on this node",
+            )
 
 
 def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:

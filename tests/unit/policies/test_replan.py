@@ -1,0 +1,167 @@
+"""Policies that choose anew who runs: queues, preemption, and room made by moving small jobs."""
+
+import pytest
+
+from penstock.cluster.moves import JobStatus
+from penstock.events.doors import JobProgress, WorkProgressed
+from penstock.events.facts import PlacerSettings
+from penstock.ledger.snapshot import dump, load
+from penstock.policies.replan import Nodes
+from penstock.policies.service import attained_s, remaining_s
+from penstock.testing.driver import CellDriver, estimate, kinds, node_spec
+
+
+def cell(profile: str, nodes: int = 2, gpus: int = 4, **settings: object) -> CellDriver:
+    driver = CellDriver(PlacerSettings(profile=profile, **settings))  # type: ignore[arg-type]
+    driver.join(*(node_spec(f"n{i}", gpus) for i in range(nodes)))
+    return driver
+
+
+def submit(driver: CellDriver, job_id: str, gpus: int, run_s: float | None = None) -> None:
+    need = estimate(gpus)
+    if run_s is not None:
+        need = need.model_copy(update={"run_ms": round(run_s * 1_000)})
+    driver.submit(job_id, None, need)
+    settle(driver)
+
+
+def settle(driver: CellDriver) -> None:
+    """Lets the plans of this moment be made; nodes start and stop at once."""
+    while True:
+        steps = driver.at(driver.now_ms - 1_000_000)
+        moved = bool(steps)
+        for job in list(driver.state.jobs.values()):
+            if job.status is JobStatus.LAUNCHING:
+                driver.start(job.job_id)
+                moved = True
+            elif job.status is JobStatus.STOPPING:
+                for task_id in list(job.tasks):
+                    driver.exit(task_id, None, cause="stopped", signal=15)
+                moved = True
+        if not moved:
+            return
+
+
+def running(driver: CellDriver) -> set[str]:
+    return {job.job_id for job in driver.state.jobs.values() if job.status is JobStatus.RUNNING}
+
+
+def test_the_shorter_job_takes_the_gpus() -> None:
+    """A night-long run holds the cell when somebody comes with a minute's test: the test runs first."""
+    driver = cell("srtf", nodes=1)
+    submit(driver, "long", 4, 36_000)
+    submit(driver, "short", 4, 60)
+    assert running(driver) == {"short"}
+    assert driver.job("long").infrastructure_retries == 1, "a preemption is not the user's failed attempt"
+    driver.at(60_000)
+    driver.exit("short.1.w0")
+    settle(driver)
+    assert running(driver) == {"long"}
+    assert driver.job("long").attempt == 2
+
+
+def test_gpus_count_in_srsf_and_not_in_srtf() -> None:
+    """Ten minutes on four GPUs against fifteen on one: less time, but more service."""
+    for profile, first in (("srtf", "wide"), ("srsf", "narrow")):
+        driver = cell(profile, nodes=1)
+        submit(driver, "wide", 4, 600)
+        submit(driver, "narrow", 1, 900)
+        assert running(driver) == {first}, profile
+
+
+def test_sjf_lets_running_jobs_run() -> None:
+    """Shortest job first without preemption: who runs stays, the shortest of the waiting comes next."""
+    driver = cell("sjf", nodes=1)
+    submit(driver, "long", 4, 36_000)
+    submit(driver, "middle", 4, 600)
+    submit(driver, "short", 4, 60)
+    assert running(driver) == {"long"}
+    driver.exit("long.1.w0")
+    settle(driver)
+    assert running(driver) == {"short"}
+
+
+def test_what_jobs_tell_counts_more_than_estimates() -> None:
+    """The long run turns out to be nearly done: its own word keeps the shorter newcomer waiting."""
+    driver = cell("srtf", nodes=1)
+    submit(driver, "long", 4, 36_000)
+    told = JobProgress(job_id="long", attained_s=35_990.0, remaining_s=10.0)
+    driver.feed(WorkProgressed(node_id="n0", jobs=(told,)))
+    submit(driver, "short", 4, 60)
+    assert running(driver) == {"long"}
+    driver.at(4_000)
+    job = driver.job("long")
+    assert attained_s(driver.state, job) == pytest.approx(35_994)
+    assert remaining_s(driver.state, job) == pytest.approx(6)
+
+
+def test_small_jobs_move_to_make_room_for_a_gang() -> None:
+    """Two nodes, each with a one-GPU job; a four-GPU job has the right to run: one of the small ones moves."""
+    driver = cell("srtf")
+    for name in ("a", "b", "c", "d"):
+        submit(driver, name, 2, 100)
+    for name in ("a", "c"):  # one half of each node becomes free
+        driver.exit(f"{name}.1.w0")
+    settle(driver)
+    submit(driver, "wide", 4, 200)
+    assert running(driver) == {"b", "d", "wide"}
+    assert {driver.job(name).attempt for name in ("b", "d")} == {1, 2}, "one moved, the other stayed"
+
+
+def test_room_is_not_made_in_vain() -> None:
+    """Cores, not GPUs, are what lacks: moving jobs would not help, so nobody is stopped."""
+    driver = CellDriver(PlacerSettings(profile="srtf"))
+    driver.join(node_spec("n0", 4, cores=4), node_spec("n1", 4, cores=4))
+    driver.submit("a", None, estimate(1, cores=4).model_copy(update={"run_ms": 1_000}))
+    driver.submit("b", None, estimate(1, cores=4).model_copy(update={"run_ms": 1_000}))
+    driver.submit("c", None, estimate(1, cores=4).model_copy(update={"run_ms": 2_000}))
+    settle(driver)
+    assert running(driver) == {"a", "b"}
+    assert driver.job("a").attempt == driver.job("b").attempt == 1
+
+
+def test_tiresias_demotes_by_service_and_keeps_its_order_over_a_takeover() -> None:
+    """A job of unknown length loses its priority after an hour of service; a new placer goes on the same."""
+    driver = cell("tiresias", nodes=1, queue_limits_gpu_s=(400.0,))
+    submit(driver, "old", 4)
+    assert driver.job("old").rank is not None
+    assert driver.job("old").rank[:2] == (0, 0)
+    driver.at(99_000)
+    submit(driver, "young", 4)
+    assert running(driver) == {"old"}, "both are in the first queue, and who runs goes first"
+    driver.at(100_000)  # 4 GPUs x 100 s: the policy woke by itself
+    settle(driver)
+    assert running(driver) == {"young"}
+    assert driver.job("old").rank[:2] == (1, 1)
+    assert dump(load(dump(driver.state))) == dump(driver.state)
+    submit(driver, "younger", 4)
+    assert running(driver) == {"young"}
+    driver.exit("young.1.w0")
+    settle(driver)
+    assert running(driver) == {"younger"}, "the second queue waits for the first"
+
+
+def test_one_plan_for_all_inputs_of_a_moment() -> None:
+    """A hundred submissions in one batch lead to one plan, not to a hundred that undo each other."""
+    driver = cell("srtf", nodes=1)
+    steps = [
+        driver.submit(f"j{i}", None, estimate(4).model_copy(update={"run_ms": 1_000 - i})) for i in range(5)
+    ]
+    assert [kinds(step) for step in steps[1:]] == [["job.estimated"]] * 4
+    [plan] = driver.at(0)
+    assert kinds(plan) == ["timer.fired", "placement.decided", "timer.set"]
+    assert plan.facts[1].job_id == "j4"  # type: ignore[attr-defined]
+
+
+def test_first_fit_from_empty_nodes() -> None:
+    """All or nothing, lowest ordinals first, and a failed gang leaves no trace."""
+    driver = cell("srtf", nodes=3)
+    nodes = Nodes(driver.state)
+    assert nodes.free == 12
+    assert nodes.take(1, 3)
+    assert nodes.take(2, 4)
+    assert not nodes.take(2, 1)
+    assert nodes.free == 1
+    assert nodes.take(1, 1)
+    assert not nodes.take(1, 1)
+    assert nodes.take(5, 0), "tasks without GPUs need none"
