@@ -13,10 +13,11 @@ from penstock.events.doors import (
     NodeLeft,
     OrderRefused,
     PlanProposed,
+    RunningTask,
     TaskExited,
 )
 from penstock.events.facts import PlacerSettings, StopTask
-from penstock.placer.core.orders import start_orders
+from penstock.placer.core.orders import start_orders, stray_orders
 from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
@@ -164,3 +165,22 @@ def test_one_record_places_a_bounded_number_of_tasks() -> None:
     assert kinds(step).count("placement.decided") == 3
     later = [kinds(fired).count("placement.decided") for fired in cell.at(0)]
     assert later == [3, 3, 1]
+
+
+def test_a_node_that_was_given_up_wrongly_stops_what_runs_elsewhere_by_now(cell: CellDriver) -> None:
+    """An operator says that a node is deleted, but only its network was: it returns with a task placed anew meanwhile."""
+    cell.join(node_spec("n2"), node_spec("n3"))
+    cell.submit("j1")
+    cell.start("j1")
+    token, [task] = cell.job("j1").token, cell.job("j1").tasks.values()
+    node_id = task.place.node_id
+    cell.feed(NodeLeft(node_id=node_id, boot_id="b1", proof="deleted"))
+    assert cell.job("j1").tasks["j1.2.w0"].place.node_id != node_id
+    running = (RunningTask(task_id="j1.1.w0", token=token),)
+    cell.join(node_spec(node_id), tasks=running)
+    [stop] = stray_orders(cell.state, node_id, running, cell.head.seq)
+    assert isinstance(stop, StopTask)
+    assert (stop.task_id, stop.token) == ("j1.1.w0", cell.head.seq)
+    other = cell.job("j1").tasks["j1.2.w0"].place.node_id
+    kept = (RunningTask(task_id="j1.2.w0", token=cell.job("j1").token),)
+    assert list(stray_orders(cell.state, other, kept, cell.head.seq)) == []
