@@ -13,6 +13,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
+from penstock.kernel import kafka_names
 from penstock.kernel.errors import LogError, NotAllowed, OffsetOutOfRange
 from penstock.kernel.log import MAX_READ_RECORDS, Headers, Partition, Record
 from penstock.kernel.pacing import Pacer
@@ -20,6 +21,7 @@ from penstock.kernel.pacing import Pacer
 LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
 LONG_POLL_MS = 60_000  # 'for ever' in pieces
 STOP_TIMEOUT_S = 5.0
+MAX_UNDECODED = 20  # fetches in a row; some were under way when the decoding was changed
 FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
 GATHER_BYTES = 1 << 20  # more than a paced fetch waits for: its time ends it
 
@@ -44,6 +46,7 @@ class KafkaReader:
         self._opening: asyncio.Task[Any] | None = None
         self._consumer: Any = None
         self._gathering: asyncio.TimerHandle | None = None
+        self._undecoded = 0
         self._closed = False
 
     def position(self, partition: Partition) -> int:
@@ -61,6 +64,8 @@ class KafkaReader:
                 wait_ms = min(LONG_POLL_MS, max(0, round((deadline_s - self._now_s()) * 1000)))
             fetched = await self._fetch(wait_ms, max_records)
             if fetched:
+                self._undecoded = 0
+                kafka_names.past(self)
                 self._pacer.took()
                 self._ask_for(self._pacer.delay_s())
                 return self._records(fetched)
@@ -69,6 +74,7 @@ class KafkaReader:
 
     async def close(self) -> None:
         self._closed = True
+        kafka_names.past(self)
         self._log.forget(self)
         if self._opening is not None:
             self._opening.cancel()
@@ -116,6 +122,12 @@ class KafkaReader:
             fetched: dict[TopicPartition, list[Any]] = await self._consumer.getmany(
                 timeout_ms=wait_ms, max_records=max_records
             )
+        except UnicodeDecodeError as error:
+            self._undecoded += 1
+            if self._undecoded > MAX_UNDECODED:
+                raise LogError(f"a record cannot be decoded: {error}") from error
+            kafka_names.ask(self)  # fetched again, and then decoded
+            return {}
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRange(f"not in the log: {error}") from error
         except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as error:

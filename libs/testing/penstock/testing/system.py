@@ -24,6 +24,7 @@ START_TIMEOUT_S = 40.0
 STOP_GRACE_S = 10.0
 REQUEST_TIMEOUT_S = 15.0
 POLL_S = 0.03
+MAX_TOLD_CHARS = 4_000
 
 
 class Gateway:
@@ -123,6 +124,10 @@ def installation(folder: Path, *options: str) -> Iterator[Gateway]:
     try:
         child.wait_ready(lambda: "Ready" in child.log_path.read_text(), START_TIMEOUT_S)
         yield Gateway(f"http://127.0.0.1:{port}")
+    except LaunchError as error:
+        told = folder / "logs" / "services.log"
+        text = told.read_text() if told.exists() else "(none)"
+        raise LaunchError(f"{error}\nIts services said:\n{text[-MAX_TOLD_CHARS:]}") from error
     finally:
         child.stop(STOP_GRACE_S)
     if child.exit_code != 0:
