@@ -37,7 +37,7 @@ class Tiresias:
 
     def __init__(self, limits_gpu_s: Sequence[float]) -> None:
         assert list(limits_gpu_s) == sorted(limits_gpu_s), limits_gpu_s
-        self._limits = tuple(limits_gpu_s)
+        self.limits_gpu_s = tuple(limits_gpu_s)
         self._where = FirstFit(self.name)
 
     @property
@@ -68,23 +68,23 @@ class Tiresias:
                     waits.append(entry)
             chosen += [job.job_id for _, _, job in runs]
             ranks += _moved(level, runs, waits, row)
-            if level < len(self._limits):
+            if level < len(self.limits_gpu_s):
                 for _, _, job in runs:
                     if job.status is JobStatus.RUNNING:
-                        left_s = ceil(self._limits[level] / gpus_of(job)) - attained_s(state, job)
+                        left_s = ceil(self.limits_gpu_s[level] / gpus_of(job)) - attained_s(state, job)
                         wake_s = left_s if wake_s is None else min(wake_s, left_s)
         wake_ms = None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000))
         return RunSet(tuple(chosen), tuple(ranks[:MAX_RANKED]), wake_ms)
 
     def _queues(self, state: CellState) -> list[list[Entry]]:
         """Every contender in its queue and in order; who has reached the limit stands at the next one's end."""
-        queues: list[list[Entry]] = [[] for _ in range(len(self._limits) + 1)]
+        queues: list[list[Entry]] = [[] for _ in range(len(self.limits_gpu_s) + 1)]
         demoted: list[tuple[int, JobState]] = []
         for job in contenders(state):
             level, waiting, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
             gpus = gpus_of(job)
-            last = level == len(self._limits)
-            if waiting == 0 and not last and attained_s(state, job) * gpus >= self._limits[level]:
+            last = level == len(self.limits_gpu_s)
+            if waiting == 0 and not last and attained_s(state, job) * gpus >= self.limits_gpu_s[level]:
                 demoted.append((level + 1, job))
             else:
                 queues[level].append((waiting, position, job))

@@ -1,0 +1,1 @@
+"""The same cores in virtual time: traces, simulated nodes, truth models, and what came of it."""

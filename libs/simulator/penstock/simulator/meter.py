@@ -1,0 +1,133 @@
+"""What is measured while a simulation runs, and the figures of its end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.simulator.jobs import TraceJob
+
+
+class Figures(NamedTuple):
+    """Of one run. Means are over finished jobs; seconds are of virtual time."""
+
+    avg_jct_s: float
+    p50_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    """The last end, from the trace's start."""
+    avg_queue_s: float
+    """JCT less the time in which the job ran."""
+    gpu_utilisation: float
+    """Work of finished jobs at their speed alone, in GPU seconds, over all GPUs until the last end."""
+    gpu_allocation: float
+    """GPU seconds that jobs held, over all GPUs until the last end."""
+    fragmentation: float
+    """GPU seconds that were free while some job waited, over all GPUs until the last end."""
+    events: int
+    """Arrivals and completions."""
+    events_per_s: float
+    """Per second of processor time: this runs on one core."""
+    ledger_hash: str
+    """Id of the last record: it covers every byte of the ledger."""
+    finished_jobs: int
+    unfinished_jobs: int
+    preemptions: int
+    records: int
+    """Of the ledger."""
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(slots=True)
+class Life:
+    """One job's times, seconds from the trace's start."""
+
+    job: TraceJob
+    ran_s: float = 0.0
+    running_since_s: float | None = None
+    end_s: float | None = None
+    preemptions: int = 0
+
+    @property
+    def jct_s(self) -> float:
+        assert self.end_s is not None, self.job.job_id
+        return self.end_s - self.job.submit_s
+
+
+@dataclass(slots=True)
+class Meter:
+    """Fed by the engine; time only moves forward."""
+
+    gpus: int
+    lives: dict[str, Life] = field(default_factory=dict)
+    held: int = 0
+    """GPUs held now."""
+    waiting: int = 0
+    """Jobs that wait now."""
+    events: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    _now_s: float = 0.0
+    _held_s: float = 0.0
+    _wasted_s: float = 0.0
+    _last_end_s: float = 0.0
+    _until_last_end: tuple[float, float] = (0.0, 0.0)
+
+    def at(self, now_s: float) -> None:
+        """What was held and who waited since the last call lasted until now."""
+        passed_s = now_s - self._now_s
+        if passed_s > 0:
+            self._held_s += passed_s * self.held
+            if self.waiting:
+                self._wasted_s += passed_s * (self.gpus - self.held)
+            self._now_s = now_s
+
+    def arrived(self, job: TraceJob) -> None:
+        self.lives[job.job_id] = Life(job)
+        self.events += 1
+
+    def started(self, job_id: str, now_s: float) -> None:
+        self.lives[job_id].running_since_s = now_s
+
+    def stopped(self, job_id: str, now_s: float) -> None:
+        life = self.lives[job_id]
+        if life.running_since_s is not None:
+            life.ran_s += now_s - life.running_since_s
+            life.running_since_s = None
+
+    def ended(self, job_id: str, now_s: float) -> None:
+        self.lives[job_id].end_s = now_s
+        self.events += 1
+        self.finished += 1
+        self.at(now_s)
+        self._last_end_s = now_s
+        self._until_last_end = self._held_s, self._wasted_s
+
+    def figures(
+        self, alone_s: Mapping[str, float], ledger_hash: str, records: int, wall_s: float, cpu_s: float
+    ) -> Figures:
+        """`alone_s`: per finished job its work in seconds."""
+        done = [life for life in self.lives.values() if life.end_s is not None]
+        jcts = sorted(life.jct_s for life in done)
+        count = len(done)
+        capacity_s = self.gpus * self._last_end_s or 1.0
+        held_s, wasted_s = self._until_last_end
+        return Figures(
+            avg_jct_s=sum(jcts) / count if count else 0.0,
+            p50_jct_s=jcts[count // 2] if count else 0.0,
+            p99_jct_s=jcts[min(count - 1, count * 99 // 100)] if count else 0.0,
+            makespan_s=self._last_end_s,
+            avg_queue_s=sum(life.jct_s - life.ran_s for life in done) / count if count else 0.0,
+            gpu_utilisation=sum(alone_s[life.job.job_id] * life.job.gpus for life in done) / capacity_s,
+            gpu_allocation=held_s / capacity_s,
+            fragmentation=wasted_s / capacity_s,
+            events=self.events,
+            events_per_s=self.events / cpu_s if cpu_s > 0 else 0.0,
+            ledger_hash=ledger_hash,
+            finished_jobs=count,
+            unfinished_jobs=len(self.lives) - count,
+            preemptions=self.preemptions,
+            records=records,
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+        )

@@ -1,0 +1,75 @@
+"""Muri's own baselines through the real placer: SRTF, SRSF and Tiresias-L on the authors' traces.
+
+Reference: `data/muri/reference_results.csv`, the figures in the authors' plots (Figs. 9 and 10).
+"""
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.events.facts import PlacerSettings
+from penstock.simulator.cluster import nodes_of
+from penstock.simulator.engine import Simulation
+from penstock.simulator.meter import Figures
+from penstock.simulator.traces import read_trace
+from penstock.simulator.truths import work_for
+
+DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+WITHIN = 1e-4  # 0.01 %
+POLICIES = {"srtf": "SRTF", "srsf": "SRSF", "tiresias": "Tiresias_L"}
+QUICK = ("trace3", "trace3_pr")
+LONG = ("trace1", "trace1_pr", "trace4", "trace4_pr", "trace2", "trace2_pr")
+
+needs_data = pytest.mark.skipif(
+    not (DATA / "reference_results.csv").is_file(),
+    reason=f"Muri's traces are not in {DATA}; set PENSTOCK_DATA to the folder that holds muri/",
+)
+
+
+def simulate(trace: str, profile: str) -> Figures:
+    path = DATA / "trace-data" / f"{trace}.csv"
+    settings = PlacerSettings(profile=profile)
+    read = read_trace(path, most_gpus=64)
+    simulation = Simulation(nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs)
+    while simulation.step():
+        pass
+    return simulation.figures(0, 0)
+
+
+def reference(trace: str, profile: str) -> dict[str, float]:
+    with (DATA / "reference_results.csv").open() as file:
+        return {
+            row["metric"]: float(row["value_s"])
+            for row in csv.DictReader(file)
+            if (row["policy"], row["trace"]) == (POLICIES[profile], trace)
+        }
+
+
+def judge(trace: str, profile: str) -> None:
+    found, right = simulate(trace, profile), reference(trace, profile)
+    assert found.unfinished_jobs == 0
+    assert {
+        "JCT": found.avg_jct_s,
+        "Makespan": found.makespan_s,
+        "99JCT": found.p99_jct_s,
+    } == pytest.approx(right, rel=WITHIN)
+
+
+@needs_data
+@pytest.mark.parametrize("profile", POLICIES)
+@pytest.mark.parametrize("trace", QUICK)
+def test_the_published_figures_come_out(trace: str, profile: str) -> None:
+    """Somebody asks whether this scheduler's SRTF is the SRTF of the papers: it is, to seven digits."""
+    judge(trace, profile)
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("profile", POLICIES)
+@pytest.mark.parametrize("trace", LONG)
+def test_the_published_figures_come_out_on_the_long_traces(trace: str, profile: str) -> None:
+    """The same for up to 5,755 jobs; minutes long."""
+    judge(trace, profile)

@@ -1,0 +1,41 @@
+"""Small clusters and traces for the simulator's tests."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.events.facts import PlacerSettings
+from penstock.simulator.cluster import nodes_of
+from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.jobs import TraceJob
+from penstock.simulator.truth import Constant, SteadyWork
+
+
+def job(job_id: str, submit_s: float, duration_s: float, gpus: int = 1) -> TraceJob:
+    return TraceJob(job_id, submit_s, duration_s, gpus)
+
+
+def simulation(
+    jobs: Iterable[TraceJob],
+    profile: str = "fifo",
+    cluster: str = "1x4",
+    options: Options | None = None,
+    sink: Any = None,
+    **settings: Any,
+) -> Simulation:
+    """With every invariant checked after every record."""
+    options = (options or Options())._replace(check_every_step=True)
+    return Simulation(
+        nodes_of(cluster),
+        PlacerSettings(profile=profile, **settings),
+        SteadyWork(Constant()),
+        jobs,
+        options,
+        sink,
+    )
+
+
+def ends(found: Simulation) -> dict[str, float]:
+    """Runs to the end: job id → end, seconds."""
+    while found.step():
+        pass
+    return {job_id: life.end_s for job_id, life in found.meter.lives.items() if life.end_s is not None}
