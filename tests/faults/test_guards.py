@@ -20,6 +20,7 @@ from penstock.events.doors import (
 from penstock.events.envelope import Envelope, from_wire, to_wire
 from penstock.events.facts import PlacementDecided, PlacerSettings, StartTask, TermStarted
 from penstock.events.topics import Topic, node_partition
+from penstock.kernel.errors import AppendFailed
 from penstock.kernel.log import Message, Partition
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
 from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
@@ -312,6 +313,31 @@ def test_an_order_follows_only_from_a_record_that_was_read_back() -> None:
         await stage.until(lambda: len(stage.orders()) > 0, "the order arrives")
         replica = stage.replica()
         assert {order.token for order in stage.orders()} == {replica.state.jobs["a"].token}
+
+    play(story)
+
+
+def test_a_dead_letter_survives_a_crash_beside_its_record() -> None:
+    """Record and letter go to two partitions: the broker takes the record, and the placer dies before the rest."""
+
+    async def story(stage: Stage) -> None:
+        log = stage.start(placer.run)
+        await stage.until(lambda: stage.replica().head.term == 1, "it is in office")
+        real_append, failed = log.append, []
+
+        async def append(messages: Sequence[Message]) -> list[int]:
+            records = [message for message in messages if message.partition.topic == Topic.LEDGER]
+            if records and not failed:
+                failed.append(messages)
+                await real_append(records)
+                raise AppendFailed("written in part")
+            return await real_append(messages)
+
+        log.append = append  # type: ignore[method-assign]
+        await stage.log.append([Message(Partition(Topic.JOBS, 0), b"garbage")])
+        await stage.until(lambda: stage.replica().head.term == 2, "it starts again")
+        assert stage.replica().state.positions[Topic.JOBS, 0] == 1
+        assert len(stage.broker.records(Partition(Topic.DEAD_LETTERS, 0))) > 0
 
     play(story)
 

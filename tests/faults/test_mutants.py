@@ -20,7 +20,6 @@ TIMEOUT_S = 100.0
 TESTS_FAILED = 1  # pytest's exit status
 
 GUARDS = "tests/faults/test_guards.py"
-CHAOS = "tests/faults/test_chaos_memory.py"
 SERVICE = "penstock.placer.shell.service"
 GUARD = "penstock.placer.core.guard"
 DECIDE = "penstock.placer.core.decide"
@@ -78,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dead letter before its record", SERVICE, "            if letters:", "            if False:",
-        (f"{CHAOS}::test_lives_in_bad_weather",),
+        (f"{GUARDS}::test_a_dead_letter_survives_a_crash_beside_its_record",),
     ),
     Mutant(
         "own term read back before deciding", "penstock.placer.shell.term",
