@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import orjson
 from pydantic import ValidationError
 
 from penstock.events.base import REGISTRY
@@ -74,7 +73,7 @@ def _from_object(found: Any, prefix: str = "") -> Envelope:
     if wrong:
         raise invalid("this is no event", wrong)
     attributes = {name: found.get(name) for name in (*ATTRIBUTES, *EXTENSIONS)}
-    return _envelope(attributes, orjson.dumps(found["data"]), prefix)
+    return _envelope(attributes, msgspec.json.encode(found["data"]), prefix)
 
 
 def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -> Envelope:

@@ -4,7 +4,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import orjson
 from fastapi import FastAPI, Request
@@ -48,10 +48,10 @@ class Guard:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+        if origin is not None and _split(origin.decode("latin-1")).netloc != host:
             return Problem(403, "foreign_origin", "requests from pages of other sites are refused")
         if not self._tokens:
-            name = urlsplit(f"//{host}").hostname or ""
+            name = _split(f"//{host}").hostname or ""
             if not is_loopback(name):
                 return Problem(
                     403, "foreign_host", f"Host {host!r} is not this machine; use 127.0.0.1 or localhost"
@@ -66,6 +66,14 @@ class Guard:
                 401, "no_token", "send `Authorization: Bearer TOKEN` with a token of PENSTOCK_TOKEN_FILE"
             )
         return None
+
+
+def _split(url: str) -> SplitResult:
+    """As `urlsplit`; what is no URL (`http://[`) is nowhere."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return SplitResult("", "", "", "", "")
 
 
 def build_app(door: Door) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import asyncpg
 
 from penstock.gateway.core.cursor import Cursor
-from penstock.gateway.core.problems import Problem
+from penstock.gateway.core.problems import BadField, Problem, invalid
 from penstock.kernel.errors import StoreError
 from penstock.kernel.migrations import load_migrations, migrate, schema_of
 
@@ -39,6 +39,12 @@ class Key(NamedTuple):
     appended: bool
     fresh: bool
     """Entered by this very call."""
+
+
+def _impossible(error: asyncpg.DataError) -> Problem:
+    """What was asked for holds a NUL, or a number beyond 64 bits."""
+    field = BadField("request", str(error)[:256], "ask for a name or number that can exist")
+    return invalid("nothing can have such a name or number", [field])
 
 
 class Store:
@@ -155,12 +161,14 @@ class Store:
     # ------------------------------------------------------------------------------------------ reads
 
     async def rows(self, query: str, *arguments: Any) -> list[str]:
-        """The query's single column, JSON text per row. Raises `Problem` 503."""
+        """The query's single column, JSON text per row. Raises `Problem` 503, and 400 for a value no column can hold."""
         try:
             return [row[0] for row in await self.pool.fetch(query, *arguments)]
         except asyncpg.UndefinedTableError as error:
             told = "the read models are not there yet; start the projector"
             raise Problem(503, "no_read_models", told, retry_after_s=1) from error
+        except asyncpg.DataError as error:
+            raise _impossible(error) from error
         except OUTAGES as error:
             raise self._down(error) from error
 
@@ -181,6 +189,8 @@ class Store:
             return list(await self.pool.fetch(query, *arguments))
         except asyncpg.UndefinedTableError as error:
             raise Problem(503, "no_read_models", "the projector has not run yet", retry_after_s=1) from error
+        except asyncpg.DataError as error:
+            raise _impossible(error) from error
         except OUTAGES as error:
             raise self._down(error) from error
 
