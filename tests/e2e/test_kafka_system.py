@@ -196,10 +196,31 @@ def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> No
     assert done.stderr == "placer: placer (as estimator) may neither read nor write penstock.nodes.v1\n"
 
 
-def test_sigterm_ends_everything_in_order_and_nobody_had_to_complain(system: System) -> None:
-    """The machines shut down. What the services have logged until then is worth reading: no warning in it."""
+def complaints(system: System) -> dict[str, list[str]]:
+    """Lines of each process's log that an operator would have to look into."""
+    words = ("WARNING", "ERROR", "Traceback", "Unclosed")
+    names = [child.log_path.stem for child in system.children]
+    return {
+        name: [line for line in system.log_of(name).splitlines() if any(word in line for word in words)]
+        for name in names
+    }
+
+
+def test_nobody_had_to_complain(system: System) -> None:
+    """Nothing was wrong so far: what a log warns of must be worth reading."""
+    assert complaints(system) == {child.log_path.stem: [] for child in system.children}
+
+
+def test_a_restarted_broker_is_sat_out_with_one_line(system: System) -> None:
+    """The cluster is upgraded: nobody ends, jobs go on, and no log is flooded."""
+    system.broker.restart()
+    job_id = system.gateway.submit(["true"])
+    assert system.gateway.until_ended(job_id)["outcome"] == "succeeded"
+    for name, lines in complaints(system).items():
+        assert len(lines) == 1, f"{name}: {lines}"
+        assert "Kafka: " in lines[0]
+
+
+def test_sigterm_ends_everything_in_order(system: System) -> None:
+    """The machines shut down."""
     assert system.stop() == dict.fromkeys(("placer", "estimator", "projector", "gateway", *NODES), 0)
-    for child in system.children:
-        name = child.log_path.stem
-        for word in ("WARNING", "ERROR", "Traceback", "Unclosed"):
-            assert word not in system.log_of(name), f"{name}: {system.log_of(name)}"

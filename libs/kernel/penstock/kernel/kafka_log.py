@@ -8,6 +8,8 @@ outcome is unknown (`AppendFailed`), and its producer is dropped with everything
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -31,6 +33,9 @@ from penstock.kernel.group_commit import GroupCommit, PartlyFailed
 from penstock.kernel.kafka_reader import FETCH_WAIT_MS, KafkaReader
 from penstock.kernel.log import Message, Partition, Reader
 
+logger = logging.getLogger(__name__)
+
+TROUBLE_TOLD_S = 60.0
 START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
 DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
 REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
@@ -59,10 +64,31 @@ class Sasl(NamedTuple):
     password: str
 
 
+class _Trouble(logging.Handler):
+    """aiokafka logs every try of every client, a hundred lines a second without a broker: one a minute is passed on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._told_s = -TROUBLE_TOLD_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() - self._told_s >= TROUBLE_TOLD_S:
+            self._told_s = time.monotonic()
+            logger.warning("Kafka: %s; trying again (said once a minute)", record.getMessage())
+
+
+def _pass_on_trouble() -> None:
+    found = logging.getLogger("aiokafka")
+    if not any(isinstance(handler, _Trouble) for handler in found.handlers):
+        found.addHandler(_Trouble())
+        found.propagate = False
+
+
 class _Clients:
     """Constructs every aiokafka object, so that no setting differs by accident."""
 
     def __init__(self, bootstrap: str, identity: str, sasl: Sasl | None) -> None:
+        _pass_on_trouble()
         self._settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap,
             "client_id": f"penstock-{identity}",

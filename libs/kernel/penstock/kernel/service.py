@@ -52,7 +52,6 @@ def main(name: str, run: Run) -> None:
         level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(),
         format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s",
     )
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs every retry; ours says what it means
     try:
         settings = Settings.from_env()
         uvloop.run(_until_stopped(run, settings))

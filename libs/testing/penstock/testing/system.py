@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.testing.processes import Child, LaunchError, free_port
 
-START_TIMEOUT_S = 40.0
+START_TIMEOUT_S = 60.0  # longer than the bounds of what is started, which say more
 STOP_GRACE_S = 10.0
 REQUEST_TIMEOUT_S = 15.0
 POLL_S = 0.03
