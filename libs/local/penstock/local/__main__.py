@@ -14,6 +14,7 @@ import argparse  # noqa: E402
 import asyncio  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Awaitable, Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import uvloop  # noqa: E402
 
@@ -33,6 +34,9 @@ def main() -> None:
     options.add_arguments(showing, folder=".penstock/demo")
     showing.add_argument("--jobs", metavar="CHECKOUT", help="the checkout that holds tilt/jobs")
     showing.add_argument("--keep", action="store_true", help="stay up after the summary, until Ctrl-C")
+    showing.add_argument(
+        "--picture", metavar="FILE.svg", type=Path, help="write the screen there as a picture"
+    )
     arguments = parser.parse_args()
     if arguments.command == "up":
         chosen = options.options_from(arguments)
@@ -41,7 +45,10 @@ def main() -> None:
     samples = checkout(arguments.jobs)
     sys.exit(
         uvloop.run(
-            until_told(lambda: demo.demo(chosen, samples, keep=arguments.keep), interrupted=EXIT_INTERRUPTED)
+            until_told(
+                lambda: demo.demo(chosen, samples, keep=arguments.keep, picture=arguments.picture),
+                interrupted=EXIT_INTERRUPTED,
+            )
         )
     )
 

@@ -13,7 +13,7 @@ from penstock.cli.output import console as make_console
 from penstock.kernel.errors import ConfigurationError
 from penstock.local.demo_drive import DemoFailed, drive
 from penstock.local.demo_jobs import demo_jobs
-from penstock.local.demo_screen import Show, print_summary
+from penstock.local.demo_screen import Show, print_summary, save_picture
 from penstock.local.lock import folder_lock
 from penstock.local.options import Options
 from penstock.local.stack import running
@@ -22,8 +22,11 @@ DEADLINE_S = 110.0  # the demo must be over in 2 minutes, also when something ha
 UNSCHEDULABLE_GRACE_MS = 3_000  # the default, 5 minutes, leaves time for a node to join
 
 
-async def demo(options: Options, samples: Path, *, keep: bool) -> int:
-    """0 when every job ended as expected, else 1. `keep`: stays up afterwards until Ctrl-C."""
+async def demo(options: Options, samples: Path, *, keep: bool, picture: Path | None = None) -> int:
+    """0 when every job ended as expected, else 1. `keep`: stays up afterwards until Ctrl-C.
+
+    `picture`: an SVG of the screen is written there.
+    """
     jobs = demo_jobs(samples)
     _start_fresh(options.folder)
     console = make_console()
@@ -60,7 +63,10 @@ async def demo(options: Options, samples: Path, *, keep: bool) -> int:
             for task in (driving, failing):
                 task.cancel()
             await asyncio.gather(driving, failing, return_exceptions=True)
-        differences = print_summary(show, time.perf_counter() - began_s, options.folder)
+        took_s = time.perf_counter() - began_s
+        differences = print_summary(show, took_s, options.folder, console)
+        if picture is not None:
+            save_picture(show, took_s, options.folder, picture)
         if keep:
             console.print(f"\nStill up at {stack.url}; Ctrl-C ends it.")
             await stack.until_failure()

@@ -1,8 +1,10 @@
 """What the demo shows: a table that lives, or lines where nobody watches; then the summary."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from penstock.cli.story import tell
 from penstock.cli.tables import bar, nodes_of, now_ms, status_of
 from penstock.local.demo_jobs import DemoJob
 
+PICTURE_COLUMNS = 124  # wide enough for the reasons
+
 
 class Show:
     """What the demo knows while it runs. `rows` and `why`: job id → the gateway's answer."""
@@ -30,6 +34,9 @@ class Show:
         self.why: dict[str, dict[str, Any]] = {}
         self.nodes: list[dict[str, Any]] = []
         self.ended: set[str] = set()
+        self.busiest: RenderableType = Text()
+        """The table when most jobs ran at once, for the picture."""
+        self._most = 0.0
         self._began_s = time.perf_counter()
         self._live: Live | None = None
 
@@ -47,6 +54,9 @@ class Show:
 
     def draw(self) -> None:
         """Draws the table as it is now."""
+        running = sum(row["status"] == "running" for row in self.rows.values()) + len(self.rows) / 1_000
+        if running >= self._most:
+            self.busiest, self._most = self._table(), running
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
 
@@ -110,9 +120,20 @@ def _outcome(outcome: str | None, exit_code: int | None) -> str:
     return f"{outcome}" + (f" with code {exit_code}" if exit_code is not None else "")
 
 
-def print_summary(show: Show, took_s: float, folder: Path) -> list[str]:
+def save_picture(show: Show, took_s: float, folder: Path, target: Path) -> None:
+    """The screen at its busiest and at its end, as one SVG."""
+    out = Console(
+        record=True, width=PICTURE_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
+    out.print("[dim]$[/] make demo\n")
+    out.print(show.busiest)
+    print_summary(show, took_s, folder, out)
+    drawn = out.export_svg(title="penstock demo")
+    target.write_text(re.sub(r"@font-face\s*{[^}]*}", "", drawn))  # they would be fetched from elsewhere
+
+
+def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list[str]:
     """Where the time of each job went and why it went where it went; returns the differences."""
-    out = show.console
     out.print("\n[bold]Summary[/]\n")
     table = plain_table(
         "JOB", "ENDED", "QUEUE", "LAUNCH", "RUN", "WHERE", "WHY", right=("QUEUE", "LAUNCH", "RUN")
