@@ -1,15 +1,19 @@
 """Client-side group commit: one write in flight, the next batch gathers meanwhile (speed.md rules 1 and 2).
 
 Ideal: every append is written at once. Departure: appends that arrive during a write share the next one, since
-a write costs a round trip and an fsync whatever it holds. Nothing is ever held back on purpose.
+a write costs a round trip and an fsync whatever it holds. Where all services share one log, those costs eat a
+core once writes follow each other without a break: such a stream of writes is paced (penstock.kernel.pacing), the
+first ones after a quiet moment never are.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.kernel.errors import AppendFailed, KernelError, TooLarge
 from penstock.kernel.log import MAX_BATCH_RECORDS, MAX_RECORD_BYTES, Message
+from penstock.kernel.pacing import Pacer
 
 MAX_BATCH_BYTES = 8_000_000  # value bytes per write; bounds memory at both ends and keeps a write short
 MAX_PENDING_RECORDS = 100_000  # appends beyond this wait before they queue; about 50 full batches
@@ -60,9 +64,10 @@ class GroupCommit:
     `write` raises a `KernelError`: every call in that batch gets it; calls that were still queued go on.
     """
 
-    def __init__(self, write: Write, *, name: str) -> None:
+    def __init__(self, write: Write, *, name: str, pace_ms: int = 0) -> None:
         self._write = write
         self._name = name
+        self._pacer = Pacer(pace_ms, time.monotonic)
         self._queue: deque[_Call] = deque()
         self._pending_records = 0
         self._arrived = asyncio.Event()
@@ -106,9 +111,13 @@ class GroupCommit:
             if not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
+            delay_s = self._pacer.delay_s()
+            if delay_s > 0 and self._pending_records < MAX_BATCH_RECORDS:
+                await asyncio.sleep(delay_s)
             batch, shares = self._take()
             if not batch:
                 continue
+            self._pacer.took()
             try:
                 offsets = await self._write(batch)
             except asyncio.CancelledError:

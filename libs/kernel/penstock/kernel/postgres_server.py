@@ -43,7 +43,7 @@ _SETTINGS = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
-    "shared_buffers": "32MB",  # a demo's working set; the page cache does the rest
+    "shared_buffers": "128MB",  # touched as the working set grows; idle it stays small
     "max_connections": "80",
     "wal_level": "minimal",  # no replica: less to write per commit
     "max_wal_senders": "0",
