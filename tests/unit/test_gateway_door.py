@@ -17,7 +17,17 @@ def submission(job_id: str) -> Envelope:
 def test_a_job_id_must_leave_room_for_its_tasks() -> None:
     """A CI system sends its own ids; an acknowledged job that the placer then rejects would be lost silently."""
     _check_door(submission("x" * MAX_JOB_ID_CHARS))
+    _refused("x" * (MAX_JOB_ID_CHARS + 1))
+
+
+def test_a_job_must_be_reachable_by_its_path() -> None:
+    """An id made of a branch's name: the job would run, but nobody could look at it or cancel it."""
+    _check_door(submission("ci.main:4711"))
+    _refused("feature/faster")
+
+
+def _refused(job_id: str) -> None:
     with pytest.raises(Problem) as refused:
-        _check_door(submission("x" * (MAX_JOB_ID_CHARS + 1)))
+        _check_door(submission(job_id))
     assert refused.value.status == 400
     assert "data.job_id" in str(refused.value.body())

@@ -78,10 +78,18 @@ def _check_door(envelope: Envelope) -> None:
             "type", f"{envelope.type} is not accepted here", "send job, node, estimate or proposal events"
         )
         raise invalid("this event cannot be accepted", [field])
-    if isinstance(envelope.data, JobSubmitted) and len(envelope.data.job_id) > MAX_JOB_ID_CHARS:
-        told = f"has {len(envelope.data.job_id)} characters"
-        field = BadField("data.job_id", told, f"give at most {MAX_JOB_ID_CHARS}: task ids grow out of it")
+    if isinstance(envelope.data, JobSubmitted) and (told := _unusable(envelope.data.job_id)):
+        field = BadField("data.job_id", *told)
         raise invalid("this event cannot be accepted", [field])
+
+
+def _unusable(job_id: str) -> tuple[str, str] | None:
+    """What is wrong with a job's id although it is an identifier, and the remedy."""
+    if len(job_id) > MAX_JOB_ID_CHARS:
+        return f"has {len(job_id)} characters", f"give at most {MAX_JOB_ID_CHARS}: task ids grow out of it"
+    if "/" in job_id:
+        return "holds a '/'", "write '-' instead: nobody could ask for /v1/jobs/a/b"
+    return None
 
 
 def _in_own_trace(door: Door, envelope: Envelope) -> Envelope:
