@@ -21,6 +21,8 @@ BUSY_RATIO = 1.3  # a calibration whose median lies so far above its best: someb
 BENCH_TIMEOUT_S = 900
 CALIBRATION = "machine_calibration_ms"
 """A fixed piece of pure Python: compare it before comparing times of different machines or moments."""
+README = Path(__file__).with_name("README.md")
+MARK_BEGIN, MARK_END = "<!-- measured -->", "<!-- end -->"
 
 
 def main() -> int:
@@ -50,6 +52,8 @@ def main() -> int:
         )
     Path(arguments.out).write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     _show(rows)
+    if arguments.readme:
+        _into_readme(rows)
     for bench in failed:
         progress.print(f"[red]{bench} failed[/]; its error is above")
     return 1 if failed else 0
@@ -100,6 +104,30 @@ def _elsewhere(bench: str, arguments: argparse.Namespace) -> dict[str, float] | 
     return values
 
 
+def _into_readme(rows: list[dict[str, Any]]) -> None:
+    """Replaces what stands between the README's marks. Figures that were not measured now are not in it."""
+    text = README.read_text()
+    head, rest = text.split(MARK_BEGIN)
+    _, tail = rest.split(MARK_END)
+    lines = ["| name | value | unit | reach | |", "|---|---:|---|---:|---|"]
+    lines += [
+        f"| `{row['name']}` | {_shown(row)} | {row['unit']} | {row['reach'] or ''} | {_verdict(row)} |"
+        for row in rows
+    ]
+    body = "\n".join(lines)
+    README.write_text(f"{head}{MARK_BEGIN}\n{body}\n{MARK_END}{tail}")
+
+
+def _shown(row: dict[str, Any]) -> str:
+    value = row["value"]
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    goal = GOALS.get(row["name"])
+    return "" if goal is None else {True: "met", False: "not met", None: ""}[goal.met(row["value"])]
+
+
 def _row(name: str, value: float, calibration_ms: float) -> dict[str, Any]:
     """`calibrated`: a time as a multiple of the calibration loop's, for comparing machines."""
     goal = GOALS[name]
@@ -120,11 +148,10 @@ def _show(rows: list[dict[str, Any]]) -> None:
         ("", "left"),
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    marks = {True: "[green]met[/]", False: "[red]not met[/]", None: ""}
     for row in rows:
-        goal = GOALS.get(row["name"])
-        mark = marks[goal.met(row["value"])] if goal is not None else ""
-        table.add_row(row["name"], f"{row['value']:,.4g}" if abs(row["value"]) < 1_000 else f"{row['value']:,.0f}", row["unit"], row["reach"] or "", mark)  # fmt: skip
+        verdict = _verdict(row)
+        style = {"met": "green", "not met": "red"}.get(verdict, "")
+        table.add_row(row["name"], _shown(row), row["unit"], row["reach"] or "", verdict, style=style)
     Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 
