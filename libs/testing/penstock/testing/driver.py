@@ -66,7 +66,7 @@ def job_spec(
         gpu_models=tuple(models),
         resources=ResourceRequest(),
         retry=RetryPolicy(max_attempts=attempts, backoff_ms=backoff_ms),
-        **times,  # type: ignore[arg-type]  # queue_timeout_ms, run_timeout_ms, grace_ms
+        **times,  # queue_timeout_ms, run_timeout_ms, grace_ms
     )
 
 

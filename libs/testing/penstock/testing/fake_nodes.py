@@ -158,7 +158,7 @@ class FakeNodes:
             node_id=node_id,
             task_id=task_id,
             token=token,
-            cause=cause,  # type: ignore[arg-type]
+            cause=cause,
             exit_code=self.exit_code if cause == "exited" else None,
             signal=None if cause == "exited" else 15,
             started_ms=started_ms,
