@@ -1,4 +1,4 @@
-"""Baselines that differ only in the order of the jobs: `sjf`, `srtf`, `srsf`, `fifo-preemptive`.
+"""Baselines that differ only in the order of the jobs: `sjf`, `srtf`, `srsf`.
 
 The jobs are sorted by a key, ascending, ties by submission. From the front, each job that still fits is
 chosen; one that does not is skipped and later ones are still tried. Sources: SRTF and SRSF as in Muri's
@@ -6,6 +6,7 @@ comparison (§6.1 there); shortest job first is the textbook rule. Nodes: first 
 """
 
 from collections.abc import Callable
+from heapq import heapify, heappop
 
 from penstock.cluster.moves import JobStatus
 from penstock.ledger.state import CellState, JobState
@@ -15,6 +16,7 @@ from penstock.policies.replan import Nodes, contenders, gpus_of
 from penstock.policies.service import remaining_s
 
 Key = Callable[[CellState, JobState], float]
+"""≥ 0; the smallest runs first."""
 
 
 def shortest_remaining_time(state: CellState, job: JobState) -> float:
@@ -45,16 +47,20 @@ class Ordered:
         return self._where.place(state, job, chance)
 
     def plan(self, state: CellState) -> RunSet:
-        """Sorts all jobs: O(n log n), and O(n) while the order hardly changes."""
-        ranked = sorted((self._rank(state, job), job.order, job.job_id) for job in contenders(state))
+        """O(jobs), and O(log jobs) for each job looked at; looks no further once all GPUs are taken."""
+        ranked: list[tuple[float, int, JobState]] = []
+        without_gpus = 0
+        for job in contenders(state):
+            stays = not self._preemptive and job.status is not JobStatus.QUEUED
+            ranked.append((-1.0 if stays else self._key(state, job), job.order, job))
+            without_gpus += gpus_of(job) == 0
+        heapify(ranked)
         nodes = Nodes(state)
         chosen: list[str] = []
-        for _, _, job_id in ranked:
-            demand = state.jobs[job_id].demand
-            if nodes.take(demand.workers, demand.worker.gpus):
-                chosen.append(job_id)
+        while ranked and (nodes.free or without_gpus):
+            job = heappop(ranked)[2]
+            gpus = gpus_of(job)
+            without_gpus -= gpus == 0
+            if nodes.take(job.spec.workers, gpus // job.spec.workers):
+                chosen.append(job.job_id)
         return RunSet(tuple(chosen))
-
-    def _rank(self, state: CellState, job: JobState) -> tuple[int, float]:
-        stays = not self._preemptive and job.status is not JobStatus.QUEUED
-        return (0, 0.0) if stays else (1, self._key(state, job))

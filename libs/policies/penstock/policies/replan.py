@@ -24,8 +24,9 @@ def contenders(state: CellState) -> Iterator[JobState]:
 
 
 def gpus_of(job: JobState) -> int:
-    """GPUs of the whole gang."""
-    return job.demand.workers * job.demand.worker.gpus
+    """GPUs of the whole gang. Only for jobs with an estimate."""
+    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
+    return job.spec.workers * job.estimate.worker.gpus
 
 
 class Nodes:

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 
 class Stages(NamedTuple):
-    """One iteration on what the job asked for, and its parts by resource; seconds."""
+    """One iteration on what the job asked for, and its parts by resource; ms, as measured."""
 
-    iteration_s: float
-    storage_cpu_s: float
-    gpu_s: float
-    network_s: float
+    iteration_ms: float
+    storage_cpu_ms: float
+    gpu_ms: float
+    network_ms: float
 
 
 class TraceJob(NamedTuple):

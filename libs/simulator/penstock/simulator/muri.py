@@ -15,11 +15,16 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from penstock.events.doors import JobProgress
-from penstock.simulator.jobs import TraceJob
+from penstock.simulator.jobs import Stages, TraceJob
 from penstock.simulator.truth import Instant, Placement
 
 SLOWER_THAN_MEASURED = 1.015
 SAME_MOMENT = 1e-9
+
+
+def iteration_s(stages: Stages) -> float:
+    """An iteration alone. Scaled first, then made seconds: other roundings break ties otherwise (trace4_pr, 0.05 %)."""
+    return stages.iteration_ms * SLOWER_THAN_MEASURED / 1_000
 
 
 class _Run:
@@ -31,7 +36,7 @@ class _Run:
         self.job_id = job.job_id
         self.gpus = job.gpus
         self.left = float(job.iterations)
-        self.iteration_s = job.stages.iteration_s * SLOWER_THAN_MEASURED
+        self.iteration_s = iteration_s(job.stages)
         self.start_up_s = start_up_s
         self.attained_s = 0.0
         self.level = 0
@@ -60,7 +65,7 @@ class MuriWork:
 
     def alone_s(self, job: TraceJob) -> float:
         assert job.stages is not None, job
-        return (job.iterations or 0) * job.stages.iteration_s * SLOWER_THAN_MEASURED
+        return (job.iterations or 0) * iteration_s(job.stages)
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         run = _Run(job, self._start_up_s[job.model, job.gpus])

@@ -45,10 +45,10 @@ class Format(NamedTuple):
 
 def _muri(row: Row, columns: frozenset[str]) -> TraceJob:
     stages = Stages(
-        row.number("iteration_time", above=0) / 1_000,
-        row.number("resource_time_0") / 1_000,
-        row.number("resource_time_1") / 1_000,
-        row.number("resource_time_2") / 1_000,
+        row.number("iteration_time", above=0),
+        row.number("resource_time_0"),
+        row.number("resource_time_1"),
+        row.number("resource_time_2"),
     )
     return TraceJob(
         job_id=row.name("job_id"),
