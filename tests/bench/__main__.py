@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a few minutes in all; the goals are for full runs"
     )
     parser.add_argument("--out", default="bench.json", metavar="PATH")
+    parser.add_argument("--readme", action="store_true", help="also put the table into tests/bench/README.md")
     parser.add_argument(
         "--here", metavar="BENCH", help=argparse.SUPPRESS
     )  # in this process, values on stdout
