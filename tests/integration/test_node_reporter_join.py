@@ -1,13 +1,19 @@
 """What a node says about itself when it joins must be true when it is heard, however often it is repeated."""
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.events import doors
+from penstock.events.base import Event
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.settings import Settings
 from penstock.node_reporter.options import Options
+from penstock.node_reporter.shell import node as node_module
+from penstock.node_reporter.shell.run import runner
 from penstock.node_reporter.shell.spawner import read_json
 from penstock.testing.node_cell import NODE, TOPICS, Cell, start_order, working
 
@@ -49,3 +55,36 @@ def test_a_file_that_the_disk_lost_was_never_written(tmp_path: Path, content: by
     assert read_json(path) is None
     path.write_text(json.dumps({"pid": 1}))
     assert read_json(path) == {"pid": 1}
+
+
+async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything on a machine is killed but its node-reporter, which is told to leave and has no log to tell it to.
+
+    The next one is started at once: it must wait, and take over what the first could not say.
+    """
+    monkeypatch.setattr(node_module, "LEAVE_TIMEOUT_S", 6.0)  # longer than a launcher ever holds the lock
+    options = Options(
+        NODE,
+        tmp_path / "state",
+        tmp_path / "logs",
+        virtual_gpus=2,
+        cores=4,
+        host_memory_mib=8_192,
+        drain=True,
+    )
+    broker = MemoryBroker()
+    broker.create(TOPICS)
+    cell = Cell(MemoryLog(broker, "placer"))
+    dead = MemoryLog(broker, "node-reporter")
+    stop = asyncio.Event()
+    first = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=dead))
+    await cell.until(doors.NodeJoined)
+    await dead.close()
+    stop.set()
+    async with working(replace(options, drain=False), MemoryLog(broker, "node-reporter")):
+        await cell.until(doors.NodeJoined, count=2)
+    await first
+    kinds: list[type[Event]] = [type(event) for event in cell.events()]
+    assert kinds == [doors.NodeJoined, doors.NodeLeft, doors.NodeJoined]

@@ -331,8 +331,11 @@ class Node:
         left = NodeLeft(node_id=self.spec.node_id, boot_id=self.spec.boot_id, proof="shutdown")
         name = event_id(self.spec.node_id, "left", self.journal.number("incarnation", 0))
         self.feed([self._envelope(name, left)], durable=False)
-        async with asyncio.timeout(LEAVE_TIMEOUT_S):
-            await self.outbox.drained()
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self.outbox.drained()
+        except TimeoutError:
+            logger.warning("the log is away: what is left to say waits in the journal for the next start")
 
     def start_again(self, order: StartTask) -> None:
         """After recovery: a task whose start was decided on, but never begun."""

@@ -21,7 +21,7 @@ from penstock.kernel.task_logs import file_name
 from penstock.node_reporter.shell import processes
 from penstock.node_reporter.shell.launcher import MAX_MESSAGE_BYTES
 
-LOCK_WAIT_S = 5.0  # a killed reporter's launcher lets go within milliseconds; longer means: another reporter
+LOCK_WAIT_S = 15.0  # a killed reporter's launcher lets go in milliseconds, one that leaves while the log is away in 10 s
 LOCK_PAUSE_S = 0.01
 LAUNCHER = Path(__file__).with_name("launcher.py")
 SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
