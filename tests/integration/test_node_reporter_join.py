@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from penstock.events import doors
-from penstock.events.base import Event
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
 from penstock.kernel.settings import Settings
 from penstock.node_reporter.options import Options
@@ -86,5 +85,5 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     async with working(replace(options, drain=False), MemoryLog(broker, "node-reporter")):
         await cell.until(doors.NodeJoined, count=2)
     await first
-    kinds: list[type[Event]] = [type(event) for event in cell.events()]
-    assert kinds == [doors.NodeJoined, doors.NodeLeft, doors.NodeJoined]
+    kinds = [type(event).__name__ for event in cell.events()]
+    assert kinds == ["NodeJoined", "NodeLeft", "NodeJoined"]
