@@ -399,6 +399,41 @@ def test_the_first_failure_decides_even_when_a_node_is_lost_after_it(cell: CellD
     assert cell.state.ended["g"] == "failed"
 
 
+def test_a_late_goodbye_does_not_end_the_next_life_of_a_node(cell: CellDriver) -> None:
+    """The reporter was drained and started again; a copy of its goodbye arrives after it has joined anew."""
+    cell.feed(NodeJoined(node=node_spec("n1"), incarnation=5))
+    goodbye = NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=5)
+    cell.feed(goodbye)
+    cell.feed(NodeJoined(node=node_spec("n1"), incarnation=6))
+    assert cell.feed(goodbye).reason == "stale_leave"
+    assert cell.state.nodes["n1"].status is NodeStatus.READY
+
+
+def test_an_operator_who_fenced_the_nodes_ends_the_freeze(cell: CellDriver) -> None:
+    """Two of three machines burnt; they will not come back. Whoever made sure of it says so, and work goes on."""
+    cell.submit("a", need=estimate(4))
+    cell.start("a")
+    home = cell.job("a").tasks["a.1.w0"].place.node_id
+    away = sorted({"n1", "n2", "n3"} - {home})[0]
+    for node_id in (away, home):
+        cell.feed(NodeLeft(node_id=node_id, boot_id="b1", proof="deleted"))
+    assert cell.state.frozen
+    step = cell.feed(NodeLeft(node_id=home, boot_id="b1", proof="fenced"))
+    assert kinds(step)[:5] == ["node.left", "task.lost", "job.requeued", "node.lost", "cell.thawed"]
+    assert cell.job("a").status is JobStatus.LAUNCHING
+    assert cell.feed(NodeLeft(node_id=home, boot_id="b1", proof="fenced")).reason == "already_gone"
+
+
+def test_draining_node_after_node_never_fails_a_job(cell: CellDriver) -> None:
+    """A rolling update drains every node, one after the other, more often than nodes may be lost."""
+    cell.submit("j")
+    for attempt in range(1, 25):
+        cell.start("j")
+        cell.exit(f"j.{attempt}.w0", None, cause="stopped", signal=15)
+    assert cell.job("j").attempt == 25
+    assert cell.job("j").losses == 0
+
+
 class NewestFirst(FirstFit):
     """Stops the newest running job that came after the head of the queue, one at a time."""
 

@@ -21,7 +21,7 @@ from penstock.events.base import Event, event
 from penstock.events.topics import MAX_EVENT_BYTES, Topic
 
 Token = Annotated[int, Field(ge=0, le=1 << 53)]
-Attempt = Annotated[int, Field(ge=1, le=1_000)]
+Attempt = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 @event
@@ -118,6 +118,9 @@ class NodeLeft(Event):
     node_id: Identifier
     boot_id: Identifier
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
+    """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
+    incarnation: Token = 0
+    """Of the joining that this ends, where the node itself says so; 0: not known."""
 
 
 @event

@@ -95,7 +95,7 @@ class JobRequeued(Event):
 
     job_id: Identifier
     attempt: Attempt
-    reason: Literal["failed", "node_lost", "preempted", "migrated", "refused"]
+    reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained"]
     not_before_ms: Milliseconds | None = None
 
 

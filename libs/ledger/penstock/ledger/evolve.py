@@ -34,7 +34,8 @@ from penstock.ledger.state import (
     mask_of,
 )
 
-INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused"})
+INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
+LOSSES = frozenset({"node_lost", "refused"})
 
 
 def fold(state: CellState, record: RawRecord) -> None:
@@ -152,6 +153,7 @@ def _job_requeued(state: CellState, fact: facts.JobRequeued) -> None:
     job.placed_ms = job.running_ms = None
     if fact.reason in INFRASTRUCTURE:
         job.infrastructure_retries += 1
+        job.losses += fact.reason in LOSSES
     _set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
 
 

@@ -46,6 +46,8 @@ class JobState:
     status: JobStatus = JobStatus.SUBMITTED
     estimate: Estimate | None = None
     attempt: int = 0
+    losses: int = 0
+    """Attempts lost to nodes and refusals; bounded, since such a job may be what kills its nodes."""
     infrastructure_retries: int = 0
     """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
     token: int = 0

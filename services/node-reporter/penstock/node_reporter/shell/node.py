@@ -328,8 +328,11 @@ class Node:
         self._nothing_lives.clear()
         self.feed([machine.Drain(wall_ms(), self.options.drain_grace_ms)], durable=True)
         await self._nothing_lives.wait()
-        left = NodeLeft(node_id=self.spec.node_id, boot_id=self.spec.boot_id, proof="shutdown")
-        name = event_id(self.spec.node_id, "left", self.journal.number("incarnation", 0))
+        number = self.journal.number("incarnation", 0)
+        left = NodeLeft(
+            node_id=self.spec.node_id, boot_id=self.spec.boot_id, proof="shutdown", incarnation=number
+        )
+        name = event_id(self.spec.node_id, "left", number)
         self.feed([self._envelope(name, left)], durable=False)
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):

@@ -27,9 +27,11 @@ MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
 MAX_RECONSIDERED_PER_RECORD = 256
 MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
-NOT_THE_JOBS_FAULT = frozenset({"node_lost", "lost", "refused", "stopped"})
-"""Causes of a first failure; `stopped` without a decision to stop: its node was drained."""
-MAX_INFRASTRUCTURE_RETRIES = 10  # attempts lost to nodes or refusals, beyond the user's own
+LOST = frozenset({"node_lost", "lost", "refused"})
+"""First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
+MAX_LOSSES = (
+    10  # attempts lost to nodes or refusals, beyond the user's own; then it counts as the job's failure
+)
 REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
 
 
@@ -196,7 +198,8 @@ class Decider:
             yield from self._ask_plan(state)
 
     def _replan(self, state: CellState, policy: Replanning) -> Iterator[Event]:
-        """Stops who runs and shall not, places who shall and does not; the rest comes when the stops are proven."""
+        """Stops who runs and shall not, else places who shall run and does not: a plan that stops is carried on
+        when the first of its stops is proven, so that `place` finds the cell as the plan meant it."""
         if state.frozen or not state.jobs:
             return
         plan = policy.plan(state)
@@ -207,14 +210,16 @@ class Decider:
         chosen = set(plan.chosen)
         running = [job for job in holding(state) if job.status is not JobStatus.STOPPING]
         victims = [job.job_id for job in running if job.job_id not in chosen]
-        yield from self._stop_all(state, victims, None)
+        if victims:
+            yield from self._stop_all(state, victims, None)
+            return
         waiting = [state.jobs[job_id] for job_id in plan.chosen]
         waiting = [job for job in waiting if job.status is JobStatus.QUEUED]
-        waiting.sort(key=lambda job: -job.demand.worker.gpus * job.demand.workers)
+        waiting.sort(key=lambda job: -job.demand.worker.gpus)
         yield from self._place_chosen(state, waiting)
 
     def _place_chosen(self, state: CellState, waiting: list[JobState]) -> Iterator[Event]:
-        """Largest first, so that small jobs do not take the room that a large one was promised."""
+        """Largest workers first, so that small jobs do not take the room that a large one was promised."""
         tasks = 0
         for placed, job in enumerate(waiting):
             tasks += job.demand.tasks
@@ -299,7 +304,10 @@ class Decider:
     def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
         """The attempt failed and holds nothing any more: try again, later, or end."""
         cause = job.failure_cause
-        if cause in NOT_THE_JOBS_FAULT and job.infrastructure_retries < MAX_INFRASTRUCTURE_RETRIES:
+        if cause == "stopped":
+            yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="drained")
+            return
+        if cause in LOST and job.losses < MAX_LOSSES:
             if cause == "refused":
                 yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
                 yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
@@ -345,6 +353,11 @@ class Decider:
 
     def _left(self, state: CellState, event: doors.NodeLeft) -> Iterator[Event]:
         node = state.nodes[event.node_id]
+        if event.proof == "fenced":
+            yield from self._accept_loss(state, node)
+            yield from self._thaw(state)
+            yield from self._place_waiting(state)
+            return
         if state.frozen:
             return
         if event.proof != "shutdown":

@@ -112,6 +112,10 @@ def _left(state: CellState, event: doors.NodeLeft) -> str | None:
         return "unknown_node"
     if node.spec.boot_id != event.boot_id:
         return "older_boot"
+    if 0 < event.incarnation < node.incarnation:
+        return "stale_leave"
+    if event.proof == "fenced":
+        return "already_gone" if node.status is NodeStatus.GONE else None
     return "already_left" if node.leaving else None
 
 
