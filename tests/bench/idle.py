@@ -36,13 +36,13 @@ class Idle:
     postgres_cpu_percent: float
 
 
-async def measure(seconds: float) -> Idle:
+async def measure(seconds: float, settle_s: float = SETTLE_S) -> Idle:
     async with servers("embedded") as found:
         log = await open_log(found.settings.log_url, "bench").start()
         await log.create(penstock_topics())
         argv = ["-m", "tests.bench.idle", str(found.folder / "node")]
         async with process("services", argv, found) as child:
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(settle_s)
             pids = {"services": child.pid, **found.pids}
             cpu, before = Cpu(pids), await _records(log)
             await asyncio.sleep(seconds)
@@ -82,7 +82,7 @@ async def _everything(
     os.environ["PENSTOCK_GATEWAY_BIND"] = "127.0.0.1:0"
     os.environ["PENSTOCK_LOG_DIR"] = str(folder / "logs")
     shared = await open_log(settings.log_url, "local").start()
-    services = Services(settings, shared)
+    services = Services(settings, shared, folder / "services.log")
     await services.start()
     joined = asyncio.Event()
     options = Options("node-0", folder / "state", folder / "logs", virtual_gpus=4, cores=8)

@@ -14,7 +14,7 @@ from penstock.testing.driver import node_spec
 from penstock.testing.fake_nodes import FakeNodes
 
 RACK = 32
-RUN_MS = 4_000.0  # at 1,100 jobs/s of one GPU each, 4,400 of 8,000 GPUs are busy
+RUN_MS = 4_000.0  # at 1,050 jobs/s of one GPU each, 4,200 of 8,000 GPUs are busy
 PACE_MS = 6  # one reader stands for a thousand nodes; each alone would rarely have two orders to gather
 
 

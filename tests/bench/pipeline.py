@@ -35,7 +35,7 @@ from penstock.projector.shell.service import run as run_projector
 from penstock.testing.kafka import penstock_topics
 
 NODES, GPUS_PER_NODE = 1_000, 8
-RATE_PER_S = 1_100  # offered; above the 1,000 to be reached, so that reaching it is no accident of the pacing
+RATE_PER_S = 1_050  # offered; above the 1,000 to be reached, so that reaching it is no accident of the pacing
 TICK_S = 0.005  # between two looks of the generator at what is due
 SAMPLE_S = 1.0  # between two looks at the backlog
 RECORDS_PER_JOB = 4  # submitted, estimated, started, exited: one ledger record per input (LAW 2)

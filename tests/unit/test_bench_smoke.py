@@ -1,7 +1,7 @@
 """The benches work: each runs at a tiny size. Nothing here says how fast anything is."""
 
 import pytest
-from tests.bench import core, pipeline, restart
+from tests.bench import core, idle, pipeline, restart
 from tests.bench.benches import RUNS, TINY
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import calibrate_ms, quantile
@@ -47,3 +47,11 @@ async def test_a_restarted_placer_answers_on_the_bench_ledger() -> None:
     with_one, without = await restart.measure(TINY.records, TINY.nodes, repeats=1)
     assert 0 < with_one < 30
     assert 0 < without < 30
+
+
+@pytest.mark.postgres
+async def test_everything_runs_in_one_process_for_the_idle_bench() -> None:
+    """The bench composes the services as `penstock up` does; a change there must reach it."""
+    found = await idle.measure(seconds=0.5, settle_s=0.5)
+    assert 20 < found.rss_mib < 1_000
+    assert found.messages_per_min >= 0

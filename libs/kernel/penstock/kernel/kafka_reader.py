@@ -176,7 +176,10 @@ class KafkaReader:
 
 def _headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
     """Kafka allows a header without a value, as it does a record; ours are bytes, empty ones at least."""
-    return tuple((name, b"" if raw is None else raw) for name, raw in found)
+    for _, raw in found:
+        if raw is None:
+            return tuple((name, raw or b"") for name, raw in found)
+    return tuple(found)  # type: ignore[arg-type]  # the loop has looked
 
 
 async def _stop(consumer: Any) -> None:
