@@ -14,7 +14,7 @@ from penstock.ledger.snapshot import dump
 from penstock.simulator.engine import Options
 from penstock.simulator.jobs import TraceJob
 from penstock.simulator.nodes import Latency
-from penstock.simulator.truth import Placement, SteadyWork
+from penstock.simulator.truth import End, Placement, SteadyWork
 
 from .stories import ends, job, simulation
 
@@ -134,7 +134,7 @@ def test_work_flows_by_the_neighbours() -> None:
     assert work.advance(40.0).ended == []
     work.started("b", {"n": 1}, 40.0)
     assert work.next_s() == 160  # 60 s of a's work at half speed
-    assert work.advance(160.0).ended == ["a"]
+    assert work.advance(160.0).ended == [End("a", 160.0)]
     assert work.next_s() == 200  # b has done 60 of 100
     work.stopped("b", 180.0)
     assert work.next_s() is None

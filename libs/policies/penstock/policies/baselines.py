@@ -34,6 +34,38 @@ class FirstFit:
         return [(float(ordinal), ordinal) for ordinal in islice(bits(gang.open(is_worker)), limit)]
 
 
+class MostFree:
+    """Fills one node after the other, each time the one with most free GPUs. Source: the Tiresias of Pollux §5.
+
+    For gangs of one-GPU workers: as many workers as the node has GPUs, then the next node. Score: minus the
+    GPUs free before the node's first worker of this gang. Ties: the lower ordinal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """Looks at classes of equal load, not at nodes; chance is not used."""
+        return place_greedily(self._name, state, job, self._rank)
+
+    @staticmethod
+    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        open_nodes = gang.open(is_worker)
+        own = open_nodes & gang.used
+        if own:
+            return [(0.0, ordinal) for ordinal in islice(bits(own), limit)]
+        classes = [
+            (float(used - total), open_nodes & loaded)
+            for (used, total), loaded in gang.state.index.load.items()
+            if open_nodes & loaded
+        ]
+        return best_of(classes, limit)
+
+
 class RandomFit:
     """Every node that fits is equally likely. Score: 0 for all, for none is better than another."""
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from penstock.events.facts import PlacerSettings
 from penstock.policies.base import Policy
-from penstock.policies.baselines import Even, FirstFit, KubernetesDefault, RandomFit
+from penstock.policies.baselines import Even, FirstFit, KubernetesDefault, MostFree, RandomFit
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.policies.ordered import Ordered, shortest_remaining_service, shortest_remaining_time
 from penstock.policies.tiresias import Tiresias
@@ -23,7 +23,10 @@ PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
         "sjf": lambda settings: Ordered("sjf", shortest_remaining_time, preemptive=False),
         "srtf": lambda settings: Ordered("srtf", shortest_remaining_time, preemptive=True),
         "srsf": lambda settings: Ordered("srsf", shortest_remaining_service, preemptive=True),
-        "tiresias": lambda settings: Tiresias(settings.queue_limits_gpu_s),
+        "tiresias": lambda settings: Tiresias("tiresias", settings.queue_limits_gpu_s, FirstFit("tiresias")),
+        "tiresias-fifo": lambda settings: Tiresias(
+            "tiresias-fifo", settings.queue_limits_gpu_s, MostFree("tiresias-fifo"), strict_fifo=True
+        ),
     }
 )
 

@@ -16,11 +16,9 @@ they stand, some of them move (`penstock.policies.replan.make_room`).
 from collections.abc import Sequence
 from math import ceil
 
-from penstock.cluster.moves import JobStatus
 from penstock.events.facts import JobRank
 from penstock.ledger.state import CellState, JobState
-from penstock.policies.base import Chance, Plan, RunSet
-from penstock.policies.baselines import FirstFit
+from penstock.policies.base import Chance, Plan, Policy, RunSet
 from penstock.policies.replan import Nodes, contenders, gpus_of
 from penstock.policies.service import attained_s
 
@@ -33,19 +31,26 @@ Entry = tuple[int, int, JobState]
 
 
 class Tiresias:
-    """`limits_gpu_s`: the service at which a job leaves each queue but the last, rising."""
+    """`limits_gpu_s`: the service at which a job leaves each queue but the last, rising. `where`: finds nodes.
 
-    def __init__(self, limits_gpu_s: Sequence[float]) -> None:
+    `strict_fifo`: within a queue the chosen jobs do not move before the others, as in Pollux's experiments.
+    """
+
+    def __init__(
+        self, name: str, limits_gpu_s: Sequence[float], where: Policy, *, strict_fifo: bool = False
+    ) -> None:
         assert list(limits_gpu_s) == sorted(limits_gpu_s), limits_gpu_s
+        self._name = name
         self.limits_gpu_s = tuple(limits_gpu_s)
-        self._where = FirstFit(self.name)
+        self._where = where
+        self._strict_fifo = strict_fifo
 
     @property
     def name(self) -> str:
-        return "tiresias"
+        return self._name
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """The lowest ordinals; chance is not used."""
+        """As `where` does."""
         return self._where.place(state, job, chance)
 
     def plan(self, state: CellState) -> RunSet:
@@ -67,10 +72,18 @@ class Tiresias:
                 else:
                     waits.append(entry)
             chosen += [job.job_id for _, _, job in runs]
-            ranks += _moved(level, runs, waits, row)
+            if self._strict_fifo:
+                entered = [job for old, _, job in queue if old == _DEMOTED]
+                ranks += [_rank(job, level, True, row.at_end()) for job in entered]
+            else:
+                ranks += _moved(level, runs, waits, row)
             if level < len(self.limits_gpu_s):
-                for _, _, job in runs:
-                    if job.status is JobStatus.RUNNING:
+                for (
+                    _,
+                    _,
+                    job,
+                ) in runs:  # who is only about to run reaches it later: no harm in asking too early
+                    if gpus_of(job):
                         left_s = ceil(self.limits_gpu_s[level] / gpus_of(job)) - attained_s(state, job)
                         wake_s = left_s if wake_s is None else min(wake_s, left_s)
         wake_ms = None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000))
@@ -84,12 +97,16 @@ class Tiresias:
             level, waiting, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
             gpus = gpus_of(job)
             last = level == len(self.limits_gpu_s)
-            if waiting == 0 and not last and attained_s(state, job) * gpus >= self.limits_gpu_s[level]:
+            if (
+                (waiting == 0 or self._strict_fifo)
+                and not last
+                and attained_s(state, job) * gpus >= self.limits_gpu_s[level]
+            ):
                 demoted.append((level + 1, job))
             else:
                 queues[level].append((waiting, position, job))
         for queue in queues:
-            queue.sort(key=lambda entry: entry[:2])
+            queue.sort(key=lambda entry: entry[1] if self._strict_fifo else entry[:2])
         for level, job in demoted:  # in order of submission
             queues[level].append((_DEMOTED, 0, job))
         return queues
@@ -118,19 +135,14 @@ class _Positions:
 
 def _moved(level: int, runs: list[Entry], waits: list[Entry], row: _Positions) -> list[JobRank]:
     """New ranks for the jobs that changed rows: `runs` and `waits` are the two rows as they shall stand."""
-    ranks = [
-        JobRank(job_id=job.job_id, level=level, chosen=True, position=row.at_end())
-        for old, _, job in runs
-        if old != 0
-    ]
     stopped = [job for old, _, job in waits if old == 0]
-    ranks += [
-        JobRank(job_id=job.job_id, level=level, chosen=False, position=position)
-        for position, job in zip(row.in_front(len(stopped)), stopped, strict=True)
+    fronts = row.in_front(len(stopped))
+    return [
+        *(_rank(job, level, True, row.at_end()) for old, _, job in runs if old != 0),
+        *(_rank(job, level, False, front) for front, job in zip(fronts, stopped, strict=True)),
+        *(_rank(job, level, False, row.at_end()) for old, _, job in waits if old == _DEMOTED),
     ]
-    ranks += [
-        JobRank(job_id=job.job_id, level=level, chosen=False, position=row.at_end())
-        for old, _, job in waits
-        if old == _DEMOTED
-    ]
-    return ranks
+
+
+def _rank(job: JobState, level: int, chosen: bool, position: int) -> JobRank:
+    return JobRank(job_id=job.job_id, level=level, chosen=chosen, position=position)

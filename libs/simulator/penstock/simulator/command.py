@@ -28,9 +28,10 @@ from penstock.simulator.cluster import BadCluster, nodes_of
 from penstock.simulator.engine import Options, Simulation, Unsound
 from penstock.simulator.meter import Figures
 from penstock.simulator.nodes import Latency
+from penstock.simulator.placement_table import NotMeasured
 from penstock.simulator.reading import MAX_SHOWN, BadTrace
 from penstock.simulator.traces import SETS, Trace, locate, read_trace
-from penstock.simulator.truths import TRUTHS, UnknownTruth, work_for
+from penstock.simulator.truths import TRUTHS, Run, UnknownTruth, work_for
 
 OK, PROBLEM, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 STEPS_PER_UPDATE = 256  # of the progress bar
@@ -56,6 +57,16 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--unknown-durations", action="store_true", help="estimates carry no run time")
     simulate.add_argument("--start-latency", type=float, default=0.0, metavar="S", help="of each task")
     simulate.add_argument("--stop-latency", type=float, default=0.0, metavar="S", help="after SIGTERM")
+    simulate.add_argument(
+        "--single-gpu-workers", action="store_true", help="a worker per GPU, free to spread over nodes"
+    )
+    simulate.add_argument(
+        "--ticks",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="the placer hears of things only every S seconds",
+    )
     simulate.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
     simulate.add_argument("--ledger", type=Path, metavar="FILE", help="write the ledger, one record a line")
     simulate.add_argument("--check", action="store_true", help="check all invariants after every record")
@@ -80,7 +91,7 @@ def judge(asked: argparse.Namespace) -> Given:
     nodes = nodes_of(asked.cluster)
     settings = _settings(asked)
     policy_for(settings)
-    for name in ("start_latency", "stop_latency"):
+    for name in ("start_latency", "stop_latency", "ticks"):
         if not 0 <= getattr(asked, name) <= 86_400:
             raise BadCommand(f"--{name.replace('_', '-')}: between 0 and 86,400 seconds")
     path = locate(asked.trace)
@@ -88,9 +99,12 @@ def judge(asked: argparse.Namespace) -> Given:
     options = Options(
         latency=Latency(asked.start_latency, asked.stop_latency),
         durations_known=not asked.unknown_durations,
+        single_gpu_workers=asked.single_gpu_workers,
+        tick_s=asked.ticks,
         check_every_step=asked.check,
     )
-    work = work_for(asked.truth, trace, path, settings)
+    run = Run(max(len(node.gpus) for node in nodes), asked.ticks)
+    work = work_for(asked.truth, trace, path, settings, run)
 
     def make(sink: Callable[[bytes], object] | None) -> Simulation:
         return Simulation(nodes, settings, work, trace.jobs, options, sink)
@@ -165,7 +179,7 @@ def run(simulation: Simulation, errors: Console) -> tuple[Figures, int]:
                     bar.update(task, completed=simulation.meter.finished, rate=f"{rate:,.0f} events/s")
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except Unsound as error:
+        except (Unsound, NotMeasured) as error:
             errors.print(f"penstock: {error}", markup=False)
             code = PROBLEM
     return simulation.figures(time.perf_counter() - wall, time.process_time() - busy), code

@@ -49,6 +49,10 @@ class Options(NamedTuple):
     latency: Latency = Latency()
     durations_known: bool = True
     """Whether estimates carry the trace's run time."""
+    single_gpu_workers: bool = False
+    """A worker per GPU, free to spread over nodes; else as few workers as nodes can hold."""
+    tick_s: float = 0.0
+    """With > 0 the placer hears of everything only at multiples of this: what a heartbeat would cost."""
     check_every_step: bool = False
     """`check(state)` after each record; slow."""
 
@@ -140,7 +144,12 @@ class Simulation:
         due = self.cell.state.next_timer()
         if due is not None:
             times.append(due[0] / 1_000)
-        return max(self.now_s, min(times)) if times else None
+        return max(self.now_s, self._tick(min(times))) if times else None
+
+    def _tick(self, at_s: float) -> float:
+        """The next tick, if there are ticks."""
+        tick_s = self._options.tick_s
+        return ceil(at_s / tick_s) * tick_s if tick_s else at_s
 
     def _arrives_now(self) -> Sequence[TraceJob]:
         first = self._arrived
@@ -165,8 +174,8 @@ class Simulation:
 
     def _flow(self) -> None:
         instant = self._work.advance(self.now_s)
-        for job_id in instant.ended:
-            self.meter.stopped(job_id, self.now_s)
+        for job_id, at_s in instant.ended:
+            self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
             for task_id, task in list(job.tasks.items()):
                 node_id = task.place.node_id
@@ -183,7 +192,8 @@ class Simulation:
         self.meter.arrived(job)
         self._alone_s[job.job_id] = self._work.alone_s(job)
         told = self._work.admit(job, self.now_s)
-        shape = shape_of(job.gpus, self._gpus_per_node)
+        single = self._options.single_gpu_workers
+        shape = Shape(job.gpus, 1) if single else shape_of(job.gpus, self._gpus_per_node)
         request, need = self._need(shape)
         spec = JobSpec(
             name=job.job_id,
@@ -274,7 +284,7 @@ class Simulation:
         self.meter.preemptions += 1
 
     def _ended(self, fact: facts.JobEnded) -> None:
-        self.meter.ended(fact.job_id, self.now_s)
+        self.meter.ended(fact.job_id)
 
 
 BOOKS: Mapping[str, Callable[[Simulation, Any], None]] = MappingProxyType(

@@ -95,12 +95,16 @@ class Meter:
             life.ran_s += now_s - life.running_since_s
             life.running_since_s = None
 
-    def ended(self, job_id: str, now_s: float) -> None:
-        self.lives[job_id].end_s = now_s
+    def finished_work(self, job_id: str, at_s: float) -> None:
+        """Its work was done at `at_s`, not later than now; it runs no more."""
+        self.stopped(job_id, at_s)
+        self.lives[job_id].end_s = at_s
+        self._last_end_s = max(self._last_end_s, at_s)
+
+    def ended(self, job_id: str) -> None:
+        """The placer has taken note."""
         self.events += 1
         self.finished += 1
-        self.at(now_s)
-        self._last_end_s = now_s
         self._until_last_end = self._held_s, self._wasted_s
 
     def figures(

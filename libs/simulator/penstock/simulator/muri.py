@@ -16,7 +16,7 @@ from math import ceil
 
 from penstock.events.doors import JobProgress
 from penstock.simulator.jobs import Stages, TraceJob
-from penstock.simulator.truth import Instant, Placement
+from penstock.simulator.truth import End, Instant, Placement
 
 SLOWER_THAN_MEASURED = 1.015
 SAME_MOMENT = 1e-9
@@ -125,4 +125,6 @@ class MuriWork:
                 run.level += 1
         self._moment_s = now_s
         self._next = None
-        return Instant(ended, [run.told() for run in self._running.values()])
+        return Instant(
+            [End(job_id, now_s) for job_id in ended], [run.told() for run in self._running.values()]
+        )

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 MAX_SHOWN = 20  # problems told in full; the others are counted
 MAX_BYTES = 1 << 30
 MAX_FIELD = 256
+MAX_NUMBER = 1e12  # 30,000 years in seconds
 NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
 WHOLE = re.compile(r"[0-9]{1,18}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")
@@ -47,13 +48,13 @@ class Row:
         self.problems: list[Problem] = []
         self._values = values
 
-    def number(self, column: str, *, above: float | None = None) -> float:
+    def number(self, column: str, *, above: float | None = None, most: float = MAX_NUMBER) -> float:
         """A decimal ≥ 0, or > `above`."""
         text = self._values[column].strip()
         if not NUMBER.fullmatch(text):
             return self.bad(column, f"{text[:40]!r} is no number ≥ 0", 0.0)
         value = float(text)
-        if value > 1e12:
+        if value > most:
             return self.bad(column, f"{text[:40]} is out of all range", 0.0)
         if above is not None and value <= above:
             return self.bad(column, f"{text[:40]} must be more than {above:g}", 0.0)

@@ -13,7 +13,7 @@ from penstock.events.doors import JobProgress
 from penstock.simulator.jobs import TraceJob
 
 Placement = Mapping[str, int]
-"""Node id → GPUs on it, of one job."""
+"""Node id → GPUs on it, of one job; nodes in order of rank."""
 
 
 class Truth(Protocol):
@@ -40,11 +40,17 @@ class Truth(Protocol):
         ...
 
 
+class End(NamedTuple):
+    """A job's work is done since `at_s`."""
+
+    job_id: str
+    at_s: float
+
+
 class Instant(NamedTuple):
     """What the jobs did up to a moment."""
 
-    ended: Sequence[str]
-    """Ids of jobs whose work is done."""
+    ended: Sequence[End]
     told: Sequence[JobProgress]
     """What jobs report of themselves."""
 
@@ -129,11 +135,11 @@ class SteadyWork:
         return None
 
     def advance(self, now_s: float) -> Instant:
-        ended: list[str] = []
+        ended: list[End] = []
         while (due := self.next_s()) is not None and due <= now_s:
             job_id = heapq.heappop(self._ends)[1]
-            ended.append(job_id)
-            self._leave(self._runs[job_id], now_s)
+            ended.append(End(job_id, due))
+            self._leave(self._runs[job_id], due)
             del self._runs[job_id]
         return Instant(ended, ())
 

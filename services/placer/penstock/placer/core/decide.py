@@ -4,7 +4,7 @@ step folds each before it asks for the next, so that a later choice sees the ear
 One decider lives as long as its settings; it holds no state of its own that a decision could depend on.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -13,13 +13,14 @@ from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
 from penstock.cluster.nouns import MAX_GANG_TASKS, MAX_TEXT
 from penstock.events import doors, facts
 from penstock.events.base import Event
-from penstock.events.facts import PlacementExplanation, PlacerSettings, TimerSubject
-from penstock.ledger.evolve import job_of_task, timer_id
+from penstock.events.facts import PlacementExplanation, PlacerSettings
+from penstock.ledger.evolve import job_of_task
 from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
+from penstock.placer.core.common import stop, timer
+from penstock.placer.core.plans import ask_plan, carry_on
 from penstock.policies.base import Chance, Plan, Preemptive, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import policy_for
-from penstock.policies.replan import holding, make_room
 from penstock.policies.validate import validate
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
@@ -102,7 +103,7 @@ class Decider:
             yield from self._set_aside(state, job, reason)
             return
         if self._replanner is not None:
-            yield from self._ask_plan(state)
+            yield from ask_plan(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
 
@@ -151,7 +152,7 @@ class Decider:
         The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
         """
         if self._replanner is not None:
-            yield from self._ask_plan(state)
+            yield from ask_plan(state)
             return
         if state.frozen or not state.queue:
             return
@@ -184,66 +185,9 @@ class Decider:
         if aside and state.queue:
             yield timer(state, "cell", "place_more", 0)
 
-    # ------------------------------------------------------------------------------------------ plans
-
-    @staticmethod
-    def _ask_plan(state: CellState) -> Iterator[Event]:
-        """A replanning policy is asked once for all inputs of a moment: by a timer that is due at once."""
-        asked = state.timers.get(timer_id("cell", "place_more"))
-        if asked is None or asked.at_ms > state.now_ms:
-            yield timer(state, "cell", "place_more", 0)
-
     def _told(self, state: CellState, event: doors.WorkProgressed) -> Iterator[Event]:
         if self._replanner is not None:
-            yield from self._ask_plan(state)
-
-    def _replan(self, state: CellState, policy: Replanning) -> Iterator[Event]:
-        """Stops who runs and shall not, else places who shall run and does not: a plan that stops is carried on
-        when the first of its stops is proven, so that `place` finds the cell as the plan meant it."""
-        if state.frozen or not state.jobs:
-            return
-        plan = policy.plan(state)
-        if plan.wake_ms is not None:
-            yield timer(state, "cell", "place_more", plan.wake_ms - state.now_ms)
-        if plan.ranks:
-            yield facts.JobsRanked(ranks=plan.ranks)
-        chosen = set(plan.chosen)
-        running = [job for job in holding(state) if job.status is not JobStatus.STOPPING]
-        victims = [job.job_id for job in running if job.job_id not in chosen]
-        if victims:
-            yield from self._stop_all(state, victims, None)
-            return
-        waiting = [state.jobs[job_id] for job_id in plan.chosen]
-        waiting = [job for job in waiting if job.status is JobStatus.QUEUED]
-        waiting.sort(key=lambda job: -job.demand.worker.gpus)
-        yield from self._place_chosen(state, waiting)
-
-    def _place_chosen(self, state: CellState, waiting: list[JobState]) -> Iterator[Event]:
-        """Largest workers first, so that small jobs do not take the room that a large one was promised."""
-        tasks = 0
-        for placed, job in enumerate(waiting):
-            tasks += job.demand.tasks
-            if placed == MAX_PLACEMENTS_PER_RECORD or (placed and tasks > MAX_TASKS_PER_RECORD):
-                yield timer(state, "cell", "place_more", 0)
-                return
-            plan = self.policy.place(state, job, self._chance)
-            if plan is not None:
-                yield from self._carry_out(state, job, plan)
-                continue
-            if any(other.status is JobStatus.STOPPING for other in holding(state)):
-                return
-            moved = make_room(state, job)
-            if moved:
-                yield from self._stop_all(state, moved, job.job_id)
-                return
-
-    def _stop_all(self, state: CellState, job_ids: Sequence[str], by_job_id: str | None) -> Iterator[Event]:
-        """A bounded number of preemptions; more wait for the next plan."""
-        for job_id in job_ids[:MAX_VICTIMS_PER_STEP]:
-            job = state.jobs[job_id]
-            reason = f"profile {self.policy.name}"
-            yield facts.JobPreempted(job_id=job_id, attempt=job.attempt, by_job_id=by_job_id, reason=reason)
-            yield stop(job, "preempted")
+            yield from ask_plan(state)
 
     # ----------------------------------------------------------------------------------------- tasks
 
@@ -435,7 +379,7 @@ class Decider:
                 yield from self._accept_losses(state)
             yield from self._reconsider(state)
             if self._replanner is not None:
-                yield from self._replan(state, self._replanner)
+                yield from carry_on(state, self._replanner, self._chance, self._carry_out)
             else:
                 yield from self._place_waiting(state)
             return
@@ -462,22 +406,6 @@ class Decider:
                         )
             case "unschedulable" if job.unschedulable:
                 yield facts.JobEnded(job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable)
-
-
-def timer(state: CellState, subject: str, kind: Any, after_ms: int, attempt: int = 0) -> facts.TimerSet:
-    """A timer about `subject`, `after_ms` from the ledger's now."""
-    return facts.TimerSet(
-        timer_id=timer_id(subject, kind),
-        at_ms=state.now_ms + after_ms,
-        about=TimerSubject(kind=kind, id=subject, attempt=attempt),
-    )
-
-
-def stop(job: JobState, reason: Any) -> facts.StopDecided:
-    """The job's own grace between SIGTERM and SIGKILL."""
-    return facts.StopDecided(
-        job_id=job.job_id, attempt=job.attempt, reason=reason, grace_ms=job.spec.grace_ms
-    )
 
 
 CHOICES: Mapping[str, Callable[[Decider, CellState, Any], Iterator[Event]]] = MappingProxyType(
