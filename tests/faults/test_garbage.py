@@ -146,8 +146,9 @@ async def survive(cell: FaultCell, log_url: str, dsn: str) -> None:
     for _ in range(3):
         await cell.users.submit((*cell.users.task_program, "0.01"), gpus=2)
     await cell.settle(PATIENCE_S)
-    await cell.projected()
     growth = {name: rss_mib(cell, name) - before[name] for name in names}
+    await cell.rest(PATIENCE_S)
+    await cell.projected()
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged, exact_letters=True)
     found = await verify(Settings(log_url, dsn), cell.log)

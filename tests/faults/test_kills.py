@@ -50,7 +50,7 @@ async def kill_and_judge(
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
     cell.disarm()
-    await cell.settle(PATIENCE_S)
+    await cell.rest(PATIENCE_S)
     await cell.projected()
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)

@@ -40,7 +40,7 @@ async def live_through(
     before = len(ended)
     await cell.until(lambda: len(ended) > before + 10, PATIENCE_S, "jobs flow again")
     submitting.cancel()
-    await cell.settle(PATIENCE_S)
+    await cell.rest(PATIENCE_S)
     await cell.projected()
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)

@@ -86,7 +86,7 @@ def pid_of(cell: FaultCell, name: str) -> int:
 
 async def rest_and_judge(cell: FaultCell) -> int:
     """Returns how many void records the ledger's partition holds."""
-    await cell.settle(PATIENCE_S)
+    await cell.rest(PATIENCE_S)
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
     print(f"\n{verdict.summary()}")

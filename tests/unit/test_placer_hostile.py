@@ -178,9 +178,12 @@ def test_a_node_that_was_given_up_wrongly_stops_what_runs_elsewhere_by_now(cell:
     assert cell.job("j1").tasks["j1.2.w0"].place.node_id != node_id
     running = (RunningTask(task_id="j1.1.w0", token=token),)
     cell.join(node_spec(node_id), tasks=running)
-    [stop] = stray_orders(cell.state, node_id, running, cell.head.seq)
+    joined = cell.head.seq
+    [stop] = stray_orders(cell.state, node_id, joined)
     assert isinstance(stop, StopTask)
-    assert (stop.task_id, stop.token) == ("j1.1.w0", cell.head.seq)
+    assert (stop.task_id, stop.token) == ("j1.1.w0", joined)
+    assert stop in cell.orders(), "a placer that dies before it has said so leaves it to the next one"
     other = cell.job("j1").tasks["j1.2.w0"].place.node_id
     kept = (RunningTask(task_id="j1.2.w0", token=cell.job("j1").token),)
-    assert list(stray_orders(cell.state, other, kept, cell.head.seq)) == []
+    cell.join(node_spec(other), tasks=kept)
+    assert list(stray_orders(cell.state, other, cell.head.seq)) == []

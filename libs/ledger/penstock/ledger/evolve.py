@@ -335,6 +335,7 @@ def _node_joined(state: CellState, fact: doors.NodeJoined) -> None:
         node.leaving = False
         node.faulted_gpu_mask = 0
     node.incarnation = max(node.incarnation, fact.incarnation)
+    node.strays = {task.task_id: state.seq for task in fact.tasks if task.task_id not in node.tasks}
     _enter_spec(state, node, spec)
     state.reindex(node)
 

@@ -152,6 +152,8 @@ class NodeState:
     """Of its latest joining; see `NodeJoined`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
+    strays: dict[str, int] = field(default_factory=dict)
+    """What it ran when it last joined and the cell had given up there: task id → seq of that joining."""
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""

@@ -215,8 +215,8 @@ async def judge_orders(verdict: Verdict, log: Log, valid: Sequence[RawRecord]) -
             event = fact.event() if "placement" in fact.type else None
             if event is not None and event.TYPE == PlacementDecided.TYPE:
                 placed.update((raw.seq, task.task_id) for task in event.tasks)  # type: ignore[attr-defined]
-            elif "stop.decided" in fact.type:
-                stopped.add(raw.seq)
+            elif "stop.decided" in fact.type or "node.joined" in fact.type:
+                stopped.add(raw.seq)  # a joining node is told to stop what the cell has given up there
     for index in range(NODE_PARTITIONS):
         for record in await read_all(log, Partition(Topic.ORDERS, index)):
             try:

@@ -241,7 +241,11 @@ class Decider:
             case "completed":
                 yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
             case "preempted" | "migrated" as reason:
-                yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason=reason)
+                if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+                    # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
+                    yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
+                else:
+                    yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason=reason)
             case _:
                 yield from self._failed(state, job)
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from penstock.cluster.moves import TaskStatus
-from penstock.events.doors import RunningTask
 from penstock.events.facts import Order, Peer, StartTask, StopTask
 from penstock.ledger.state import CellState, JobState, TaskState
 
@@ -41,6 +40,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
     Only tokens ≤ `up_to`, the last record read back as valid: the state may have run ahead of it.
     """
     for node_id in node_ids:
+        yield from stray_orders(state, node_id, up_to)
         for task_id, job_id in state.nodes[node_id].tasks.items():
             job = state.jobs[job_id]
             task = job.tasks[task_id]
@@ -50,21 +50,18 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
                 yield _stop(job, task)
 
 
-def stray_orders(
-    state: CellState, node_id: str, running: Iterable[RunningTask], token: int
-) -> Iterator[Order]:
+def stray_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
     """Stops what a joining node runs and the cell has given up there: its job may be running elsewhere by now.
 
     Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and other
-    systems too, and two machines may go by one name.
+    systems too, and two machines may go by one name. Tokens and `up_to` as in `outstanding`.
     """
-    held = state.nodes[node_id].tasks
-    for task in running:
-        if task.task_id not in held and task.token < token:
+    for task_id, token in state.nodes[node_id].strays.items():
+        if token <= up_to:
             yield StopTask(
                 token=token,
                 node_id=node_id,
-                task_id=task.task_id,
+                task_id=task_id,
                 grace_ms=STRAY_GRACE_MS,
                 reason="the cell has given it up on this node",
             )

@@ -13,7 +13,7 @@ from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Log, Message, Partition
 from penstock.kernel.settings import Settings
 from penstock.ledger.state import CellState
-from penstock.placer.core.orders import outstanding, start_orders, stop_orders, stray_orders
+from penstock.placer.core.orders import outstanding, start_orders, stop_orders
 from penstock.placer.shell.story import Story
 
 MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
@@ -54,9 +54,8 @@ class Dispatcher:
                 return start_orders(self._state, job_id, seq)
             case StopDecided(job_id=job_id):
                 return stop_orders(self._state, job_id, seq)
-            case NodeJoined(node=node, tasks=running):
-                strays = stray_orders(self._state, node.node_id, running, seq)
-                return (*strays, *outstanding(self._state, [node.node_id], seq))
+            case NodeJoined(node=node):
+                return outstanding(self._state, [node.node_id], seq)
             case _:
                 return ()
 
