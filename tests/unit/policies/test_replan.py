@@ -142,6 +142,20 @@ def test_tiresias_demotes_by_service_and_keeps_its_order_over_a_takeover() -> No
     assert running(driver) == {"younger"}, "the second queue waits for the first"
 
 
+def test_a_job_that_ends_while_its_stop_is_on_the_way_has_ended() -> None:
+    """The last epoch is over in the very second in which the job is preempted: it must not run all over again."""
+    for cause, code, outcome in (("exited", 0, "succeeded"), ("stopped", 0, None), ("exited", 1, None)):
+        driver = cell("srtf", nodes=1)
+        submit(driver, "long", 4, 36_000)
+        driver.submit("short", None, estimate(4).model_copy(update={"run_ms": 60_000}))
+        driver.at(0)
+        assert driver.job("long").status is JobStatus.STOPPING
+        driver.exit("long.1.w0", code, cause=cause)
+        assert driver.state.ended.get("long") == outcome, (cause, code)
+        settle(driver)
+        assert running(driver) == {"short"}
+
+
 def test_one_plan_for_all_inputs_of_a_moment() -> None:
     """A hundred submissions in one batch lead to one plan, not to a hundred that undo each other."""
     driver = cell("srtf", nodes=1)

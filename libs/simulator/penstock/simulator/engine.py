@@ -22,7 +22,7 @@ from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.estimator.core.estimate import estimate
 from penstock.events import doors, facts
 from penstock.events.base import Event
-from penstock.events.facts import PlacerSettings
+from penstock.events.facts import Order, PlacerSettings
 from penstock.ledger.check import check
 from penstock.node_reporter.core.machine import Input
 from penstock.placer.core.step import Step
@@ -57,13 +57,12 @@ class Options(NamedTuple):
     """`check(state)` after each record; slow."""
 
 
-class _Answer(NamedTuple):
-    """What a node does by itself at a later time."""
+class _Due(NamedTuple):
+    """What happens by itself at a later time."""
 
     at_s: float
     order: int
-    node_id: str
-    given: Input
+    act: Callable[[], None]
 
 
 class Simulation:
@@ -87,7 +86,7 @@ class Simulation:
         self._gpus_per_node = max(len(node.gpus) for node in nodes)
         self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
         self._arrived = 0
-        self._answers: list[_Answer] = []
+        self._due: list[_Due] = []
         self._order = count()
         self._needs: dict[int, tuple[ResourceRequest, Estimate]] = {}
         self._task_gpus: dict[str, int] = {}
@@ -128,8 +127,16 @@ class Simulation:
     def _now_ms(self) -> int:
         return ceil(self.now_s * 1_000)
 
+    def _at(self, at_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, _Due(at_s, next(self._order), act))
+
     def _later(self, after_s: float, node_id: str, given: Input) -> None:
-        heapq.heappush(self._answers, _Answer(self.now_s + after_s, next(self._order), node_id, given))
+        self._at(self.now_s + after_s, lambda: self._answer(node_id, given))
+
+    def _answer(self, node_id: str, given: Input) -> None:
+        for event in self._nodes.feed(node_id, given, self._now_ms()):
+            self._deliver(event)
+        self._interrupted()
 
     def _next_s(self) -> float | None:
         """The earliest of: an arrival, work, a node's answer, a timer."""
@@ -139,8 +146,8 @@ class Simulation:
         work_s = self._work.next_s()
         if work_s is not None:
             times.append(work_s)
-        if self._answers:
-            times.append(self._answers[0].at_s)
+        if self._due:
+            times.append(self._due[0].at_s)
         due = self.cell.state.next_timer()
         if due is not None:
             times.append(due[0] / 1_000)
@@ -160,10 +167,8 @@ class Simulation:
     def _settle(self) -> None:
         """Answers and timers of this moment, until there are none."""
         while True:
-            if self._answers and self._answers[0].at_s <= self.now_s:
-                answer = heapq.heappop(self._answers)
-                for event in self._nodes.feed(answer.node_id, answer.given, self._now_ms()):
-                    self._feed(event)
+            if self._due and self._due[0].at_s <= self.now_s:
+                heapq.heappop(self._due).act()
                 continue
             due = self.cell.state.next_timer()
             if due is None or due[0] > self._now_ms():
@@ -180,13 +185,13 @@ class Simulation:
             for task_id, task in list(job.tasks.items()):
                 node_id = task.place.node_id
                 for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms()):
-                    self._feed(event)
+                    self._deliver(event)
         self._report(instant.told)
 
     def _report(self, told: Sequence[doors.JobProgress]) -> None:
         for first in range(0, len(told), MAX_JOBS_PER_REPORT):
             jobs = tuple(told[first : first + MAX_JOBS_PER_REPORT])
-            self._feed(doors.WorkProgressed(node_id=self.cell.state.node_at[0], jobs=jobs))
+            self._deliver(doors.WorkProgressed(node_id=self.cell.state.node_at[0], jobs=jobs))
 
     def _submit(self, job: TraceJob) -> None:
         self.meter.arrived(job)
@@ -204,10 +209,10 @@ class Simulation:
             model=job.model or None,
             batch_size=job.batch_size,
         )
-        self._feed(doors.JobSubmitted(job_id=job.job_id, spec=spec))
+        self._deliver(doors.JobSubmitted(job_id=job.job_id, spec=spec))
         if self._options.durations_known:
             need = need.model_copy(update={"run_ms": ceil(self._alone_s[job.job_id] * 1_000)})
-        self._feed(doors.JobEstimated(job_id=job.job_id, estimate=need))
+        self._deliver(doors.JobEstimated(job_id=job.job_id, estimate=need))
         if told is not None:
             self._report((told,))
 
@@ -228,6 +233,19 @@ class Simulation:
 
     # ---------------------------------------------------------------------------------------- answers
 
+    def _deliver(self, event: Event) -> None:
+        """Brings an event to the placer: here at once, and once."""
+        self._feed(event)
+
+    def _send(self, order: Order) -> None:
+        """Brings an order to its node: here at once, and once."""
+        self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        for event in self._nodes.obey(order, self._now_ms()):
+            self._deliver(event)
+        self._interrupted()
+
     def _feed(self, event: Event) -> None:
         self._after(self.cell.feed(event, self._now_ms()))
 
@@ -247,10 +265,11 @@ class Simulation:
                 book = BOOKS.get(fact.TYPE)
                 if book is not None:
                     book(self, fact)
+        self._dispatch(step)
+
+    def _dispatch(self, step: Step) -> None:
         for order in self.cell.orders(step):
-            for event in self._nodes.obey(order, self._now_ms()):
-                self._feed(event)
-            self._interrupted()
+            self._send(order)
 
     def _interrupted(self) -> None:
         """A gang makes no progress from its first SIGTERM on."""
