@@ -9,6 +9,7 @@ from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, dump, remark
+from penstock.cluster.nouns import JobSpec
 
 FileFlag = Annotated[
     str | None, typer.Option("--file", "-f", metavar="FILE", help="Job file in YAML; - for stdin.")
@@ -76,37 +77,50 @@ def submit(
     }  # fmt: skip
     fields |= {field: value for field, value in flags.items() if value is not None}
     needs = {
-        "gpus": gpus,
-        "cores": cores,
-        "host_memory": host_memory,
-        "gpu_memory": gpu_memory,
-        "bandwidth": bandwidth,
+        "gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth,
+    }  # fmt: skip
+    sections: dict[str, dict[str, Any]] = {
+        "resources": {field: value for field, value in needs.items() if value is not None},
+        "retry": {} if max_attempts is None else {"max_attempts": max_attempts},
+        "env": jobspec.pairs(env or [], "--env"),
+        "labels": jobspec.pairs(label or [], "--label"),
     }
-    _merge(fields, "resources", {field: value for field, value in needs.items() if value is not None})
-    _merge(fields, "retry", {} if max_attempts is None else {"max_attempts": max_attempts})
-    _merge(fields, "env", jobspec.pairs(env or [], "--env"))
-    _merge(fields, "labels", jobspec.pairs(label or [], "--label"))
+    spec = _spec(fields, sections, command, file or "command line")
+    if dry_run:
+        dump(spec.model_dump(mode="json"), Format.YAML if output is not Format.JSON else Format.JSON)
+        return
+    key = idempotency_key or jobspec.idempotency_key(spec)
+    raise typer.Exit(_hand_in(gateway(ctx), spec, key, output, detach=detach, propagate=propagate))
+
+
+def _hand_in(
+    client: Gateway, spec: JobSpec, key: str, output: Format, *, detach: bool, propagate: bool
+) -> int:
+    """Submits, and follows unless detached; the exit code."""
+    answer = client.post("/v1/jobs", spec.model_dump(mode="json"), {"Idempotency-Key": key})
+    job_id = str(answer["job_id"])
+    if not detach:
+        return _follow(client, job_id, output, propagate)
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+    else:
+        print(job_id)
+    return 0
+
+
+def _spec(
+    fields: dict[str, Any], sections: dict[str, dict[str, Any]], command: list[str] | None, source: str
+) -> JobSpec:
+    """The job of file and flags together. Raises `Stop` with every problem."""
+    for section, more in sections.items():
+        _merge(fields, section, more)
     if command:
         fields["command"] = command
     if not fields.get("command"):
         raise Stop(Exit.BAD_SPEC, "nothing to run; give a command after --, or a job file with -f")
     if "name" not in fields and isinstance(fields["command"], list):
         fields["name"] = jobspec.default_name([str(word) for word in fields["command"]])
-    spec = jobspec.build(fields, file or "command line")
-    if dry_run:
-        dump(spec.model_dump(mode="json"), Format.YAML if output is not Format.JSON else Format.JSON)
-        return
-    key = idempotency_key or jobspec.idempotency_key(spec)
-    client = gateway(ctx)
-    answer = client.post("/v1/jobs", spec.model_dump(mode="json"), {"Idempotency-Key": key})
-    job_id = str(answer["job_id"])
-    if detach:
-        if output in (Format.JSON, Format.YAML):
-            dump(answer, output)
-        else:
-            print(job_id)
-        return
-    raise typer.Exit(_follow(client, job_id, output, propagate))
+    return jobspec.build(fields, source)
 
 
 def _follow(client: Gateway, job_id: str, output: Format, propagate: bool) -> int:
