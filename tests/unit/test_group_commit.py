@@ -155,3 +155,16 @@ async def test_open_log() -> None:
         with pytest.raises(ConfigurationError) as failure:
             open_log(wrong, "placer")
         assert "s3cret" not in str(failure.value)
+
+
+def test_a_wait_too_short_for_the_clock_is_none() -> None:
+    """A token that lacks 1e-16 would be waited for with a sleep that moves no clock: for ever, on virtual time."""
+    now_s = 10.967226802741928
+    pacer = Pacer(6, lambda: now_s)
+    for _ in range(50):
+        pacer.took()
+        delay_s = pacer.delay_s()
+        for _ in range(3):
+            now_s += delay_s
+            delay_s = pacer.delay_s()
+        assert delay_s == 0.0

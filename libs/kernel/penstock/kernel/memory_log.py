@@ -24,7 +24,7 @@ class MemoryBroker:
         self.allow: dict[str, set[str]] = dict(allow or {})
         self._clock = clock
         self._records: dict[Partition, list[Record]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order, so that a seeded run repeats
         self._faults: list[bool] = []
 
     def fail_next_append(self, *, after_write: bool) -> None:
@@ -70,7 +70,7 @@ class MemoryBroker:
             records.append(
                 Record(message.partition, len(records), message.value, headers, message.key, timestamp_ms)
             )
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -79,11 +79,11 @@ class MemoryBroker:
     async def changed(self, timeout_s: float | None) -> None:
         """Waits for the next append, at most so long."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         try:
             await asyncio.wait({waiter}, timeout=timeout_s)
         finally:
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)
 
 
 class MemoryLog:

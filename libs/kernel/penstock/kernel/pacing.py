@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 BURST_READS = 8  # may follow each other undelayed: more than the hops of one job through one service
 BURST_MS = 48  # they are fewer where the pace is so long that they would save up more than this
+NEARLY = 1e-6  # of a token: a wait so short that a clock's doubles cannot show it would be waited for ever
 
 
 class Pacer:
@@ -30,7 +31,8 @@ class Pacer:
         if self._pace_s <= 0:
             return 0.0
         self._refill()
-        return 0.0 if self._tokens >= 1 else (1 - self._tokens) * self._pace_s
+        missing = 1 - self._tokens
+        return missing * self._pace_s if missing > NEARLY else 0.0
 
     def took(self) -> None:
         """A read returned records."""
