@@ -326,7 +326,12 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
     place = TaskPlacement(task_id="j.1", role="worker", rank=1, node_id="n1", gpus=(1,), cores=(0, 1, 2))
     order = start(5, (1,), "j.1", place=place, peers=peers, env={"LR": "0.1", "PENSTOCK_TOKEN": "99"})
     base = base_environment(
-        {"PATH": "/bin", "HOME": "/home/ada", "PENSTOCK_DSN": "postgresql://secret", "PENSTOCK_FAILPOINT": "x"},
+        {
+            "PATH": "/bin",
+            "HOME": "/home/ada",
+            "PENSTOCK_DSN": "postgresql://secret",
+            "PENSTOCK_FAILPOINT": "x",
+        },
         "/v/bin",
     )
     found = task_environment(order, node, base, virtual=False)

@@ -7,5 +7,7 @@ from penstock.simulator.command import main
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends quietly
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs start with it ignored
     sys.exit(main(sys.argv[1:]))
