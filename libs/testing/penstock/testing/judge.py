@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.events.doors import NodeJoined
 from penstock.events.envelope import from_wire
 from penstock.events.errors import EventError
 from penstock.events.facts import JobEnded, Order, PlacementDecided, StartTask
@@ -210,13 +211,17 @@ async def judge_orders(verdict: Verdict, log: Log, valid: Sequence[RawRecord]) -
     """Every order must follow from a valid record: its token is that record's seq (LAW 4)."""
     placed: set[tuple[int, str]] = set()
     stopped: set[int] = set()
+    strays: set[tuple[int, str]] = set()
     for raw in valid:
         for fact in raw.facts:
             event = fact.event() if "placement" in fact.type else None
             if event is not None and event.TYPE == PlacementDecided.TYPE:
                 placed.update((raw.seq, task.task_id) for task in event.tasks)  # type: ignore[attr-defined]
-            elif "stop.decided" in fact.type or "node.joined" in fact.type:
-                stopped.add(raw.seq)  # a joining node is told to stop what the cell has given up there
+            elif "stop.decided" in fact.type:
+                stopped.add(raw.seq)
+            elif fact.type.startswith(NodeJoined.TYPE):  # it is told to stop what the cell has given up there
+                joined: Any = fact.event()
+                strays.update((raw.seq, task.task_id) for task in joined.tasks)
     for index in range(NODE_PARTITIONS):
         for record in await read_all(log, Partition(Topic.ORDERS, index)):
             try:
@@ -229,7 +234,11 @@ async def judge_orders(verdict: Verdict, log: Log, valid: Sequence[RawRecord]) -
             if isinstance(order, StartTask):
                 if (order.token, order.task_id) not in placed:
                     verdict.forged.append(f"start of {order.task_id} with token {order.token}")
-            elif isinstance(order, Order) and order.token not in stopped:
+            elif (
+                isinstance(order, Order)
+                and order.token not in stopped
+                and (order.token, order.task_id) not in strays
+            ):
                 verdict.forged.append(f"stop of {order.task_id} with token {order.token}")
 
 
