@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv lock demo test lint schemas docs bench faults up kafka jaeger clean
+.PHONY: help venv lock demo test lint schemas docs bench papers faults up kafka jaeger clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -40,8 +40,14 @@ schemas: venv ## Generate schemas/ from the event models
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
 
+papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce (an hour; progress with -v)
+	$(BIN)/python -m pytest tests/papers -m "" -v
+
 faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 10
+
+chaos: venv ## Live SEEDS lives in which everything goes wrong (SEEDS=500); failures print their replay
+	$(BIN)/python -m penstock.simulator.lab --seeds $(SEEDS)
 
 up: venv ## Run everything on this machine until Ctrl-C
 	@$(BIN)/penstock up

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import uvloop
-from tests.bench import core, idle, pipeline, restart, submit
+from tests.bench import core, idle, pipeline, restart, simulator, submit
 from tests.bench.machine import quantile
 
 Values = dict[str, float]
@@ -21,13 +21,15 @@ class Size:
     many_nodes: int = 10_000
     events: int = 20_000
     records: int = restart.LEDGER_RECORDS
+    jobs: int = 1_000
+    """Of the smaller simulation; the larger one has ten times as many."""
     rate_per_s: float = pipeline.RATE_PER_S
     repeats: int = 3
 
 
-QUICK = Size(seconds=10.0, events=4_000, records=30_000, repeats=1)
+QUICK = Size(seconds=10.0, events=4_000, records=30_000, jobs=300, repeats=1)
 TINY = Size(
-    seconds=1.0, nodes=20, many_nodes=40, events=100, records=300, rate_per_s=50.0, repeats=1
+    seconds=1.0, nodes=20, many_nodes=40, events=100, records=300, jobs=10, rate_per_s=50.0, repeats=1
 )  # whether the benches work, not how fast anything is
 
 
@@ -42,6 +44,15 @@ def run_core(size: Size) -> Values:
         "placer_core_10k_nodes_ratio": events_per_s / large_per_s,
         "fold_records_per_s": fold_per_s,
     }
+
+
+def run_simulator(size: Size) -> Values:
+    values: Values = {}
+    for profile in simulator.PROFILES:
+        per_s, ratio = simulator.measure(profile, size.jobs, size.repeats)
+        values[f"simulator_events_per_s_{profile}"] = per_s
+        values[f"simulator_10x_jobs_ratio_{profile}"] = ratio
+    return values
 
 
 def run_submit(log: str, size: Size) -> Values:
@@ -82,6 +93,7 @@ def run_idle(size: Size) -> Values:
 
 RUNS: dict[str, Callable[[Size], Values]] = {
     "core": run_core,
+    "simulator": run_simulator,
     "submit_embedded": lambda size: run_submit("embedded", size),
     "pipeline_embedded": lambda size: run_pipeline("embedded", size),
     "submit_kafka": lambda size: run_submit("kafka", size),

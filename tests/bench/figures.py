@@ -38,11 +38,23 @@ def _per_log(log: str, p50_ms: float, p99_ms: float) -> dict[str, Goal]:
     }
 
 
+def _simulator(profiles: tuple[str, ...]) -> dict[str, Goal]:
+    return {
+        name: goal
+        for profile in profiles
+        for name, goal in (
+            (f"simulator_events_per_s_{profile}", Goal("events/s", "simulator")),
+            (f"simulator_10x_jobs_ratio_{profile}", Goal("×", "simulator", "≤", 1.5)),
+        )
+    }
+
+
 GOALS: dict[str, Goal] = {
     "placer_core_events_per_s": Goal("events/s", "core", "≥", 5_000),
     "placer_core_p99_ms": Goal("ms", "core", "≤", 1),
     "placer_core_10k_nodes_ratio": Goal("×", "core", "≤", 2),
     "fold_records_per_s": Goal("records/s", "core", "≥", 50_000),
+    **_simulator(("fifo", "liquid", "srtf", "srsf", "tiresias")),
     **_per_log("embedded", 12, 40),
     **_per_log("kafka", 20, 60),
     "placer_restart_s": Goal("s", "restart", "≤", 2),

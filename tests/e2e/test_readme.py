@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 from tests.e2e.conftest import PENSTOCK, ROOT, Installation
 
@@ -17,7 +18,7 @@ def commands() -> list[str]:
     return [line for line in typed if not line.startswith(STARTS_SOMETHING_ELSE)]
 
 
-def test_every_command_of_the_readme_does_what_it_says(up: Installation) -> None:
+def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: Path) -> None:
     """A newcomer types the first page line by line; each works, in that order."""
     outputs: list[str] = []
     for command in commands():
@@ -34,7 +35,7 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation) -> None
             text=True,
             timeout=60,
             check=False,
-            cwd=ROOT,
+            cwd=place if "--report" in words else ROOT,
             env={**up.env, "PENSTOCK_SERVER": up.url},
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -44,4 +45,6 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation) -> None
     assert "digits-gang" in told
     assert "as of record 12" in told, "the question about the past"
     assert "ok: true" in told, "replay found no difference"
-    assert '"job_id"' in outputs[-1], "the answer to the pipeline"
+    assert '"job_id"' in told, "the answer to the pipeline"
+    assert "srtf" in outputs[-1], "two policies compared"
+    assert (place / "policies.html").stat().st_size > 1_000_000, "the page is whole"

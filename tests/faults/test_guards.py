@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from msgspec import structs
 
 from penstock.cluster.moves import JobStatus
 from penstock.estimator.shell import service as estimator
@@ -59,14 +60,14 @@ def plain(term: int) -> Draft:
 def test_a_record_must_name_its_parent() -> None:
     """A zombie decided on a head that another placer has replaced; seq and term are right by accident."""
     head = chain(1)
-    _, foreign = write(head._replace(id="f" * 32), plain(1))
+    _, foreign = write(structs.replace(head, id="f" * 32), plain(1))
     assert read_valid(head, foreign) is None
     assert read_valid(head, write(head, plain(1))[1]) is not None
 
 
 def test_a_record_must_be_the_next_one() -> None:
     head = chain(1)
-    _, skipping = write(head._replace(seq=head.seq + 1), plain(1))
+    _, skipping = write(structs.replace(head, seq=head.seq + 1), plain(1))
     assert read_valid(head, skipping) is None
 
 

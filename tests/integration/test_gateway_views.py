@@ -202,6 +202,30 @@ async def test_a_stream_starts_now_and_filters(cell: Cell) -> None:
             assert (await anext(lines))[1]["job_id"] == "c"
 
 
+async def test_a_stream_that_is_asked_until_a_record_ends_there(cell: Cell) -> None:
+    """`penstock export` reads all there is while the cell works on: it gets each record whole, and then the end."""
+    cell.placer.join(node_spec("n0", 2))
+    for name in ("a", "b", "c"):
+        cell.placer.submit(name)
+    asking = asyncio.create_task(cell.http.get("/v1/stream", params={"after": "0", "until": 4}))
+    await asyncio.sleep(0.1)
+    assert not asking.done(), "it waits for records that are not there yet"
+    await cell.tell()
+    async with asyncio.timeout(WITHIN_S):
+        whole = (await asking).text
+        again = (await cell.http.get("/v1/stream", params={"after": "0", "until": 4})).text
+        part = (await cell.http.get("/v1/stream", params={"after": "2.0", "until": 3})).text
+    seen = [line.removeprefix("id: ") for line in whole.splitlines() if line.startswith("id: ")]
+    assert seen[0] == "1.0"
+    assert seen[-1].startswith("4.")
+    assert again == whole
+    assert {line.partition(".")[0] for line in part.splitlines() if line.startswith("id: ")} <= {
+        "id: 2",
+        "id: 3",
+    }
+    problem(await cell.http.get("/v1/stream", params={"until": "x"}), 400)
+
+
 async def test_a_place_in_the_stream_must_exist(cell: Cell) -> None:
     cell.placer.join(node_spec("n0", 2), node_spec("n1", 2), node_spec("n2", 2))
     await cell.tell()

@@ -87,3 +87,31 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     await first
     kinds = [type(event).__name__ for event in cell.events()]
     assert kinds == ["NodeJoined", "NodeLeft", "NodeJoined"]
+
+
+async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path: Path) -> None:
+    """The placer orders a start while the node drains; then it reads the goodbye and places the job elsewhere.
+
+    The node's next reporter, on the same boot, finds the order in its partition: it must leave it alone.
+    """
+    options = Options(
+        NODE,
+        tmp_path / "state",
+        tmp_path / "logs",
+        virtual_gpus=2,
+        cores=4,
+        host_memory_mib=8_192,
+        drain=True,
+    )
+    broker = MemoryBroker()
+    broker.create(TOPICS)
+    cell = Cell(MemoryLog(broker, "placer"))
+    async with working(options, MemoryLog(broker, "node-reporter")):
+        known = (await cell.until(doors.NodeJoined)).incarnation
+    await cell.until(doors.NodeLeft)
+    await cell.order(start_order(7, "sleep", "60", incarnation=known))
+    async with working(replace(options, drain=False), MemoryLog(broker, "node-reporter")):
+        now = (await cell.until(doors.NodeJoined, count=2)).incarnation
+        await cell.order(start_order(8, "true", gpus=(1,), incarnation=now))
+        await cell.until(doors.TaskExited)
+    assert [event.token for event in cell.events(doors.TaskStarted)] == [8]

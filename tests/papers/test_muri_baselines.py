@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.events.facts import PlacerSettings
-from penstock.simulator.cluster import nodes_of
 from penstock.simulator.engine import Simulation
 from penstock.simulator.meter import Figures
-from penstock.simulator.traces import read_trace
-from penstock.simulator.truths import work_for
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.importing import read_trace
+from penstock.simulator.truths.catalogue import work_for
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 WITHIN = 1e-4  # 0.01 %
@@ -73,3 +73,19 @@ def test_the_published_figures_come_out(trace: str, profile: str) -> None:
 def test_the_published_figures_come_out_on_the_long_traces(trace: str, profile: str) -> None:
     """The same for up to 5,755 jobs; minutes long."""
     judge(trace, profile)
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(("profile", "policy"), [("srtf", "SRTF"), ("tiresias", "Tiresias")])
+@pytest.mark.parametrize("kinds", range(1, 5))
+def test_the_published_mean_comes_out_for_every_mix_of_models(kinds: int, profile: str, policy: str) -> None:
+    """Fig. 13 there: the same jobs, made of one to four kinds of models."""
+    with (DATA / "reference_results.csv").open() as file:
+        [right] = [
+            float(row["value_s"])
+            for row in csv.DictReader(file)
+            if (row["figure"], row["policy"], row["trace"]) == ("13", policy, f"job_type_{kinds}")
+        ]
+    assert simulate(f"job_type_{kinds}", profile).avg_jct_s == pytest.approx(right, rel=WITHIN)

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.events.facts import PlacerSettings
-from penstock.simulator.cluster import nodes_of
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.jobs import TraceJob
-from penstock.simulator.truth import Constant, SteadyWork
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.truth import Constant
 
 
 def job(job_id: str, submit_s: float, duration_s: float, gpus: int = 1) -> TraceJob:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.simulator.engine import Options
-from penstock.simulator.jobs import TraceJob
 from penstock.simulator.nodes import Latency
-from penstock.simulator.truth import End, Placement, SteadyWork
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.truth import End, Neighbour, Placement, Plain, Seat
 
 from .stories import ends, job, simulation
 
@@ -80,6 +82,7 @@ def test_the_ledger_alone_rebuilds_the_state(profile: str) -> None:
 
 HASH = """
 import sys
+from collections.abc import Sequence
 sys.path.insert(0, {tests!r})
 from simulation.test_engine import BUSY
 from simulation.stories import ends, simulation
@@ -108,20 +111,14 @@ def test_the_same_seed_gives_the_same_bytes(profile: str) -> None:
     assert other.cell.head.id not in heads.pop()
 
 
-class HalvedByNeighbours:
+class HalvedByNeighbours(Plain):
     """A truth for this test: two jobs on one node run at half speed."""
 
     name = "halved"
     neighbours_matter = True
 
-    def work_s(self, job: TraceJob) -> float:
-        return job.duration_s
-
-    def speed(self, job: TraceJob, placement: Placement, neighbours: "list[TraceJob]") -> float:
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
         return 0.5 if neighbours else 1.0
-
-    def start_up_s(self, job: TraceJob) -> float:
-        return 0.0
 
 
 def test_work_flows_by_the_neighbours() -> None:
@@ -129,16 +126,16 @@ def test_work_flows_by_the_neighbours() -> None:
     work = SteadyWork(HalvedByNeighbours())
     for one in (job("a", 0, 100), job("b", 40, 100)):
         work.admit(one, one.submit_s)
-    work.started("a", {"n": 1}, 0.0)
+    work.started("a", {"n": Seat()}, 0.0)
     assert work.next_s() == 100
     assert work.advance(40.0).ended == []
-    work.started("b", {"n": 1}, 40.0)
+    work.started("b", {"n": Seat()}, 40.0)
     assert work.next_s() == 160  # 60 s of a's work at half speed
     assert work.advance(160.0).ended == [End("a", 160.0)]
     assert work.next_s() == 200  # b has done 60 of 100
     work.stopped("b", 180.0)
     assert work.next_s() is None
-    work.started("b", {"m": 1}, 500.0)
+    work.started("b", {"m": Seat()}, 500.0)
     assert work.next_s() == 520
 
 

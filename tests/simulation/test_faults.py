@@ -5,12 +5,13 @@ import pytest
 
 from penstock.cluster.moves import IllegalMove
 from penstock.events.facts import PlacerSettings
-from penstock.simulator.cluster import nodes_of
 from penstock.simulator.engine import Options, Unsound
-from penstock.simulator.faults import FaultySimulation, Weather
-from penstock.simulator.jobs import TraceJob
+from penstock.simulator.lab.faults import FaultySimulation, Weather
 from penstock.simulator.nodes import Latency
-from penstock.simulator.truth import Constant, SteadyWork
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.truth import Constant
 
 PATIENCE_S = 50_000.0  # of virtual time; a life without faults takes less than 5,000
 PROFILES = ("fifo", "srtf", "liquid", "tiresias", "random", "srsf", "sjf")
@@ -70,7 +71,7 @@ def _nothing(*given: object) -> tuple[()]:
 
 
 MUTANTS = {
-    "orders are not repeated after a take-over": ("penstock.simulator.faults.outstanding", _nothing),
+    "orders are not repeated after a take-over": ("penstock.simulator.lab.faults.outstanding", _nothing),
     "nobody is placed when something is freed": (
         "penstock.placer.core.decide.Decider._place_waiting",
         _nothing,

@@ -10,12 +10,12 @@ import orjson
 import pytest
 
 from penstock.events.doors import JobProgress
-from penstock.simulator.jobs import Stages, TraceJob
-from penstock.simulator.measured import read_model
-from penstock.simulator.muri import MuriWork
-from penstock.simulator.placement_table import RESTART_S, NotMeasured, TableWork, interpolate
-from penstock.simulator.reading import BadTrace
-from penstock.simulator.truth import End
+from penstock.simulator.traces.jobs import Stages, TraceJob
+from penstock.simulator.traces.reading import BadTrace
+from penstock.simulator.truths.measured import read_model
+from penstock.simulator.truths.muri import MuriWork
+from penstock.simulator.truths.placement_table import RESTART_S, TableWork, interpolate
+from penstock.simulator.truths.truth import End, NotMeasured, Seat
 
 START_UP_S = {("m", 1): 5.0, ("m", 2): 5.0}
 
@@ -31,8 +31,8 @@ def test_muri_loses_the_start_up_between_any_two_moments() -> None:
     work = MuriWork(START_UP_S)
     assert work.admit(muri_job("a", 100), 0.0) == JobProgress(job_id="a", attained_s=0.0, remaining_s=100.0)
     work.admit(muri_job("b", 200), 0.0)
-    work.started("a", {"n": 1}, 0.0)
-    work.started("b", {"n": 1}, 0.0)
+    work.started("a", {"n": Seat()}, 0.0)
+    work.started("b", {"n": Seat()}, 0.0)
     assert work.next_s() == 100, "the prediction knows nothing of the loss"
     instant = work.advance(40.0)
     assert [(told.attained_s, told.remaining_s) for told in instant.told] == [(40, 65), (40, 165)]
@@ -49,7 +49,7 @@ def test_muri_ends_equal_jobs_in_one_moment_and_reports_at_limits() -> None:
     work = MuriWork(START_UP_S, limits_gpu_s=(60.0,))
     for name, gpus in (("a", 1), ("b", 1), ("c", 2)):
         work.admit(muri_job(name, 50, gpus), 0.0)
-        work.started(name, {"n": gpus}, 0.0)
+        work.started(name, {"n": Seat(tuple(range(gpus)))}, 0.0)
     assert work.next_s() == 30
     instant = work.advance(30.0)
     assert instant.ended == []
@@ -107,13 +107,13 @@ def test_a_start_costs_half_a_minute_and_a_stop_keeps_progress(measured: Path) -
     one = TraceJob("a", 0, 0, 2, "tiny", 32)
     assert work.alone_s(one) == pytest.approx(200 * 1.1)
     work.admit(one, 0.0)
-    work.started("a", {"n": 1, "m": 1}, 0.0)
+    work.started("a", {"n": Seat((0,)), "m": Seat((0,))}, 0.0)
     assert work.next_s() == pytest.approx(RESTART_S + 200 * 1.3)
     work.advance(RESTART_S + 70 * 1.3)
     work.stopped("a", RESTART_S + 70 * 1.3)
     assert work.next_s() is None
     work.advance(1_000.0)
-    work.started("a", {"n": 2}, 1_000.0)
+    work.started("a", {"n": Seat((0, 1))}, 1_000.0)
     end_s = work.next_s()
     assert end_s == pytest.approx(1_000 + RESTART_S + 130 * 1.1)
     assert end_s is not None
@@ -124,7 +124,7 @@ def test_ticks_round_epochs_to_whole_seconds_as_the_source_does(measured: Path) 
     """100 iterations of 1.1 s: the first 60 s hold 30 s of work; the end is told with its own time at the tick."""
     work = TableWork({"tiny": read_model(measured)}, gpus_per_node=4, tick_s=60.0)
     work.admit(TraceJob("a", 0, 0, 2, "tiny", 32), 0.0)
-    work.started("a", {"n": 2}, 0.0)
+    work.started("a", {"n": Seat((0, 1))}, 0.0)
     ended: list[End] = []
     while not ended:
         now_s = work.next_s()
@@ -132,6 +132,15 @@ def test_ticks_round_epochs_to_whole_seconds_as_the_source_does(measured: Path) 
         ended = list(work.advance(now_s).ended)
     assert ended == [End("a", RESTART_S + 220)]
     assert now_s == 300
+
+
+def test_an_epoch_that_lacks_a_fraction_of_a_second_goes_on_after_the_tick(measured: Path) -> None:
+    """A quarter of a second is missing at the tick: the job keeps its GPUs for one step more, and ended at the tick."""
+    work = TableWork({"tiny": read_model(measured)}, gpus_per_node=4, tick_s=54.0)
+    work.admit(TraceJob("a", 0, 0, 2, "tiny", 18), 0.0)
+    work.started("a", {"n": Seat((0, 1))}, 0.0)
+    assert [work.advance(54.0 * step).ended for step in (1, 2, 3)] == [[], [], []]
+    assert work.advance(216.0).ended == [End("a", 162.0)]
 
 
 def test_tables_with_holes_are_refused(measured: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.bench import core, idle, pipeline, restart
-from tests.bench.benches import RUNS, TINY
+from tests.bench.benches import RUNS, TINY, run_simulator
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import calibrate_ms, quantile
 
@@ -13,6 +13,13 @@ def test_the_core_bench_leaves_a_sound_cell() -> None:
     assert events_per_s > 0
     assert p99_ms > 0
     assert core.fold_rate(bench.ledger) > 0
+
+
+def test_the_simulator_bench_ends_every_job_and_reports_every_figure() -> None:
+    """A profile that is renamed, or one that leaves a job waiting, must be noticed here."""
+    values = run_simulator(TINY)
+    assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "simulator"}
+    assert all(value > 0 for value in values.values())
 
 
 @pytest.mark.postgres

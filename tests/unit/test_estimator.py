@@ -11,11 +11,14 @@ from penstock.estimator.core import follow
 from penstock.estimator.core.estimate import Guess, HistoryTier, confidence, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given
 from penstock.events.base import Event
-from penstock.events.doors import JobEstimated, JobSubmitted, TaskExited
+from penstock.events.doors import JobEstimated, JobSubmitted, NodeJoined, TaskExited
 from penstock.events.facts import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
 from penstock.events.topics import Topic
 from penstock.ledger.record import GENESIS, Draft, Head, write
+from penstock.ledger.replica import Replica
+from penstock.testing.driver import node_spec
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
 ENDED_MS = 1_700_000_000_000  # 2023-11-14T22:13:20Z
@@ -27,6 +30,7 @@ class Cell:
     def __init__(self) -> None:
         self.ledger = Ledger(Topic.JOBS, 0)
         self.head: Head = GENESIS
+        self.values: list[bytes] = []
         self.now_ms = ENDED_MS
         self.tiers = (HistoryTier(self.ledger.history),)
         self.record(TermStarted(term=1, placer_id="placer-1", settings=PlacerSettings()), term=1)
@@ -37,6 +41,7 @@ class Cell:
             term or self.head.term, self.now_ms, cause or {"timer_id": "t"}, "committed", None, facts
         )
         self.head, value = write(self.head, draft)
+        self.values.append(value)
         self.ledger.fold(value)
         return value
 
@@ -49,14 +54,14 @@ class Cell:
         }
         self.record(JobSubmitted(job_id=job_id, spec=spec), cause=cause)
 
-    def place(self, job_id: str, gpus: int = 1, workers: int = 1, attempt: int = 1) -> None:
+    def place(self, job_id: str, gpus: int = 1, workers: int = 1, attempt: int = 1, servers: int = 1) -> None:
         def task(rank: int, role: Any) -> TaskPlacement:
             own = tuple(range(gpus)) if role == "worker" else ()
             return TaskPlacement(
                 task_id=f"{job_id}/{attempt}/{rank}", role=role, rank=rank, node_id="node-1", gpus=own
             )
 
-        tasks = (*(task(rank, "worker") for rank in range(workers)), task(workers, "ps"))
+        tasks = tuple(task(rank, "worker" if rank < workers else "ps") for rank in range(workers + servers))
         self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
 
     def exit(
@@ -262,12 +267,74 @@ def test_an_absurd_measurement_never_leaves_the_ranges(absurd: Usage, run_ms: in
     assert 0 <= worker.host_memory_mib <= 1 << 30
 
 
-def test_a_clock_that_stepped_back_gives_no_run_time() -> None:
-    """NTP set the node's clock back during the run."""
+@pytest.mark.parametrize(
+    ("measured", "run_ms", "why"),
+    [
+        (usage(), -4_000, "run_ms: the node's clock stepped back"),
+        (usage(), 400 * 86_400_000, "run_ms: 34560000000 is more than a year"),
+        (usage(gpu_memory_mib=17_300), 60_000, "gpu_memory_mib: 17300 on a card of 16384"),
+        (usage(1 << 40), 60_000, "host_memory_mib: 1099511627776 is more than any machine has"),
+    ],
+)
+def test_what_cannot_be_true_is_set_aside_with_its_reason(measured: Usage, run_ms: int, why: str) -> None:
+    """NTP set a clock back, a driver reports garbage: the run is kept for people, and teaches nobody."""
+    kept: list[FinishedRun] = []
     cell = Cell()
-    cell.run("job-1", usage(), run_ms=-4_000)
-    found = estimate(SPEC, cell.tiers)
-    assert (found.run_ms, found.worker.cores) == (None, rules.DEFAULT_CORES)
+    cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
+    cell.ledger.fold(cell.values[0])
+    cell.record(NodeJoined(node=node_spec("node-1", 1)))
+    cell.run("job-1", measured, run_ms=run_ms)
+    assert estimate(SPEC, (HistoryTier(cell.ledger.history),)).tier == "default"
+    assert [run.set_aside[: len(why)] for run in kept] == [why]
+    assert cell.ledger.set_aside == 1
+
+
+def test_a_finished_run_says_what_the_job_was_got_and_was_told() -> None:
+    """What a model learns from: a gang of two on T4 cards, whose user had asked for the memory himself."""
+    kept: list[FinishedRun] = []
+    cell = Cell()
+    cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
+    cell.ledger.fold(cell.values[0])
+    cell.record(NodeJoined(node=node_spec("node-1", 4, model="T4", memory_mib=15_360)))
+    spec = SPEC.model_copy(update={"workers": 2, "resources": ResourceRequest(gpu_memory_mib=9_000)})
+    cell.submit("job-1", spec)
+    cell.record(JobEstimated(job_id="job-1", estimate=estimate(spec, ())))
+    cell.place("job-1", gpus=2, workers=2)
+    cell.exit("job-1", usage(gpu_memory_mib=8_000, gpu_utilisation_percent=60, gpu_utilisation_std=7), rank=0)
+    cell.exit("job-1", usage(gpu_memory_mib=8_100, gpu_utilisation_percent=70, gpu_utilisation_std=9), rank=1)
+    cell.record(JobEnded(job_id="job-1", outcome="succeeded"))
+    [run] = kept
+    assert run.about == About(key_of(spec), "ada", "resnet18", 64, 2, 0, ("gpu_memory_mib",))
+    assert run.given == Given(2, 1_000, 0, Card("T4", 15_360))
+    assert run.said is not None
+    assert (run.said.tier, run.said.gpu_memory_mib) == ("default", 9_000)
+    assert (run.measured.gpu_memory_mib, run.measured.gpu_utilisation_percent) == (8_100, 65)
+    assert (run.measured.gpu_utilisation_std, run.set_aside) == (9, "")
+
+
+def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
+    """A restart beside a ledger of a year: what is live comes from the snapshot, and what ends later is learned."""
+    cell = Cell()
+    cell.record(NodeJoined(node=node_spec("node-1", 4)))
+    for job_id, workers in (("waits", 1), ("runs", 1), ("gang", 2)):
+        cell.submit(job_id, SPEC.model_copy(update={"workers": workers}), offset=5)
+        if job_id != "waits":
+            cell.record(JobEstimated(job_id=job_id, estimate=estimate(SPEC, ())))
+            cell.place(job_id, workers=workers, servers=0)
+    cell.exit("gang", usage(), rank=0)
+    replica = Replica()
+    for offset, value in enumerate(cell.values):
+        replica.take(value, offset)
+    kept: list[FinishedRun] = []
+    cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
+    cell.ledger.begin_at(replica)
+    assert cell.ledger.jobs_offset == 6
+    assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["waits"]
+    for job_id, rank in (("runs", 0), ("gang", 1)):
+        cell.exit(job_id, usage(777), rank=rank)
+        cell.record(JobEnded(job_id=job_id, outcome="succeeded"))
+    assert [(run.job_id, run.measured.host_memory_mib) for run in kept] == [("runs", 777)]
+    assert list(cell.ledger.live) == ["waits"]
 
 
 def test_the_last_32_runs_count_and_10_000_keys_are_kept() -> None:

@@ -126,6 +126,15 @@ def test_every_problem_is_told_at_once() -> None:
         ("command: [x]\nresources: {gpu_memory: .inf}", "resources.gpu_memory", "no finite size"),
         ("command: [x]\nresources: {bandwidth: 1kbit}", "resources.bandwidth", "800Mbit"),
         (f"command: [x]\nworkers: 0x{'f' * 5_000}", "workers", "is out of range"),
+        ("command: [x]\nresources: {gpu_share: 0}", "resources.gpu_share", "give at least 0.001"),
+        ("command: [x]\nresources: {gpu_share: half}", "resources.gpu_share", "write one without quotes"),
+        ("command: [x]\nresources: {gpu_share: .nan}", "resources.gpu_share", "write one such as 0.5"),
+        ("command: [x]\nresources: {gpu_share: 2}", "resources.gpu_share", "give at most 1"),
+        (
+            "command: [x]\nresources: {gpus: 4, gpu_share: 0.5}",
+            "resources",
+            "ask for one GPU or for whole ones",
+        ),
         ("command: [x]\nzzz: 1", "zzz", "use one of name, owner, command"),
     ],
 )

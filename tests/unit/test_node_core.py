@@ -31,9 +31,19 @@ from penstock.node_reporter.core.machine import (
 from penstock.node_reporter.core.state import MAX_ENDED_REMEMBERED, Forget, NodeState, Status, check
 
 
-def start(token: int, gpus: tuple[int, ...] = (0,), task_id: str = "", **more: Any) -> StartTask:
+def start(
+    token: int, gpus: tuple[int, ...] = (0,), task_id: str = "", share_milli: int = 1_000, **more: Any
+) -> StartTask:
     task_id = task_id or f"t{token}"
-    place = TaskPlacement(task_id=task_id, role="worker", rank=0, node_id="n1", gpus=gpus, cores=(0, 1))
+    place = TaskPlacement(
+        task_id=task_id,
+        role="worker",
+        rank=0,
+        node_id="n1",
+        gpus=gpus,
+        cores=(0, 1),
+        gpu_share_milli=share_milli,
+    )
     fields: dict[str, Any] = {
         "token": token, "node_id": "n1", "task_id": task_id, "job_id": "j", "attempt": 1, "boot_id": "boot",
         "command": ("train",), "place": place, "peers": (), "rendezvous_port": 29_500, "grace_ms": 10,
@@ -127,6 +137,37 @@ def test_a_newer_decision_supersedes_a_waiting_one(world: World) -> None:
     assert (refused.task_id, refused.highest_token) == ("t2", 3)
     world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
     assert world.spawned == [("t1", 1), ("t3", 3)]
+
+
+def test_shares_of_a_gpu_run_side_by_side(world: World) -> None:
+    """LAW 4: a task starts beside another one only if both orders share the GPU, and not beyond the whole."""
+    world.run(start(1, share_milli=500))
+    world.run(start(2, share_milli=300))
+    assert world.spawned == [("t1", 1), ("t2", 2)]
+    world.feed(start(3, share_milli=400))
+    assert world.spawned == [("t1", 1), ("t2", 2)], "only 200 are left"
+    world.feed(Gone("t2", 2, Outcome(2_000, exit_code=0)))
+    assert world.spawned[2:] == [("t3", 3)]
+
+
+def test_a_share_waits_for_the_process_that_has_the_gpu_whole(world: World) -> None:
+    """The cell gave the GPU to two notebooks; the training job before them still writes its checkpoint."""
+    world.run(start(1))
+    world.feed(start(2, share_milli=500))
+    world.feed(start(3, share_milli=500))
+    assert world.said() == [], "neither notebook supersedes the other"
+    world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
+    assert world.spawned == [("t1", 1), ("t2", 2), ("t3", 3)]
+
+
+def test_a_whole_gpu_supersedes_waiting_shares(world: World) -> None:
+    """The cell took the notebooks back before they could start: the GPU is a training job's again."""
+    world.run(start(1))
+    world.feed(start(2, share_milli=500))
+    world.feed(start(3))
+    (refused,) = world.said()
+    assert isinstance(refused, OrderRefused)
+    assert (refused.task_id, refused.highest_token) == ("t2", 3)
 
 
 def test_a_stop_overtakes_its_start(world: World) -> None:
@@ -253,8 +294,9 @@ def test_a_drained_node_stops_everything(world: World) -> None:
 # ------------------------------------------------------------------------------------------- properties
 
 _starts = st.builds(
-    lambda token, gpus, name: start(token, tuple(sorted(gpus)), name),
+    lambda token, gpus, name, share: start(token, tuple(sorted(gpus)), name, share if len(gpus) == 1 else 1_000),
     st.integers(0, 30), st.sets(st.integers(0, 4), max_size=3), st.sampled_from("abcdef"),
+    st.sampled_from([1_000, 700, 500, 300]),
 )  # fmt: skip
 _stops = st.builds(stop, st.integers(0, 30), st.sampled_from("abcdef"))
 
@@ -272,7 +314,7 @@ def test_no_order_sequence_shares_a_gpu_or_obeys_an_older_token(
     The judge keeps its own history: processes per GPU from Spawn to Gone, and the highest token seen.
     """
     world = World()
-    running: dict[tuple[str, int], tuple[int, ...]] = {}
+    running: dict[tuple[str, int], TaskPlacement] = {}
     ever: set[tuple[str, int]] = set()
     highest: dict[int, int] = {}
     exits: set[tuple[str, int]] = set()
@@ -298,11 +340,12 @@ def test_no_order_sequence_shares_a_gpu_or_obeys_an_older_token(
             order = decision.order
             key = (order.task_id, order.token)
             assert key not in ever, "started twice"
-            taken = {gpu for gpus in running.values() for gpu in gpus}
-            assert not taken & set(order.place.gpus), "two tasks on one GPU"
+            for gpu in order.place.gpus:
+                beside = sum(place.gpu_share_milli for place in running.values() if gpu in place.gpus)
+                assert beside + order.place.gpu_share_milli <= 1_000, "more than one GPU holds"
             assert all(order.token >= highest.get(gpu, 0) for gpu in order.place.gpus), "an older token"
             ever.add(key)
-            running[key] = order.place.gpus
+            running[key] = order.place
             for gpu in order.place.gpus:
                 highest[gpu] = order.token
     assert {task.task_id for task in world.state.live()} == {task_id for task_id, _ in running}
@@ -343,3 +386,18 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert task_environment(order, node, base, virtual=True)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_start_of_before_the_last_joining_waits_for_its_repeat() -> None:
+    """A node was drained and said goodbye; what was ordered meanwhile the cell gave up, and ran elsewhere.
+
+    Its reporter is started again on the same boot and finds that order in its partition. Were it obeyed, two
+    attempts of one job would live. What still holds comes again, for the joining that the cell knows now.
+    """
+    state = NodeState("n1", "boot", 2)
+    state.incarnation = 8
+    late = step(state, OrderRead(start(5, incarnation=7), 0))
+    assert [type(decision) for decision in late] == [Note]
+    assert not state.tasks
+    again = step(state, OrderRead(start(5, incarnation=8), 0))
+    assert [decision.order.token for decision in again if isinstance(decision, Spawn)] == [5]

@@ -103,10 +103,11 @@ def test_an_unknown_profile_names_those_that_exist():
     workers=st.integers(1, 6),
     servers=st.integers(0, 2),
     gpus=st.integers(0, 4),
+    share=st.sampled_from([1_000, 1_000, 600, 300]),
     memory=st.sampled_from([1_000, 30_000]),
 )
 def test_every_policy_places_whole_gangs_soundly_or_not_at_all(
-    name: str, loads: list[tuple[int, int]], workers: int, servers: int, gpus: int, memory: int
+    name: str, loads: list[tuple[int, int]], workers: int, servers: int, gpus: int, share: int, memory: int
 ):
     """Whatever runs already: a plan covers all tasks, its decision folds without over-booking, and a cell
     that could hold the (identical) tasks is never refused."""
@@ -115,15 +116,18 @@ def test_every_policy_places_whole_gangs_soundly_or_not_at_all(
         load = b.queued(state, f"load-{i}", worker=b.need(gpus=load_gpus))
         if state.nodes[f"n{at}"].free().fits(load.demand.worker):
             b.placed_on(state, load, f"n{at}")
+    share = share if gpus == 1 else 1_000
     job = b.queued(
         state,
         workers=workers,
         parameter_servers=servers,
-        worker=b.need(gpus=gpus, host_memory_mib=memory),
+        worker=b.need(gpus=gpus, host_memory_mib=memory, gpu_share_milli=share),
         parameter_server=b.need(gpus=0, host_memory_mib=500),
     )
     room = sum(
-        min(node.free().host_memory_mib // memory, node.free().gpus // gpus if gpus else 99)
+        min(
+            node.free().host_memory_mib // memory, node.free().gpus * (1_000 // share) // gpus if gpus else 99
+        )
         for node in state.nodes.values()
     )
     plan = policy(name).place(state, job, chance())

@@ -15,6 +15,7 @@ from penstock.policies.explain import Explanation, UnknownJob, explain
 from penstock.policies.liquid import Liquid
 from penstock.policies.reasons import ADVICE, Reason
 from penstock.testing import builders as b
+from penstock.testing.driver import CellDriver, estimate, node_spec
 
 
 def why(state: CellState, job_id: str = "job-1") -> tuple[Reason | None, str | None]:
@@ -343,3 +344,55 @@ def test_never_is_no_false_alarm_and_exact_for_equal_tasks(
     assert possible or plan is None
     if not servers:
         assert (plan is not None) == possible
+
+
+def test_a_policys_own_order_decides_whose_turn_it_is():
+    """Under srtf the short job is owed all four GPUs, of which two are still being given back; the long one fits
+    the other two, but it is not its turn."""
+    driver = CellDriver(facts.PlacerSettings(profile="srtf"))
+    driver.join(node_spec("n0", 4))
+    for job_id, gpus, run_ms in (("running", 2, 1_000_000), ("short", 4, 10_000), ("long", 1, 5_000_000)):
+        driver.submit(job_id, None, estimate(gpus).model_copy(update={"run_ms": run_ms}))
+        driver.at(0)
+        if job_id == "running":
+            driver.start(job_id)
+    found = explain(driver.state, "long")
+    assert (found.reason, found.now_or_never) == (Reason.OUTRANKED, "later")
+    assert found.detail == (
+        "number 3 of 3 in the order of profile srtf; the GPUs go to jobs that come first: short"
+    )
+    assert explain(driver.state, "short").reason is Reason.GPUS_BUSY
+
+
+def test_a_job_that_the_policy_ranks_behind_is_told_who_comes_first():
+    """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is free."""
+    for profile, rank in (("srtf", 8), ("tiresias", 8), ("sjf", 8)):
+        driver = CellDriver(facts.PlacerSettings(profile=profile))
+        driver.join(node_spec("n0", 4), node_spec("n1", 4))
+        for number in range(7):
+            driver.submit(f"s{number}", None, estimate(1).model_copy(update={"run_ms": 1_000 + number}))
+        driver.at(0)
+        driver.submit("long", None, estimate(4).model_copy(update={"run_ms": 9_000_000}))
+        driver.at(0)
+        found = explain(driver.state, "long")
+        assert (found.reason, found.now_or_never) == (Reason.OUTRANKED, "later"), profile
+        assert found.detail.startswith(f"number {rank} of 8 in the order of profile {profile}; "), (
+            found.detail
+        )
+        named = found.detail.rpartition(": ")[2]
+        assert named.endswith(" and 2 others")
+        assert set(named.removesuffix(" and 2 others").split(", ")) < {f"s{number}" for number in range(7)}
+        driver.start("s0")
+        driver.exit("s0.1.w0")
+        assert explain(driver.state, "long").reason is Reason.OUTRANKED, "three and two free make no four"
+
+
+def test_a_job_that_the_policy_has_chosen_is_told_what_it_lacks():
+    """Its turn has come, but cores, which the plan does not count, are taken: the detail says cores."""
+    driver = CellDriver(facts.PlacerSettings(profile="srtf"))
+    driver.join(node_spec("n0", 4, cores=8))
+    driver.submit("a", None, estimate(1, cores=6).model_copy(update={"run_ms": 1_000}))
+    driver.submit("b", None, estimate(1, cores=6).model_copy(update={"run_ms": 2_000}))
+    driver.at(0)
+    found = explain(driver.state, "b")
+    assert (found.reason, found.now_or_never) == (Reason.CORES, "later")

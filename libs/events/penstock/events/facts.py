@@ -5,14 +5,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from penstock.cluster.nouns import Identifier, Milliseconds, Noun, ShortText, TaskPlacement
+from penstock.cluster.nouns import (
+    MAX_CORES_PER_NODE,
+    MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
+    GpuShare,
+    Identifier,
+    Milliseconds,
+    Noun,
+    ShortText,
+    TaskPlacement,
+)
 from penstock.events.base import Event, event
 from penstock.events.doors import Attempt, Token
 from penstock.events.topics import MAX_EVENT_BYTES, Topic
 
 TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
+MAX_BACKFILL_WINDOW = 4_096
+MAX_OVERTAKES = 1_000_000
+MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
 MAX_RANKS = 1_024  # moves of the queue in one fact: a quarter of what a record may take
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
+
+
+class TypicalTask(Noun):
+    """A kind of task that the cell sees often; memory is left out."""
+
+    cores: Annotated[int, Field(ge=0, le=MAX_CORES_PER_NODE)]
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_PER_NODE)]
+    gpu_share_milli: GpuShare = WHOLE_GPU
+    gpu_models: Annotated[tuple[Identifier, ...], Field(max_length=16)] = ()
+    """Allowed ones; empty: any."""
+    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    """How often it was seen; only ratios matter."""
 
 
 class PlacerSettings(Noun):
@@ -22,9 +47,9 @@ class PlacerSettings(Noun):
     seed: Annotated[int, Field(ge=0, le=1 << 53)] = 0
     network_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """λ of Liquid §5.2 eq. 4."""
-    backfill_window: Annotated[int, Field(ge=1, le=4_096)] = 64
+    backfill_window: Annotated[int, Field(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
     """So many jobs from the head of the queue may be tried."""
-    max_overtakes: Annotated[int, Field(ge=0, le=1_000_000)] = 256
+    max_overtakes: Annotated[int, Field(ge=0, le=MAX_OVERTAKES)] = 256
     """So often may the head of the queue be overtaken before everybody behind it waits."""
     launch_timeout_ms: Annotated[int, Field(ge=1)] = 60_000
     """An order unanswered for so long makes its node Suspect."""
@@ -38,6 +63,10 @@ class PlacerSettings(Noun):
         Field(min_length=1, max_length=15, exclude_if=lambda limits: limits == TIRESIAS_LIMITS_GPU_S),
     ] = TIRESIAS_LIMITS_GPU_S
     """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
+    typical_tasks: Annotated[
+        tuple[TypicalTask, ...], Field(max_length=MAX_TYPICAL_TASKS, exclude_if=lambda tasks: not tasks)
+    ] = ()
+    """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
 
 
 @event
@@ -351,6 +380,8 @@ class StartTask(Order):
     attempt: Attempt
     boot_id: Identifier
     """For this boot of the node only."""
+    incarnation: Token = 0
+    """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not told."""
     command: tuple[str, ...]
     env: dict[str, str] = Field(default_factory=dict)
     workdir: ShortText | None = None

@@ -139,10 +139,10 @@ def _unpacked(body: bytes, digest: str) -> bytes:
     return raw
 
 
-async def load_latest_from(dsn: str, cell: str) -> Replica:
+async def load_latest_from(dsn: str, cell: str, *, until_offset: int = FAR) -> Replica:
     """`load_latest` for a caller without a connection; a database that cannot be reached raises what asyncpg raises."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
-        return await load_latest(connection, cell)
+        return await load_latest(connection, cell, until_offset=until_offset)
     finally:
         await connection.close()

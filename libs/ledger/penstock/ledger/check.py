@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock.cluster.moves import TERMINAL, JobStatus, NodeStatus, TaskStatus
-from penstock.ledger.index import NOT_PLACEABLE, NodeIndex
+from penstock.cluster.nouns import WHOLE_GPU, TaskPlacement
+from penstock.ledger.index import NOT_PLACEABLE, NodeIndex, Share
 from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, full_mask, mask_of
 
 LIVE = frozenset({TaskStatus.ASSIGNED, TaskStatus.RUNNING, TaskStatus.STOPPING})
@@ -24,7 +25,7 @@ def check(state: CellState) -> list[str]:
 
 def _node(state: CellState, node: NodeState) -> Iterator[str]:
     name, spec = node.spec.node_id, node.spec
-    gpu_owner: dict[int, str] = {}
+    holders: dict[int, list[TaskPlacement]] = {}
     core_owner: dict[int, str] = {}
     memory_mib, bandwidth_mbps = spec.host_memory_mib, spec.bandwidth_mbps
     for task_id, job_id in node.tasks.items():
@@ -36,25 +37,41 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
         if place.node_id != name:
             yield f"node {name} holds {task_id}, which was placed on {place.node_id}"
         for gpu in place.gpus:
-            if gpu in gpu_owner:
-                yield f"node {name} gpu {gpu} is given to both {gpu_owner[gpu]} and {task_id}"
-            gpu_owner[gpu] = task_id
+            holders.setdefault(gpu, []).append(place)
         for core in place.cores:
             if core in core_owner:
                 yield f"node {name} core {core} is given to both {core_owner[core]} and {task_id}"
             core_owner[core] = task_id
         memory_mib -= place.host_memory_mib
         bandwidth_mbps -= place.bandwidth_mbps
+    for gpu, places in holders.items():
+        if sum(place.gpu_share_milli for place in places) > WHOLE_GPU:
+            tasks = " and ".join(f"{place.task_id} ({place.gpu_share_milli}/1000)" for place in places)
+            yield f"node {name} gpu {gpu} is given to both {tasks}"
     if memory_mib < 0:
         yield f"node {name} promises {-memory_mib} MiB more memory than it has"
     if bandwidth_mbps < 0:
         yield f"node {name} promises {-bandwidth_mbps} Mbit/s more than it has"
-    free = (node.free_gpu_mask, node.free_core_mask, node.free_host_memory_mib, node.free_bandwidth_mbps)
+    free = (
+        node.free_gpu_mask,
+        node.free_core_mask,
+        node.free_host_memory_mib,
+        node.free_bandwidth_mbps,
+        node.shared,
+    )
     right = (
-        full_mask(len(spec.gpus)) & ~mask_of(tuple(gpu_owner)),
+        full_mask(len(spec.gpus)) & ~mask_of(tuple(holders)),
         full_mask(spec.cores) & ~mask_of(tuple(core_owner)),
         memory_mib,
         bandwidth_mbps,
+        {
+            gpu: Share(
+                WHOLE_GPU - sum(place.gpu_share_milli for place in places),
+                node.gpu_memory_mib - sum(place.gpu_memory_mib for place in places),
+            )
+            for gpu, places in holders.items()
+            if gpu < len(spec.gpus) and places[0].gpu_share_milli < WHOLE_GPU
+        },
     )
     if free != right:
         yield f"node {name} books {free} as free, its tasks leave {right}"
@@ -87,6 +104,9 @@ def _queue(state: CellState) -> Iterator[str]:
     listed = Counter(state.queue.values())
     if set(listed) != queued or any(count > 1 for count in listed.values()):
         yield f"the queue lists {sorted(listed)}, queued are {sorted(queued)}"
+    holding = {job.order: job.job_id for job in state.jobs.values() if job.status in HOLDING}
+    if state.holding != holding:
+        yield f"{sorted(state.holding.values())} are listed as holding, {sorted(holding.values())} hold"
 
 
 def _index(state: CellState) -> Iterator[str]:
@@ -95,11 +115,24 @@ def _index(state: CellState) -> Iterator[str]:
     for node in state.nodes.values():
         fresh.describe(node.bit, node.spec)
         fresh.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.free())
+        fresh.recount(node.bit, -1, node.sound_gpus())
         if node.status is NodeStatus.GONE:
             fresh.gone |= node.bit
         if node.entered != node.free():
             yield f"node {node.spec.node_id} is indexed as {node.entered}, but is {node.free()}"
-    for name in ("known", "placeable", "gone", "shape", "gpu_model", "gpu_memory", "rack", "domain", "load"):
+    for name in (
+        "known",
+        "placeable",
+        "gone",
+        "shape",
+        "gpu_model",
+        "gpu_memory",
+        "rack",
+        "domain",
+        "load",
+        "shared",
+        "sound",
+    ):
         if getattr(fresh, name) != getattr(state.index, name):
             yield f"index {name} differs from one built anew"
     for name in ("gpus", "cores", "host_memory", "bandwidth"):

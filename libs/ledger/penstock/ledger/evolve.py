@@ -23,6 +23,7 @@ from penstock.events import doors, facts
 from penstock.events.base import Event
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
+    HOLDING,
     MAX_EARLY_ESTIMATES,
     MAX_ENDED_REMEMBERED,
     CellState,
@@ -31,7 +32,6 @@ from penstock.ledger.state import (
     TaskState,
     Timer,
     full_mask,
-    mask_of,
 )
 
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
@@ -72,19 +72,28 @@ def timer_id(subject_id: str, kind: str) -> str:
 
 def _drop_timers(state: CellState, job_id: str, *kinds: str) -> None:
     """What a timer waited for has come: it will not fire."""
+    timers = state.timers
     for kind in kinds:
-        state.timers.pop(timer_id(job_id, kind), None)
+        timers.pop(f"{job_id}:{kind}", None)
 
 
 def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
     old = job.status
-    job.status = move(JOB_MOVES, old, status, f"job {job.job_id} at seq {state.seq}")
+    if status not in JOB_MOVES[old]:
+        move(JOB_MOVES, old, status, f"job {job.job_id} at seq {state.seq}")
+    job.status = status
     job.version += 1
     if old is JobStatus.QUEUED:
         state.queue.pop(job.order, None)
+        state.notes.add(job.job_id)
     if status is JobStatus.QUEUED:
         state.queue[job.order] = job.job_id
+        state.notes.add(job.job_id)
         job.queued_ms = state.now_ms
+    if status in HOLDING:
+        state.holding[job.order] = job.job_id
+    elif old in HOLDING:
+        del state.holding[job.order]
 
 
 def _job_submitted(state: CellState, fact: doors.JobSubmitted) -> None:
@@ -124,10 +133,7 @@ def _placement_decided(state: CellState, fact: facts.PlacementDecided) -> None:
     job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
     for place in fact.tasks:
         node = state.nodes[place.node_id]
-        node.free_gpu_mask &= ~mask_of(place.gpus)
-        node.free_core_mask &= ~mask_of(place.cores)
-        node.free_host_memory_mib -= place.host_memory_mib
-        node.free_bandwidth_mbps -= place.bandwidth_mbps
+        node.give(place)
         node.tasks[place.task_id] = job.job_id
         state.reindex(node)
 
@@ -169,11 +175,16 @@ def _work_progressed(state: CellState, fact: doors.WorkProgressed) -> None:
             job.attained_s = told.attained_s
             job.remaining_s = told.remaining_s
             job.told_ms = state.now_ms
+            if job.status is JobStatus.QUEUED:
+                state.notes.add(job.job_id)
 
 
 def _jobs_ranked(state: CellState, fact: facts.JobsRanked) -> None:
     for rank in fact.ranks:
-        state.jobs[rank.job_id].rank = (rank.level, 0 if rank.chosen else 1, rank.position)
+        job = state.jobs[rank.job_id]
+        job.rank = (rank.level, 0 if rank.chosen else 1, rank.position)
+        if job.status is JobStatus.QUEUED:
+            state.notes.add(job.job_id)
 
 
 def _job_found_unschedulable(state: CellState, fact: facts.JobFoundUnschedulable) -> None:
@@ -183,6 +194,7 @@ def _job_found_unschedulable(state: CellState, fact: facts.JobFoundUnschedulable
         state.queue.pop(job.order, None)
     else:
         state.queue[job.order] = job.job_id
+    state.notes.add(job.job_id)
     job.version += 1
 
 
@@ -240,11 +252,7 @@ def _end_task(state: CellState, node_id: str, task_id: str) -> TaskState:
     task = job.tasks[task_id]
     task.status = move(TASK_MOVES, task.status, TaskStatus.EXITED, task_id)
     task.exited_ms = state.now_ms
-    place = task.place
-    node.free_gpu_mask |= mask_of(place.gpus) & full_mask(len(node.spec.gpus))
-    node.free_core_mask |= mask_of(place.cores) & full_mask(node.spec.cores)
-    node.free_host_memory_mib += place.host_memory_mib
-    node.free_bandwidth_mbps += place.bandwidth_mbps
+    node.take_back(task.place)
     state.reindex(node)
     job.version += 1
     return task
@@ -303,12 +311,9 @@ def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
     node.free_core_mask = full_mask(spec.cores)
     node.free_host_memory_mib = spec.host_memory_mib
     node.free_bandwidth_mbps = spec.bandwidth_mbps
+    node.shared = {}
     for task_id, job_id in node.tasks.items():
-        place = state.jobs[job_id].tasks[task_id].place
-        node.free_gpu_mask &= ~mask_of(place.gpus)
-        node.free_core_mask &= ~mask_of(place.cores)
-        node.free_host_memory_mib -= place.host_memory_mib
-        node.free_bandwidth_mbps -= place.bandwidth_mbps
+        node.give(state.jobs[job_id].tasks[task_id].place)
     state.index.describe(node.bit, spec)
     state.capacity_version += 1
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from penstock.cluster.nouns import NodeSpec, ResourceVector
+import msgspec
+
+from penstock.cluster.nouns import WHOLE_GPU, NodeSpec, ResourceVector
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -68,17 +70,17 @@ class Thermometer:
 
     def change(self, bit: int, old: int, new: int) -> None:
         """The node behind `bit` had `old` and now has `new` free; −1 means: it does not take part."""
-        if old == new:
-            return
-        before, after = old // self.unit, new // self.unit
-        sets = self.at_least
-        if after >= len(sets):
-            sets.extend([0] * (after + 1 - len(sets)))
-        for level in range(before + 1, after + 1):
-            sets[level] |= bit
-        for level in range(after + 1, before + 1):
-            sets[level] ^= bit
-        if self.unit > 1:
+        unit, sets = self.unit, self.at_least
+        before, after = (old, new) if unit == 1 else (old // unit, new // unit)
+        if after > before:
+            if after >= len(sets):
+                sets.extend([0] * (after + 1 - len(sets)))
+            for level in range(before + 1, after + 1):
+                sets[level] |= bit
+        else:
+            for level in range(after + 1, before + 1):
+                sets[level] ^= bit
+        if unit > 1 and old != new:
             if old >= 0:
                 _drop(self.exact[before], old, bit)
             if new >= 0:
@@ -98,21 +100,62 @@ class Thermometer:
         return mask
 
 
-class Free(NamedTuple):
+class Share(NamedTuple):
+    """What is left of a GPU that several tasks may share; compared by the free share first."""
+
+    milli: int
+    """Thousandths of its time."""
+    memory_mib: int
+
+    def holds(self, need: ResourceVector) -> bool:
+        return self.milli >= need.gpu_share_milli and self.memory_mib >= need.gpu_memory_mib
+
+
+class Free(msgspec.Struct, frozen=True, gc=False):
     """What is free on one node, or -1 everywhere for a node on which nothing may be placed."""
 
     gpus: int = -1
+    """Wholly free ones."""
     cores: int = -1
     host_memory_mib: int = -1
     bandwidth_mbps: int = -1
+    shares: tuple[Share, ...] = ()
+    """What is left of each partly given GPU, ascending."""
 
     def fits(self, need: ResourceVector) -> bool:
-        """Exact for these four; GPU model and memory are judged by the index."""
+        """Exact for these; GPU model and memory of wholly free GPUs are judged by the index."""
         return (
-            self.gpus >= need.gpus
+            (
+                self.gpus >= need.gpus
+                or (need.gpu_share_milli < WHOLE_GPU and self.best_share(need) is not None)
+            )
             and self.cores >= need.cores
             and self.host_memory_mib >= need.host_memory_mib
             and self.bandwidth_mbps >= need.bandwidth_mbps
+        )
+
+    def best_share(self, need: ResourceVector) -> int | None:
+        """Position in `shares` of the partly given GPU with least left that still holds the task; None if none does."""
+        return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)
+
+    def less(self, need: ResourceVector, gpu_memory_mib: int) -> "Free":
+        """After a task that fits was placed; `gpu_memory_mib`: of the node's smallest GPU."""
+        gpus, shares = self.gpus - need.gpus, self.shares
+        if need.gpu_share_milli < WHOLE_GPU:
+            place = self.best_share(need)
+            if place is None:
+                left = Share(WHOLE_GPU, gpu_memory_mib)
+            else:
+                gpus, left = self.gpus, shares[place]
+                shares = shares[:place] + shares[place + 1 :]
+            left = Share(left.milli - need.gpu_share_milli, left.memory_mib - need.gpu_memory_mib)
+            shares = tuple(sorted((*shares, left)))
+        return Free(
+            gpus,
+            self.cores - need.cores,
+            self.host_memory_mib - need.host_memory_mib,
+            self.bandwidth_mbps - need.bandwidth_mbps,
+            shares,
         )
 
 
@@ -165,7 +208,11 @@ class NodeIndex:
     rack: dict[str, int] = field(default_factory=dict)
     domain: dict[str, int] = field(default_factory=dict)
     load: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness."""
+    """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness. A partly given GPU is used."""
+    shared: dict[Share, int] = field(default_factory=dict)
+    """What is left of a partly given GPU → placeable nodes with such a one."""
+    sound: dict[int, int] = field(default_factory=dict)
+    """GPUs without fault, given or free → placeable nodes with so many: what plans from empty nodes count."""
 
     def describe(self, bit: int, spec: NodeSpec) -> None:
         """Enters what never changes while a spec is valid."""
@@ -192,10 +239,20 @@ class NodeIndex:
 
     def refit(self, bit: int, total_gpus: int, old: Free, new: Free) -> None:
         """The node's free resources changed from `old` to `new`."""
+        if old.cores != new.cores:
+            self.cores.change(bit, old.cores, new.cores)
+        if old.host_memory_mib != new.host_memory_mib:
+            self.host_memory.change(bit, old.host_memory_mib, new.host_memory_mib)
+        if old.bandwidth_mbps != new.bandwidth_mbps:
+            self.bandwidth.change(bit, old.bandwidth_mbps, new.bandwidth_mbps)
+        if old.shares != new.shares:
+            for share in set(old.shares):
+                _drop(self.shared, share, bit)
+            for share in set(new.shares):
+                self.shared[share] = self.shared.get(share, 0) | bit
+        if old.gpus == new.gpus:
+            return
         self.gpus.change(bit, old.gpus, new.gpus)
-        self.cores.change(bit, old.cores, new.cores)
-        self.host_memory.change(bit, old.host_memory_mib, new.host_memory_mib)
-        self.bandwidth.change(bit, old.bandwidth_mbps, new.bandwidth_mbps)
         if old.gpus >= 0:
             _drop(self.load, (total_gpus - old.gpus, total_gpus), bit)
         if new.gpus >= 0:
@@ -205,6 +262,13 @@ class NodeIndex:
             self.gone &= ~bit
         else:
             self.placeable &= ~bit
+
+    def recount(self, bit: int, old: int, new: int) -> None:
+        """The node's GPUs without fault changed from `old` to `new`; −1 means: nothing may be placed there."""
+        if old >= 0:
+            _drop(self.sound, old, bit)
+        if new >= 0:
+            self.sound[new] = self.sound.get(new, 0) | bit
 
     def eligible(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
         """Nodes whose kind suits the task (GPU model and memory), whatever is free on them."""
@@ -219,11 +283,20 @@ class NodeIndex:
                     mask &= ~nodes
         return mask
 
+    def sharing(self, need: ResourceVector) -> int:
+        """Nodes with a GPU, wholly or partly free, that holds the task. O(distinct rests of shared GPUs)."""
+        nodes = self.gpus.having(need.gpus)
+        if need.gpu_share_milli < WHOLE_GPU:
+            for share, having in self.shared.items():
+                if share.holds(need):
+                    nodes |= having
+        return nodes
+
     def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...] = ()) -> int:
         """Placeable nodes that can take the task now."""
         return (
             self.eligible(need, gpu_models)
-            & self.gpus.having(need.gpus)
+            & self.sharing(need)
             & self.cores.having(need.cores)
             & self.host_memory.having(need.host_memory_mib)
             & self.bandwidth.having(need.bandwidth_mbps)

@@ -7,20 +7,19 @@ late record (an old seq, parent or term) is void for everybody.
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import NamedTuple
 
 import msgspec
 import orjson
 
-from penstock.events.base import Event
-from penstock.events.codec import decode_trusted, encode
+from penstock.events.base import Event, wire_type
+from penstock.events.codec import decode_trusted, encode, written
 from penstock.events.facts import PlacementExplanation, TermStarted
 
 NO_PARENT = "0" * 32
 TERM_STARTED = f"{TermStarted.TYPE}.v{TermStarted.VERSION}"
 
 
-class Head(NamedTuple):
+class Head(msgspec.Struct, frozen=True, gc=False):
     """The last valid record."""
 
     seq: int
@@ -106,7 +105,7 @@ def read_valid(head: Head, value: bytes) -> tuple[Head, RawRecord] | None:
     return None if extended is None else (extended, record)
 
 
-class Draft(NamedTuple):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """What a placer is about to write after some head."""
 
     term: int
@@ -120,22 +119,22 @@ class Draft(NamedTuple):
 
 def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
     """The record's bytes and the head that it makes. Equal inputs give equal bytes, in any process."""
-    value = orjson.dumps(
-        {
-            "seq": head.seq + 1,
-            "parent": head.id,
-            "term": draft.term,
-            "now_ms": draft.now_ms,
-            "cause": draft.cause,
-            "outcome": draft.outcome,
-            "reason": draft.reason,
-            "facts": [
-                {"type": f"{fact.TYPE}.v{fact.VERSION}", "data": orjson.Fragment(encode(fact))}
-                for fact in draft.facts
-            ],
-            "explanation": [
-                orjson.Fragment(why.__pydantic_serializer__.to_json(why)) for why in draft.explanation
-            ],
-        }
-    )
+    body = {
+        "seq": head.seq + 1,
+        "parent": head.id,
+        "term": draft.term,
+        "now_ms": draft.now_ms,
+        "cause": draft.cause,
+        "outcome": draft.outcome,
+        "reason": draft.reason,
+        "facts": [{"type": wire_type(type(fact)), "data": fact} for fact in draft.facts],
+        "explanation": draft.explanation,
+    }
+    try:
+        value = orjson.dumps(body, default=written)
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits: `encode` can write it
+        body["facts"] = [
+            {"type": wire_type(type(fact)), "data": orjson.Fragment(encode(fact))} for fact in draft.facts
+        ]
+        value = orjson.dumps(body, default=written)
     return Head(head.seq + 1, record_id(value), draft.term), value

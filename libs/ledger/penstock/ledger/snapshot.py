@@ -21,12 +21,12 @@ from pydantic import BaseModel
 from penstock.cluster.moves import JobStatus, NodeStatus
 from penstock.events.codec import trusted_struct
 from penstock.ledger.index import NOT_PLACEABLE
-from penstock.ledger.state import CellState, JobState, NodeState, TaskState, Timer
+from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
 from penstock.ledger.views import plain
 
 DERIVED = {
-    CellState: frozenset({"queue", "node_at", "index", "timer_heap"}),
-    NodeState: frozenset({"entered"}),
+    CellState: frozenset({"queue", "holding", "notes", "node_at", "index", "timer_heap"}),
+    NodeState: frozenset({"entered", "sound"}),
 }
 
 
@@ -59,6 +59,8 @@ def _wire(hint: Any) -> Any:
         return list[_wire(args[0])]  # type: ignore[misc]
     if origin in (tuple, set, frozenset) or hint in (str, int, float, bool, None, types.NoneType):
         return hint
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return hint  # a NamedTuple
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return trusted_struct(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -135,12 +137,16 @@ def _derive(state: CellState) -> None:
     for job in state.jobs.values():
         if job.status is JobStatus.QUEUED and not job.unschedulable:
             state.queue[job.order] = job.job_id
+        if job.status in HOLDING:
+            state.holding[job.order] = job.job_id
     state.node_at = [""] * len(state.nodes)
     for node_id, node in state.nodes.items():
         state.node_at[node.ordinal] = node_id
         node.entered = node.free()
         state.index.describe(node.bit, node.spec)
+        node.sound = node.sound_gpus()
         state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)
+        state.index.recount(node.bit, -1, node.sound)
         if node.status is NodeStatus.GONE:
             state.index.gone |= node.bit
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]

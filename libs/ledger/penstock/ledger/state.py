@@ -4,18 +4,22 @@ Time and sequence live here too: before a record's facts are folded, `seq` and `
 """
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 
+import msgspec
 from sortedcontainers import SortedDict
 
 from penstock.cluster.moves import TERMINAL, JobStatus, NodeStatus, TaskStatus
-from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.cluster.nouns import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
 from penstock.events.facts import PlacerSettings, TimerSubject
-from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, bits
+from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
+MAX_MASKS = 1 << 14  # kept of each function of masks: nodes are in few different states
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
 
@@ -89,14 +93,16 @@ class JobState:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+NOTHING = ResourceVector()
+
+
+class Demand(msgspec.Struct, frozen=True):
     """A gang's shape: jobs with equal demands are interchangeable for placement."""
 
     workers: int
     worker: ResourceVector
     parameter_servers: int = 0
-    parameter_server: ResourceVector = field(default_factory=ResourceVector)
+    parameter_server: ResourceVector = NOTHING
     gpu_models: tuple[str, ...] = ()
 
     @property
@@ -128,6 +134,7 @@ def vector_key(vector: ResourceVector) -> tuple[float, ...]:
         vector.gpu_memory_mib,
         vector.gpu_utilisation_percent,
         vector.bandwidth_mbps,
+        vector.gpu_share_milli,
     )
 
 
@@ -139,10 +146,13 @@ class NodeState:
     ordinal: int
     status: NodeStatus
     free_gpu_mask: int
+    """Wholly free ones."""
     free_core_mask: int
     free_host_memory_mib: int
     free_bandwidth_mbps: int
     faulted_gpu_mask: int = 0
+    shared: dict[int, Share] = field(default_factory=dict)
+    """GPU → what is left of it, of each partly given one."""
     leaving: bool = False
     """Its departure is proven, but the cell is frozen."""
     left_ms: int = 0
@@ -157,10 +167,56 @@ class NodeState:
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""
+    sound: int = -1
+    """Likewise: its GPUs without fault; −1 while nothing may be placed on it."""
 
     @property
     def bit(self) -> int:
         return 1 << self.ordinal
+
+    @property
+    def gpu_memory_mib(self) -> int:
+        """Of its smallest GPU: so much of each is given out."""
+        return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
+
+    def give(self, place: TaskPlacement) -> None:
+        """A task takes its place. A share of a GPU that a smaller inventory no longer has is not kept."""
+        for gpu in place.gpus:
+            self.free_gpu_mask &= ~(1 << gpu)
+            if place.gpu_share_milli < WHOLE_GPU and gpu < len(self.spec.gpus):
+                left = self.shared.get(gpu) or Share(WHOLE_GPU, self.gpu_memory_mib)
+                self.shared[gpu] = Share(
+                    left.milli - place.gpu_share_milli, left.memory_mib - place.gpu_memory_mib
+                )
+        self.free_core_mask &= ~mask_of(place.cores)
+        self.free_host_memory_mib -= place.host_memory_mib
+        self.free_bandwidth_mbps -= place.bandwidth_mbps
+
+    def take_back(self, place: TaskPlacement) -> None:
+        """The task is proven dead: undoes `give`."""
+        inventory = full_mask(len(self.spec.gpus))
+        if place.gpu_share_milli == WHOLE_GPU:
+            self.free_gpu_mask |= mask_of(place.gpus) & inventory
+        else:
+            for gpu in place.gpus:
+                left = self.shared.pop(gpu, None)
+                if left is None:
+                    continue
+                if left.milli + place.gpu_share_milli == WHOLE_GPU:
+                    self.free_gpu_mask |= 1 << gpu & inventory
+                else:
+                    self.shared[gpu] = Share(
+                        left.milli + place.gpu_share_milli, left.memory_mib + place.gpu_memory_mib
+                    )
+        self.free_core_mask |= mask_of(place.cores) & full_mask(self.spec.cores)
+        self.free_host_memory_mib += place.host_memory_mib
+        self.free_bandwidth_mbps += place.bandwidth_mbps
+
+    def sound_gpus(self) -> int:
+        """GPUs without fault, given or free; −1 while nothing may be placed on it."""
+        if self.status is not NodeStatus.READY:
+            return -1
+        return len(self.spec.gpus) - self.faulted_gpu_mask.bit_count()
 
     def free(self) -> Free:
         """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
@@ -171,6 +227,15 @@ class NodeState:
             self.free_core_mask.bit_count(),
             max(0, self.free_host_memory_mib),
             max(0, self.free_bandwidth_mbps),
+            tuple(
+                sorted(
+                    left
+                    for gpu, left in self.shared.items()
+                    if left.milli and not self.faulted_gpu_mask >> gpu & 1
+                )
+            )
+            if self.shared
+            else (),
         )
 
 
@@ -180,11 +245,13 @@ class Timer:
     about: TimerSubject
 
 
+@lru_cache(MAX_MASKS)
 def full_mask(count: int) -> int:
     """`count` ones."""
     return (1 << count) - 1
 
 
+@lru_cache(MAX_MASKS)
 def mask_of(positions: tuple[int, ...]) -> int:
     """The bit set of these positions."""
     mask = 0
@@ -193,6 +260,7 @@ def mask_of(positions: tuple[int, ...]) -> int:
     return mask
 
 
+@lru_cache(MAX_MASKS)
 def take_lowest(mask: int, count: int) -> tuple[int, ...]:
     """The `count` lowest positions of a mask that holds at least so many."""
     taken: list[int] = []
@@ -202,6 +270,34 @@ def take_lowest(mask: int, count: int) -> tuple[int, ...]:
         taken.append(position)
     assert len(taken) == count, f"{count} asked, {len(taken)} free"
     return tuple(taken)
+
+
+MAX_NOTES = 1 << 12
+
+
+class Notes:
+    """Ids of jobs, in the order in which something about them changed; only the last MAX_NOTES are kept.
+
+    For caches of what could be computed from the state: a cache that has read up to `count` asks for what came
+    since, and is made anew when that is no longer here. Nothing else may depend on it: it tells of the past.
+    """
+
+    __slots__ = ("_ids", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ids: deque[str] = deque(maxlen=MAX_NOTES)
+
+    def add(self, job_id: str) -> None:
+        self.count += 1
+        self._ids.append(job_id)
+
+    def since(self, count: int) -> list[str] | None:
+        """What was added after the first `count`, each id once; None when that is forgotten."""
+        new = self.count - count
+        if new > len(self._ids):
+            return None
+        return list(dict.fromkeys(islice(reversed(self._ids), new)))
 
 
 @dataclass(slots=True)
@@ -220,6 +316,10 @@ class CellState:
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
     queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
     """order → job id, of jobs in QUEUED."""
+    holding: dict[int, str] = field(default_factory=dict)
+    """order → job id, of jobs that hold resources; in no order, see `holders`."""
+    notes: Notes = field(default_factory=Notes)
+    """Jobs that began or ceased to wait in the queue, or wait there and changed."""
     unschedulable: dict[str, None] = field(default_factory=dict)
     """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
@@ -240,6 +340,11 @@ class CellState:
         """The waiting job that is first in line."""
         return self.jobs[self.queue.peekitem(0)[1]] if self.queue else None
 
+    def holders(self) -> list[JobState]:
+        """Jobs that hold resources, latest submitted first."""
+        jobs, holding = self.jobs, self.holding
+        return [jobs[holding[order]] for order in sorted(holding, reverse=True)]
+
     def next_timer(self) -> tuple[int, str] | None:
         """(due at ms, id) of the earliest timer that is still set."""
         while self.timer_heap:
@@ -256,6 +361,10 @@ class CellState:
         if new != node.entered:
             self.index.refit(node.bit, len(node.spec.gpus), node.entered, new)
             node.entered = new
+        sound = node.sound_gpus()
+        if sound != node.sound:
+            self.index.recount(node.bit, node.sound, sound)
+            node.sound = sound
         node.version += 1
 
 

@@ -150,10 +150,14 @@ def node_row(node: NodeState, seq: int) -> Row:
     }
 
 
-def gpu_row(node: NodeState, index: int, owners: Mapping[tuple[str, int], tuple[str, str]]) -> Row:
-    """One GPU. `owners`: (node id, GPU index) → (task id, job id) of the task that holds it."""
+Owners = dict[tuple[str, int], dict[str, str]]
+"""(node id, GPU index) → task id → job id of the tasks that hold it; several only if they share it."""
+
+
+def gpu_row(node: NodeState, index: int, owners: Owners) -> Row:
+    """One GPU. Of tasks that share it the ids stand side by side, with commas."""
     gpu = node.spec.gpus[index]
-    task_id, job_id = owners.get((node.spec.node_id, index), (None, None))
+    holders = owners.get((node.spec.node_id, index), {})
     return {
         "node_id": node.spec.node_id,
         "gpu": index,
@@ -161,17 +165,17 @@ def gpu_row(node: NodeState, index: int, owners: Mapping[tuple[str, int], tuple[
         "model": gpu.model,
         "memory_mib": gpu.memory_mib,
         "faulted": bool(node.faulted_gpu_mask >> index & 1),
-        "task_id": task_id,
-        "job_id": job_id,
+        "task_id": ",".join(holders) or None,
+        "job_id": ",".join(holders.values()) or None,
     }
 
 
-def gpu_owners(jobs: Mapping[str, JobState]) -> dict[tuple[str, int], tuple[str, str]]:
-    """Who holds which GPU, from the live tasks. O(jobs)."""
-    return {
-        (task.place.node_id, gpu): (task_id, job.job_id)
-        for job in jobs.values()
-        for task_id, task in job.tasks.items()
-        if task.status is not TaskStatus.EXITED
-        for gpu in task.place.gpus
-    }
+def gpu_owners(jobs: Mapping[str, JobState]) -> Owners:
+    """Who holds which GPU, from the live tasks, earlier placements first. O(jobs)."""
+    owners: Owners = {}
+    for job in sorted(jobs.values(), key=lambda job: job.token):
+        for task_id, task in job.tasks.items():
+            if task.status is not TaskStatus.EXITED:
+                for gpu in task.place.gpus:
+                    owners.setdefault((task.place.node_id, gpu), {})[task_id] = job.job_id
+    return owners

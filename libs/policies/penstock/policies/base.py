@@ -1,16 +1,20 @@
 """The protocol of placement policies, and what turns their answer into a decision.
 
-A policy only chooses nodes; GPUs and cores inside a node are chosen here (lowest free first), so that all
-policies leave the node equally little choice. A policy reads the state and writes nothing.
+A policy chooses nodes; unless it names the GPUs, too, they are chosen here, and so are the cores (lowest free
+first), so that all policies leave the node equally little choice. A policy reads the state and writes nothing.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.cluster.nouns import TaskPlacement
+from penstock.cluster.nouns import WHOLE_GPU, ResourceVector, TaskPlacement
+from penstock.cluster.trusted import trusted
 from penstock.events.facts import JobRank, PlacementDecided, PlacementExplanation
-from penstock.ledger.state import CellState, JobState, take_lowest
+from penstock.ledger.index import Share
+from penstock.ledger.state import CellState, JobState, NodeState, mask_of, take_lowest
 
 RANDOM_SEED_BYTES = 8
 
@@ -21,21 +25,30 @@ class Plan(NamedTuple):
     nodes: tuple[str, ...]
     """Node id per task in rank order: workers 0 … w−1, then parameter servers."""
     explanation: PlacementExplanation
+    gpus: tuple[tuple[int, ...], ...] | None = None
+    """The GPUs of each task in rank order, if the policy chooses them; else `assign` does."""
 
 
 class Chance:
     """Seeded chance: a generator per input event, from (run seed, event id); equal in every replay."""
 
     def __init__(self, seed: int, event_id: str) -> None:
-        self._entropy = (seed, *event_id.encode())
+        self._seed = seed
+        self._event_id = event_id
         self._generator: np.random.Generator | None = None
 
     @property
     def generator(self) -> np.random.Generator:
         """Made at first use: most policies never draw."""
         if self._generator is None:
-            self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._entropy)))
+            entropy = (self._seed, *self._event_id.encode())
+            self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
         return self._generator
+
+    @property
+    def drawn(self) -> bool:
+        """Whether somebody has drawn: if never, the run's seed is no matter."""
+        return self._generator is not None
 
 
 class Policy(Protocol):
@@ -64,6 +77,18 @@ class Preemptive(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class Queueing(Policy, Protocol):
+    """A policy with an order of its own for the waiting jobs; who runs stays."""
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """Ids of waiting jobs in the order in which they are to be tried, none twice.
+
+        Goes on after each try from the state as it then is: the job given last has been placed, or it waits on.
+        """
+        ...
+
+
 class RunSet(NamedTuple):
     """Who shall run now, by a policy that judges all jobs anew."""
 
@@ -87,6 +112,10 @@ class Replanning(Policy, Protocol):
         """Judged by GPUs only, as if every job that may run were placed anew; what is ending holds its own."""
         ...
 
+    def ranking(self, state: CellState) -> Sequence[str]:
+        """Ids of all jobs that may run, first claim first, whether there is room for them or not; for `why`."""
+        ...
+
 
 def task_id_of(job: JobState, rank: int) -> str:
     """The id of this rank's task in the job's next attempt: `job.attempt.w0`, …, `job.attempt.ps0`, …"""
@@ -95,27 +124,52 @@ def task_id_of(job: JobState, rank: int) -> str:
     return f"{job.job_id}.{job.attempt + 1}.{role}"
 
 
+@dataclass(slots=True)
+class _Left:
+    """What the tasks assigned so far leave of one node."""
+
+    gpus: int
+    cores: int
+    shared: dict[int, Share]
+
+
 def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
-    """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first."""
+    """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first.
+
+    A share goes to the partly given GPU with the least left that holds it (ties: the lowest index), else to the
+    lowest wholly free one.
+    """
     demand = job.demand
-    attempt = job.attempt + 1
-    taken: dict[str, tuple[int, int]] = {}
+    left: dict[str, _Left] = {}
     tasks: list[TaskPlacement] = []
     for rank, node_id in enumerate(plan.nodes):
         node = state.nodes[node_id]
+        here = left.get(node_id)
+        if here is None:
+            healthy = node.free_gpu_mask & ~node.faulted_gpu_mask
+            here = left[node_id] = _Left(healthy, node.free_core_mask, dict(node.shared))
         is_worker = rank < demand.workers
         need = demand.worker if is_worker else demand.parameter_server
-        free_gpus, free_cores = taken.get(
-            node_id, (node.free_gpu_mask & ~node.faulted_gpu_mask, node.free_core_mask)
-        )
-        gpus, cores = take_lowest(free_gpus, need.gpus), take_lowest(free_cores, need.cores)
-        for gpu in gpus:
-            free_gpus &= ~(1 << gpu)
-        for core in cores:
-            free_cores &= ~(1 << core)
-        taken[node_id] = (free_gpus, free_cores)
+        if plan.gpus is not None:
+            gpus = plan.gpus[rank]
+        else:
+            gpus = (
+                take_lowest(here.gpus, need.gpus)
+                if need.gpu_share_milli == WHOLE_GPU
+                else (_share(node, here, need),)
+            )
+        here.gpus &= ~mask_of(gpus)
+        if need.gpu_share_milli < WHOLE_GPU:
+            for gpu in gpus:
+                share = here.shared.get(gpu) or Share(WHOLE_GPU, node.gpu_memory_mib)
+                here.shared[gpu] = Share(
+                    share.milli - need.gpu_share_milli, share.memory_mib - need.gpu_memory_mib
+                )
+        cores = take_lowest(here.cores, need.cores)
+        here.cores &= ~mask_of(cores)
         tasks.append(
-            TaskPlacement(
+            trusted(
+                TaskPlacement,
                 task_id=task_id_of(job, rank),
                 role="worker" if is_worker else "ps",
                 rank=rank,
@@ -125,6 +179,17 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
                 host_memory_mib=need.host_memory_mib,
                 gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
                 bandwidth_mbps=need.bandwidth_mbps,
+                gpu_share_milli=need.gpu_share_milli,
             )
         )
-    return PlacementDecided(job_id=job.job_id, attempt=attempt, tasks=tuple(tasks))
+    return trusted(PlacementDecided, job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
+
+
+def _share(node: NodeState, left: _Left, need: ResourceVector) -> int:
+    """The GPU that a share goes to."""
+    held = [
+        (share, gpu)
+        for gpu, share in left.shared.items()
+        if share.holds(need) and not node.faulted_gpu_mask >> gpu & 1
+    ]
+    return min(held)[1] if held else take_lowest(left.gpus, 1)[0]

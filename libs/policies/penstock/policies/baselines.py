@@ -1,18 +1,18 @@
-"""Baselines: `fifo` (first fit), `random`, `even`, and `k8s-default`.
+"""Baselines: `fifo` and `fifo-strict` (first fit), `random`, and `even`.
 
-Sources: random, even and the Kubernetes default are the immediate-mode baselines of Liquid §7.4; first fit is
-the textbook rule. The order of the queue is the placer's affair (FIFO with a bounded window): here only
+Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit is the textbook rule. The order of the queue is the placer's affair (FIFO with a bounded window): here only
 nodes are chosen.
 """
 
 from collections.abc import Iterator
 from itertools import islice
-from math import sqrt
 
+from penstock.cluster.nouns import WHOLE_GPU
 from penstock.ledger.index import bits, nth
 from penstock.ledger.state import CellState, JobState
 from penstock.policies.base import Chance, Plan
 from penstock.policies.gang import Gang, best_of, place_greedily
+from penstock.policies.rows import GangGpus
 
 
 class FirstFit:
@@ -67,24 +67,37 @@ class MostFree:
 
 
 class RandomFit:
-    """Every node that fits is equally likely. Score: 0 for all, for none is better than another."""
+    """Every node that fits is equally likely, and for a part of a GPU every GPU of the node drawn that fits.
+
+    Score: 0 for all, for none is better than another.
+    """
 
     @property
     def name(self) -> str:
         return "random"
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """Draws once per task; the alternatives of the explanation are the lowest other ordinals."""
+        """Draws once per task, twice for a part of a GPU; the explanation's alternatives are the lowest others."""
+        gpus = GangGpus(state)
+        shares = any(need.gpu_share_milli < WHOLE_GPU for need in job.demand.needs())
 
         def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
-            nodes = gang.open(is_worker)
+            need = gang.need(is_worker)
+            nodes = gpus.still_open(gang.open(is_worker), need)
             if not nodes:
                 return []
             drawn = nth(nodes, int(chance.generator.integers(nodes.bit_count())))
+            gpu = None
+            if need.gpu_share_milli < WHOLE_GPU:
+                fitting = gpus.row(drawn).fitting(need)
+                gpu = (fitting[int(chance.generator.integers(len(fitting)))],)
+            if shares:
+                gpus.take(drawn, need, gpu)
             others = islice(bits(nodes & ~(1 << drawn)), limit - 1)
             return [(0.0, drawn), *((0.0, ordinal) for ordinal in others)]
 
-        return place_greedily(self.name, state, job, rank)
+        plan = place_greedily(self.name, state, job, rank)
+        return gpus.named(plan, job) if plan is not None and shares else plan
 
 
 class Even:
@@ -132,60 +145,3 @@ def _by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, 
             found += here.bit_count()
             if found >= limit:
                 return
-
-
-MAX_SCORED = 100
-"""Nodes scored per task. Kubernetes, too, scores a part of a large cluster only, and never fewer than 100
-feasible nodes on purpose (`minFeasibleNodesToFind`)."""
-
-
-class KubernetesDefault:
-    """Kubernetes' default scoring: NodeResourcesFit (LeastAllocated) plus NodeResourcesBalancedAllocation.
-
-    Per node, with f(r) = (requested + asked) / capacity of resource r, this task included:
-
-        LeastAllocated     = mean over r of 100 · (1 − f(r))
-        BalancedAllocation = 100 · (1 − standard deviation over r of f(r))
-
-    The node with the largest sum wins (both plug-ins have weight 1). Score: minus the sum.
-
-    Departures: r runs over cores, memory and, on nodes that have them, GPUs (Kubernetes' default leaves
-    extended resources out and would place GPU jobs by cores and memory alone). Whole numbers are not rounded
-    down. The other default plug-ins (taints, spreading, affinity, images) give all our nodes the same. Of
-    more than 100 open nodes the first 100 from a drawn ordinal on are scored, where Kubernetes goes on from
-    where it last stopped and takes 5 – 50 %. Ties: the lower ordinal, where Kubernetes draws.
-    """
-
-    @property
-    def name(self) -> str:
-        return "k8s-default"
-
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """Task by task like pods, but all or nothing; draws only in cells with more than 100 open nodes."""
-
-        def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
-            nodes = gang.open(is_worker)
-            if nodes.bit_count() > MAX_SCORED:
-                start = int(chance.generator.integers(nodes.bit_length()))
-                early = nodes & ((1 << start) - 1)
-                sample = [*islice(bits(nodes ^ early), MAX_SCORED)]
-                sample += islice(bits(early), MAX_SCORED - len(sample))
-            else:
-                sample = [*bits(nodes)]
-            return sorted((-self._score(gang, ordinal, is_worker), ordinal) for ordinal in sample)[:limit]
-
-        return place_greedily(self.name, state, job, rank)
-
-    @staticmethod
-    def _score(gang: Gang, ordinal: int, is_worker: bool) -> float:
-        """0 … 200, the larger the better."""
-        spec, free, need = gang.state.node(ordinal).spec, gang.free(ordinal), gang.need(is_worker)
-        shares = [
-            1 - (free.cores - need.cores) / spec.cores,
-            1 - (free.host_memory_mib - need.host_memory_mib) / spec.host_memory_mib,
-        ]
-        if spec.gpus:
-            shares.append(1 - (free.gpus - need.gpus) / len(spec.gpus))
-        mean = sum(shares) / len(shares)
-        deviation = sqrt(sum((share - mean) ** 2 for share in shares) / len(shares))
-        return 100 * (1 - mean) + 100 * (1 - deviation)

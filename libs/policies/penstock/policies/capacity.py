@@ -9,7 +9,7 @@ with parameter servers it is a necessary condition only.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from penstock.cluster.nouns import ResourceVector
+from penstock.cluster.nouns import WHOLE_GPU, ResourceVector
 from penstock.ledger.index import NodeIndex, NodeShape
 from penstock.ledger.state import CellState, Demand
 from penstock.policies.reasons import Reason
@@ -83,6 +83,11 @@ def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], m
     fits = most
     if need.gpus:
         fits = min(fits, shape.gpus // need.gpus)
+        if need.gpu_share_milli < WHOLE_GPU:
+            each = WHOLE_GPU // need.gpu_share_milli
+            if need.gpu_memory_mib:
+                each = min(each, shape.gpu_memory_mib // need.gpu_memory_mib)
+            fits = min(most, shape.gpus * each)
     if need.cores:
         fits = min(fits, shape.cores // need.cores)
     if need.host_memory_mib:
@@ -141,8 +146,17 @@ def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
         for shape, count in shapes
         if suits(shape, worker, demand.gpu_models) or suits(shape, server, demand.gpu_models)
     ]
+    whole = worker.gpu_share_milli == server.gpu_share_milli == WHOLE_GPU
+    scale = 1 if whole else WHOLE_GPU
     for unit, asked, has in (
-        ("GPUs", (worker.gpus, server.gpus), sum(shape.gpus * count for shape, count in usable)),
+        (
+            "GPUs" if whole else "thousandths of GPUs",
+            (
+                worker.gpus * worker.gpu_share_milli * scale // WHOLE_GPU,
+                server.gpus * server.gpu_share_milli * scale // WHOLE_GPU,
+            ),
+            sum(shape.gpus * count for shape, count in usable) * scale,
+        ),
         ("cores", (worker.cores, server.cores), sum(shape.cores * count for shape, count in usable)),
         (
             "MiB of memory",

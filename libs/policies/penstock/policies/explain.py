@@ -11,10 +11,10 @@ from penstock.events.facts import PlacerSettings
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.state import CellState, Demand, JobState
-from penstock.policies.base import Chance, Policy
+from penstock.policies.base import Chance, Policy, Queueing, Replanning
 from penstock.policies.capacity import shortfall, suits
 from penstock.policies.gang import Gang
-from penstock.policies.profiles import policy_for
+from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.reasons import ADVICE, Reason, refusals
 
 WAITING_HELPS = (
@@ -25,6 +25,9 @@ WAITING_HELPS = (
     Reason.BANDWIDTH,
 )
 """A node's reasons that can pass, in order of preference when equally many nodes give them."""
+
+
+MAX_NAMED = 5  # jobs in a sentence
 
 
 class UnknownJob(LookupError):
@@ -46,7 +49,8 @@ class Explanation(Noun):
     """The figures behind the reason."""
     next_step: str
     now_or_never: Literal["now", "later", "never"] | None
-    """now: it fits at this moment. later: not now, but the empty cell could hold it. never: not even that.
+    """now: it fits at this moment, and no policy that plans anew keeps the room for others. later: not now, but the
+    empty cell could hold it. never: not even that.
     None for a job that does not wait, or whose needs are not known yet."""
     histogram: dict[str, int]
     """Nodes that refuse one worker, counted by the first reason that holds."""
@@ -77,18 +81,19 @@ def explain(state: CellState, job_id: str) -> Explanation:
     short = shortfall(state.index, job.demand)
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")
-    fits_now = not state.frozen and _fits_now(state, job)
-    reason, detail = _reason(state, job, fits_now)
-    return _waiting(state, job, reason, detail, "now" if fits_now else "later")
+    policy = policy_for(state.settings)
+    fits_now = not state.frozen and _fits_now(state, job, policy)
+    reason, detail = _reason(state, job, policy, fits_now)
+    now = fits_now and reason is not Reason.OUTRANKED
+    return _waiting(state, job, reason, detail, "now" if now else "later")
 
 
-def _fits_now(state: CellState, job: JobState) -> bool:
+def _fits_now(state: CellState, job: JobState, policy: Policy) -> bool:
     """Asks the very policy that the placer would ask."""
-    policy: Policy = policy_for(state.settings)
     return policy.place(state, job, Chance(state.settings.seed, f"why:{job.job_id}")) is not None
 
 
-def _reason(state: CellState, job: JobState, fits_now: bool) -> tuple[Reason, str]:
+def _reason(state: CellState, job: JobState, policy: Policy, fits_now: bool) -> tuple[Reason, str]:
     """The dominant reason of a job that the empty cell could hold."""
     if job.status is JobStatus.BACKOFF:
         timer = state.timers.get(timer_id(job.job_id, "backoff"))
@@ -99,8 +104,15 @@ def _reason(state: CellState, job: JobState, fits_now: bool) -> tuple[Reason, st
     index = state.index
     if not index.known & ~index.gone:
         return Reason.NO_NODES, ""
+    if isinstance(policy, Replanning):
+        outranked = _outranked(state, job, policy)
+        if outranked is not None:
+            return Reason.OUTRANKED, outranked
+        return (Reason.ABOUT_TO_START, "") if fits_now else _lack(state, job)
+    if fits_now and isinstance(policy, Queueing):
+        return _own_order(state, job, policy)
     if fits_now:
-        return _turn(state, job, state.settings)
+        return _turn(state, job, in_force(state.settings))
     return _lack(state, job)
 
 
@@ -119,6 +131,31 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
             f"{ahead} jobs are ahead; the first {settings.backfill_window} in the queue are tried",
         )
     return Reason.ABOUT_TO_START, ""
+
+
+def _own_order(state: CellState, job: JobState, policy: Queueing) -> tuple[Reason, str]:
+    """It fits, and the policy's own order says whether it is its turn."""
+    if job.job_id in policy.order(state):
+        return Reason.ABOUT_TO_START, ""
+    return Reason.BEHIND_IN_QUEUE, f"in the order of profile {policy.name} other jobs come first"
+
+
+def _outranked(state: CellState, job: JobState, policy: Replanning) -> str | None:
+    """Which jobs the policy prefers; None where it is this job's turn, or nobody who comes first takes the GPUs."""
+    chosen = set(policy.plan(state).chosen)
+    if job.job_id in chosen:
+        return None
+    ranking = policy.ranking(state)
+    rank = ranking.index(job.job_id)
+    before = [job_id for job_id in ranking[:rank] if job_id in chosen]
+    if not before:
+        return None
+    names = ", ".join(before[:MAX_NAMED])
+    more = f" and {len(before) - MAX_NAMED} others" if len(before) > MAX_NAMED else ""
+    return (
+        f"number {rank + 1} of {len(ranking)} in the order of profile {policy.name}; "
+        f"the GPUs go to jobs that come first: {names}{more}"
+    )
 
 
 def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:

@@ -7,8 +7,9 @@ nothing. They differ only in how they rank the nodes that are open to the next t
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from penstock.cluster.nouns import ResourceVector
-from penstock.events.facts import MAX_CANDIDATES, PlacementExplanation
+from penstock.cluster.nouns import WHOLE_GPU, ResourceVector
+from penstock.cluster.trusted import trusted
+from penstock.events.facts import MAX_CANDIDATES, Candidate, PlacementExplanation
 from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.policies.base import Plan
@@ -23,6 +24,7 @@ class Gang:
         "_open_workers",
         "demand",
         "distinct_nodes",
+        "fitting",
         "left",
         "servers",
         "state",
@@ -35,7 +37,8 @@ class Gang:
         self.demand = demand
         self.distinct_nodes = distinct_nodes
         index = state.index
-        self._open_workers = index.candidates(demand.worker, demand.gpu_models)
+        self.fitting = self._open_workers = index.candidates(demand.worker, demand.gpu_models)
+        """`fitting`: where one worker fits before this plan takes anything."""
         self._open_servers = (
             index.candidates(demand.parameter_server, demand.gpu_models) if demand.parameter_servers else 0
         )
@@ -61,11 +64,8 @@ class Gang:
         """Puts the next task of this role on an open node."""
         need = self.need(is_worker)
         free = self.free(ordinal)
-        left = Free(
-            free.gpus - need.gpus,
-            free.cores - need.cores,
-            free.host_memory_mib - need.host_memory_mib,
-            free.bandwidth_mbps - need.bandwidth_mbps,
+        left = free.less(
+            need, self.state.node(ordinal).gpu_memory_mib if need.gpu_share_milli < WHOLE_GPU else 0
         )
         self.left[ordinal] = left
         (self.workers if is_worker else self.servers).append(ordinal)
@@ -81,7 +81,8 @@ class Gang:
     def may_hold_all_workers(self) -> bool:
         """False if the free GPUs alone already rule the gang out. Costs at most one count per GPU of a node."""
         need, wanted = self.demand.worker.gpus, self.demand.workers
-        if wanted == 1 or need == 0 or self.distinct_nodes:
+        shares = self.demand.worker.gpu_share_milli < WHOLE_GPU
+        if wanted == 1 or need == 0 or shares or self.distinct_nodes:
             return self._open_workers.bit_count() >= (wanted if self.distinct_nodes else 1)
         slots, level = 0, need
         while slots < wanted:
@@ -125,11 +126,14 @@ def place_greedily(
         if not ranked:
             return None
         gang.take(ranked[0][1], False)
-    for position in range(demand.workers):
-        ranked = rank(gang, True, 1 if position < demand.workers - 1 else MAX_CANDIDATES)
+    for _ in range(demand.workers - 1):
+        ranked = rank(gang, True, 1)
         if not ranked:
             return None
         gang.take(ranked[0][1], True)
+    ranked = rank(gang, True, MAX_CANDIDATES)
+    if not ranked:
+        return None
     plans = _varied(gang, [ordinal for _, ordinal in ranked])
     return Plan(plans[0], _explanation(profile, job.job_id, gang, ranked, plans))
 
@@ -137,7 +141,7 @@ def place_greedily(
 def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
     """Per choice for the task decided last the node ids of the whole gang, in rank order."""
     node_at = gang.state.node_at
-    before = tuple(node_at[ordinal] for ordinal in gang.workers[:-1])
+    before = tuple(node_at[ordinal] for ordinal in gang.workers)
     after = tuple(node_at[ordinal] for ordinal in gang.servers)
     return [(*before, node_at[ordinal], *after) for ordinal in last_workers]
 
@@ -145,18 +149,17 @@ def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
 def _explanation(
     profile: str, job_id: str, gang: Gang, ranked: list[tuple[float, int]], plans: list[tuple[str, ...]]
 ) -> PlacementExplanation:
-    """Built in one validation: it is half of what a placement costs."""
     demand = gang.demand
-    feasible, rejected = rejections(gang.state.index, demand.worker, demand.gpu_models)
-    return PlacementExplanation.model_validate(
-        {
-            "job_id": job_id,
-            "profile": profile,
-            "candidates": tuple(
-                {"nodes": nodes, "score": score} for nodes, (score, _) in zip(plans, ranked, strict=True)
-            ),
-            "margin": ranked[1][0] - ranked[0][0] if len(ranked) > 1 else None,
-            "feasible": feasible,
-            "rejected": {reason.value: count for reason, count in rejected.items()},
-        }
+    feasible, rejected = rejections(gang.state.index, demand.worker, demand.gpu_models, gang.fitting)
+    return trusted(
+        PlacementExplanation,
+        job_id=job_id,
+        profile=profile,
+        candidates=tuple(
+            trusted(Candidate, nodes=nodes, score=float(score))
+            for nodes, (score, _) in zip(plans, ranked, strict=True)
+        ),
+        margin=float(ranked[1][0] - ranked[0][0]) if len(ranked) > 1 else None,
+        feasible=feasible,
+        rejected={reason.value: count for reason, count in rejected.items()},
     )

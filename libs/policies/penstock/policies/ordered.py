@@ -6,27 +6,36 @@ comparison (§6.1 there); shortest job first is the textbook rule. Nodes: first 
 """
 
 from collections.abc import Callable
-from heapq import heapify, heappop
+from heapq import heappop
 
-from penstock.cluster.moves import JobStatus
 from penstock.ledger.state import CellState, JobState
 from penstock.policies.base import Chance, Plan, RunSet
 from penstock.policies.baselines import FirstFit
-from penstock.policies.replan import Nodes, contenders, gpus_of
+from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import remaining_s
+from penstock.policies.waiting import Waiting, go_on, heads, in_order
 
 Key = Callable[[CellState, JobState], float]
 """≥ 0; the smallest runs first."""
 
 
-def shortest_remaining_time(state: CellState, job: JobState) -> float:
-    """Seconds."""
-    return remaining_s(state, job)
+shortest_remaining_time: Key = remaining_s
+"""Seconds."""
 
 
 def shortest_remaining_service(state: CellState, job: JobState) -> float:
-    """GPU seconds: what is left, times the gang's GPUs."""
-    return remaining_s(state, job) * gpus_of(job)
+    """GPU seconds: what is left, times the gang's GPUs. Without GPUs it is none, even if nobody knows how long."""
+    gpus = gpus_of(job)
+    return remaining_s(state, job) * gpus if gpus else 0.0
+
+
+Shape = tuple[int, int]
+"""(workers, GPUs of each)."""
+
+
+def always_first(state: CellState, job: JobState) -> float:
+    """In place of a key: before all of them."""
+    return -1.0
 
 
 class Ordered:
@@ -37,6 +46,7 @@ class Ordered:
         self._key = key
         self._preemptive = preemptive
         self._where = FirstFit(name)
+        self._waiting = Waiting(lambda state, job: (shape_of(job), key(state, job)))
 
     @property
     def name(self) -> str:
@@ -47,20 +57,33 @@ class Ordered:
         return self._where.place(state, job, chance)
 
     def plan(self, state: CellState) -> RunSet:
-        """O(jobs), and O(log jobs) for each job looked at; looks no further once all GPUs are taken."""
-        ranked: list[tuple[float, int, JobState]] = []
-        without_gpus = 0
-        for job in contenders(state):
-            stays = not self._preemptive and job.status is not JobStatus.QUEUED
-            ranked.append((-1.0 if stays else self._key(state, job), job.order, job))
-            without_gpus += gpus_of(job) == 0
-        heapify(ranked)
-        nodes = Nodes(state)
+        """Looks at jobs that run, and at the waiting ones with the smallest keys of each shape."""
+        running, ending = holders(state)
+        heap = heads(self._single(state, running), self._waiting.rows(state))
+        nodes = Nodes(state, ending)
+        some_need_none = not all(head[3][1] for head in heap)
+        full: set[Shape] = set()
         chosen: list[str] = []
-        while ranked and (nodes.free or without_gpus):
-            job = heappop(ranked)[2]
-            gpus = gpus_of(job)
-            without_gpus -= gpus == 0
-            if nodes.take(job.spec.workers, gpus // job.spec.workers):
-                chosen.append(job.job_id)
+        while heap and (nodes.free or some_need_none):
+            _, _, job_id, shape, _ = heap[0]
+            if shape not in full and nodes.take(*shape):
+                chosen.append(job_id)
+                go_on(heap)
+            else:
+                full.add(shape)
+                heappop(heap)
         return RunSet(tuple(chosen))
+
+    def ranking(self, state: CellState) -> list[str]:
+        """By key. O(jobs · log jobs)."""
+        return in_order([heads(self._single(state, holders(state)[0]), self._waiting.rows(state))])
+
+    def _single(self, state: CellState, running: list[JobState]) -> list[tuple[float, int, str, Shape]]:
+        key = self._key if self._preemptive else always_first
+        return [(key(state, job), job.order, job.job_id, shape_of(job)) for job in running]
+
+
+def shape_of(job: JobState) -> Shape:
+    """What a plan counts of a gang. Only for jobs with an estimate."""
+    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
+    return job.spec.workers, job.estimate.worker.gpus

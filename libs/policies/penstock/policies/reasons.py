@@ -1,6 +1,6 @@
 """The closed list of reasons why a node refuses a task and why a job waits; each with a text and a next step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NO_NODES = "no_nodes"
     OVERTAKE_LIMIT = "overtake_limit"
     BEHIND_IN_QUEUE = "behind_in_queue"
+    OUTRANKED = "outranked"
     NODES_SUSPECT = "nodes_suspect"
     GPUS_TOO_FEW = "gpus_too_few"
     GPU_MODEL = "gpu_model"
@@ -71,6 +72,11 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         ),
         Reason.BEHIND_IN_QUEUE: Advice(
             "Jobs before it in the queue come first.", "Wait; `penstock queue` shows the jobs ahead."
+        ),
+        Reason.OUTRANKED: Advice(
+            "The profile prefers other jobs, and they need the GPUs.",
+            "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank earlier "
+            "in most profiles.",
         ),
         Reason.NODES_SUSPECT: Advice(
             "Nodes that could take it are silent; nothing new is placed there until they report again.",
@@ -139,23 +145,31 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
 )
 
 
-def refusals(index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]) -> dict[Reason, int]:
+def refusals(
+    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...], fitting: int | None = None
+) -> dict[Reason, int]:
     """Nodes that refuse the task now, by the first reason that holds; a dozen set operations.
 
-    The sets are disjoint and their union is every node that is not gone, less those where the task fits.
-    Order of reasons: silence, then what only another node can give, then what waiting can give.
+    The sets are disjoint and their union is every node that is not gone, less those where the task fits (`fitting`,
+    for a caller who knows them: nobody is asked about after the last refusal).
     """
     open_nodes = index.known & ~index.gone
     found: dict[Reason, int] = {}
-
-    def keep(allowed: int, reason: Reason) -> None:
-        nonlocal open_nodes
+    for reason, allowed in _allowed(index, need, gpu_models):
         refused = open_nodes & ~allowed
         if refused:
             found[reason] = refused
             open_nodes &= allowed
+        if open_nodes == fitting:
+            break
+    return found
 
-    keep(index.placeable, Reason.NODES_SUSPECT)
+
+def _allowed(
+    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
+) -> Iterator[tuple[Reason, int]]:
+    """Reason → nodes that do not give it. Silence first, then what only another node can give, then what waiting can."""
+    yield Reason.NODES_SUSPECT, index.placeable
     if need.gpus:
         too_few = wrong_model = too_small = 0
         for shape, nodes in index.shape.items():
@@ -165,20 +179,20 @@ def refusals(index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
                 wrong_model |= nodes
             elif shape.gpu_memory_mib < need.gpu_memory_mib:
                 too_small |= nodes
-        keep(~too_few, Reason.GPUS_TOO_FEW)
-        keep(~wrong_model, Reason.GPU_MODEL)
-        keep(~too_small, Reason.GPU_MEMORY)
-        keep(index.gpus.having(need.gpus), Reason.GPUS_BUSY)
-    keep(index.cores.having(need.cores), Reason.CORES)
-    keep(index.host_memory.having(need.host_memory_mib), Reason.HOST_MEMORY)
-    keep(index.bandwidth.having(need.bandwidth_mbps), Reason.BANDWIDTH)
-    return found
+        yield Reason.GPUS_TOO_FEW, ~too_few
+        yield Reason.GPU_MODEL, ~wrong_model
+        yield Reason.GPU_MEMORY, ~too_small
+        yield Reason.GPUS_BUSY, index.sharing(need)
+    yield Reason.CORES, index.cores.having(need.cores)
+    yield Reason.HOST_MEMORY, index.host_memory.having(need.host_memory_mib)
+    yield Reason.BANDWIDTH, index.bandwidth.having(need.bandwidth_mbps)
 
 
 def rejections(
-    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
+    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...], fitting: int | None = None
 ) -> tuple[int, dict[Reason, int]]:
-    """(nodes on which the task fits now, the other nodes counted by the first reason that holds)."""
-    counts = {reason: nodes.bit_count() for reason, nodes in refusals(index, need, gpu_models).items()}
+    """(nodes on which the task fits now, the other nodes counted by the first reason that holds); see `refusals`."""
+    found = refusals(index, need, gpu_models, fitting)
+    counts = {reason: nodes.bit_count() for reason, nodes in found.items()}
     alive = (index.known & ~index.gone).bit_count()
     return alive - sum(counts.values()), counts

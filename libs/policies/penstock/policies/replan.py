@@ -6,21 +6,23 @@ stopped and started elsewhere at will. Where the chosen jobs would fit but for t
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from penstock.cluster.moves import JobStatus, NodeStatus
+from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
+from penstock.cluster.nouns import WHOLE_GPU
 from penstock.ledger.index import Free
-from penstock.ledger.state import HOLDING, CellState, JobState, NodeState
-
-RUNNABLE = frozenset({JobStatus.QUEUED, JobStatus.LAUNCHING, JobStatus.RUNNING})
+from penstock.ledger.state import CellState, JobState, NodeState
 
 
-def contenders(state: CellState) -> Iterator[JobState]:
-    """Jobs that may run now, in order of submission: waiting, running, or stopped only to make way."""
-    for job in state.jobs.values():
-        if (job.status in RUNNABLE and not job.unschedulable) or (
-            job.status is JobStatus.STOPPING and job.stop_reason == "preempted"
-        ):
-            yield job
+def holders(state: CellState) -> tuple[list[JobState], list[JobState]]:
+    """Jobs that hold resources, latest submitted first: those that contend for them (they run, or are stopped only
+    to make way), and those that are ending for good."""
+    running: list[JobState] = []
+    ending: list[JobState] = []
+    for job in state.holders():
+        stays = job.status is not JobStatus.STOPPING or job.stop_reason == "preempted"
+        (running if stays else ending).append(job)
+    return running, ending
 
 
 def gpus_of(job: JobState) -> int:
@@ -34,16 +36,15 @@ class Nodes:
 
     __slots__ = ("_having", "free")
 
-    def __init__(self, state: CellState) -> None:
-        self._having: dict[int, int] = {}
-        """Free GPUs → nodes with exactly so many; 0 is left out."""
-        self.free = 0
-        for node in state.nodes.values():
-            if node.status is NodeStatus.READY:
-                here = len(node.spec.gpus) - node.faulted_gpu_mask.bit_count() - _kept(state, node)
-                self.free += max(0, here)
-                if here > 0:
-                    self._having[here] = self._having.get(here, 0) | node.bit
+    def __init__(self, state: CellState, ending: Iterable[JobState]) -> None:
+        """`ending`: hold their GPUs until their exits; nobody can have these before."""
+        self._having = dict(state.index.sound)
+        """Free GPUs → nodes with exactly so many; 0 says nothing."""
+        self.free = sum(gpus * nodes.bit_count() for gpus, nodes in self._having.items())
+        for node_id, kept in _kept(ending).items():
+            node = state.nodes[node_id]
+            if node.sound > 0:
+                self._move(node.bit, node.sound, max(0, node.sound - kept))
 
     def take(self, workers: int, gpus: int) -> bool:
         """First fit of a gang of equal workers, all or nothing: each on the lowest ordinal that has room."""
@@ -51,45 +52,50 @@ class Nodes:
             return True
         if self.free < workers * gpus:
             return False
+        if workers == 1:
+            return self._lowest(gpus) is not None
         taken: list[tuple[int, int]] = []
         for _ in range(workers):
-            fitting = 0
-            for level, nodes in self._having.items():
-                if level >= gpus:
-                    fitting |= nodes
-            if not fitting:
+            found = self._lowest(gpus)
+            if found is None:
                 for bit, level in reversed(taken):
                     self._move(bit, level - gpus, level)
                 return False
-            bit = fitting & -fitting
-            level = next(level for level, nodes in self._having.items() if nodes & bit)
-            self._move(bit, level, level - gpus)
-            taken.append((bit, level))
+            taken.append(found)
         return True
+
+    def _lowest(self, gpus: int) -> tuple[int, int] | None:
+        """Takes GPUs of the lowest node that has so many: (its bit, what it had free); None if there is none."""
+        having = self._having
+        bit = found = 0
+        for level, nodes in having.items():
+            if level >= gpus and nodes:
+                lowest = nodes & -nodes
+                if lowest < bit or not bit:
+                    bit, found = lowest, level
+        if not bit:
+            return None
+        self.free -= gpus
+        having[found] ^= bit
+        left = found - gpus
+        having[left] = having.get(left, 0) | bit
+        return bit, found
 
     def _move(self, bit: int, old: int, new: int) -> None:
         self.free += new - old
-        if old:
-            self._having[old] ^= bit
-        if new:
-            self._having[new] = self._having.get(new, 0) | bit
+        self._having[old] ^= bit
+        self._having[new] = self._having.get(new, 0) | bit
 
 
-def _kept(state: CellState, node: NodeState) -> int:
-    """GPUs held by jobs that are ending for good: nobody can have them before their exits."""
-    kept = 0
-    for task_id, job_id in node.tasks.items():
-        job = state.jobs[job_id]
-        if job.status is JobStatus.STOPPING and job.stop_reason != "preempted":
-            kept += len(job.tasks[task_id].place.gpus)
+def _kept(ending: Iterable[JobState]) -> dict[str, int]:
+    """Node id → GPUs held there by these jobs."""
+    kept: dict[str, int] = {}
+    for job in ending:
+        for task in job.tasks.values():
+            if task.status is not TaskStatus.EXITED:
+                place = task.place
+                kept[place.node_id] = kept.get(place.node_id, 0) + len(place.gpus)
     return kept
-
-
-def holding(state: CellState) -> list[JobState]:
-    """Jobs that hold resources, latest submitted first."""
-    ids = {job_id for node in state.nodes.values() for job_id in node.tasks.values()}
-    jobs = [state.jobs[job_id] for job_id in ids]
-    return sorted((job for job in jobs if job.status in HOLDING), key=lambda job: -job.order)
 
 
 def make_room(state: CellState, job: JobState) -> tuple[str, ...]:
@@ -152,17 +158,14 @@ def _single(state: CellState, node: NodeState) -> Iterator[tuple[JobState, int]]
         job = state.jobs[job_id]
         if len(job.tasks) == 1 and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING):
             [task] = job.tasks.values()
-            yield job, len(task.place.gpus)
+            if task.place.gpu_share_milli == WHOLE_GPU:
+                yield job, len(task.place.gpus)
 
 
 def _after(state: CellState, node: NodeState, moved: Iterable[str]) -> Free:
     """What the node has free once these jobs are gone."""
-    free = node.free()
-    gpus, cores, memory, bandwidth = free
+    after = replace(node, shared=dict(node.shared))
     for job_id in moved:
         for task in state.jobs[job_id].tasks.values():
-            gpus += len(task.place.gpus)
-            cores += len(task.place.cores)
-            memory += task.place.host_memory_mib
-            bandwidth += task.place.bandwidth_mbps
-    return Free(gpus, cores, memory, bandwidth)
+            after.take_back(task.place)
+    return after.free()

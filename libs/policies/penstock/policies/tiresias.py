@@ -14,20 +14,29 @@ they stand, some of them move (`penstock.policies.replan.make_room`).
 """
 
 from collections.abc import Sequence
+from heapq import heappop
 from math import ceil
 
+from sortedcontainers import SortedList
+
+from penstock.cluster.trusted import trusted
 from penstock.events.facts import JobRank
 from penstock.ledger.state import CellState, JobState
 from penstock.policies.base import Chance, Plan, Policy, RunSet
-from penstock.policies.replan import Nodes, contenders, gpus_of
+from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import attained_s
+from penstock.policies.waiting import Entry, Head, Waiting, go_on, heads, in_order
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
 """Moves written at once; the rest of a larger change (a cell restarted full of jobs) comes with the next plan."""
 
-Entry = tuple[int, int, JobState]
-"""(0 if chosen else 1, position, job)."""
+CHOSEN, WAITS, DUE = 0, 1, 2
+"""How a job stands in its queue: chosen by the last plan, or not, or its service has reached the limit."""
+Row = tuple[int, int, int]
+"""(level, stand, GPUs) of jobs that are interchangeable but for their order."""
+Part = tuple[int, int]
+"""(level, stand)."""
 
 
 class Tiresias:
@@ -44,6 +53,7 @@ class Tiresias:
         self.limits_gpu_s = tuple(limits_gpu_s)
         self._where = where
         self._strict_fifo = strict_fifo
+        self._waiting = Waiting(self._stand)
 
     @property
     def name(self) -> str:
@@ -54,66 +64,89 @@ class Tiresias:
         return self._where.place(state, job, chance)
 
     def plan(self, state: CellState) -> RunSet:
-        """Walks the queues with one counter of GPUs."""
-        queues = self._queues(state)
-        free = Nodes(state).free
+        """Walks the queues with one counter of GPUs.
+
+        Looks at the jobs that run or were chosen, and at waiting ones of each size while there is room for it.
+        """
+        running, ending = holders(state)
+        parts = self._parts(state, running)
+        free = Nodes(state, ending).free
         chosen: list[str] = []
         ranks: list[JobRank] = []
         row = _Positions(state.seq)
         wake_s: float | None = None
-        for level, queue in enumerate(queues):
-            runs: list[Entry] = []
-            waits: list[Entry] = []
-            for entry in queue:
-                gpus = gpus_of(entry[2])
-                if gpus <= free:
-                    free -= gpus
-                    runs.append(entry)
-                else:
-                    waits.append(entry)
-            chosen += [job.job_id for _, _, job in runs]
+        for level in range(len(self.limits_gpu_s) + 1):
+            free, stay, stopped = _walk(state, parts.get((level, CHOSEN), []), free)
+            free, come, _ = _walk(state, parts.get((level, WAITS), []), free, pass_over=True)
+            free, entered, late = _walk(state, parts.get((level - 1, DUE), []), free)
+            runs = [*stay, *come, *entered]
+            chosen += [job.job_id for job in runs]
             if self._strict_fifo:
-                entered = [job for old, _, job in queue if old == _DEMOTED]
-                ranks += [_rank(job, level, True, row.at_end()) for job in entered]
+                both = sorted([*entered, *late], key=lambda job: job.order)
+                ranks += [_rank(job, level, True, row.at_end()) for job in both]
             else:
-                ranks += _moved(level, runs, waits, row)
+                fronts = row.in_front(len(stopped))
+                ranks += [_rank(job, level, True, row.at_end()) for job in (*come, *entered)]
+                ranks += [_rank(job, level, False, front) for front, job in zip(fronts, stopped, strict=True)]
+                ranks += [_rank(job, level, False, row.at_end()) for job in late]
             if level < len(self.limits_gpu_s):
-                for (
-                    _,
-                    _,
-                    job,
-                ) in runs:  # who is only about to run reaches it later: no harm in asking too early
-                    if gpus_of(job):
-                        left_s = ceil(self.limits_gpu_s[level] / gpus_of(job)) - attained_s(state, job)
+                for job in runs:  # who is only about to run reaches it later: no harm in asking too early
+                    if gpus := gpus_of(job):
+                        left_s = ceil(self.limits_gpu_s[level] / gpus) - attained_s(state, job)
                         wake_s = left_s if wake_s is None else min(wake_s, left_s)
         wake_ms = None if wake_s is None else state.now_ms + max(1, ceil(wake_s * 1_000))
         return RunSet(tuple(chosen), tuple(ranks[:MAX_RANKED]), wake_ms)
 
-    def _queues(self, state: CellState) -> list[list[Entry]]:
-        """Every contender in its queue and in order; who has reached the limit stands at the next one's end."""
-        queues: list[list[Entry]] = [[] for _ in range(len(self.limits_gpu_s) + 1)]
-        demoted: list[tuple[int, JobState]] = []
-        for job in contenders(state):
-            level, waiting, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
-            gpus = gpus_of(job)
-            last = level == len(self.limits_gpu_s)
-            if (
-                (waiting == 0 or self._strict_fifo)
-                and not last
-                and attained_s(state, job) * gpus >= self.limits_gpu_s[level]
-            ):
-                demoted.append((level + 1, job))
-            else:
-                queues[level].append((waiting, position, job))
-        for queue in queues:
-            queue.sort(key=lambda entry: entry[1] if self._strict_fifo else entry[:2])
-        for level, job in demoted:  # in order of submission
-            queues[level].append((_DEMOTED, 0, job))
-        return queues
+    def ranking(self, state: CellState) -> list[str]:
+        """Queue after queue, as the next plan walks them. O(jobs · log jobs)."""
+        parts = self._parts(state, holders(state)[0])
+        walk = [
+            part
+            for level in range(len(self.limits_gpu_s) + 1)
+            for part in ((level, CHOSEN), (level, WAITS), (level - 1, DUE))
+        ]
+        return in_order([parts.get(part, []) for part in walk])
+
+    def _parts(self, state: CellState, running: Sequence[JobState]) -> dict[Part, list[Head[Row]]]:
+        """Every contender in the part of its queue in which it stands, in order."""
+        singles: dict[Part, list[tuple[float, int, str, Row]]] = {}
+        rows: dict[Part, dict[Row, SortedList[Entry]]] = {}
+        for job in running:
+            name, position = self._stand(state, job)
+            singles.setdefault(name[:2], []).append((position, job.order, job.job_id, name))
+        for name, entries in self._waiting.rows(state).items():
+            rows.setdefault(name[:2], {})[name] = entries
+        return {part: heads(singles.get(part, ()), rows.get(part, {})) for part in {**singles, **rows}}
+
+    def _stand(self, state: CellState, job: JobState) -> tuple[Row, float]:
+        """Its row, and its position there: of those who are due, in order of submission."""
+        level, waits, position = job.rank or (0, 1, job.order * POSITIONS_PER_RECORD)
+        level = min(level, len(self.limits_gpu_s))  # there were more queues when it was ranked
+        gpus = gpus_of(job)
+        may_leave = level < len(self.limits_gpu_s) and (self._strict_fifo or not waits)
+        if may_leave and attained_s(state, job) * gpus >= self.limits_gpu_s[level]:
+            return (level, DUE, gpus), job.order
+        return (level, WAITS if self._strict_fifo or waits else CHOSEN, gpus), position
 
 
-_DEMOTED = 2
-"""In place of chosen or waiting: enters a new queue, so it needs a position in any case."""
+def _walk(
+    state: CellState, heap: list[Head[Row]], free: int, *, pass_over: bool = False
+) -> tuple[int, list[JobState], list[JobState]]:
+    """(GPUs left, jobs that get theirs, jobs that do not); with `pass_over` the last are not looked for."""
+    runs: list[JobState] = []
+    others: list[JobState] = []
+    while heap:
+        _, _, job_id, row, _ = heap[0]
+        if row[2] <= free:
+            free -= row[2]
+            runs.append(state.jobs[job_id])
+        elif pass_over:
+            heappop(heap)
+            continue
+        else:
+            others.append(state.jobs[job_id])
+        go_on(heap)
+    return free, runs, others
 
 
 class _Positions:
@@ -133,16 +166,5 @@ class _Positions:
         return range(self._first, self._first + count)
 
 
-def _moved(level: int, runs: list[Entry], waits: list[Entry], row: _Positions) -> list[JobRank]:
-    """New ranks for the jobs that changed rows: `runs` and `waits` are the two rows as they shall stand."""
-    stopped = [job for old, _, job in waits if old == 0]
-    fronts = row.in_front(len(stopped))
-    return [
-        *(_rank(job, level, True, row.at_end()) for old, _, job in runs if old != 0),
-        *(_rank(job, level, False, front) for front, job in zip(fronts, stopped, strict=True)),
-        *(_rank(job, level, False, row.at_end()) for old, _, job in waits if old == _DEMOTED),
-    ]
-
-
 def _rank(job: JobState, level: int, chosen: bool, position: int) -> JobRank:
-    return JobRank(job_id=job.job_id, level=level, chosen=chosen, position=position)
+    return trusted(JobRank, job_id=job.job_id, level=level, chosen=chosen, position=position)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 from penstock.cluster.moves import JobStatus, NodeStatus
-from penstock.cluster.nouns import ResourceVector, TaskPlacement
+from penstock.cluster.nouns import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.events.doors import JobPlan, PlanProposed, Proposal
+from penstock.ledger.index import Share
 from penstock.ledger.state import CellState, JobState, NodeState, mask_of
 from penstock.policies.base import task_id_of
 
@@ -40,6 +41,7 @@ class _Left:
     cores: int
     host_memory_mib: int
     bandwidth_mbps: int
+    shared: dict[int, Share]
 
 
 def validate(state: CellState, proposal: Proposal) -> Verdict:
@@ -118,6 +120,7 @@ def _not_the_task(job: JobState, rank: int, place: TaskPlacement, need: Resource
         place.host_memory_mib,
         place.gpu_memory_mib,
         place.bandwidth_mbps,
+        place.gpu_share_milli,
     )
     asks = (
         need.gpus,
@@ -125,9 +128,10 @@ def _not_the_task(job: JobState, rank: int, place: TaskPlacement, need: Resource
         need.host_memory_mib,
         need.gpu_memory_mib if need.gpus else 0,
         need.bandwidth_mbps,
+        need.gpu_share_milli,
     )
     if gives != asks:
-        return f"gives (GPUs, cores, MiB, GPU MiB, Mbit/s) {gives}, needed are {asks}"
+        return f"gives (GPUs, cores, MiB, GPU MiB, Mbit/s, share) {gives}, needed are {asks}"
     return ""
 
 
@@ -153,9 +157,13 @@ def _take(
             node.free_core_mask,
             node.free_host_memory_mib,
             node.free_bandwidth_mbps,
+            dict(node.shared),
         )
     gpus, cores = mask_of(place.gpus), mask_of(place.cores)
-    if gpus & ~here.gpus:
+    lacking = _take_share(node, place, need, here) if place.gpu_share_milli < WHOLE_GPU else ""
+    if lacking:
+        return lacking
+    if place.gpu_share_milli == WHOLE_GPU and gpus & ~here.gpus:
         return f"of GPUs {place.gpus} some are not free"
     if cores & ~here.cores:
         return f"of cores {place.cores} some are not free"
@@ -167,4 +175,19 @@ def _take(
     here.cores &= ~cores
     here.host_memory_mib -= place.host_memory_mib
     here.bandwidth_mbps -= place.bandwidth_mbps
+    return ""
+
+
+def _take_share(node: NodeState, place: TaskPlacement, need: ResourceVector, here: _Left) -> str:
+    """Takes the share off the GPU that the place names; says what is lacking, if anything is."""
+    [gpu] = place.gpus
+    if gpu in here.shared and not node.faulted_gpu_mask >> gpu & 1:
+        left = here.shared[gpu]
+    elif here.gpus >> gpu & 1:
+        left = Share(WHOLE_GPU, node.gpu_memory_mib)
+    else:
+        return f"GPU {gpu} is not free"
+    if not left.holds(need):
+        return f"GPU {gpu} has {left.milli}/1000 and {left.memory_mib} MiB left"
+    here.shared[gpu] = Share(left.milli - need.gpu_share_milli, left.memory_mib - need.gpu_memory_mib)
     return ""

@@ -6,9 +6,17 @@ same model as JSON Schema, for completion in editors (`schemas/job.schema.json`)
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -16,6 +24,7 @@ from penstock.cluster.nouns import (
     MAX_CORES_PER_NODE,
     MAX_ENV_ENTRIES,
     MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
     Identifier,
     JobSpec,
     ResourceRequest,
@@ -67,6 +76,9 @@ class Resources(_Section):
     gpus: int | None = Field(
         None, ge=0, le=MAX_GPUS_PER_NODE, description="GPUs per worker; 0 for none.", examples=[1]
     )
+    gpu_share: float | None = Field(
+        None, ge=0.001, le=1, description="Share of one GPU, for small jobs side by side.", examples=[0.5]
+    )
     cores: int | None = Field(
         None, ge=1, le=MAX_CORES_PER_NODE, description="CPU cores per worker.", examples=[4]
     )
@@ -79,6 +91,12 @@ class Resources(_Section):
     bandwidth: Rate | None = Field(
         None, ge=0, le=10_000_000, description="Network bandwidth per worker.", examples=["10Gbit"]
     )
+
+    @model_validator(mode="after")
+    def _shares_one_gpu(self) -> Self:
+        if self.gpu_share not in (None, 1) and self.gpus not in (None, 1):
+            raise ValueError(f"gpu_share {self.gpu_share} needs gpus 1; ask for one GPU or for whole ones")
+        return self
 
 
 class Retry(_Section):
@@ -162,6 +180,7 @@ class JobFile(_Section):
                 host_memory_mib=asked.host_memory,
                 gpu_memory_mib=asked.gpu_memory,
                 bandwidth_mbps=asked.bandwidth,
+                gpu_share_milli=None if asked.gpu_share is None else round(asked.gpu_share * WHOLE_GPU),
             ),
             model=self.model,
             batch_size=self.batch_size,
@@ -302,7 +321,7 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
     if given is None:
         return "is empty; give a value or remove the line"
     if kind in ("greater_than_equal", "less_than_equal"):
-        bound = int(context.get("ge", context.get("le", 0)))
+        bound = context.get("ge", context.get("le", 0))
         side = "at least" if "ge" in context else "at most"
         return f"{_brief(given)} is out of range; give {side} {_human(path, bound)}"
     if kind in ("string_too_long", "string_too_short", "too_long", "too_short"):
@@ -319,6 +338,8 @@ _REMEDIES = {
     "list_type": "is no list; write each word by itself, such as [python, train.py]",
     "dict_type": "is no mapping; write `name: value` lines below it",
     "model_type": "is no mapping; write `name: value` lines below it",
+    "float_type": "is no number; write one without quotes",
+    "finite_number": "is no number; write one such as 0.5",
     "int_type": "is no whole number; write one without quotes",
     "string_pattern_mismatch": "has characters that are not allowed; "
     "use letters, digits and . _ : / - and begin with a letter or digit",
@@ -333,11 +354,11 @@ def _brief(given: object) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
-def _human(path: tuple[int | str, ...], bound: int) -> str:
+def _human(path: tuple[int | str, ...], bound: float) -> str:
     """A bound in the units that the field is written in."""
     *section, name = (str(part) for part in path)
     units = _units(_sections()[".".join(section)].model_fields[name])
-    return str(bound) if units is None else show(bound, units)
+    return str(bound) if units is None else show(int(bound), units)
 
 
 def _units(info: FieldInfo) -> Mapping[str, int] | None:

@@ -1,9 +1,10 @@
 """The placer's core with its ledger in memory: one input in, one valid record out (LAW 2 and 3)."""
 
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from penstock.cluster.nouns import NodeSpec
+from penstock.cluster.trusted import trusted
 from penstock.events.base import Event
 from penstock.events.doors import NodeJoined
 from penstock.events.facts import (
@@ -14,6 +15,7 @@ from penstock.events.facts import (
     TermStarted,
     TimerFired,
 )
+from penstock.events.topics import Topic
 from penstock.ledger.evolve import begin
 from penstock.ledger.record import GENESIS, Draft, Head, write
 from penstock.ledger.state import CellState
@@ -21,7 +23,10 @@ from penstock.placer.core.orders import start_orders, stop_orders
 from penstock.placer.core.step import PlacerCore, Step
 
 PLACER_ID = "simulated"
+TOPICS = {topic: topic.value for topic in Topic}
 Sink = Callable[[bytes], object]
+Watch = Callable[[str, float], object]
+"""Takes note of an input's type and of the real seconds that its decisions took; never part of the ledger."""
 
 
 class Cell:
@@ -31,7 +36,8 @@ class Cell:
         self.core = PlacerCore(CellState())
         self.head: Head = GENESIS
         self._sink = sink
-        self._offsets: dict[str, Iterator[int]] = {}
+        self._offsets: dict[str, int] = {}
+        self.watch: Watch | None = None
         term = TermStarted(term=1, placer_id=PLACER_ID, settings=settings)
         self._record(term, "term-1", {"placer_id": PLACER_ID}, 0, 1)
 
@@ -45,9 +51,10 @@ class Cell:
 
     def feed(self, event: Event, now_ms: int) -> Step:
         """One input record of the event's topic."""
-        topic = str(event.TOPIC)
-        offset = next(self._offsets.setdefault(topic, count()))
-        self.state.positions[topic, 0] = offset + 1
+        assert event.TOPIC is not None, event.TYPE
+        topic = TOPICS[event.TOPIC]
+        offset = self._offsets.get(topic, 0)
+        self._offsets[topic] = self.core.state.positions[topic, 0] = offset + 1
         event_id = f"{topic}-{offset}"
         cause: dict[str, object] = {"topic": topic, "partition": 0, "offset": offset, "event_id": event_id}
         return self._record(event, event_id, cause, now_ms, self.head.term)
@@ -55,9 +62,8 @@ class Cell:
     def fire(self, timer_id: str, now_ms: int) -> Step:
         """One due timer."""
         event_id = f"timer-{timer_id}-{self.head.seq + 1}"
-        return self._record(
-            TimerFired(timer_id=timer_id), event_id, {"timer_id": timer_id}, now_ms, self.head.term
-        )
+        fired = trusted(TimerFired, timer_id=timer_id)
+        return self._record(fired, event_id, {"timer_id": timer_id}, now_ms, self.head.term)
 
     def take_over(self, state: CellState) -> None:
         """A new placer, from the state that it has folded: a new term (LAW 3)."""
@@ -67,20 +73,30 @@ class Cell:
         term = TermStarted(term=number, placer_id=PLACER_ID, settings=state.settings)
         self._record(term, f"term-{number}", {"placer_id": PLACER_ID}, state.now_ms, number)
 
-    def orders(self, step: Step) -> Iterator[Order]:
+    def orders(self, step: Step) -> Sequence[Order]:
         """What this step asks of the nodes."""
+        found: Sequence[Order] = ()
         for fact in step.facts:
             if isinstance(fact, PlacementDecided):
-                yield from start_orders(self.state, fact.job_id, self.head.seq)
+                found = (*found, *start_orders(self.state, fact.job_id, self.head.seq))
             elif isinstance(fact, StopDecided):
-                yield from stop_orders(self.state, fact.job_id, self.head.seq)
+                found = (*found, *stop_orders(self.state, fact.job_id, self.head.seq))
+        return found
 
     def _record(self, event: Event, event_id: str, cause: dict[str, object], now_ms: int, term: int) -> Step:
-        now_ms = max(now_ms, self.state.now_ms)
-        begin(self.state, self.head.seq + 1, now_ms, term)
-        step = self.core.step(event, event_id)
+        state = self.core.state
+        now_ms = max(now_ms, state.now_ms)
+        begin(state, self.head.seq + 1, now_ms, term)
+        step = self.core.step(event, event_id) if self.watch is None else self._watched(event, event_id)
         draft = Draft(term, now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
         self.head, value = write(self.head, draft)
         if self._sink is not None:
             self._sink(value)
+        return step
+
+    def _watched(self, event: Event, event_id: str) -> Step:
+        began = perf_counter()
+        step = self.core.step(event, event_id)
+        assert self.watch is not None
+        self.watch(event.TYPE, perf_counter() - began)
         return step

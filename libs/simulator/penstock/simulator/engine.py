@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.cluster.moves import JobStatus
-from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceRequest
+from penstock.cluster.nouns import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
+from penstock.cluster.trusted import trusted
 from penstock.estimator.core.estimate import estimate
 from penstock.events import doors, facts
 from penstock.events.base import Event
@@ -27,14 +28,12 @@ from penstock.ledger.check import check
 from penstock.node_reporter.core.machine import Input
 from penstock.placer.core.step import Step
 from penstock.simulator.cell import Cell, Sink
-from penstock.simulator.jobs import Shape, TraceJob, shape_of
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
-from penstock.simulator.truth import Work
+from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
+from penstock.simulator.traces.needs import COMMAND, request_of
+from penstock.simulator.truths.truth import LossTold, PhaseChange, Work, seats
 
-COMMAND = ("simulated",)
-HOST_MEMORY_PER_GPU_MIB = 1_024
-GPU_MEMORY_MIB = 1_024
 MAX_JOBS_PER_REPORT = 256  # as WorkProgressed holds
 MAX_STEPS_PER_MOMENT = 1_000_000  # far above any real one: a policy that undoes its own plan for ever
 
@@ -55,6 +54,10 @@ class Options(NamedTuple):
     """With > 0 the placer hears of everything only at multiples of this: what a heartbeat would cost."""
     check_every_step: bool = False
     """`check(state)` after each record; slow."""
+    slices_per_core: int = 1
+    """What the nodes count as a core: 8 where they count in eighths, so that jobs may have parts of cores."""
+    telemetry: Callable[[doors.TelemetrySampled], None] | None = None
+    """Takes the losses that jobs tell."""
 
 
 class _Due(NamedTuple):
@@ -88,8 +91,9 @@ class Simulation:
         self._arrived = 0
         self._due: list[_Due] = []
         self._order = count()
-        self._needs: dict[int, tuple[ResourceRequest, Estimate]] = {}
-        self._task_gpus: dict[str, int] = {}
+        self._needs: dict[tuple[float | None, ...], tuple[ResourceRequest, Estimate]] = {}
+        self._specs: dict[tuple[object, ...], JobSpec] = {}
+        self._task_gpus: dict[str, float] = {}
         self._alone_s: dict[str, float] = {}
         self._steps = 0
         for node in nodes:
@@ -114,10 +118,14 @@ class Simulation:
         self._steps = 0
         arriving = self._arrives_now()
         work_s = self._work.next_s()
+        told: list[doors.JobProgress] = []
         if arriving or (work_s is not None and work_s <= now_s):
-            self._flow()
+            told += self._flow()
         for job in arriving:
-            self._submit(job)
+            first = self._submit(job)
+            if first is not None:
+                told.append(first)
+        self._report(told)
         self._settle()
         self.meter.waiting = len(self.cell.state.queue)
         return True
@@ -136,7 +144,8 @@ class Simulation:
     def _answer(self, node_id: str, given: Input) -> None:
         for event in self._nodes.feed(node_id, given, self._now_ms()):
             self._deliver(event)
-        self._interrupted()
+        if self._nodes.terminated:
+            self._interrupted()
 
     def _next_s(self) -> float | None:
         """The earliest of: an arrival, work, a node's answer, a timer."""
@@ -177,8 +186,13 @@ class Simulation:
 
     # ----------------------------------------------------------------------------------------- inputs
 
-    def _flow(self) -> None:
+    def _flow(self) -> Sequence[doors.JobProgress]:
+        """Lets the work flow until now; returns what the running jobs report of themselves."""
         instant = self._work.advance(self.now_s)
+        for change in instant.phases:
+            self._tell_phase(change)
+        for told in instant.losses:
+            self._tell_loss(told)
         for job_id, at_s in instant.ended:
             self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
@@ -186,49 +200,89 @@ class Simulation:
                 node_id = task.place.node_id
                 for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms()):
                     self._deliver(event)
-        self._report(instant.told)
+        return instant.told
+
+    def _tell_phase(self, change: PhaseChange) -> None:
+        """Each task of the gang says so, as a training script does."""
+        job = self.cell.state.jobs[change.job_id]
+        for task_id, task in list(job.tasks.items()):
+            self._deliver(
+                doors.TaskPhaseChanged(
+                    node_id=task.place.node_id,
+                    task_id=task_id,
+                    token=job.token,
+                    phase=change.phase,
+                    at_ms=ceil(change.at_s * 1_000),
+                )
+            )
+
+    def _tell_loss(self, told: LossTold) -> None:
+        """The chief says so. The placer does not read telemetry: it goes to whoever listens."""
+        listen = self._options.telemetry
+        if listen is not None:
+            task_id, task = next(iter(self.cell.state.jobs[told.job_id].tasks.items()))
+            at_ms = ceil(told.at_s * 1_000)
+            listen(
+                doors.TelemetrySampled(
+                    node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=told.loss
+                )
+            )
 
     def _report(self, told: Sequence[doors.JobProgress]) -> None:
+        """All that jobs report at this moment; of the jobs that have just come, too."""
         for first in range(0, len(told), MAX_JOBS_PER_REPORT):
             jobs = tuple(told[first : first + MAX_JOBS_PER_REPORT])
-            self._deliver(doors.WorkProgressed(node_id=self.cell.state.node_at[0], jobs=jobs))
+            self._deliver(trusted(doors.WorkProgressed, node_id=self.cell.state.node_at[0], jobs=jobs))
 
-    def _submit(self, job: TraceJob) -> None:
+    def _submit(self, job: TraceJob) -> doors.JobProgress | None:
+        """What the job says of itself, if anything."""
         self.meter.arrived(job)
         self._alone_s[job.job_id] = self._work.alone_s(job)
         told = self._work.admit(job, self.now_s)
-        single = self._options.single_gpu_workers
-        shape = Shape(job.gpus, 1) if single else shape_of(job.gpus, self._gpus_per_node)
-        request, need = self._need(shape)
-        spec = JobSpec(
-            name=job.job_id,
-            owner=job.owner or "unknown",
-            command=COMMAND,
-            workers=shape.workers,
-            resources=request,
-            model=job.model or None,
-            batch_size=job.batch_size,
-        )
+        shape = gang_of(job, self._gpus_per_node, self._options.single_gpu_workers)
+        request, need = self._need(job, shape)
+        spec = self._spec(job, shape, request)
         self._deliver(doors.JobSubmitted(job_id=job.job_id, spec=spec))
-        if self._options.durations_known:
-            need = need.model_copy(update={"run_ms": ceil(self._alone_s[job.job_id] * 1_000)})
-        self._deliver(doors.JobEstimated(job_id=job.job_id, estimate=need))
-        if told is not None:
-            self._report((told,))
+        alone_s = self._alone_s[job.job_id]
+        if self._options.durations_known and alone_s > 0:
+            need = trusted(Estimate, **{**need.__dict__, "run_ms": ceil(alone_s * 1_000)})
+        self._deliver(trusted(doors.JobEstimated, job_id=job.job_id, estimate=need))
+        return told
 
-    def _need(self, shape: Shape) -> tuple[ResourceRequest, Estimate]:
+    def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
+        """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
+        alike = (job.owner, shape, job.parameter_servers, id(request), job.model, job.batch_size)
+        asked = (alike, job.gpu_models, job.labels, job.patience_s)
+        found = self._specs.get(asked)
+        if found is None:
+            found = self._specs[asked] = JobSpec(
+                name=job.job_id,
+                owner=job.owner or "unknown",
+                command=COMMAND,
+                workers=shape.workers,
+                parameter_servers=job.parameter_servers,
+                resources=request,
+                model=job.model or None,
+                batch_size=job.batch_size,
+                gpu_models=job.gpu_models,
+                labels=dict(job.labels),
+                queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
+            )
+        return trusted(JobSpec, **{**found.__dict__, "name": job.job_id})
+
+    def _need(self, job: TraceJob, shape: Shape) -> tuple[ResourceRequest, Estimate]:
         """The request of a worker, and the estimator core's answer to it."""
         gpus = shape.gpus_per_worker
-        found = self._needs.get(gpus)
+        share_milli = None if job.gpu_share_milli == WHOLE_GPU else job.gpu_share_milli
+        memory = job.host_memory_mib, job.gpu_memory_mib
+        asked = (gpus, shape.workers, job.cores, *memory, share_milli, job.server_gpus)
+        found = self._needs.get(asked)
         if found is None:
-            request = ResourceRequest(
-                gpus=gpus,
-                cores=max(1, gpus),
-                host_memory_mib=HOST_MEMORY_PER_GPU_MIB * max(1, gpus),
-                gpu_memory_mib=GPU_MEMORY_MIB,
-            )
-            found = request, estimate(JobSpec(command=COMMAND, resources=request), ())
-            self._needs[gpus] = found
+            request = request_of(job, shape, self._options.slices_per_core)
+            need = estimate(JobSpec(command=COMMAND, resources=request), ())
+            server = need.parameter_server.model_copy(update={"gpus": job.server_gpus})
+            found = request, need.model_copy(update={"parameter_server": server})
+            self._needs[asked] = found
         return found
 
     # ---------------------------------------------------------------------------------------- answers
@@ -244,7 +298,8 @@ class Simulation:
     def _obey(self, order: Order) -> None:
         for event in self._nodes.obey(order, self._now_ms()):
             self._deliver(event)
-        self._interrupted()
+        if self._nodes.terminated:
+            self._interrupted()
 
     def _feed(self, event: Event) -> None:
         self._after(self.cell.feed(event, self._now_ms()))
@@ -268,8 +323,9 @@ class Simulation:
         self._dispatch(step)
 
     def _dispatch(self, step: Step) -> None:
-        for order in self.cell.orders(step):
-            self._send(order)
+        if len(step.facts) > 1:
+            for order in self.cell.orders(step):
+                self._send(order)
 
     def _interrupted(self) -> None:
         """A gang makes no progress from its first SIGTERM on."""
@@ -281,19 +337,16 @@ class Simulation:
 
     def _placed(self, fact: facts.PlacementDecided) -> None:
         for place in fact.tasks:
-            self._task_gpus[place.task_id] = len(place.gpus)
-            self.meter.held += len(place.gpus)
+            held = len(place.gpus) * place.gpu_share_milli / WHOLE_GPU
+            self._task_gpus[place.task_id] = held
+            self.meter.held += held
 
     def _started(self, fact: doors.TaskStarted) -> None:
         job_id = fact.task_id.rsplit(".", 2)[0]
         job = self.cell.state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             return
-        placement: dict[str, int] = {}
-        for task in job.tasks.values():
-            node_id = task.place.node_id
-            placement[node_id] = placement.get(node_id, 0) + len(task.place.gpus)
-        self._work.started(job_id, placement, self.now_s)
+        self._work.started(job_id, seats(task.place for task in job.tasks.values()), self.now_s)
         self.meter.started(job_id, self.now_s)
 
     def _freed(self, fact: doors.TaskExited | facts.TaskLost | doors.OrderRefused) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.simulator.jobs import TraceJob
+from penstock.simulator.traces.jobs import TraceJob
 
 
 class Figures(NamedTuple):
@@ -20,13 +20,16 @@ class Figures(NamedTuple):
     gpu_utilisation: float
     """Work of finished jobs at their speed alone, in GPU seconds, over all GPUs until the last end."""
     gpu_allocation: float
-    """GPU seconds that jobs held, over all GPUs until the last end."""
+    """GPU seconds that jobs held, over all GPUs until the last end; where none ends, until the last event."""
     fragmentation: float
     """GPU seconds that were free while some job waited, over all GPUs until the last end."""
     events: int
     """Arrivals and completions."""
     events_per_s: float
     """Per second of processor time: this runs on one core."""
+    full_load_allocation: float
+    """Mean share of all GPUs that jobs held after each arrival at which all jobs so far asked for 100 % of the
+    GPUs, rounded to a whole per cent; 0 if they never did. Says something where no job ends."""
     ledger_hash: str
     """Id of the last record: it covers every byte of the ledger."""
     finished_jobs: int
@@ -60,14 +63,18 @@ class Meter:
 
     gpus: int
     lives: dict[str, Life] = field(default_factory=dict)
-    held: int = 0
-    """GPUs held now."""
+    held: float = 0
+    """GPUs held now; half a GPU is 0.5."""
+    asked: float = 0.0
+    """GPUs that all jobs so far have asked for."""
     waiting: int = 0
     """Jobs that wait now."""
     events: int = 0
     preemptions: int = 0
     finished: int = 0
     _now_s: float = 0.0
+    _asked_before: float = 0.0
+    _full_load: tuple[float, int] = (0.0, 0)
     _held_s: float = 0.0
     _wasted_s: float = 0.0
     _last_end_s: float = 0.0
@@ -81,9 +88,20 @@ class Meter:
             if self.waiting:
                 self._wasted_s += passed_s * (self.gpus - self.held)
             self._now_s = now_s
+            self._sample()
+
+    def _sample(self) -> None:
+        """After an arrival: what is allocated, if the load has just reached the whole cluster."""
+        if self.asked == self._asked_before:
+            return
+        self._asked_before = self.asked
+        if round(100 * self.asked / self.gpus) == 100:
+            held, samples = self._full_load
+            self._full_load = held + self.held, samples + 1
 
     def arrived(self, job: TraceJob) -> None:
         self.lives[job.job_id] = Life(job)
+        self.asked += job.whole_gpus
         self.events += 1
 
     def started(self, job_id: str, now_s: float) -> None:
@@ -111,22 +129,27 @@ class Meter:
         self, alone_s: Mapping[str, float], ledger_hash: str, records: int, wall_s: float, cpu_s: float
     ) -> Figures:
         """`alone_s`: per finished job its work in seconds."""
+        self._sample()
+        full_load, samples = self._full_load
         done = [life for life in self.lives.values() if life.end_s is not None]
         jcts = sorted(life.jct_s for life in done)
         count = len(done)
-        capacity_s = self.gpus * self._last_end_s or 1.0
-        held_s, wasted_s = self._until_last_end
+        until_s, (held_s, wasted_s) = self._last_end_s, self._until_last_end
+        if not done:
+            until_s, held_s, wasted_s = self._now_s, self._held_s, self._wasted_s
+        capacity_s = self.gpus * until_s or 1.0
         return Figures(
             avg_jct_s=sum(jcts) / count if count else 0.0,
             p50_jct_s=jcts[count // 2] if count else 0.0,
             p99_jct_s=jcts[min(count - 1, count * 99 // 100)] if count else 0.0,
             makespan_s=self._last_end_s,
             avg_queue_s=sum(life.jct_s - life.ran_s for life in done) / count if count else 0.0,
-            gpu_utilisation=sum(alone_s[life.job.job_id] * life.job.gpus for life in done) / capacity_s,
+            gpu_utilisation=sum(alone_s[life.job.job_id] * life.job.whole_gpus for life in done) / capacity_s,
             gpu_allocation=held_s / capacity_s,
             fragmentation=wasted_s / capacity_s,
             events=self.events,
             events_per_s=self.events / cpu_s if cpu_s > 0 else 0.0,
+            full_load_allocation=full_load / samples / self.gpus if samples else 0.0,
             ledger_hash=ledger_hash,
             finished_jobs=count,
             unfinished_jobs=len(self.lives) - count,

@@ -12,6 +12,7 @@ from penstock.cluster.nouns import NodeSpec
 from penstock.events.base import Event
 from penstock.events.facts import Order
 from penstock.node_reporter.core.machine import (
+    Decision,
     Emit,
     Gone,
     GraceOver,
@@ -24,7 +25,7 @@ from penstock.node_reporter.core.machine import (
     Spawned,
     step,
 )
-from penstock.node_reporter.core.state import NodeState
+from penstock.node_reporter.core.state import NodeState, Put
 
 
 class Latency(NamedTuple):
@@ -61,24 +62,31 @@ class SimulatedNodes:
         """One input of a node's core; returns the events that it sends."""
         sent: list[Event] = []
         for decision in step(self._nodes[node_id], given):
-            match decision:
-                case Emit(event=event):
-                    sent.append(event)
-                case Spawn(order=order):
-                    self._pid += 1
-                    at_ms = now_ms + round(self._latency.start_s * 1_000)
-                    spawned = Spawned(order.task_id, order.token, self._pid, at_ms, at_ms)
-                    self._later(self._latency.start_s, node_id, spawned)
-                case Signal(task_id=task_id, token=token, number=signal.SIGTERM):
-                    self.terminated.append(task_id)
-                    at_ms = now_ms + round(self._latency.stop_s * 1_000)
-                    gone = Gone(task_id, token, Outcome(at_ms, signal=int(signal.SIGTERM)))
-                    self._later(self._latency.stop_s, node_id, gone)
-                case KillAt(task_id=task_id, token=token, at_ms=at_ms):
-                    grace_s = (at_ms - now_ms) / 1_000
-                    if grace_s < self._latency.stop_s:
-                        self._later(grace_s, node_id, GraceOver(task_id, token))
-                case Signal(task_id=task_id, token=token):
-                    gone = Gone(task_id, token, Outcome(now_ms, signal=int(signal.SIGKILL)))
-                    self._later(0.0, node_id, gone)
+            if isinstance(decision, Put):
+                continue
+            if isinstance(decision, Emit):
+                sent.append(decision.event)
+            else:
+                self._act(node_id, decision, now_ms)
         return sent
+
+    def _act(self, node_id: str, decision: Decision, now_ms: int) -> None:
+        """What the machine would do, and when it tells of it."""
+        match decision:
+            case Spawn(order=order):
+                self._pid += 1
+                at_ms = now_ms + round(self._latency.start_s * 1_000)
+                spawned = Spawned(order.task_id, order.token, self._pid, at_ms, at_ms)
+                self._later(self._latency.start_s, node_id, spawned)
+            case Signal(task_id=task_id, token=token, number=signal.SIGTERM):
+                self.terminated.append(task_id)
+                at_ms = now_ms + round(self._latency.stop_s * 1_000)
+                gone = Gone(task_id, token, Outcome(at_ms, signal=int(signal.SIGTERM)))
+                self._later(self._latency.stop_s, node_id, gone)
+            case KillAt(task_id=task_id, token=token, at_ms=at_ms):
+                grace_s = (at_ms - now_ms) / 1_000
+                if grace_s < self._latency.stop_s:
+                    self._later(grace_s, node_id, GraceOver(task_id, token))
+            case Signal(task_id=task_id, token=token):
+                gone = Gone(task_id, token, Outcome(now_ms, signal=int(signal.SIGKILL)))
+                self._later(0.0, node_id, gone)

@@ -99,9 +99,11 @@ def need(
     host_memory_mib: int = 1_024,
     gpu_memory_mib: int = 1_024,
     bandwidth_mbps: int = 0,
+    gpu_share_milli: int = 1_000,
 ) -> ResourceVector:
     """What one task needs."""
     return ResourceVector(
+        gpu_share_milli=gpu_share_milli,
         gpus=gpus,
         cores=cores,
         host_memory_mib=host_memory_mib,

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from penstock.cluster.nouns import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
     Estimate,
     JobSpec,
     ResourceVector,
@@ -108,8 +109,8 @@ def guess_from(runs: Runs) -> Guess:
         source=source,
         gpus=_whole(_of(runs, "gpus", median), 0, MAX_GPUS_PER_NODE),
         cores=None if cores is None else _whole(cores * CORES_HEADROOM, 1, MAX_CORES_PER_NODE),
-        host_memory_mib=_memory(_of(runs, "host_memory_mib", max)),
-        gpu_memory_mib=_memory(_of(runs, "gpu_memory_mib", max)),
+        host_memory_mib=held_memory_mib(_of(runs, "host_memory_mib", max)),
+        gpu_memory_mib=held_memory_mib(_of(runs, "gpu_memory_mib", max)),
         gpu_utilisation_percent=_percent(_of(runs, "gpu_utilisation_percent", median)),
         run_ms=_whole(_of(runs, "run_ms", median), 0, MAX_VALUE),
     )
@@ -147,7 +148,8 @@ def _whole(value: float | None, low: int, high: int) -> int | None:
     return None if value is None else min(max(math.ceil(value), low), high)
 
 
-def _memory(largest_mib: float | None) -> int | None:
+def held_memory_mib(largest_mib: float | None) -> int | None:
+    """What to promise a job whose like has used so much."""
     return None if largest_mib is None else _whole(largest_mib * MEMORY_PERCENT / 100, 0, MAX_MEMORY_MIB)
 
 
@@ -167,7 +169,8 @@ def estimate(spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None) -> 
     Confidence, tier and source are those of the first that answered, or the user's if he left nothing open.
     """
     asked, found = spec.resources, merge(spec, tiers, key_of(spec) if key is None else key)
-    gpus = _pick(asked.gpus, found.gpus, DEFAULT_GPUS)
+    share = asked.gpu_share_milli or WHOLE_GPU
+    gpus = 1 if share < WHOLE_GPU else _pick(asked.gpus, found.gpus, DEFAULT_GPUS)
     utilisation = found.gpu_utilisation_percent
     worker = ResourceVector(
         gpus=gpus,
@@ -182,6 +185,7 @@ def estimate(spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None) -> 
         if utilisation is None
         else utilisation,
         bandwidth_mbps=asked.bandwidth_mbps or 0,
+        gpu_share_milli=share,
     )
     named = [name for name in ASKABLE if getattr(asked, name) is not None]
     told_all = all(name in named for name in (ASKABLE if gpus else ASKABLE[:3]))

@@ -4,13 +4,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.history import UNKNOWN, History, Run, bounded, key_of
+from penstock.estimator.core.history import UNKNOWN, History, Run, bounded
+from penstock.estimator.core.nearest import Nearest
+from penstock.estimator.core.runs import (
+    About,
+    Card,
+    FinishedRun,
+    Given,
+    Said,
+    about,
+    card_of,
+    doubt,
+    given,
+    said,
+)
 from penstock.events import doors, facts
 from penstock.events.base import wire_type
-from penstock.ledger.record import GENESIS, RawRecord, read_valid
+from penstock.ledger.record import GENESIS, read_valid
+from penstock.ledger.replica import Replica
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as the placer keeps them
 MAX_FORGOTTEN = (
@@ -18,25 +32,49 @@ MAX_FORGOTTEN = (
 )
 
 
+class At(NamedTuple):
+    """Where in the ledger a fact stands."""
+
+    seq: int
+    now_ms: int
+    event_id: str | None = None
+    """Of the input that the record answers."""
+
+
 @dataclass(slots=True)
 class LiveJob:
     """A job that the ledger says was submitted and has not ended."""
 
-    key: bytes
+    about: About
     spec: JobSpec | None
     """None once it is estimated."""
     event_id: str
     """Of its submission."""
-    gpus: dict[str, int] = field(default_factory=dict)
-    """Worker task of the latest attempt → GPUs given; a new placement replaces it and the exits."""
+    said: Said | None = None
+    workers: dict[str, None] = field(default_factory=dict)
+    """Worker tasks of the latest attempt; a new placement replaces them, what they got, and the exits."""
+    given: Given | None = None
     exits: list[Run] = field(default_factory=list)
+    partly: bool = False
+    """Some of its workers had exited before this fold began: it teaches nothing."""
 
 
 class Ledger:
     """Folds records in the order of their partition. `fold` is the only writer."""
 
-    def __init__(self, jobs_topic: str, jobs_partition: int) -> None:
+    def __init__(
+        self, jobs_topic: str, jobs_partition: int, finished: Callable[[FinishedRun], None] | None = None
+    ) -> None:
+        """`finished` gets every succeeded run, sound or not."""
         self.history = History()
+        self.nearest = Nearest()
+        self.learning = True
+        """Whether ended runs teach; not while records are folded whose runs are known already."""
+        self.set_aside = 0
+        """Runs whose measurements cannot be true."""
+        self._finished = finished
+        self.cards: dict[str, Card] = {}
+        """Node → its GPUs; the same object for good."""
         self.live: dict[str, LiveJob] = {}
         self.jobs_offset = 0
         """Offset after the last record of the jobs partition that the placer answered."""
@@ -44,10 +82,35 @@ class Ledger:
         """Records that broke the chain and were skipped (LAW 3)."""
         self._head = GENESIS
         self._jobs = (jobs_topic, jobs_partition)
-        self._early: OrderedDict[str, None] = OrderedDict()
+        self._early: OrderedDict[str, Said] = OrderedDict()
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._again: list[str] = []
         self._job_of_task: dict[str, str] = {}
+
+    def begin_at(self, replica: Replica) -> None:
+        """Goes on from a fold of the cell that somebody else has made (a snapshot); only before the first `fold`.
+
+        Gangs of which some workers had exited teach nothing: a snapshot does not say what those used.
+        """
+        state, self._head = replica.state, replica.head
+        self.jobs_offset = state.positions.get(self._jobs, 0)
+        self.cards.update({node_id: card_of(node.spec) for node_id, node in state.nodes.items()})
+        self._early = OrderedDict((job_id, said(found)) for job_id, found in state.early_estimates.items())
+        for job in state.jobs.values():
+            estimate = job.estimate
+            live = LiveJob(
+                about(job.spec),
+                job.spec if estimate is None else None,
+                job.job_id,
+                None if estimate is None else said(estimate),
+            )
+            workers = {t: task for t, task in job.tasks.items() if task.place.role == "worker"}
+            if workers:
+                live.given = given([task.place for task in workers.values()], self.cards)
+                live.workers = dict.fromkeys(workers)
+                live.partly = any(task.exited_ms is not None for task in workers.values())
+                self._job_of_task.update(dict.fromkeys(workers, job.job_id))
+            self.live[job.job_id] = live
 
     @property
     def seq(self) -> int:
@@ -64,10 +127,11 @@ class Ledger:
         cause = record.cause
         if cause.topic is not None and (cause.topic, cause.partition) == self._jobs:
             self.jobs_offset = max(self.jobs_offset, cause.offset + 1)
+        at = At(record.seq, record.now_ms, cause.event_id)
         for fact in record.facts:
-            handler = _HANDLERS.get(fact.type)
+            handler = HANDLERS.get(fact.type)
             if handler is not None:
-                handler(self, record, fact.event())
+                handler(self, at, fact.event())
 
     def unestimated(self) -> list[tuple[str, LiveJob, JobSpec]]:
         """(job id, job, spec) of jobs without an estimate in the ledger, oldest first."""
@@ -79,66 +143,87 @@ class Ledger:
         found = [(job_id, self.live[job_id]) for job_id in again if job_id in self.live]
         return [(job_id, job, job.spec) for job_id, job in found if job.spec is not None]
 
-    def _submitted(self, record: RawRecord, fact: doors.JobSubmitted) -> None:
-        estimated = fact.job_id in self._early
-        self._early.pop(fact.job_id, None)
-        spec = None if estimated else fact.spec
+    def _submitted(self, at: At, fact: doors.JobSubmitted) -> None:
+        said_early = self._early.pop(fact.job_id, None)
+        spec = None if said_early is not None else fact.spec
         if self._forgotten.pop(fact.job_id, "") is None:
             self._again.append(fact.job_id)
-        self.live[fact.job_id] = LiveJob(key_of(fact.spec), spec, record.cause.event_id or fact.job_id)
+        event_id = at.event_id or fact.job_id
+        self.live[fact.job_id] = LiveJob(about(fact.spec), spec, event_id, said_early)
 
-    def _estimated(self, record: RawRecord, fact: doors.JobEstimated) -> None:
+    def _estimated(self, at: At, fact: doors.JobEstimated) -> None:
         job = self.live.get(fact.job_id)
         if job is not None:
             job.spec = None
+            job.said = said(fact.estimate)
             return
-        self._early[fact.job_id] = None
+        self._early[fact.job_id] = said(fact.estimate)
         if len(self._early) > MAX_EARLY:
             self._forgotten[self._early.popitem(last=False)[0]] = None
             if len(self._forgotten) > MAX_FORGOTTEN:
                 self._forgotten.popitem(last=False)
 
-    def _placed(self, record: RawRecord, fact: facts.PlacementDecided) -> None:
+    def _placed(self, at: At, fact: facts.PlacementDecided) -> None:
         job = self.live.get(fact.job_id)
         if job is None:
             return
         self._forget_attempt(job)
-        job.gpus = {place.task_id: len(place.gpus) for place in fact.tasks if place.role == "worker"}
-        for task_id in job.gpus:
+        workers = [place for place in fact.tasks if place.role == "worker"]
+        job.given = given(workers, self.cards)
+        job.workers = dict.fromkeys(place.task_id for place in workers)
+        for task_id in job.workers:
             self._job_of_task[task_id] = fact.job_id
 
-    def _exited(self, record: RawRecord, fact: doors.TaskExited) -> None:
+    def _exited(self, at: At, fact: doors.TaskExited) -> None:
         job = self.live.get(self._job_of_task.get(fact.task_id, ""))
-        if job is None or fact.cause != "exited" or fact.exit_code != 0:
+        if job is None or job.given is None or fact.cause != "exited" or fact.exit_code != 0:
             return
         used, run_ms = fact.usage, fact.exited_ms - fact.started_ms
         cpu_ms = bounded(used.cpu_ms)
         job.exits.append(
             Run(
-                ended_ms=record.now_ms,
-                seq=record.seq,
+                ended_ms=at.now_ms,
+                seq=at.seq,
                 run_ms=run_ms if run_ms >= 0 else UNKNOWN,
-                gpus=job.gpus[fact.task_id],
+                gpus=job.given.gpus,
                 busy_cores=cpu_ms / run_ms if run_ms > 0 else UNKNOWN,
                 host_memory_mib=bounded(used.host_memory_mib),
                 gpu_memory_mib=bounded(used.gpu_memory_mib),
                 gpu_utilisation_percent=bounded(used.gpu_utilisation_percent),
+                gpu_utilisation_std=bounded(used.gpu_utilisation_std),
             )
         )
 
-    def _ended(self, record: RawRecord, fact: facts.JobEnded) -> None:
+    def _ended(self, at: At, fact: facts.JobEnded) -> None:
         job = self.live.pop(fact.job_id, None)
         if job is None:
             return
-        if fact.outcome == "succeeded" and job.exits:
-            self.history.add(job.key, whole_job(job.exits))
+        teaches = fact.outcome == "succeeded" and self.learning and not job.partly
+        if teaches and job.exits and job.given is not None:
+            self._learn(at.seq, fact.job_id, job, job.given)
         self._forget_attempt(job)
 
+    def _learn(self, seq: int, job_id: str, job: LiveJob, given: Given) -> None:
+        measured = whole_job(job.exits)
+        why = doubt(measured, given)
+        if why:
+            self.set_aside += 1
+        else:
+            self.history.add(job.about.key, measured)
+            self.nearest.add(job.about, measured)
+        if self._finished is not None:
+            self._finished(FinishedRun(seq, job_id, job.about, given, job.said, measured, why))
+
     def _forget_attempt(self, job: LiveJob) -> None:
-        for task_id in job.gpus:
+        for task_id in job.workers:
             self._job_of_task.pop(task_id, None)
-        job.gpus = {}
+        job.workers = {}
+        job.given = None
         job.exits = []
+        job.partly = False
+
+    def _node(self, at: At, fact: doors.NodeJoined | doors.NodeChanged) -> None:
+        self.cards[fact.node.node_id] = card_of(fact.node)
 
 
 def whole_job(exits: list[Run]) -> Run:
@@ -151,12 +236,15 @@ def whole_job(exits: list[Run]) -> Run:
     return largest._replace(gpu_utilisation_percent=sum(utilisation) / len(utilisation))
 
 
-_HANDLERS: Mapping[str, Callable[[Ledger, RawRecord, Any], None]] = MappingProxyType(
+HANDLERS: Mapping[str, Callable[[Ledger, At, Any], None]] = MappingProxyType(
     {
         wire_type(doors.JobSubmitted): Ledger._submitted,
         wire_type(doors.JobEstimated): Ledger._estimated,
         wire_type(facts.PlacementDecided): Ledger._placed,
         wire_type(doors.TaskExited): Ledger._exited,
         wire_type(facts.JobEnded): Ledger._ended,
+        wire_type(doors.NodeJoined): Ledger._node,
+        wire_type(doors.NodeChanged): Ledger._node,
     }
 )
+"""Wire type of a fact → what it does to the fold."""

@@ -32,6 +32,7 @@ class Run(NamedTuple):
     host_memory_mib: float = UNKNOWN
     gpu_memory_mib: float = UNKNOWN
     gpu_utilisation_percent: float = UNKNOWN
+    gpu_utilisation_std: float = UNKNOWN
 
 
 WIDTH = len(Run._fields)

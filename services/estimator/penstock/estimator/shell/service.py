@@ -1,8 +1,8 @@
 """The estimator's loop: fold the ledger, estimate what is submitted, append, wait for the append.
 
-It stores nothing of its own. After a restart it folds the ledger, estimates every job that the ledger knows
+After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job that the ledger knows
 without an estimate, and reads on where the placer has read to. An estimate that is sent twice has the same id,
-and the placer rejects the second.
+and the placer rejects the second. What finished runs teach is kept by the `Learner`, beside this loop.
 """
 
 import asyncio
@@ -15,12 +15,15 @@ from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import key_of
+from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.training import Learned, ModelTier
+from penstock.estimator.shell.learner import Learner
 from penstock.events.doors import JobEstimated, JobSubmitted
 from penstock.events.envelope import Envelope, from_wire, to_wire
 from penstock.events.errors import EventError
 from penstock.events.topics import Topic
 from penstock.kernel.clock import wall_ms
-from penstock.kernel.errors import AppendFailed
+from penstock.kernel.errors import AppendFailed, StoreError
 from penstock.kernel.failpoints import hit
 from penstock.kernel.log import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.kernel.open_log import open_log
@@ -54,8 +57,21 @@ class Estimator:
         self._jobs = Partition(Topic.JOBS, settings.cell_index)
         self._ledger_partition = Partition(Topic.LEDGER, settings.cell_index)
         self._estimates = Partition(Topic.ESTIMATES, settings.cell_index)
-        self.ledger = Ledger(self._jobs.topic, self._jobs.index)
-        self._tiers: Sequence[Tier] = (HistoryTier(self.ledger.history),)
+        self.learner = (
+            Learner(settings.dsn, settings.cell, log, self._estimates, self._use) if settings.dsn else None
+        )
+        finished = self.learner.finished if self.learner is not None else None
+        self.ledger = Ledger(self._jobs.topic, self._jobs.index, finished)
+        self._model = ModelTier(self.ledger.cards)
+        self._tiers: Sequence[Tier] = (
+            HistoryTier(self.ledger.history),
+            self._model,
+            NearestTier(self.ledger.nearest),
+        )
+
+    def _use(self, model: Learned) -> None:
+        """From the next estimate on."""
+        self._model.use(model)
 
     async def catch_up(self) -> Reader:
         """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
@@ -82,14 +98,28 @@ class Estimator:
         """Returns the offset of the next record to read."""
         partition = self._ledger_partition
         end = (await self._log.end_offsets([partition]))[partition]
-        reader = self._log.reader({partition: 0})
+        start = known = 0
+        if self.learner is not None:
+            try:
+                start = await self.learner.begin(self.ledger, end)
+                known = self.learner.learned_from
+            except StoreError as error:
+                LOG.warning("%s; folding from the beginning", error)
+        reader = self._log.reader({partition: start})
         try:
             while reader.position(partition) < end:
                 for record in await reader.read():
+                    self.ledger.learning = record.offset >= known
                     self.ledger.fold(record.value)
+            self.ledger.learning = True
+            self._folded_to(reader.position(partition))
             return reader.position(partition)
         finally:
             await reader.close()
+
+    def _folded_to(self, offset: int) -> None:
+        if self.learner is not None:
+            self.learner.read_to(offset)
 
     async def work(self, reader: Reader) -> None:
         """For ever: one read, one append."""
@@ -99,6 +129,7 @@ class Estimator:
             for record in records:
                 if record.partition == self._ledger_partition:
                     self.ledger.fold(record.value)
+            self._folded_to(reader.position(self._ledger_partition))
             answers = [self._answer(record) for record in records if record.partition == self._jobs]
             messages = [message for message in answers if message is not None]
             messages += [
@@ -192,11 +223,16 @@ async def _until(stop: asyncio.Event, estimator: Estimator, ready: asyncio.Event
             await reader.close()
 
     tasks = [asyncio.ensure_future(serve()), asyncio.ensure_future(stop.wait())]
+    if estimator.learner is not None:
+        tasks.append(asyncio.ensure_future(estimator.learner.work()))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
-        served, _ = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(served, Exception):
-        raise served
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        if estimator.learner is not None:
+            await estimator.learner.close()
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from penstock.gateway.core.cursor import MAX_N, Cursor, read_cursor
+from penstock.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
 from penstock.gateway.core.problems import BadField, Problem, invalid
 from penstock.gateway.shell.door import Door, door_of
 
@@ -30,8 +30,11 @@ async def stream(
     after: Annotated[
         str | None, Query(max_length=64, description="As Last-Event-ID; 0 for everything that is kept")
     ] = None,
+    until: Annotated[
+        int | None, Query(ge=0, le=MAX_SEQ, description="End after this record, instead of never")
+    ] = None,
 ) -> StreamingResponse:
-    """Events from now on, or from `Last-Event-ID` on."""
+    """Events from now on, or from `Last-Event-ID` on; for ever, or until a record."""
     door = door_of(request)
     if door.streams >= MAX_STREAMS:
         raise Problem(429, "overloaded", f"{door.streams} streams are open already", retry_after_s=5)
@@ -40,7 +43,7 @@ async def stream(
         text, name = after, "after"
     cursor = await _start(door, None if text is None else read_cursor(text, name), name)
     return StreamingResponse(
-        _frames(door, cursor, job),
+        _frames(door, cursor, job, MAX_SEQ if until is None else until),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -64,20 +67,23 @@ async def _start(door: Door, cursor: Cursor | None, name: str) -> Cursor:
     return cursor
 
 
-async def _frames(door: Door, cursor: Cursor, job_id: str | None) -> AsyncIterator[bytes]:
-    """Frames until the client leaves or the gateway stops."""
+async def _frames(door: Door, cursor: Cursor, job_id: str | None, until: int) -> AsyncIterator[bytes]:
+    """Frames until the client leaves, the gateway stops, or all of record `until` is sent."""
     door.streams += 1
     stopping = asyncio.ensure_future(door.stopping.wait())
     try:
         yield f"retry: {RECONNECT_MS}\n\n".encode()
         while not stopping.done():
-            turn = door.store.turn()
+            turn, projected = door.store.turn(), door.store.projected_seq
             rows = await door.store.events_after(cursor, job_id, PAGE)
-            if rows:
-                cursor = Cursor(rows[-1]["seq"], rows[-1]["n"])
+            wanted = [row for row in rows if row["seq"] <= until]
+            if wanted:
+                cursor = Cursor(wanted[-1]["seq"], wanted[-1]["n"])
                 yield b"".join(
-                    f"id: {row['seq']}.{row['n']}\ndata: {row['event']}\n\n".encode() for row in rows
+                    f"id: {row['seq']}.{row['n']}\ndata: {row['event']}\n\n".encode() for row in wanted
                 )
+            if len(wanted) < len(rows) or (len(rows) < PAGE and projected >= until):
+                return
             if len(rows) < PAGE:
                 wake = asyncio.ensure_future(turn.wait())
                 done, _ = await asyncio.wait(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from penstock.cluster.nouns import NodeSpec
+from penstock.cluster.nouns import WHOLE_GPU, NodeSpec
 from penstock.events.facts import Peer, StartTask
 
 INHERITED = (
@@ -55,6 +55,7 @@ def task_environment(
         "PENSTOCK_TOKEN": str(order.token),
         "PENSTOCK_ROLE": place.role,
         "PENSTOCK_GPUS": ",".join(map(str, place.gpus)),
+        "PENSTOCK_GPU_SHARE": f"{place.gpu_share_milli / WHOLE_GPU:g}",
         "PENSTOCK_CORES": ",".join(map(str, place.cores)),
         "PENSTOCK_HOST_MEMORY_MIB": str(place.host_memory_mib),
         "PENSTOCK_GPU_MEMORY_MIB": str(place.gpu_memory_mib),

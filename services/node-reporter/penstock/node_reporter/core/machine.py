@@ -16,11 +16,14 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 """
 
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from penstock.cluster.nouns import Usage
+import msgspec
+from msgspec.structs import replace
+
+from penstock.cluster.nouns import WHOLE_GPU, Usage
+from penstock.cluster.trusted import trusted
 from penstock.events.base import Event
 from penstock.events.doors import OrderRefused, TaskExited, TaskStarted
 from penstock.events.facts import CheckpointTask, Order, SetBandwidth, SetCores, StartTask, StopTask
@@ -48,15 +51,13 @@ Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wron
 # ------------------------------------------------------------------------------------------------ inputs
 
 
-@dataclass(frozen=True, slots=True)
-class OrderRead:
+class OrderRead(msgspec.Struct, frozen=True):
     order: Order
     now_ms: int
     context: Context = NO_CONTEXT
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(msgspec.Struct, frozen=True):
     """The program runs (its exec succeeded)."""
 
     task_id: str
@@ -66,8 +67,7 @@ class Spawned:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How a task ended. Without code, signal and failure nobody could read it: it is lost."""
 
     exited_ms: int
@@ -81,8 +81,7 @@ class Outcome:
     usage: Usage = NOTHING_MEASURED
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True):
     """No process of this task is left; proven."""
 
     task_id: str
@@ -90,14 +89,12 @@ class Gone:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class GraceOver:
+class GraceOver(msgspec.Struct, frozen=True):
     task_id: str
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     now_ms: int
     grace_ms: int
 
@@ -108,19 +105,16 @@ Input = OrderRead | Spawned | Gone | GraceOver | Drain
 # ----------------------------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True):
     event: Event
     context: Context
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True):
     order: StartTask
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
 
     task_id: str
@@ -128,8 +122,7 @@ class Signal:
     number: signal.Signals
 
 
-@dataclass(frozen=True, slots=True)
-class KillAt:
+class KillAt(msgspec.Struct, frozen=True):
     """Feed `GraceOver` at this time."""
 
     task_id: str
@@ -137,15 +130,13 @@ class KillAt:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SetAffinity:
+class SetAffinity(msgspec.Struct, frozen=True):
     task_id: str
     token: int
     cores: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """For the service's log: an order that is not for us any more, or that this node cannot carry out."""
 
     text: str
@@ -159,7 +150,7 @@ def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns everything in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
-        if isinstance(decision, Put | Forget):
+        if isinstance(decision, Put):
             evolve(state, decision)
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -174,22 +165,30 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
     """What follows from one input. A generator: `step` folds each change before the next is asked for."""
     match given:
         case OrderRead(order=StartTask() as order):
-            yield from _start(state, order, given.context)
+            return _start(state, order, given.context)
         case OrderRead(order=StopTask() as order):
-            yield from _stop_ordered(state, order, given.now_ms, given.context)
+            return _stop_ordered(state, order, given.now_ms, given.context)
         case OrderRead(order=order):
-            yield from _adjust(state, order)
+            return _adjust(state, order)
         case Spawned():
-            yield from _spawned(state, given)
+            return _spawned(state, given)
         case Gone():
-            yield from _gone(state, given)
-        case GraceOver(task_id, token):
-            task = state.tasks.get(task_id)
-            if task is not None and task.token == token and task.status is Status.STOPPING:
-                yield Signal(task_id, token, signal.SIGKILL)
-        case Drain(now_ms, grace_ms):
-            for task in (*state.waiting(), *state.live()):
-                yield from _stop(task, grace_ms, now_ms, "the node is being drained")
+            return _gone(state, given)
+        case GraceOver():
+            return _grace_over(state, given)
+        case Drain():
+            return _drain(state, given)
+
+
+def _grace_over(state: NodeState, given: GraceOver) -> Iterator[Decision]:
+    task = state.tasks.get(given.task_id)
+    if task is not None and task.token == given.token and task.status is Status.STOPPING:
+        yield Signal(task.task_id, task.token, signal.SIGKILL)
+
+
+def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:
+    for task in (*state.waiting(), *state.live()):
+        yield from _stop(task, given.grace_ms, given.now_ms, "the node is being drained")
 
 
 # ------------------------------------------------------------------------------------------------- start
@@ -198,6 +197,9 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
 def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Decision]:
     if order.boot_id != state.boot_id:
         yield Note(f"{order.task_id}: start order {order.token} is for boot {order.boot_id}, which is over")
+        return
+    if 0 < order.incarnation < state.incarnation:  # the cell may have given it up when this node left
+        yield Note(f"{order.task_id}: start order {order.token} is of before this node joined; ignored")
         return
     known = state.find(order.task_id)
     if known is not None and known.token == order.token:
@@ -215,16 +217,16 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
             yield Put(Task(order.task_id, order.token, order.boot_id, Status.ENDED, answer=refusal))
         yield Emit(refusal, context)
         return
-    rivals = [task for task in state.tasks.values() if set(task.gpus) & set(order.place.gpus)]
-    for task in sorted(rivals, key=lambda t: (t.token, t.task_id)):
-        if task.status is Status.WAITING and task.token < order.token:
-            yield from _supersede(task, order.token)
-    blocked = any(not (task.status is Status.WAITING and task.token < order.token) for task in rivals)
-    status = Status.WAITING if blocked else Status.STARTING
-    yield Put(
-        Task(order.task_id, order.token, order.boot_id, status, order.place.gpus, order, context=context)
+    task = Task(
+        order.task_id, order.token, order.boot_id, Status.WAITING, order.place.gpus, order, context=context
     )
-    if not blocked:
+    for rival in state.waiting():
+        if rival.token < order.token and _exclude(rival, task):
+            yield from _supersede(rival, order.token)
+    if not _room(state.tasks.values(), task):
+        yield Put(task)
+    else:
+        yield Put(replace(task, status=Status.STARTING))
         yield Spawn(order)
 
 
@@ -243,15 +245,15 @@ def _unacceptable(
     if place.node_id != state.node_id or place.task_id != order.task_id:
         detail = f"the place names task {place.task_id} on node {place.node_id}"
         return _refusal(order, "wrong_node", highest, detail)
-    unknown = sorted(gpu for gpu in place.gpus if gpu >= state.gpu_count)
-    if unknown:
-        detail = f"GPU {unknown[0]} is not on this node, which has {state.gpu_count}"
+    if max(place.gpus, default=-1) >= state.gpu_count:
+        unknown = min(gpu for gpu in place.gpus if gpu >= state.gpu_count)
+        detail = f"GPU {unknown} is not on this node, which has {state.gpu_count}"
         return _refusal(order, "unknown_gpu", highest, detail)
     if known is not None and known.status is not Status.ENDED:
         return _refusal(order, "occupied", highest, f"the same task is {known.status} under {known.token}")
     if len(state.tasks) >= MAX_TASKS:
         return _refusal(order, "occupied", highest, f"{MAX_TASKS} tasks are here already")
-    if len(state.waiting()) >= MAX_WAITING:
+    if len(state.tasks) >= MAX_WAITING and len(state.waiting()) >= MAX_WAITING:
         return _refusal(order, "occupied", highest, f"{MAX_WAITING} orders wait for predecessors already")
     return None
 
@@ -288,7 +290,8 @@ def _started(task: Task) -> Emit:
     assert task.pid is not None
     assert task.started_ms is not None
     return Emit(
-        TaskStarted(
+        trusted(
+            TaskStarted,
             node_id=task.order.node_id,
             task_id=task.task_id,
             token=task.token,
@@ -370,14 +373,29 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     yield Put(replace(task, status=Status.ENDED, order=None, answer=exited))
     yield Emit(exited, task.context)
     for heir in state.waiting():
-        if _free(state, heir):
+        older = [task for task in state.waiting() if task.token < heir.token]
+        if _room((*state.live(), *older), heir):
             assert heir.order is not None
             yield Put(replace(heir, status=Status.STARTING))
             yield Spawn(heir.order)
 
 
-def _free(state: NodeState, heir: Task) -> bool:
-    return not any(set(task.gpus) & set(heir.gpus) for task in state.live())
+def _exclude(one: Task, other: Task) -> bool:
+    """Whether the cell cannot want both at once: they meet on a GPU, and one of them has it whole."""
+    return bool(set(one.gpus) & set(other.gpus)) and WHOLE_GPU in (one.share_milli, other.share_milli)
+
+
+def _room(others: Iterable[Task], task: Task) -> bool:
+    """Whether each of its GPUs has so much left beside the others."""
+    own = set(task.gpus)
+    met = [other for other in others if not own.isdisjoint(other.gpus)]
+    if not met:
+        return True
+    left = dict.fromkeys(own, WHOLE_GPU - task.share_milli)
+    for other in met:
+        for gpu in own.intersection(other.gpus):
+            left[gpu] -= other.share_milli
+    return all(milli >= 0 for milli in left.values())
 
 
 def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:

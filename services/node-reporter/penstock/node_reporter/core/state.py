@@ -7,6 +7,9 @@ the same thing.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
+from penstock.cluster.nouns import WHOLE_GPU
 from penstock.events.doors import OrderRefused, TaskExited
 from penstock.events.facts import StartTask
 
@@ -24,8 +27,7 @@ class Status(StrEnum):
 LIVE = frozenset({Status.STARTING, Status.RUNNING, Status.STOPPING})
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """The tracing context of the order that a task came from; its events carry it on."""
 
     traceparent: str | None = None
@@ -36,8 +38,7 @@ class Context:
 NO_CONTEXT = Context()
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One task under one token. `answer` is what the node said at its end, to be repeated when asked again."""
 
     task_id: str
@@ -57,6 +58,11 @@ class Task:
     refused_token: int = -1
     """The highest token under which the same task was refused because this one was alive; never obeyed later."""
 
+    @property
+    def share_milli(self) -> int:
+        """Thousandths of each of its GPUs; others may have the rest."""
+        return WHOLE_GPU if self.order is None else self.order.place.gpu_share_milli
+
 
 @dataclass(slots=True)
 class NodeState:
@@ -65,6 +71,8 @@ class NodeState:
     node_id: str
     boot_id: str
     gpu_count: int
+    incarnation: int = 0
+    """Of its latest joining."""
     gpu_tokens: dict[int, int] = field(default_factory=dict)
     """Per GPU the highest token ever accepted (LAW 4)."""
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -79,27 +87,26 @@ class NodeState:
 
     def live(self) -> list[Task]:
         """Tasks that have, or are about to have, a process; by token and id."""
-        return sorted(
-            (task for task in self.tasks.values() if task.status in LIVE), key=lambda t: (t.token, t.task_id)
-        )
+        return _in_order([task for task in self.tasks.values() if task.status in LIVE])
 
     def waiting(self) -> list[Task]:
         """Accepted orders whose predecessor is still alive; by token and id."""
-        return sorted(
-            (task for task in self.tasks.values() if task.status is Status.WAITING),
-            key=lambda t: (t.token, t.task_id),
-        )
+        return _in_order([task for task in self.tasks.values() if task.status is Status.WAITING])
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+def _in_order(tasks: list[Task]) -> list[Task]:
+    if len(tasks) > 1:
+        tasks.sort(key=lambda task: (task.token, task.task_id))
+    return tasks
+
+
+class Put(msgspec.Struct, frozen=True):
     """A task has this state now; its GPUs' highest tokens rise to its token."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """An ended task leaves the memory."""
 
     task_id: str
@@ -111,28 +118,31 @@ Change = Put | Forget
 
 def evolve(state: NodeState, change: Change) -> None:
     """Applies one change; mechanical."""
-    match change:
-        case Put(task):
-            for gpu in task.gpus:
-                state.gpu_tokens[gpu] = max(task.token, state.gpu_tokens.get(gpu, -1))
-            state.ended.pop(task.task_id, None)
-            if task.status is Status.ENDED:
-                state.tasks.pop(task.task_id, None)
-                state.ended[task.task_id] = task
-            else:
-                state.tasks[task.task_id] = task
-        case Forget(task_id, token):
-            state.ended.pop(task_id, None)
-            state.forgotten_token = max(state.forgotten_token, token)
+    if isinstance(change, Forget):
+        state.ended.pop(change.task_id, None)
+        state.forgotten_token = max(state.forgotten_token, change.token)
+        return
+    task = change.task
+    for gpu in task.gpus:
+        if state.gpu_tokens.get(gpu, -1) < task.token:
+            state.gpu_tokens[gpu] = task.token
+    state.ended.pop(task.task_id, None)
+    if task.status is Status.ENDED:
+        state.tasks.pop(task.task_id, None)
+        state.ended[task.task_id] = task
+    else:
+        state.tasks[task.task_id] = task
 
 
 def check(state: NodeState) -> None:
-    """Raises AssertionError when an invariant is broken: one live task per GPU, none older than its GPU's token."""
-    holder: dict[int, Task] = {}
+    """Raises AssertionError when an invariant is broken: no GPU given twice, no task older than its GPU's token."""
+    holders: dict[int, list[Task]] = {}
     for task in state.live():
         for gpu in task.gpus:
-            assert gpu not in holder, f"GPU {gpu}: {task.task_id} and {holder[gpu].task_id} at once"
-            holder[gpu] = task
+            holders.setdefault(gpu, []).append(task)
+    for gpu, tasks in holders.items():
+        told = " and ".join(f"{task.task_id} ({task.share_milli}/1000)" for task in tasks)
+        assert sum(task.share_milli for task in tasks) <= WHOLE_GPU, f"GPU {gpu}: {told} at once"
     for task in state.tasks.values():
         assert all(task.token <= state.gpu_tokens[gpu] for gpu in task.gpus), task
         assert task.order is not None, task

@@ -12,7 +12,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.cluster.nouns import NodeSpec
 from penstock.events.base import Event
@@ -354,6 +355,7 @@ class Node:
         """Says what this node is and what is (or is about to be) alive on it."""
         # Above the last one even if the journal is new: then this machine's own clock has moved on.
         number = max(self.journal.number("incarnation", 0) + 1, wall_ms())
+        self.state.incarnation = number
         tasks = sorted(self.state.tasks.values(), key=lambda task: task.task_id)
         running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
         joined = NodeJoined(node=self.spec, tasks=running, incarnation=number)

@@ -11,16 +11,18 @@ from typing import Any
 
 from penstock.cluster.moves import JobStatus, NodeStatus, TaskStatus
 from penstock.cluster.nouns import MAX_GANG_TASKS, MAX_TEXT
+from penstock.cluster.trusted import trusted
 from penstock.events import doors, facts
 from penstock.events.base import Event
 from penstock.events.facts import PlacementExplanation, PlacerSettings
 from penstock.ledger.evolve import job_of_task
+from penstock.ledger.index import bits
 from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
-from penstock.placer.core.common import stop, timer
+from penstock.placer.core.common import stop, succeeded, timer
 from penstock.placer.core.plans import ask_plan, carry_on
-from penstock.policies.base import Chance, Plan, Preemptive, Replanning, assign
+from penstock.policies.base import Chance, Plan, Preemptive, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
-from penstock.policies.profiles import policy_for
+from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.validate import validate
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
@@ -40,20 +42,36 @@ class Decider:
     """The choices under one set of settings."""
 
     def __init__(self, settings: PlacerSettings) -> None:
-        self.settings = settings
+        self.settings = in_force(settings)
         self.policy = policy_for(settings)
         self._replanner = self.policy if isinstance(self.policy, Replanning) else None
+        self._judged = -1
+        """Capacity version at which `_judge_queue` last found nobody more; only saves work."""
+        self._queueing = self.policy if isinstance(self.policy, Queueing) else None
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
-        self._chance = Chance(settings.seed, "")
+        self._event_id = ""
+        self._made: Chance | None = None
 
     def decide(self, state: CellState, event: Event, event_id: str) -> Iterator[Event]:
         """The decisions that follow from an event already folded. `event_id` seeds chance."""
         self.explanations = []
-        self._chance = Chance(self.settings.seed, event_id)
+        self._event_id = event_id
+        self._made = None
         choose = CHOICES.get(event.TYPE)
-        if choose is not None:
-            yield from choose(self, state, event)
+        return iter(()) if choose is None else choose(self, state, event)
+
+    @property
+    def drew(self) -> bool:
+        """Whether chance had a part in the last decision."""
+        return self._made is not None and self._made.drawn
+
+    @property
+    def _chance(self) -> Chance:
+        """Of the current event; made at first use."""
+        if self._made is None:
+            self._made = Chance(self.settings.seed, self._event_id)
+        return self._made
 
     # ------------------------------------------------------------------------------------------ jobs
 
@@ -104,6 +122,8 @@ class Decider:
             return
         if self._replanner is not None:
             yield from ask_plan(state)
+        elif self._queueing is not None:
+            yield from self._place_waiting(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
 
@@ -111,6 +131,33 @@ class Decider:
         """It would not fit even the empty cell: nobody waits behind it, and it ends unless a node comes in time."""
         yield facts.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
         yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
+
+    def _queue_again(self, state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
+        """At its old place. Meanwhile the cell may have become too small for it."""
+        yield trusted(
+            facts.JobRequeued, job_id=job.job_id, attempt=job.attempt, reason=reason, not_before_ms=None
+        )
+        if self._replanner is not None and (why := never_fits(state, job.demand)) is not None:
+            yield from self._set_aside(state, job, why)
+
+    def _judge_queue(self, state: CellState) -> Iterator[Event]:
+        """A replanning policy tries no head of the queue: whoever can never run is found when the cell changes."""
+        fitting: set[tuple[object, ...]] = set()
+        found = 0
+        for job_id in list(state.queue.values()):
+            job = state.jobs[job_id]
+            if (key := job.demand.key) in fitting:
+                continue
+            reason = never_fits(state, job.demand)
+            if reason is None:
+                fitting.add(key)
+                continue
+            if found == MAX_RECONSIDERED_PER_RECORD:
+                yield timer(state, "cell", "place_more", 0)
+                return
+            found += 1
+            yield from self._set_aside(state, job, reason)
+        self._judged = state.capacity_version
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
@@ -147,7 +194,8 @@ class Decider:
             yield stop(victim, "preempted")
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
-        """Something was freed: FIFO with a bounded backfill window; equal demands are tried once.
+        """Something was freed: FIFO with a bounded backfill window, or the policy's own order; equal demands are
+        tried once.
 
         The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
         """
@@ -159,7 +207,11 @@ class Decider:
         hopeless: set[tuple[object, ...]] = set()
         passed = placed = tasks = aside = 0
         reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
-        for job_id in list(islice(state.queue.values(), reach)):
+        if self._queueing is None:
+            waiting = iter(list(islice(state.queue.values(), reach)))
+        else:
+            waiting = islice(self._queueing.order(state), reach)
+        for job_id in waiting:
             job = state.jobs[job_id]
             head = state.head_of_queue()
             if passed >= self.settings.backfill_window:
@@ -200,7 +252,8 @@ class Decider:
             yield from self._place_waiting(state)
 
     def _exited(self, state: CellState, event: doors.TaskExited | doors.OrderRefused) -> Iterator[Event]:
-        yield from self._spoke(state, event.node_id)
+        if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
+            yield from self._spoke(state, event.node_id)
         yield from self._after_exit(state, state.jobs[event.task_id.rsplit(".", 2)[0]])
         yield from self._place_waiting(state)
 
@@ -227,7 +280,7 @@ class Decider:
             if living:
                 yield stop(job, "completed")
             else:
-                yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
+                yield succeeded(job)
 
     def _stopped(self, state: CellState, job: JobState) -> Iterator[Event]:
         """Every task of a stopped gang is proven dead."""
@@ -239,13 +292,13 @@ class Decider:
                     job_id=job.job_id, outcome="timed_out_running", reason="ran longer than run_timeout"
                 )
             case "completed":
-                yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
+                yield succeeded(job)
             case "preempted" | "migrated" as reason:
                 if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
                     # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
-                    yield facts.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0)
+                    yield succeeded(job)
                 else:
-                    yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason=reason)
+                    yield from self._queue_again(state, job, reason)
             case _:
                 yield from self._failed(state, job)
 
@@ -253,14 +306,14 @@ class Decider:
         """The attempt failed and holds nothing any more: try again, later, or end."""
         cause = job.failure_cause
         if cause == "stopped":
-            yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="drained")
+            yield from self._queue_again(state, job, "drained")
             return
         if cause in LOST and job.losses < MAX_LOSSES:
             if cause == "refused":
                 yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
                 yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
             else:
-                yield facts.JobRequeued(job_id=job.job_id, attempt=job.attempt, reason="node_lost")
+                yield from self._queue_again(state, job, "node_lost")
             return
         retry = job.spec.retry
         used = job.attempt - job.infrastructure_retries
@@ -348,7 +401,9 @@ class Decider:
 
     def _accept_losses(self, state: CellState) -> Iterator[Event]:
         """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
-        left = [node for node in state.nodes.values() if node.leaving and node.status is NodeStatus.SUSPECT]
+        index = state.index
+        silent = index.known & ~index.placeable & ~index.gone
+        left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
         lost = 0
         for number, node in enumerate(left):
             lost += len(node.tasks)
@@ -381,8 +436,11 @@ class Decider:
         if kind == "place_more":
             if not state.frozen:
                 yield from self._accept_losses(state)
-            yield from self._reconsider(state)
+            if state.unschedulable:
+                yield from self._reconsider(state)
             if self._replanner is not None:
+                if self._judged != state.capacity_version:
+                    yield from self._judge_queue(state)
                 yield from carry_on(state, self._replanner, self._chance, self._carry_out)
             else:
                 yield from self._place_waiting(state)

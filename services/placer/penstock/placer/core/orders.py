@@ -3,12 +3,29 @@
 from collections.abc import Iterable, Iterator
 
 from penstock.cluster.moves import TaskStatus
-from penstock.events.facts import Order, Peer, StartTask, StopTask
+from penstock.cluster.nouns import TaskPlacement
+from penstock.cluster.trusted import trusted
+from penstock.events.base import Event
+from penstock.events.doors import NodeJoined
+from penstock.events.facts import Order, Peer, PlacementDecided, StartTask, StopDecided, StopTask
 from penstock.ledger.state import CellState, JobState, TaskState
 
 STRAY_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
+
+
+def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
+    """What follows from one fact of record `seq`, which was read back as valid."""
+    match fact:
+        case PlacementDecided(job_id=job_id):
+            return start_orders(state, job_id, seq)
+        case StopDecided(job_id=job_id):
+            return stop_orders(state, job_id, seq)
+        case NodeJoined(node=node):
+            return outstanding(state, [node.node_id], seq)
+        case _:
+            return ()
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -68,27 +85,33 @@ def stray_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
 
 
 def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
-    places = [task.place for task in job.tasks.values()]
+    nodes = state.nodes
     return tuple(
-        Peer(
+        trusted(
+            Peer,
             rank=place.rank,
             role=place.role,
             node_id=place.node_id,
-            address=state.nodes[place.node_id].spec.address,
+            address=nodes[place.node_id].spec.address,
         )
-        for place in places
+        for place in [task.place for task in job.tasks.values()]
     )
 
 
 def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...]) -> StartTask:
     place = task.place
-    return StartTask(
+    if not isinstance(place, TaskPlacement):  # read back from a ledger
+        place = TaskPlacement.model_validate(place)
+    node = state.nodes[place.node_id]
+    return trusted(
+        StartTask,
         token=job.token,
         node_id=place.node_id,
         task_id=place.task_id,
         job_id=job.job_id,
         attempt=job.attempt,
-        boot_id=state.nodes[place.node_id].spec.boot_id,
+        boot_id=node.spec.boot_id,
+        incarnation=node.incarnation,
         command=job.spec.command,
         env=job.spec.env,
         workdir=job.spec.workdir,
@@ -100,7 +123,8 @@ def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, 
 
 
 def _stop(job: JobState, task: TaskState) -> StopTask:
-    return StopTask(
+    return trusted(
+        StopTask,
         token=job.stop_token,
         node_id=task.place.node_id,
         task_id=task.place.task_id,

@@ -2,19 +2,24 @@
 
 A plan that stops somebody places nobody: it is made anew, and is the same, when the first of its stops is
 proven. So `place` finds the cell as the plan meant it.
+
+Ideal: who fits beside is placed at once. Departure: plans count GPUs, nodes are found later, and a job placed now may
+take the very node on which a larger one would have fitted; that one would then need others to move. Knowing that it
+does not means placing the whole plan on a copy of the nodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.cluster.moves import JobStatus
 from penstock.cluster.nouns import MAX_GANG_TASKS
+from penstock.cluster.trusted import trusted
 from penstock.events import facts
 from penstock.events.base import Event
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState, JobState
 from penstock.placer.core.common import stop, timer
 from penstock.policies.base import Chance, Plan, Replanning
-from penstock.policies.replan import holding, make_room
+from penstock.policies.replan import make_room
 
 MAX_PLACED = 32  # in one record, which must stay under 64 KiB
 MAX_TASKS = MAX_GANG_TASKS  # placed in one record
@@ -39,10 +44,13 @@ def carry_on(state: CellState, policy: Replanning, chance: Chance, place: Place)
     if plan.wake_ms is not None:
         yield timer(state, "cell", "place_more", plan.wake_ms - state.now_ms)
     if plan.ranks:
-        yield facts.JobsRanked(ranks=plan.ranks)
+        yield trusted(facts.JobsRanked, ranks=plan.ranks)
     chosen = set(plan.chosen)
-    running = [job for job in holding(state) if job.status is not JobStatus.STOPPING]
-    victims = [job.job_id for job in running if job.job_id not in chosen]
+    superfluous = sorted(
+        (order for order, job_id in state.holding.items() if job_id not in chosen), reverse=True
+    )
+    victims = [state.holding[order] for order in superfluous]
+    victims = [job_id for job_id in victims if state.jobs[job_id].status is not JobStatus.STOPPING]
     if victims:
         yield from _stop_all(state, policy, victims, None)
         return
@@ -66,7 +74,7 @@ def _place_all(
         if plan is not None:
             yield from place(state, job, plan)
             continue
-        if any(other.status is JobStatus.STOPPING for other in holding(state)):
+        if any(other.status is JobStatus.STOPPING for other in state.holders()):
             return
         moved = make_room(state, job)
         if moved:
@@ -79,7 +87,11 @@ def _stop_all(
 ) -> Iterator[Event]:
     for job_id in job_ids[:MAX_STOPPED]:
         job = state.jobs[job_id]
-        yield facts.JobPreempted(
-            job_id=job_id, attempt=job.attempt, by_job_id=by_job_id, reason=f"profile {policy.name}"
+        yield trusted(
+            facts.JobPreempted,
+            job_id=job_id,
+            attempt=job.attempt,
+            by_job_id=by_job_id,
+            reason=f"profile {policy.name}",
         )
         yield stop(job, "preempted")

@@ -1,7 +1,8 @@
 """One input in, one record's content out (LAW 2): guard, fold, decide, fold each decision at once."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.events.base import Event
 from penstock.events.facts import PlacementExplanation, TermStarted
@@ -11,7 +12,7 @@ from penstock.placer.core.decide import Decider
 from penstock.placer.core.guard import refusal
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """The content of the record that answers one input."""
 
     outcome: str

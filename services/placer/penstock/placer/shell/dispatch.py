@@ -4,16 +4,15 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from penstock.events.base import Event
-from penstock.events.doors import NodeJoined
 from penstock.events.envelope import Envelope, to_wire
-from penstock.events.facts import Order, PlacementDecided, PlacementExplanation, StartTask, StopDecided
+from penstock.events.facts import Order, PlacementExplanation, StartTask
 from penstock.events.topics import Topic, node_partition
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Log, Message, Partition
 from penstock.kernel.settings import Settings
 from penstock.ledger.state import CellState
-from penstock.placer.core.orders import outstanding, start_orders, stop_orders
+from penstock.placer.core.orders import orders_of, outstanding
 from penstock.placer.shell.story import Story
 
 MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
@@ -46,18 +45,7 @@ class Dispatcher:
         """One valid record, in ledger order."""
         self._story.read_back(seq, now_ms, facts, explanation)
         for fact in facts:
-            self._batch += [self._message(order) for order in self._orders(fact, seq)]
-
-    def _orders(self, fact: Event, seq: int) -> Iterable[Order]:
-        match fact:
-            case PlacementDecided(job_id=job_id):
-                return start_orders(self._state, job_id, seq)
-            case StopDecided(job_id=job_id):
-                return stop_orders(self._state, job_id, seq)
-            case NodeJoined(node=node):
-                return outstanding(self._state, [node.node_id], seq)
-            case _:
-                return ()
+            self._batch += [self._message(order) for order in orders_of(self._state, fact, seq)]
 
     def _message(self, order: Order) -> Message:
         job_id = order.task_id.rsplit(".", 2)[0]

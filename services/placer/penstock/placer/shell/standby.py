@@ -48,11 +48,14 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
     loop = asyncio.get_running_loop()
     clock = LedgerClock(replica.state.now_ms, loop.time)
     waiting: dict[Partition, Unanswered] = {}
+    heard_s = loop.time()
     try:
         while True:
-            for record in await reader.read(timeout_ms=_patience_ms(replica, clock, waiting, loop.time())):
+            patience_ms = _patience_ms(replica, clock, waiting, loop.time(), heard_s)
+            for record in await reader.read(timeout_ms=patience_ms):
                 if record.partition == ledger:
-                    story.fold(replica, record, end)
+                    if story.fold(replica, record, end) is not None:
+                        heard_s = loop.time()
                 else:
                     oldest = waiting.get(
                         record.partition, Unanswered(record.offset, record.offset, loop.time())
@@ -64,7 +67,7 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
                     del waiting[place]
                 elif answered > unanswered.oldest:
                     waiting[place] = Unanswered(answered, unanswered.newest, loop.time())
-            if _patience_ms(replica, clock, waiting, loop.time()) == 0:
+            if _patience_ms(replica, clock, waiting, loop.time(), heard_s) == 0:
                 logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
                 return
     finally:
@@ -72,11 +75,16 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
 
 
 def _patience_ms(
-    replica: Replica, clock: LedgerClock, waiting: dict[Partition, Unanswered], now_s: float
+    replica: Replica, clock: LedgerClock, waiting: dict[Partition, Unanswered], now_s: float, heard_s: float
 ) -> int | None:
-    """How long the placer in office may still stay silent; None: nothing is waiting."""
+    """How long the placer in office may still stay silent; None: nothing is waiting.
+
+    `heard_s`: when the last valid record came. Who has just written is alive: a timer that was due long before
+    that record is given time anew, else two placers could take each other's office for ever.
+    """
     left = [TAKEOVER_MS - (now_s - unanswered.since_s) * 1_000 for unanswered in waiting.values()]
     timer = replica.state.next_timer()
     if timer is not None:
-        left.append(timer[0] - clock.now_ms(replica.state.now_ms) + TAKEOVER_MS)
+        due_ms = timer[0] - clock.now_ms(replica.state.now_ms)
+        left.append(max(due_ms, (heard_s - now_s) * 1_000) + TAKEOVER_MS)
     return max(0, int(min(left))) if left else None

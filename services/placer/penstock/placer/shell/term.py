@@ -3,7 +3,9 @@
 import logging
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 
+import orjson
 from pydantic import ValidationError
 
 from penstock.events.codec import describe
@@ -16,36 +18,43 @@ from penstock.kernel.log import Headers, Log, Message, Partition, Reader
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.placer.shell.story import Story
+from penstock.policies.profiles import UnknownProfile, policy_for
 
 logger = logging.getLogger(__name__)
 
 LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
 
-ENVIRONMENT = {
-    "PENSTOCK_PROFILE": "profile",
-    "PENSTOCK_SEED": "seed",
-    "PENSTOCK_NETWORK_WEIGHT": "network_weight",
-    "PENSTOCK_BACKFILL_WINDOW": "backfill_window",
-    "PENSTOCK_MAX_OVERTAKES": "max_overtakes",
-    "PENSTOCK_LAUNCH_TIMEOUT_MS": "launch_timeout_ms",
-    "PENSTOCK_UNSCHEDULABLE_GRACE_MS": "unschedulable_grace_ms",
-    "PENSTOCK_FREEZE_FRACTION": "freeze_fraction",
-    "PENSTOCK_FREEZE_WINDOW_MS": "freeze_window_ms",
-}
-"""Environment variable → field of `PlacerSettings`."""
+ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {f"PENSTOCK_{name.upper()}": name for name in PlacerSettings.model_fields}
+)
+"""Environment variable → field of `PlacerSettings`. Lists are written as JSON."""
 
 
 def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
     """The decision settings of this process. Raises `ConfigurationError` naming the variable."""
-    given = {field: env[name] for name, field in ENVIRONMENT.items() if env.get(name)}
+    given: dict[str, object] = {}
+    for variable, field in ENVIRONMENT.items():
+        text = env.get(variable)
+        if not text:
+            continue
+        given[field] = text
+        if text.lstrip().startswith("["):
+            try:
+                given[field] = orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list: {error}") from error
     try:
-        return PlacerSettings.model_validate(given)
+        settings = PlacerSettings.model_validate(given)
+        policy_for(settings)
     except ValidationError as error:
-        names = {field: name for name, field in ENVIRONMENT.items()}
+        names = {field: variable for variable, field in ENVIRONMENT.items()}
         bad = ", ".join(
             names.get(str(problem["loc"][0]), str(problem["loc"][0])) for problem in error.errors()
         )
         raise ConfigurationError(f"{bad}: {describe(error)}") from error
+    except UnknownProfile as error:
+        raise ConfigurationError(f"PENSTOCK_PROFILE: {error.args[0]}") from error
+    return settings
 
 
 def ledger_headers(

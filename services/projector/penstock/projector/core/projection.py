@@ -214,7 +214,7 @@ class Projection:
         """The task holds its GPUs from now on."""
         place = job.tasks[task_id].place
         for gpu in place.gpus:
-            self._owners[place.node_id, gpu] = (task_id, job.job_id)
+            self._owners.setdefault((place.node_id, gpu), {})[task_id] = job.job_id
             self._gpus[place.node_id, gpu] = None
         self.touch_node(place.node_id)
 
@@ -222,8 +222,7 @@ class Projection:
         """The task is proven to have ended."""
         place = job.tasks[task_id].place
         for gpu in place.gpus:
-            if self._owners.get((place.node_id, gpu), ("",))[0] == task_id:
-                del self._owners[place.node_id, gpu]
+            self._owners.get((place.node_id, gpu), {}).pop(task_id, None)
             self._gpus[place.node_id, gpu] = None
         self.touch_node(place.node_id)
 

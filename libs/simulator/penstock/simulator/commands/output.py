@@ -1,0 +1,156 @@
+"""Results on stdout: a table for people, JSON with fixed keys for programs."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from math import isclose
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from penstock.simulator.comparison import COUNTED, Standing, best_of
+from penstock.simulator.report.metrics import METRICS, says_something, shown, spread
+from penstock.simulator.runs import Result
+from penstock.simulator.statistics import CONFIDENCE, Mean
+
+BEST, WORSE = "★", "▼"
+WIDE = 240  # columns
+NAME_COLUMNS, PROFILE_COLUMNS = 22, 16
+
+
+def write_json(value: object) -> None:
+    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.flush()
+
+
+def stdout() -> Console:
+    """Where nobody watches, tables are as wide as they are."""
+    found = Console(highlight=False, soft_wrap=True)
+    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=WIDE)
+
+
+def run_keys(result: Result, skipped: int) -> Mapping[str, object]:
+    """The keys of one run, the same in `simulate` and `compare`."""
+    return {
+        "profile": result.profile,
+        "seed": result.seed,
+        **result.figures._asdict(),
+        "skipped_lines": skipped,
+        "interrupted": result.interrupted,
+    }
+
+
+def figures_table(keys: Mapping[str, object]) -> Table:
+    """One run: name, value, meaning."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", no_wrap=True, justify="right")
+    table.add_column("", style="dim", overflow="fold")
+    finished = bool(keys["finished_jobs"])
+    for name, value in keys.items():
+        if not says_something(name, finished=finished):
+            continue
+        metric = METRICS.get(name)
+        table.add_row(name, shown(name, value), metric.means if metric is not None else "")
+    return table
+
+
+# ------------------------------------------------------------------------------------------- comparison
+
+
+def comparison_keys(standings: Sequence[Standing], skipped: int, interrupted: bool) -> Mapping[str, object]:
+    """Means with intervals, differences to the first profile, and every run."""
+    return {
+        "confidence": CONFIDENCE,
+        "first": standings[0].profile if standings else None,
+        "interrupted": interrupted,
+        "profiles": {
+            one.profile: {
+                "runs": len(one.results),
+                "deterministic": one.exact,
+                "means": {name: _mean_keys(mean) for name, mean in one.means.items()},
+                "differences": {name: _mean_keys(mean) for name, mean in one.differences.items()},
+            }
+            for one in standings
+        },
+        "runs": [run_keys(result, skipped) for one in standings for result in one.results],
+    }
+
+
+def _mean_keys(mean: Mean) -> Mapping[str, object]:
+    return {"mean": mean.mean, "half_width": mean.half_width, "n": mean.n}
+
+
+def print_comparison(standings: Sequence[Standing], out: Console) -> None:
+    """Means, then differences; side by side as many profiles as the screen is wide."""
+    at_once = max(1, (out.width - NAME_COLUMNS) // PROFILE_COLUMNS)
+    for first in range(0, len(standings), at_once):
+        out.print(_means_table(standings, standings[first : first + at_once]))
+        out.print()
+    out.print(
+        f"[dim]{BEST} best; {WORSE} its 95 % interval does not meet that of the best; ± half the interval's width[/]"
+    )
+    others = [one for one in standings[1:] if one.differences]
+    for first in range(0, len(others), at_once):
+        out.print()
+        out.print(_differences_table(standings[0].profile, others[first : first + at_once]))
+    if others:
+        out.print("\n[dim]mean of the differences, seed by seed; bold: the interval leaves out zero[/]")
+
+
+def _means_table(standings: Sequence[Standing], shown_here: Sequence[Standing]) -> Table:
+    """A row per figure, a column per profile. Best is judged among all."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for one in shown_here:
+        runs = (
+            "no chance: 1 run"
+            if one.exact
+            else f"{len(one.results)} seed{'s' if len(one.results) > 1 else ''}"
+        )
+        table.add_column(f"{one.profile}\n[dim]{runs}[/]", no_wrap=True, justify="right")
+    for name in _told(standings):
+        best = best_of(standings, name, METRICS[name].better)
+        table.add_row(name, *(_marked(one.means[name], best, name) for one in shown_here))
+    return table
+
+
+def _told(standings: Sequence[Standing]) -> Sequence[str]:
+    """Figures that say something in this comparison."""
+    return [
+        name
+        for name in COUNTED
+        if METRICS[name].better or name in ("gpu_allocation", "preemptions", "events_per_s")
+        if says_something(name, finished=any(one.means["finished_jobs"].mean for one in standings))
+    ]
+
+
+def _marked(mean: Mean, best: Mean | None, name: str) -> str:
+    half = f"\n{spread(name, mean.half_width)}  " if mean.half_width else ""
+    text = shown(name, mean.mean)
+    if best is None:
+        return f"{text}  {half}"
+    if isclose(mean.mean, best.mean):
+        return f"[bold green]{text} {BEST}[/]{half}"
+    return f"{text}  {half}" if mean.meets(best) else f"[dim]{text} {WORSE}{half}[/]"
+
+
+def _differences_table(first: str, others: Sequence[Standing]) -> Table:
+    """What changes against the first profile."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"against {first}", no_wrap=True)
+    for one in others:
+        table.add_column(one.profile, no_wrap=True, justify="right")
+    for name in _told(others):
+        if METRICS[name].better and all(name in one.differences for one in others):
+            table.add_row(name, *(_difference(one.differences[name], name) for one in others))
+    return table
+
+
+def _difference(mean: Mean, name: str) -> str:
+    """Bold where the interval leaves out zero."""
+    sign = "+" if mean.mean > 0 else "−" if mean.mean < 0 else ""
+    text = sign + shown(name, abs(mean.mean))
+    text += f"\n{spread(name, mean.half_width)}" if mean.half_width else ""
+    sure = mean.half_width is not None and abs(mean.mean) > mean.half_width
+    return f"[bold]{text}[/]" if sure else f"[dim]{text}[/]"

@@ -1,0 +1,101 @@
+"""`--report` and `--png`: asked for, tried before anything runs, and written at the end."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.simulator.commands.exits import BadCommand
+from penstock.simulator.commands.options import Given
+from penstock.simulator.comparison import Standing
+from penstock.simulator.report.build import Background, report_of
+from penstock.simulator.report.page import Report, page
+from penstock.simulator.runs import Result
+from penstock.simulator.traces.importing import Trace
+
+MAX_PAGE_BYTES = 15_000_000  # a page that a browser opens at once, and a mail server lets through
+
+
+def add_report_options(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="write a page with figures and charts, whole in one file",
+    )
+    to.add_argument("--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files")
+
+
+def wanted(asked: argparse.Namespace) -> bool:
+    return asked.report is not None or asked.png is not None
+
+
+def judge_report(asked: argparse.Namespace) -> None:
+    """Raises `BadCommand` for what could not be written in the end; makes the folder of the pictures."""
+    if asked.report is not None:
+        folder = asked.report.parent
+        if asked.report.is_dir() or not folder.is_dir():
+            why = "is a folder; name a file" if asked.report.is_dir() else f"there is no folder {folder}"
+            raise BadCommand(f"--report {asked.report}: {why}")
+        if not os.access(asked.report if asked.report.exists() else folder, os.W_OK):
+            raise BadCommand(f"--report {asked.report}: cannot be written")
+    if asked.png is not None:
+        try:
+            asked.png.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadCommand(f"--png {asked.png}: {error.strerror}") from error
+        if not os.access(asked.png, os.W_OK):
+            raise BadCommand(f"--png {asked.png}: cannot be written")
+
+
+def background(given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ()) -> Background:
+    asked, nodes = given.asked, given.nodes
+    gpus = sum(len(node.gpus) for node in nodes)
+    name = asked.cluster or (given.generator.cluster if given.generator is not None else "")
+    cluster = f"{len(nodes):,} node{'s' if len(nodes) > 1 else ''}, {gpus:,} GPUs" + (
+        f" ({name})" if name else ""
+    )
+    jobs = f"{asked.trace}: {len(trace.jobs):,} jobs, format {trace.format}"
+    if trace.skipped:
+        jobs += f"; {trace.skipped_lines} bad lines left out"
+    return Background(
+        command=asked.line,
+        title=f"{asked.trace}, {gpus:,} GPUs",
+        trace=jobs,
+        cluster=cluster,
+        truth="none: no job ends" if given.fills(trace) else given.truth,
+        more=more,
+    )
+
+
+def write(
+    asked: argparse.Namespace,
+    about: Background,
+    standings: Sequence[Standing],
+    results: Sequence[Result],
+    warning: str,
+    errors: Console,
+) -> None:
+    """Raises `BadCommand` where the disk refuses."""
+    write_report(asked, report_of(about, standings, results, warning), errors)
+
+
+def write_report(asked: argparse.Namespace, report: Report, errors: Console) -> None:
+    """Raises `BadCommand` where the disk refuses."""
+    try:
+        if asked.report is not None:
+            text = page(report)
+            assert len(text) <= MAX_PAGE_BYTES, f"{len(text)} bytes of page: its charts are not bounded"
+            asked.report.write_text(text, encoding="utf-8")
+            errors.print(f"wrote {asked.report}", markup=False)
+        if asked.png is not None:
+            from penstock.simulator.report.png import (
+                save_all,
+            )  # its library takes a second, and writes a cache
+
+            saved = save_all(report.sections, asked.png)
+            errors.print(f"wrote {len(saved)} pictures to {asked.png}", markup=False)
+    except OSError as error:
+        raise BadCommand(f"{error.filename}: {error.strerror}") from error

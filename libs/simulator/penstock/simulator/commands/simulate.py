@@ -1,0 +1,89 @@
+"""`penstock simulate`: one trace under one profile; figures on stdout, progress on stderr."""
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from penstock.policies.profiles import PROFILES
+from penstock.simulator.commands import reporting
+from penstock.simulator.commands.exits import INTERRUPTED, OK, PROBLEM, BadCommand
+from penstock.simulator.commands.options import Given, add_simulation_options, judge, tell_skipped
+from penstock.simulator.commands.output import figures_table, run_keys, stdout, write_json
+from penstock.simulator.commands.progress import bar
+from penstock.simulator.comparison import compare
+from penstock.simulator.runs import Progress, Recorder, Result, Sink, first_interrupt_waits, perform
+from penstock.simulator.traces.importing import Trace
+
+REDRAW_EVERY_S = 0.1
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    add_simulation_options(to)
+    to.add_argument("--profile", default="fifo", help=f"one of {', '.join(PROFILES)}")
+    to.add_argument("--ledger", type=Path, metavar="FILE", help="write the ledger, one record a line")
+    reporting.add_report_options(to)
+
+
+def run(asked: argparse.Namespace, errors: Console) -> int:
+    """Raises what `judge` raises."""
+    given = judge(asked)
+    given.settings(asked.profile, asked.seed)
+    reporting.judge_report(asked)
+    trace = given.trace(asked.seed)
+    given.simulation(asked.profile, asked.seed, trace)
+    tell_skipped(trace, errors)
+    with ExitStack() as stack:
+        file: Sink | None = None
+        if asked.ledger is not None:
+            try:
+                ledger = stack.enter_context(asked.ledger.open("wb"))
+            except OSError as error:
+                raise BadCommand(f"--ledger {asked.ledger}: {error.strerror}") from error
+
+            def file(value: bytes) -> object:
+                return ledger.write(value + b"\n")
+
+        result = _go(given, trace, Recorder(file, draws=reporting.wanted(asked)), errors)
+    if result.problem:
+        errors.print(f"penstock: {result.problem}", markup=False)
+    keys = run_keys(result, trace.skipped_lines)
+    if asked.output == "json":
+        write_json(keys)
+    else:
+        stdout().print(figures_table(keys))
+    if reporting.wanted(asked):
+        standings = compare([result.profile], [result], seeded=given.seeded(trace))
+        about = reporting.background(given, trace)
+        reporting.write(asked, about, standings, [result], _warning(result), errors)
+    return INTERRUPTED if result.interrupted else PROBLEM if result.problem else OK
+
+
+def _go(given: Given, trace: Trace, recorder: Recorder, errors: Console) -> Result:
+    """Runs to the end, or to Ctrl-C."""
+    asked = given.asked
+    drawn_s = 0.0
+    with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
+
+        def tell(progress: Progress) -> bool:
+            nonlocal drawn_s
+            if progress.wall_s - drawn_s >= REDRAW_EVERY_S:
+                drawn_s = progress.wall_s
+                rate = progress.events / max(1e-9, progress.wall_s)
+                draw(progress.share, f"{progress.finished:,} jobs done, {rate:,.0f} events/s,")
+            return not stopped()
+
+        simulation = given.simulation(asked.profile, asked.seed, trace, recorder.take)
+        return perform(simulation, recorder, tell, endless=given.fills(trace))
+
+
+def _warning(result: Result) -> str:
+    if result.problem:
+        return f"The run broke off: {result.problem}. What is shown is what came before."
+    if result.interrupted:
+        return (
+            f"Stopped by Ctrl-C: {result.figures.finished_jobs:,} of {result.jobs:,} jobs were done. "
+            "Figures and charts are of what had happened until then."
+        )
+    return ""

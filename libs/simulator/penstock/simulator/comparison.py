@@ -1,0 +1,74 @@
+"""Profiles over seeds: means, intervals and differences to the first profile."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isclose
+from typing import NamedTuple
+
+from penstock.simulator.meter import Figures
+from penstock.simulator.runs import Result
+from penstock.simulator.statistics import Mean, mean_of, paired
+
+CLOCKED = frozenset({"events_per_s", "cpu_s", "wall_s"})
+"""Measured with a real clock: no seed fixes them."""
+COUNTED = tuple(name for name in Figures._fields if name != "ledger_hash")
+
+
+class Standing(NamedTuple):
+    """How one profile did. `exact`: it leaves nothing to chance, so that one run stands for every seed."""
+
+    profile: str
+    exact: bool
+    results: Sequence[Result]
+    means: Mapping[str, Mean]
+    differences: Mapping[str, Mean]
+    """To the first profile, seed by seed; empty for itself, and where no seed is common."""
+
+
+def without_chance(result: Result, *, seeded: bool) -> bool:
+    """Whether every seed would give the same run. `seeded`: the trace or the cluster is a matter of the seed."""
+    return not seeded and not result.drew
+
+
+def compare(profiles: Iterable[str], results: Sequence[Result], *, seeded: bool) -> Sequence[Standing]:
+    """Those profiles that have a whole run, in the order given. Broken-off runs do not count."""
+    found: list[Standing] = []
+    for profile in profiles:
+        own = sorted(
+            (one for one in results if one.profile == profile and one.whole), key=lambda one: one.seed
+        )
+        if not own:
+            continue
+        exact = without_chance(own[0], seeded=seeded)
+        means = {name: mean_of(_values(own, name), exact=exact and name not in CLOCKED) for name in COUNTED}
+        standing = Standing(profile, exact, own, means, {})
+        found.append(
+            standing if not found else standing._replace(differences=_differences(found[0], standing))
+        )
+    return found
+
+
+def _values(results: Iterable[Result], name: str) -> list[float]:
+    return [float(getattr(result.figures, name)) for result in results]
+
+
+def _differences(first: Standing, other: Standing) -> Mapping[str, Mean]:
+    found: dict[str, Mean] = {}
+    for name in COUNTED:
+        if name in CLOCKED:
+            continue
+        own, base = (
+            dict(zip((result.seed for result in one.results), _values(one.results, name), strict=True))
+            for one in (other, first)
+        )
+        difference = paired(own, base, exact=(other.exact, first.exact))
+        if difference is not None:
+            found[name] = difference
+    return found
+
+
+def best_of(standings: Sequence[Standing], name: str, better: str) -> Mean | None:
+    """The best mean; None where neither way is better, or all are equal."""
+    means = [standing.means[name] for standing in standings]
+    if not better or all(isclose(mean.mean, means[0].mean) for mean in means):
+        return None
+    return (min if better == "low" else max)(means, key=lambda mean: mean.mean)

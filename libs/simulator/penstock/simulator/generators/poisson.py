@@ -1,0 +1,36 @@
+"""`poisson/<n>-per-hour`: a plain day of a shared cluster, for users who have no trace at hand.
+
+Assumptions, of the shape that the public traces show (most jobs small and short, few large and long): arrivals are
+Poisson; 70, 15, 10 and 5 % of the jobs ask for 1, 2, 4 and 8 GPUs; run times are log-normal with a median of 20
+minutes and σ = 1.2, within a minute and a day.
+"""
+
+from collections.abc import Sequence
+
+from penstock.simulator.generators.base import Generator, chance_of, poisson_arrivals
+from penstock.simulator.traces.jobs import TraceJob
+
+HOURS = 24.0
+GPUS, OF_JOBS = (1, 2, 4, 8), (0.70, 0.15, 0.10, 0.05)
+MEDIAN_S, SIGMA = 1_200.0, 1.2
+LEAST_S, MOST_S = 60.0, 86_400.0
+OWNERS = 5
+
+
+def poisson(per_hour: int) -> Generator:
+    """`per_hour` > 0."""
+
+    def make(seed: int) -> Sequence[TraceJob]:
+        chance = chance_of(seed, f"poisson/{per_hour}")
+        return [
+            TraceJob(
+                job_id=f"poisson-{index}",
+                submit_s=submit_s,
+                duration_s=min(MOST_S, max(LEAST_S, MEDIAN_S * float(chance.lognormal(0.0, SIGMA)))),
+                gpus=int(chance.choice(GPUS, p=OF_JOBS)),
+                owner=f"user-{int(chance.integers(OWNERS))}",
+            )
+            for index, submit_s in enumerate(poisson_arrivals(chance, per_hour, HOURS))
+        ]
+
+    return Generator(f"a day with {per_hour} jobs an hour, mostly small and short", "8x8", "constant", make)

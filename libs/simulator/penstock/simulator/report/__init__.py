@@ -1,0 +1,1 @@
+"""What happened in a run, told from its ledger alone: figures, charts, one page, pictures."""

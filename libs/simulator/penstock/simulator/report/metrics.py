@@ -1,0 +1,125 @@
+"""The figures of a run, as people read them: what each means, its unit, and which way is better."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+Better = Literal["low", "high", ""]
+
+
+class Metric(NamedTuple):
+    """`better`: empty where neither way is."""
+
+    label: str
+    unit: str
+    """`s`, `share` (of one, shown in %), `count`, `per second` or empty for text."""
+    better: Better
+    means: str
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "avg_jct_s": Metric(
+            "Mean completion time",
+            "s",
+            "low",
+            "From a job's submission to its end (JCT), mean over finished jobs.",
+        ),
+        "p50_jct_s": Metric("Median completion time", "s", "low", "Half of the finished jobs took less."),
+        "p99_jct_s": Metric(
+            "99th percentile of it", "s", "low", "One finished job in a hundred took longer."
+        ),
+        "makespan_s": Metric("Makespan", "s", "low", "From the start of the trace to its last end."),
+        "avg_queue_s": Metric(
+            "Mean waiting time",
+            "s",
+            "low",
+            "Completion time less the time in which the job ran: queue, starts, stops.",
+        ),
+        "gpu_utilisation": Metric(
+            "GPU utilisation",
+            "share",
+            "high",
+            "Work of the finished jobs, at the speed they have alone, over all GPUs until the last end.",
+        ),
+        "gpu_allocation": Metric(
+            "GPU allocation", "share", "", "GPU time that jobs held, over all GPUs until the last end."
+        ),
+        "fragmentation": Metric(
+            "Free while jobs waited",
+            "share",
+            "low",
+            "GPU time that was free although some job waited, over all GPUs.",
+        ),
+        "full_load_allocation": Metric(
+            "Allocation at full load",
+            "share",
+            "high",
+            "GPUs in use when the jobs so far asked for 100 % of them; where jobs fill a cluster and never end.",
+        ),
+        "finished_jobs": Metric("Finished jobs", "count", "high", "Jobs whose work was done."),
+        "unfinished_jobs": Metric("Unfinished jobs", "count", "low", "Jobs that had come and were not done."),
+        "preemptions": Metric("Preemptions", "count", "", "How often a running job had to give way."),
+        "events": Metric("Events", "count", "", "Arrivals and completions."),
+        "events_per_s": Metric(
+            "Speed of the simulation", "per second", "", "Events per second of processor time, on one core."
+        ),
+        "records": Metric("Ledger records", "count", "", "One for each input of the placer."),
+        "cpu_s": Metric("Processor time", "s", "", "That the simulation took."),
+        "wall_s": Metric("Time taken", "s", "", "Real time that the simulation took."),
+        "ledger_hash": Metric("Ledger hash", "", "", "Id of the ledger's last record; it covers every byte."),
+    }
+)
+
+RATED = tuple(key for key, metric in METRICS.items() if metric.better and metric.unit in ("s", "share"))
+"""What policies are compared by."""
+
+
+def shown(key: str, value: object) -> str:
+    """A figure with its unit, short enough for a table."""
+    metric = METRICS.get(key)
+    if isinstance(value, str) or value is None or metric is None:
+        return str(value)
+    assert isinstance(value, int | float)
+    if metric.unit == "share":
+        return f"{100 * value:.2f} %"
+    if metric.unit == "count":
+        return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    if metric.unit == "per second":
+        return f"{value:,.0f} /s"
+    return f"{value:,.1f} s" if abs(value) >= 100 else f"{value:,.3f} s"
+
+
+def spread(key: str, half_width: float) -> str:
+    """Half of an interval's width, in the unit of its figure."""
+    text = shown(key, half_width).removesuffix(" %").removesuffix(" s").removesuffix(" /s")
+    return f"± {text}" if text.strip("0.") else f"± < {text[:-1]}1"
+
+
+def says_something(key: str, *, finished: bool) -> bool:
+    """Whether a figure is worth a row: allocation at full load is, where no job ends, and there times are not."""
+    if finished:
+        return key != "full_load_allocation"
+    timed = key.endswith(("jct_s", "_queue_s")) or key in ("makespan_s", "gpu_utilisation", "fragmentation")
+    return not timed and key != "finished_jobs"
+
+
+def headline(*, finished: bool) -> str:
+    """The figure that policies are judged by first."""
+    return "avg_jct_s" if finished else "full_load_allocation"
+
+
+def duration(seconds: float) -> str:
+    """As people say it: `4.2 s`, `3 min 20 s`, `5 h 3 min`, `12 d 4 h`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for unit, size, smaller, part in (
+        ("d", 86_400, "h", 3_600),
+        ("h", 3_600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size:,} {unit}" + (f" {rest} {smaller}" if rest else "")
+    raise AssertionError(seconds)

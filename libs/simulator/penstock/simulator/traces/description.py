@@ -1,0 +1,110 @@
+"""What a trace is like: the figures of `penstock traces describe`."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
+
+PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
+SHARED = "shared"
+HOUR_S = 3_600.0
+
+
+class Times(NamedTuple):
+    """Seconds. `percentiles`: per cent → the value that so many of the jobs do not exceed."""
+
+    mean: float
+    least: float
+    most: float
+    percentiles: Mapping[str, float]
+
+
+class Size(NamedTuple):
+    """The jobs that ask for so many GPUs; `shared`: for a part of one."""
+
+    gpus: str
+    jobs: int
+    gpu_hours: float
+
+
+class Description(NamedTuple):
+    """A trace in figures; times in seconds."""
+
+    jobs: int
+    first_s: float
+    span_s: float
+    """From the first arrival to the last."""
+    run_s: Times | None
+    """Of the jobs whose run time is told; None where none is."""
+    untold_run_times: int
+    gpu_hours: float
+    """Of the jobs whose run time is told."""
+    asked_gpus: float
+    """By all jobs together."""
+    largest_gpus: int
+    sizes: Sequence[Size]
+    models: Mapping[str, int]
+    """Model → jobs, most frequent first; empty where the trace names none."""
+    owners: Mapping[str, int]
+
+
+class Load(NamedTuple):
+    """What a trace means for a cluster."""
+
+    gpus: int
+    asked: float
+    """GPUs of all jobs together, over those of the cluster."""
+    work: float | None
+    """GPU seconds over GPUs × span: above 1 the queue only grows; None where no run time or no span is told."""
+    misfits: int
+    """Jobs that can never run there."""
+
+
+def describe(jobs: Sequence[TraceJob]) -> Description:
+    """`jobs`: at least one, by arrival."""
+    told = sorted(job.duration_s for job in jobs if job.duration_s > 0)
+    groups: dict[tuple[int, int], list[TraceJob]] = {}
+    for job in jobs:
+        shared = job.gpu_share_milli < WHOLE_GPU_MILLI
+        groups.setdefault((0, 1) if shared else (1, job.gpus), []).append(job)
+    sizes = [
+        Size(SHARED if not whole else str(gpus), len(some), sum(map(_gpu_hours, some)))
+        for (whole, gpus), some in sorted(groups.items())
+    ]
+    return Description(
+        jobs=len(jobs),
+        first_s=jobs[0].submit_s,
+        span_s=jobs[-1].submit_s - jobs[0].submit_s,
+        run_s=_times(told) if told else None,
+        untold_run_times=len(jobs) - len(told),
+        gpu_hours=sum(map(_gpu_hours, jobs)),
+        asked_gpus=sum(job.whole_gpus for job in jobs),
+        largest_gpus=max(job.gpus for job in jobs),
+        sizes=sizes,
+        models=_counted(job.model for job in jobs),
+        owners=_counted(job.owner for job in jobs),
+    )
+
+
+def load_on(gpus: int, misfits: int, found: Description) -> Load:
+    """On a cluster with so many GPUs."""
+    tellable = found.run_s is not None and found.span_s > 0 and gpus
+    work = found.gpu_hours * HOUR_S / (gpus * found.span_s) if tellable else None
+    return Load(gpus, found.asked_gpus / gpus if gpus else 0.0, work, misfits)
+
+
+def _gpu_hours(job: TraceJob) -> float:
+    return job.whole_gpus * job.duration_s / HOUR_S
+
+
+def _times(told: Sequence[float]) -> Times:
+    """`told`: rising, at least one."""
+    last = len(told) - 1
+    percentiles = {f"p{percent}": told[round(last * percent / 100)] for percent in PERCENTILES}
+    return Times(sum(told) / len(told), told[0], told[-1], percentiles)
+
+
+def _counted(names: Iterable[str]) -> Mapping[str, int]:
+    found = Counter(name for name in names if name)
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

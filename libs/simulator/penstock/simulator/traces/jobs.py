@@ -1,0 +1,80 @@
+"""A job as a trace has it: what it asked for and what was measured of it. Times in seconds from the trace's start."""
+
+from typing import NamedTuple
+
+WHOLE_GPU_MILLI = 1_000
+
+
+class Stages(NamedTuple):
+    """One iteration on what the job asked for, and its parts by resource; ms, as measured."""
+
+    iteration_ms: float
+    storage_cpu_ms: float
+    gpu_ms: float
+    network_ms: float
+
+
+class TraceJob(NamedTuple):
+    """One row. `duration_s`: its run time alone on what it asked for, as the trace tells it; 0: the trace does not."""
+
+    job_id: str
+    submit_s: float
+    duration_s: float
+    gpus: int
+    """Of all its workers; 0: it only computes on cores."""
+    model: str = ""
+    batch_size: int | None = None
+    owner: str = ""
+    iterations: int | None = None
+    stages: Stages | None = None
+    cores: float | None = None
+    """Of all its workers, like its memory; parts of a core count. None: not told, and then only GPUs bind."""
+    host_memory_mib: int | None = None
+    gpu_memory_mib: int | None = None
+    """On each of its GPUs."""
+    gpu_share_milli: int = WHOLE_GPU_MILLI
+    """Thousandths of its GPU; less than a whole one only with one GPU."""
+    gpu_models: tuple[str, ...] = ()
+    """Allowed ones; empty: any."""
+    workers: int | None = None
+    """How the user cut the gang; None: as few workers as the nodes allow."""
+    parameter_servers: int = 0
+    server_gpus: int = 0
+    """Of each parameter server, beside those of the workers."""
+    patience_s: float | None = None
+    """It leaves when it has waited so long without being placed; None: it waits for ever."""
+    inference: bool = False
+    """It only runs forward: its parts exchange nothing."""
+    memory_bandwidth: float = 0.0
+    """What it takes of the memory bandwidth of a node, 0 – 1; of all its workers."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """What else the user said of it: service class, category."""
+
+    @property
+    def whole_gpus(self) -> float:
+        """GPUs by share: half a GPU is 0.5."""
+        return self.gpus * self.gpu_share_milli / WHOLE_GPU_MILLI
+
+
+class Shape(NamedTuple):
+    """A gang as nodes can hold it."""
+
+    workers: int
+    gpus_per_worker: int
+
+
+def shape_of(gpus: int, gpus_per_node: int) -> Shape:
+    """One worker if a node can hold the job, else equal workers, as large as divides it."""
+    if gpus <= gpus_per_node:
+        return Shape(1, gpus)
+    each = max(size for size in range(1, gpus_per_node + 1) if gpus % size == 0)
+    return Shape(gpus // each, each)
+
+
+def gang_of(job: TraceJob, gpus_per_node: int, single_gpu_workers: bool = False) -> Shape:
+    """The job's workers: as it was submitted, or a worker per GPU, or as few as nodes can hold."""
+    if job.workers is not None:
+        return Shape(job.workers, job.gpus // job.workers)
+    if single_gpu_workers and job.gpus:
+        return Shape(job.gpus, 1)
+    return shape_of(job.gpus, gpus_per_node)

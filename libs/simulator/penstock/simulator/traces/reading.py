@@ -1,0 +1,220 @@
+"""Reading a CSV trace strictly: every problem with its line and column, none dropped in silence."""
+
+import codecs
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+MAX_SHOWN = 20  # problems told in full; the others are counted
+MAX_BYTES = 1 << 30
+MAX_LINE = 1 << 18  # labels of a job may take most of it
+MAX_NUMBER = 1e12  # 30,000 years in seconds
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
+WHOLE = re.compile(r"[0-9]{1,18}")
+MAX_NAME = 128
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
+
+
+class Problem(NamedTuple):
+    """`line` counts from 1, the header included; 0: the whole file. `column`: its name; empty: the whole line."""
+
+    line: int
+    column: str
+    text: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}" if self.line else "file"
+        return f"{where}, column {self.column}: {self.text}" if self.column else f"{where}: {self.text}"
+
+
+class BadTrace(ValueError):
+    """The trace cannot be read; `problems` holds all that is wrong with it."""
+
+    def __init__(self, path: str, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = [f"{path}: {problem}" for problem in problems[:MAX_SHOWN]]
+        if len(problems) > MAX_SHOWN:
+            lines.append(f"{path}: and {len(problems) - MAX_SHOWN} problems more")
+        super().__init__("\n".join(lines))
+
+
+class Row:
+    """One line by column; each reading method notes what is wrong and returns a stand-in."""
+
+    def __init__(self, line: int, values: Mapping[str, str]) -> None:
+        self.line = line
+        self.problems: list[Problem] = []
+        self._values = values
+
+    def number(self, column: str, *, above: float | None = None, most: float = MAX_NUMBER) -> float:
+        """A decimal ≥ 0, or > `above`."""
+        text = self._values[column].strip()
+        if not NUMBER.fullmatch(text):
+            return self.bad(column, f"{text[:40]!r} is no number ≥ 0", 0.0)
+        value = float(text)
+        if value > most:
+            return self.bad(column, f"{text[:40]} is out of all range", 0.0)
+        if above is not None and value <= above:
+            return self.bad(column, f"{text[:40]} must be more than {above:g}", 0.0)
+        return value
+
+    def whole(self, column: str, *, least: int = 0, most: int | None = None) -> int:
+        text = self._values[column].strip()
+        if not WHOLE.fullmatch(text):
+            return self.bad(column, f"{text[:40]!r} is no whole number ≥ {least}", least)
+        value = int(text)
+        if value < least:
+            return self.bad(column, f"{value} is less than {least}", least)
+        if most is not None and value > most:
+            return self.bad(column, f"{value} is more than {most}", least)
+        return value
+
+    def text(self, column: str) -> str:
+        return self._values[column].strip()
+
+    def name(self, column: str, *, optional: bool = False, most: int = MAX_NAME) -> str:
+        """Letters, digits and . _ : / -, at most `most`."""
+        text = self._values[column].strip()
+        return text if optional and not text else self.checked_name(column, text, most)
+
+    def checked_name(self, column: str, text: str, most: int = MAX_NAME) -> str:
+        if len(text) > most:
+            return self.bad(column, f"{text[:40]!r} …: {len(text)} characters, at most {most}", "")
+        if NAME.fullmatch(text):
+            return text
+        return self.bad(column, f"{text[:40]!r} is no name of letters, digits and . _ : / -", "")
+
+    def told(self, column: str) -> bool:
+        """Whether the file has the column and this line a value in it."""
+        return bool(self._values.get(column, "").strip())
+
+    def moment_s(self, column: str) -> float:
+        """A date and time, as seconds since 1970; without an offset it is UTC."""
+        text = self._values[column].strip()
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError:
+            return self.bad(column, f"{text[:40]!r} is no date and time", 0.0)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+    T = TypeVar("T")
+
+    def bad(self, column: str, text: str, stand_in: T) -> T:
+        self.problems.append(Problem(self.line, column, text))
+        return stand_in
+
+
+def text_of(path: Path) -> str:
+    """The file as text, lines ended by `\\n`. Raises `BadTrace` for what cannot be read at all.
+
+    Bytes that are not UTF-8 stay in it as lone surrogates, so that `rows` can tell each line that has any.
+    """
+    try:
+        if not path.is_file():
+            path.stat()
+            kind = "a folder" if path.is_dir() else "no regular file"
+            raise BadTrace(str(path), [Problem(0, "", f"{kind}; name a file")])
+        if path.stat().st_size > MAX_BYTES:
+            raise BadTrace(str(path), [Problem(0, "", f"larger than {MAX_BYTES} bytes")])
+        raw = path.read_bytes()
+    except OSError as error:
+        raise BadTrace(str(path), [Problem(0, "", error.strerror or str(error))]) from error
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadTrace(str(path), [Problem(0, "", "UTF-16; save it as UTF-8")])
+    text = raw.decode("utf-8-sig", "surrogateescape")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def header_of(path: Path, text: str, delimiter: str = ",") -> list[str]:
+    """The column names. Raises `BadTrace` for an empty file, or a first line that is no header."""
+    first = text.partition("\n")[0]
+    if not text.strip():
+        raise BadTrace(str(path), [Problem(0, "", "empty: a header line was expected")])
+    if (told := _unreadable(first)) is not None:
+        raise BadTrace(str(path), [Problem(1, "", f"{told}: no trace in UTF-8")])
+    values = _fields(first, delimiter)
+    if isinstance(values, str):
+        raise BadTrace(str(path), [Problem(1, "", values)])
+    names = [name.strip() for name in values]
+    if not any(names):
+        raise BadTrace(str(path), [Problem(0, "", "empty: a header line was expected")])
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BadTrace(str(path), [Problem(1, shown(name), "stands in the header twice") for name in twice])
+    return names
+
+
+Read = TypeVar("Read")
+
+
+def rows(
+    text: str,
+    columns: Sequence[str],
+    read: Callable[[Row], Read],
+    problems: list[Problem],
+    *,
+    delimiter: str = ",",
+    header: bool = True,
+) -> Iterator[tuple[int, Read]]:
+    """(line, what `read` made of it) of each good line; what is wrong with the others goes to `problems`.
+
+    Each line is read by itself: a quote that is not closed spoils no other line. Blank lines are none.
+    """
+    for line, whole in enumerate(text.split("\n"), 1):
+        if (header and line == 1) or not whole.strip():
+            continue
+        values = _fields(whole, delimiter) if len(whole) <= MAX_LINE else f"longer than {MAX_LINE} characters"
+        if isinstance(values, str):
+            problems.append(Problem(line, "", values))
+            continue
+        if len(values) != len(columns):
+            count = f"{len(values)} fields, the header has {len(columns)}"
+            problems.append(Problem(line, "", _unreadable(whole) or count))
+            continue
+        spoilt = [
+            Problem(line, shown(name), told)
+            for name, value in zip(columns, values, strict=True)
+            if (told := _unreadable(value))
+        ]
+        if spoilt:
+            problems += spoilt
+            continue
+        row = Row(line, dict(zip(columns, values, strict=True)))
+        found = read(row)
+        if row.problems:
+            problems += row.problems
+        else:
+            yield line, found
+
+
+def _fields(line: str, delimiter: str) -> list[str] | str:
+    """The fields of one line, or what is wrong with it."""
+    if '"' not in line:
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        told = str(error)
+        return "a quote is not closed" if told == "unexpected end of data" else f"bad quotes: {told}"
+
+
+def _unreadable(text: str) -> str | None:
+    """The first character that no text has."""
+    if text.isascii() and "\0" not in text:
+        return None
+    for character in text:
+        if character == "\0":
+            return "a NUL character"
+        if "\udc80" <= character <= "\udcff":
+            return f"byte {ord(character) - 0xDC00:#04x} is not UTF-8"
+    return None
+
+
+def shown(text: str) -> str:
+    """A stranger's text as it can stand in a message: short, printable."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:40]
+    )

@@ -1,0 +1,1 @@
+"""How fast jobs really run: measured tables, a file for each, and what they do to one another."""

@@ -1,0 +1,87 @@
+"""Truth `convergence`: how the loss of a job falls while it runs, from measured curves.
+
+It stands around another truth, which says how fast the job runs: `convergence(shared-node)`. A job's model is the
+name of a curve; its run is the curve, stretched to the job's work. Losses are told as the sources that were read
+for this normalise them: 1 at the first point, 0 at the best that was ever measured; in between linear.
+
+| curves | source | what falls |
+|---|---|---|
+| `charrnn/<setting>` | 21 runs of a character model, 2,000 points each | the training loss |
+| `pollux/<model>-<batch>` | 34 runs to the end, a point per epoch | the error: 1 – accuracy, word error rate, … |
+| `zeus/<data set>-<network>-<batch>` | epochs until targets were met, mean of the seeds that met them | 1 – the metric |
+
+What is not measured: the loss between two points (linear), that of runs with another batch size.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.truth import Around, NotMeasured, Truth
+
+CONVERGED = 0.95
+"""Of all that a run gains: from here on it counts as converged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """(progress 0 – 1, loss as measured), progress rising from 0; at least two points."""
+
+    points: Sequence[tuple[float, float]]
+
+    def at(self, progress: float) -> float:
+        """The loss as measured, linear between points."""
+        place = bisect_left(self.points, progress, key=lambda point: point[0])
+        if place == 0:
+            return self.points[0][1]
+        if place == len(self.points):
+            return self.points[-1][1]
+        (low, before), (high, after) = self.points[place - 1], self.points[place]
+        return before + (after - before) * (progress - low) / (high - low)
+
+    @property
+    def best(self) -> float:
+        return min(loss for _, loss in self.points)
+
+    def normalised(self, progress: float) -> float:
+        """1 at the start, 0 at the best; above 1 where it got worse than at the start."""
+        first, best = self.points[0][1], self.best
+        return (self.at(progress) - best) / (first - best) if first > best else 0.0
+
+    def gained_by(self, share: float) -> float:
+        """The progress at which the run has first gained this share of all that it gains; 0 – 1."""
+        first, best = self.points[0][1], self.best
+        wanted = first - share * (first - best)
+        before = self.points[0]
+        for point in self.points:
+            if point[1] <= wanted:
+                fallen = before[1] - point[1]
+                part = (before[1] - wanted) / fallen if fallen > 0 else 1.0
+                return before[0] + (point[0] - before[0]) * part
+            before = point
+        return 1.0
+
+
+class Convergence(Around):
+    """`curves` by name. Neighbours matter where they matter for the inner truth."""
+
+    name = "convergence"
+
+    def __init__(self, inner: Truth, curves: Mapping[str, LossCurve]) -> None:
+        super().__init__(inner)
+        self.neighbours_matter = inner.neighbours_matter
+        self._curves = curves
+
+    def loss(self, job: TraceJob, progress: float) -> float:
+        return self._curve(job).normalised(progress)
+
+    def converged_at(self, job: TraceJob, share: float = CONVERGED) -> float:
+        """The truth of when it is converged: the progress at which this share of its gain is had."""
+        return self._curve(job).gained_by(share)
+
+    def _curve(self, job: TraceJob) -> LossCurve:
+        found = self._curves.get(job.model)
+        if found is None:
+            raise NotMeasured(f"convergence: there is no curve {job.model!r}")
+        return found

@@ -1,0 +1,97 @@
+"""Truth `cpu`: measured throughput of models by cores and host memory (Synergy, OSDI '22).
+
+The table holds per model, number of GPUs and cores and memory per GPU the throughput relative to that at three cores:
+1 – 24 cores, and five sizes of memory. Seven models were also measured on 2 and 4 GPUs; for other numbers of GPUs the
+figures of one GPU count (CODA §5a: the demand is linear in GPUs on one node). `speed` is the figure of what the job was given over that of what it asked for; a job that
+asked for no cores is taken to have asked for three per GPU, one that asked for no memory for plenty. Between
+measured points it is linear, first over cores, then over memory; beyond 24 cores or 250 GB nothing more is gained.
+
+Not measured, and refused with `NotMeasured`: other models, less than one core per GPU, less than the smallest memory.
+Jobs without GPUs run at the speed that they were measured at: the table knows none.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.truth import Neighbour, NotMeasured, Placement, Plain
+
+BASE_CORES = 3.0
+"""Per GPU: where the table is 1."""
+MIB_PER_GB = 1_000_000_000 / (1 << 20)
+TOLERANCE = 1e-9
+
+Curve = Sequence[tuple[float, float]]
+"""(memory in GB, relative throughput), rising."""
+Sensitivity = Mapping[tuple[str, int], Sequence[tuple[float, Curve]]]
+"""(model, GPUs) → (cores, curve over memory) per GPU, by rising cores; every model with one GPU."""
+
+
+class Cpu(Plain):
+    """`slices_per_core`: what the nodes count as a core."""
+
+    name = "cpu"
+
+    def __init__(self, table: Sensitivity, slices_per_core: int = 1) -> None:
+        self._table = table
+        self._slices_per_core = slices_per_core
+        self._asked: dict[tuple[str, float, float | None, int], float] = {}
+
+    def work_s(self, job: TraceJob) -> float:
+        """Raises `NotMeasured`."""
+        if job.gpus:
+            self._as_asked(job)
+        return job.duration_s
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        if job.gpus == 0:
+            return 1.0
+        cores = sum(seat.cores for seat in placement.values()) / self._slices_per_core
+        memory_gb = None
+        if job.host_memory_mib is not None:
+            memory_gb = sum(seat.host_memory_mib for seat in placement.values()) / MIB_PER_GB / job.gpus
+        return self.relative(job.model, cores / job.gpus, memory_gb, job.gpus) / self._as_asked(job)
+
+    def relative(self, model: str, cores: float, memory_gb: float | None = None, gpus: int = 1) -> float:
+        """Throughput over that at three cores and plenty of memory; cores and memory per GPU. `memory_gb` None: plenty."""
+        rows = self._table.get((model, gpus)) or self._table.get((model, 1))
+        if rows is None:
+            known = ", ".join(sorted({known for known, _ in self._table}))
+            raise NotMeasured(
+                f"cpu: {model or 'a job without a model'} was never measured; there are {known}"
+            )
+        if cores < rows[0][0] - TOLERANCE:
+            raise NotMeasured(
+                f"cpu: {model} with {cores:g} cores per GPU; the fewest measured are {rows[0][0]:g}"
+            )
+        points = [(at, _over_memory(model, curve, memory_gb)) for at, curve in rows]
+        return _between(points, cores)
+
+    def _as_asked(self, job: TraceJob) -> float:
+        cores = BASE_CORES if job.cores is None else job.cores / job.gpus
+        memory_gb = None if job.host_memory_mib is None else job.host_memory_mib / MIB_PER_GB / job.gpus
+        key = (job.model, cores, memory_gb, job.gpus)
+        if key not in self._asked:
+            self._asked[key] = self.relative(*key)
+        return self._asked[key]
+
+
+def _over_memory(model: str, curve: Curve, memory_gb: float | None) -> float:
+    if memory_gb is None:
+        return curve[-1][1]
+    if memory_gb < curve[0][0] - TOLERANCE:
+        raise NotMeasured(
+            f"cpu: {model} with {memory_gb:.1f} GB per GPU; the least measured is {curve[0][0]:g}"
+        )
+    return _between(curve, memory_gb)
+
+
+def _between(points: Curve, at: float) -> float:
+    """Linear between neighbours, constant beyond the ends."""
+    place = bisect_left(points, at, key=lambda point: point[0])
+    if place == 0:
+        return points[0][1]
+    if place == len(points):
+        return points[-1][1]
+    (low, below), (high, above) = points[place - 1], points[place]
+    return below + (above - below) * (at - low) / (high - low)

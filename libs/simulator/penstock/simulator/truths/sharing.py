@@ -1,0 +1,149 @@
+"""Truths around others: what jobs that compute side by side take from each other, and what is no computing at all.
+
+- `links`: jobs that cross nodes share the links of these nodes;
+- `shared-node`: a node's cores are shared by all that compute there;
+- `bandwidth`: a node's memory bandwidth is overloaded;
+- `phases`: a run launches before it trains, and saves after it.
+Each leaves a job that is alone as the inner truth has it, except for `phases`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.truth import Around, Neighbour, Placement, Truth
+
+Flows = Mapping[str, int]
+"""Node id → flows of a job over that node's link, > 0."""
+
+BANDWIDTH_KNEE = 0.75
+"""Of a node's memory bandwidth: from here on jobs suffer. Source: CODA §5c, the threshold of its eliminator."""
+SENSITIVITY: Mapping[str, float] = {
+    "bert": 0.5, "gnmt": 0.5, "lstm": 0.5, "transformer": 0.5, "deepspeech": 0.4, "m5": 0.3,
+    "alexnet": 0.2, "mobilenet": 0.2, "shufflenet": 0.2, "vae": 0.2, "res18": 0.1, "res50": 0.1,
+}  # fmt: skip
+"""β by Synergy's models: what a fully overloaded node takes of a job's speed. An assumption, in the order of CODA §5c:
+language 0.5, speech 0.4 and 0.3, light vision 0.2, heavy vision 0.1."""
+LAUNCH_S, SAVE_S = 18.0, 5.0
+"""Assumptions. Liquid §7.3 shows about 28 s without computing between two jobs on a GPU, up to 5 s of them its
+heartbeat; SpeCon measured less than 5 s to save."""
+
+
+def flows_of(job: TraceJob, placement: Placement) -> Flows:
+    """With parameter servers a flow per pair of worker and server of which one end is on the node; else a ring."""
+    if len(placement) < 2 or job.inference:
+        return {}
+    if not job.parameter_servers:
+        return dict.fromkeys(placement, 1)
+    workers = sum(seat.workers for seat in placement.values())
+    servers = sum(seat.parameter_servers for seat in placement.values())
+    found: dict[str, int] = {}
+    for node_id, seat in placement.items():
+        here = seat.workers * (servers - seat.parameter_servers)
+        here += seat.parameter_servers * (workers - seat.workers)
+        if here:
+            found[node_id] = here
+    return found
+
+
+def most_flows(job: TraceJob, placement: Placement) -> int:
+    """On one link when no two tasks of the job are on one node."""
+    if not job.parameter_servers:
+        return 1
+    workers = sum(seat.workers for seat in placement.values())
+    return max(workers, job.parameter_servers)
+
+
+class Links(Around):
+    """Equal flows over a node's link get equal parts of it (an assumption: nobody measured it).
+
+    Another job's flows are in the way for the share of its time that it sends alone. The busiest of the job's links,
+    seen from its own flows, lengthens the part of its time that it sends: speed = inner / (1 + share · (load − 1)),
+    load = (own flows + Σ others' flows · their share) / own flows.
+    """
+
+    name = "links"
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        speed = self.inner.speed(job, placement, neighbours)
+        own = flows_of(job, placement)
+        share = self.inner.network_share(job, placement) if own else 0.0
+        if not share:
+            return speed
+        loads = {node_id: float(flows) for node_id, flows in own.items()}
+        for other in neighbours:
+            theirs = flows_of(other.job, other.placement)
+            sends = self.inner.network_share(other.job, other.placement) if theirs else 0.0
+            for node_id in loads.keys() & theirs.keys():
+                loads[node_id] += theirs[node_id] * sends
+        load = max(loads.values()) / max(own.values())
+        return speed / (1.0 + share * (load - 1.0))
+
+
+class SharedNode(Around):
+    """A node's speed is shared by all that compute there, in proportion to the cores that they were given.
+
+    Alone a job has the whole node, whatever it was given. A job on several nodes goes at its slowest part's pace.
+    Source: SpeCon §VI, containers without limits on 8-core nodes; the proportion is an assumption.
+    """
+
+    name = "shared-node"
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        share = 1.0
+        for node_id, seat in placement.items():
+            own = max(1, seat.cores)
+            others = (other.placement[node_id] for other in neighbours if node_id in other.placement)
+            share = min(share, own / (own + sum(max(1, held.cores) for held in others)))
+        return self.inner.speed(job, placement, neighbours) * share
+
+
+class Bandwidth(Around):
+    """speed = inner · (1 − β · overload): overload is 0 while a node's jobs take at most 75 % of its memory bandwidth,
+    1 when they take all of it or ask for more, linear in between. A job without a known model suffers nothing.
+    A job's demand is spread evenly over its workers; its most crowded node counts.
+    """
+
+    name = "bandwidth"
+
+    def __init__(self, inner: Truth, sensitivity: Mapping[str, float] = SENSITIVITY) -> None:
+        super().__init__(inner)
+        self._sensitivity = sensitivity
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        speed = self.inner.speed(job, placement, neighbours)
+        suffers = self._sensitivity.get(job.model, 0.0)
+        if not suffers:
+            return speed
+        asked = max(
+            _demand(job, placement, node_id)
+            + sum(_demand(other.job, other.placement, node_id) for other in neighbours)
+            for node_id in placement
+        )
+        overload = min(1.0, max(0.0, (asked - BANDWIDTH_KNEE) / (1.0 - BANDWIDTH_KNEE)))
+        return speed * (1.0 - suffers * overload)
+
+
+def _demand(job: TraceJob, placement: Placement, node_id: str) -> float:
+    """Of the node's bandwidth, 0 – 1."""
+    seat = placement.get(node_id)
+    if seat is None or not job.memory_bandwidth:
+        return 0.0
+    return job.memory_bandwidth * seat.workers / sum(held.workers for held in placement.values())
+
+
+class Phases(Around):
+    """T = T_launch + work + T_save. Source: Liquid §3 and §6.1. Each start launches; GPUs idle in both phases."""
+
+    name = "phases"
+
+    def __init__(self, inner: Truth, launch_s: float = LAUNCH_S, save_s: float = SAVE_S) -> None:
+        super().__init__(inner)
+        self.neighbours_matter = inner.neighbours_matter
+        self._launch_s = launch_s
+        self._save_s = save_s
+
+    def start_up_s(self, job: TraceJob) -> float:
+        return self._launch_s + self.inner.start_up_s(job)
+
+    def save_s(self, job: TraceJob) -> float:
+        return self._save_s + self.inner.save_s(job)

@@ -1,0 +1,95 @@
+"""Truths from measured iterations, for jobs whose size is a number of iterations.
+
+`step-times`: Pollux's placement table, one iteration at a time. Unlike truth `placement-table`, which trains to the
+end of the measured epochs, a job here is a number of iterations of its total batch, on whatever GPUs it is given:
+samples per second where it is, over those on the GPUs that it asked for, packed. An iteration of inference does not
+synchronise. Each start costs the source's 30 s. Source: GENIE's tasks ⟨b, r⟩ need exactly this.
+
+`stages`: the job's own stage times. Its iteration was measured across nodes; what of it is network is paid only for
+the flows that really cross: iteration = rest + network · (most flows over one link) / (those with every task on a
+node of its own). A job is as long as its trace says when it is on one node.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.simulator.traces.jobs import Stages, TraceJob
+from penstock.simulator.truths.placement_table import RESTART_S, Model
+from penstock.simulator.truths.sharing import flows_of, most_flows
+from penstock.simulator.truths.truth import Neighbour, NotMeasured, Placement, Plain
+
+
+class StepTimes(Plain):
+    """`models` by name; a job asked for is packed on nodes with so many GPUs."""
+
+    name = "step-times"
+
+    def __init__(self, models: Mapping[str, Model], gpus_per_node: int) -> None:
+        self._models = models
+        self._gpus_per_node = max(1, gpus_per_node)
+
+    def work_s(self, job: TraceJob) -> float:
+        assert job.iterations is not None, job
+        assert job.batch_size is not None, job
+        return job.iterations * job.batch_size / self._rate(job, self._packed(job.gpus))
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        held = tuple(len(seat.gpus) for seat in placement.values() if seat.gpus)
+        return self._rate(job, held) / self._rate(job, self._packed(job.gpus))
+
+    def start_up_s(self, job: TraceJob) -> float:
+        return RESTART_S
+
+    def network_share(self, job: TraceJob, placement: Placement) -> float:
+        """Synchronising over all of an iteration, where it crosses nodes."""
+        held = tuple(len(seat.gpus) for seat in placement.values() if seat.gpus)
+        if len(held) < 2 or job.inference:
+            return 0.0
+        passes_s, sync_s, _ = self._iteration(job, held)
+        return sync_s / (passes_s + sync_s)
+
+    def _packed(self, gpus: int) -> tuple[int, ...]:
+        full, rest = divmod(gpus, self._gpus_per_node)
+        return (self._gpus_per_node,) * full + ((rest,) if rest else ())
+
+    def _rate(self, job: TraceJob, held: tuple[int, ...]) -> float:
+        """Samples per second."""
+        passes_s, sync_s, samples = self._iteration(job, held)
+        return samples / (passes_s if job.inference else passes_s + sync_s)
+
+    def _iteration(self, job: TraceJob, held: tuple[int, ...]) -> tuple[float, float, int]:
+        """(seconds computing, seconds synchronising, samples) of one iteration."""
+        model = self._models.get(job.model)
+        if model is None or job.batch_size is None:
+            raise NotMeasured(f"step-times: {job.model or 'a job without a model'} was never measured")
+        local, steps = model.batching(sum(held), job.batch_size)
+        step_s, sync_s = model.step(held, local)
+        return (steps + 1) * (step_s - sync_s), sync_s, sum(held) * local * (steps + 1)
+
+
+class StageTimes(Plain):
+    """Needs no table: the trace holds what was measured."""
+
+    name = "stages"
+
+    def work_s(self, job: TraceJob) -> float:
+        """Raises `NotMeasured`."""
+        _parts(job, {})
+        return job.duration_s
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        local_ms, crossing_ms = _parts(job, placement)
+        return local_ms / (local_ms + crossing_ms)
+
+    def network_share(self, job: TraceJob, placement: Placement) -> float:
+        local_ms, crossing_ms = _parts(job, placement)
+        return crossing_ms / (local_ms + crossing_ms)
+
+
+def _parts(job: TraceJob, placement: Placement) -> tuple[float, float]:
+    """(milliseconds of an iteration without network, with what crosses here)."""
+    stages: Stages | None = job.stages
+    if stages is None or not 0 <= stages.network_ms < stages.iteration_ms:
+        raise NotMeasured(f"stages: job {job.job_id} has no stage times, or nothing beside its network")
+    flows = flows_of(job, placement)
+    part = max(flows.values()) / most_flows(job, placement) if flows else 0.0
+    return stages.iteration_ms - stages.network_ms, stages.network_ms * part

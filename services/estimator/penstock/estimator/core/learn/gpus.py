@@ -1,0 +1,113 @@
+"""What GPUs can do, as their makers publish it, so that a model can say something about one it never saw.
+
+Facts only. Rates are dense (no sparsity). `half_tflops` is with 32-bit accumulation, as training uses it, so the
+GeForce cards have half of the figure that is usually told. `full_tflops` is what "FP32" training gets: since
+Ampere that is TF32 on the tensor cores. Where a card has no tensor cores, both are those of its plain cores.
+"""
+
+import re
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class GpuFacts(NamedTuple):
+    """One GPU model."""
+
+    name: str
+    memory_gib: float
+    bandwidth_gbps: float
+    """Of its memory, GB/s."""
+    full_tflops: float
+    half_tflops: float
+    year: int
+    """Its generation came to market."""
+
+
+GPUS = (
+    GpuFacts("K80", 12, 240, 4.4, 4.4, 2014),  # one of its two halves
+    GpuFacts("M60", 8, 160, 4.8, 4.8, 2015),
+    GpuFacts("P4", 8, 192, 5.5, 5.5, 2016),
+    GpuFacts("P40", 24, 346, 11.8, 11.8, 2016),
+    GpuFacts("P100", 16, 732, 9.5, 19.0, 2016),
+    GpuFacts("1060", 6, 192, 4.4, 4.4, 2016),
+    GpuFacts("1070", 8, 256, 6.5, 6.5, 2016),
+    GpuFacts("1080", 8, 320, 8.9, 8.9, 2016),
+    GpuFacts("1080TI", 11, 484, 11.3, 11.3, 2017),
+    GpuFacts("TITANXP", 12, 548, 12.1, 12.1, 2017),
+    GpuFacts("TITANV", 12, 653, 14.9, 110.0, 2017),
+    GpuFacts("V100", 32, 900, 15.7, 125.0, 2017),
+    GpuFacts("T4", 16, 320, 8.1, 65.0, 2018),
+    GpuFacts("2060", 6, 336, 6.5, 25.8, 2018),
+    GpuFacts("2070", 8, 448, 7.5, 29.9, 2018),
+    GpuFacts("2080", 8, 448, 10.1, 40.3, 2018),
+    GpuFacts("2080TI", 11, 616, 13.4, 53.8, 2018),
+    GpuFacts("TITANRTX", 24, 672, 16.3, 130.5, 2018),
+    GpuFacts("RTX4000", 8, 416, 7.1, 57.0, 2018),
+    GpuFacts("RTX5000", 16, 448, 11.2, 89.2, 2018),
+    GpuFacts("RTX6000", 24, 672, 16.3, 130.5, 2018),
+    GpuFacts("RTX8000", 48, 672, 16.3, 130.5, 2018),
+    GpuFacts("A100", 40, 1555, 156.0, 312.0, 2020),
+    GpuFacts("A100-80", 80, 1935, 156.0, 312.0, 2020),
+    GpuFacts("A30", 24, 933, 82.0, 165.0, 2020),
+    GpuFacts("A40", 48, 696, 74.8, 149.7, 2020),
+    GpuFacts("A10", 24, 600, 62.5, 125.0, 2020),
+    GpuFacts("A10G", 24, 600, 35.0, 70.0, 2020),
+    GpuFacts("A16", 16, 200, 9.0, 17.9, 2020),  # one of its four
+    GpuFacts("3060", 12, 360, 12.7, 25.5, 2020),
+    GpuFacts("3070", 8, 448, 20.3, 40.6, 2020),
+    GpuFacts("3080", 10, 760, 29.8, 59.5, 2020),
+    GpuFacts("3080TI", 12, 912, 34.1, 68.2, 2020),
+    GpuFacts("3090", 24, 936, 35.6, 71.2, 2020),
+    GpuFacts("A2000", 6, 288, 16.0, 31.9, 2021),
+    GpuFacts("A4000", 16, 448, 38.3, 76.7, 2021),
+    GpuFacts("A4500", 20, 640, 47.3, 94.6, 2021),
+    GpuFacts("A5000", 24, 768, 55.6, 111.1, 2021),
+    GpuFacts("A5500", 24, 768, 68.2, 136.4, 2022),
+    GpuFacts("A6000", 48, 768, 77.4, 154.8, 2020),
+    GpuFacts("4070", 12, 504, 29.1, 58.3, 2022),
+    GpuFacts("4080", 16, 717, 48.7, 97.5, 2022),
+    GpuFacts("4090", 24, 1008, 82.6, 165.2, 2022),
+    GpuFacts("RTX6000ADA", 48, 960, 182.1, 364.2, 2022),
+    GpuFacts("L4", 24, 300, 60.5, 121.0, 2023),
+    GpuFacts("L40", 48, 864, 90.5, 181.0, 2022),
+    GpuFacts("L40S", 48, 864, 183.0, 362.0, 2023),
+    GpuFacts("H100", 80, 3352, 494.0, 989.0, 2022),
+    GpuFacts("H100PCIE", 80, 2039, 378.0, 756.0, 2022),
+    GpuFacts("H200", 141, 4800, 494.0, 989.0, 2023),
+    GpuFacts("GH200", 96, 4000, 494.0, 989.0, 2023),
+    GpuFacts("B200", 180, 8000, 1125.0, 2250.0, 2024),
+    GpuFacts("5090", 32, 1792, 104.8, 209.5, 2025),
+)
+BY_NAME = MappingProxyType({gpu.name: gpu for gpu in GPUS})
+NAMES = tuple(sorted(BY_NAME, key=lambda name: (-len(name), name)))  # the longest name that fits is meant
+
+MAKERS_WORDS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d?|[^A-Z0-9]")
+GROUP = re.compile(r"^(?:RTX(?=A\d|[2-5]0\d\d)|GTX(?=1))")
+REST = re.compile(
+    r"(?:\d{1,3}GI?B?.*|16|24|32|40|48|64|80|\D.*)?"
+)  # after a name: a size or words, no digits
+LARGE_A100_GIB = 60
+
+
+@lru_cache(maxsize=1_024)  # names come from nodes and job files: few, and each many times
+def facts_of(name: str, memory_gib: float | None = None) -> GpuFacts | None:
+    """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None: unknown.
+
+    `memory_gib`: of the very card, if known; it wins over the table, and tells variants of one model apart.
+    """
+    plain = MAKERS_WORDS.sub("", name.upper())
+    for text in dict.fromkeys((GROUP.sub("", plain), plain)):
+        for known in NAMES:
+            if "-" not in known and text.startswith(known) and REST.fullmatch(text[len(known) :]):
+                return _variant(BY_NAME[known], text[len(known) :], memory_gib)
+    return None
+
+
+def _variant(found: GpuFacts, rest: str, memory_gib: float | None) -> GpuFacts:
+    if found.name == "A100" and ("80" in rest or (memory_gib or 0) > LARGE_A100_GIB):
+        found = BY_NAME["A100-80"]
+    size = re.search(r"(\d{1,3})(?:GI?B?|$)", rest)
+    if memory_gib is not None and memory_gib > 0:
+        return found._replace(memory_gib=memory_gib)
+    return found._replace(memory_gib=float(size.group(1))) if size else found

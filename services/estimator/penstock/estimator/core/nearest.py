@@ -1,0 +1,112 @@
+"""The nearest finished runs of the same network: for jobs whose own command was never seen.
+
+Nearness is the ratio of batch sizes. Each owner counts with few runs only and the median decides, so that one
+owner's runs, however many or strange, do not move what others are told beyond what their own runs span.
+"""
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.estimate import Guess, guess_from, held_memory_mib
+from penstock.estimator.core.history import Run, Runs
+from penstock.estimator.core.runs import About
+
+MAX_MODELS = 1_000  # least recently used ones go; about 20 MB when full
+MAX_OWNERS = 32  # of one network; the latest
+RUNS_PER_OWNER = 4
+NEAREST = 8  # runs of all owners together; odd counts are as good, more say less about this batch size
+OWN_RUNS = 2  # of one owner among them
+FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
+MOST_ABOVE = 2.0  # so far may one owner's memory exceed everybody else's and be believed
+DISCOUNT = 0.5  # of the confidence: another command, perhaps another person's
+
+
+class _Kept(NamedTuple):
+    batch_size: int | None
+    workers: int
+    run: Run
+
+
+class Nearest:
+    """Network → owner → the latest runs; bounded."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, OrderedDict[str, deque[_Kept]]] = OrderedDict()
+
+    def add(self, about: About, run: Run) -> None:
+        """A sound run; one without the name of its network is near to nothing."""
+        if about.model is None:
+            return
+        owners = self._models.setdefault(about.model, OrderedDict())
+        self._models.move_to_end(about.model)
+        owners.setdefault(about.owner, deque(maxlen=RUNS_PER_OWNER)).append(
+            _Kept(about.batch_size, about.workers, run)
+        )
+        owners.move_to_end(about.owner)
+        if len(owners) > MAX_OWNERS:
+            owners.popitem(last=False)
+        if len(self._models) > MAX_MODELS:
+            self._models.popitem(last=False)
+
+    def to(self, spec: JobSpec) -> list[tuple[str, Run]]:
+        """The nearest runs with their owners, nearest first, at most `OWN_RUNS` of each; [] if none is near enough."""
+        found: list[tuple[float, int, float, str, Run]] = []
+        for owner, runs in self._models.get(spec.model or "", {}).items():
+            near = [
+                (distance, abs(kept.workers - spec.workers), -kept.run.seq, owner, kept.run)
+                for kept in runs
+                if (distance := _distance(kept.batch_size, spec.batch_size)) <= math.log(FARTHEST)
+            ]
+            near.sort(key=lambda entry: entry[:3])
+            found += near[:OWN_RUNS]
+        found.sort(key=lambda entry: entry[:3])
+        return [(owner, run) for *_, owner, run in found[:NEAREST]]
+
+
+def _distance(one: int | None, other: int | None) -> float:
+    """Logarithm of the ratio; jobs that both tell no batch size are equal, else it is as far as it may be."""
+    if one is None or other is None:
+        return 0.0 if one is other else math.log(FARTHEST)
+    return abs(math.log(one / other))
+
+
+class NearestTier:
+    """Medians of the nearest runs; of memory the largest + 10 %, as in the history. Says nothing about GPUs:
+    how many another command was given is no need of this one."""
+
+    def __init__(self, nearest: Nearest) -> None:
+        self._nearest = nearest
+
+    def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
+        found = self._nearest.to(spec)
+        if not found:
+            return None
+        runs = Runs()
+        for _, run in found:
+            runs.add(run)
+        guess = guess_from(runs)
+        return guess._replace(
+            tier="nearest",
+            confidence=round(DISCOUNT * guess.confidence, 3),
+            source=f"median of the {len(found)} nearest runs of {spec.model} by other commands; "
+            "memory: the largest of them + 10 %",
+            gpus=None,
+            host_memory_mib=held_memory_mib(_believed(found, "host_memory_mib")),
+            gpu_memory_mib=held_memory_mib(_believed(found, "gpu_memory_mib")),
+        )
+
+
+def _believed(found: Sequence[tuple[str, Run]], name: str) -> float | None:
+    """The largest value of any owner, but no more than `MOST_ABOVE` times what the next one had."""
+    largest: dict[str, float] = {}
+    for owner, run in found:
+        value = getattr(run, name)
+        if value == value:
+            largest[owner] = max(value, largest.get(owner, 0.0))
+    highest = sorted(largest.values(), reverse=True)
+    if not highest:
+        return None
+    return highest[0] if len(highest) == 1 else min(highest[0], MOST_ABOVE * highest[1])

@@ -1,0 +1,180 @@
+"""What was said of jobs against what they used: per tier, over time, by owner, and the worst of them. Pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.estimator.core.runs import FinishedRun
+
+WORST = 10
+OWNERS = 10
+STRETCHES = 8  # over which drift is shown
+FEWEST_RUNS = 3  # of an owner, to be named as one who over-asks
+OVER_ASKED = 1.5  # times what was used, by the median
+
+
+class Field(NamedTuple):
+    """One thing that an estimate says. `bound`: it is a promise that must hold, not a mean."""
+
+    said: Callable[[FinishedRun], float]
+    measured: Callable[[FinishedRun], float]
+    bound: bool
+
+
+def _said(name: str) -> Callable[[FinishedRun], float]:
+    def of(run: FinishedRun) -> float:
+        value = None if run.said is None else getattr(run.said, name)
+        return math.nan if value is None else float(value)
+
+    return of
+
+
+def _measured(name: str) -> Callable[[FinishedRun], float]:
+    return lambda run: float(getattr(run.measured, name))
+
+
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        "gpu_memory_mib": Field(_said("gpu_memory_mib"), _measured("gpu_memory_mib"), bound=True),
+        "host_memory_mib": Field(_said("host_memory_mib"), _measured("host_memory_mib"), bound=True),
+        "cores": Field(_said("cores"), _measured("busy_cores"), bound=True),
+        "gpu_utilisation_percent": Field(
+            _said("gpu_utilisation_percent"), _measured("gpu_utilisation_percent"), bound=False
+        ),
+        "run_ms": Field(_said("run_ms"), _measured("run_ms"), bound=False),
+    }
+)
+
+
+class Score(NamedTuple):
+    """Of one field over some runs. Ratios are said / used."""
+
+    runs: int
+    median_ratio: float
+    p95_off: float
+    """The 95th percentile of how far off, as a factor ≥ 1."""
+    broken: float
+    """Share of runs that used more than was said; for bounds only, else NaN."""
+
+
+class Worst(NamedTuple):
+    """One job whose estimate was far off."""
+
+    job_id: str
+    owner: str
+    tier: str
+    field: str
+    said: float
+    used: float
+
+
+class OverAsking(NamedTuple):
+    """An owner who asks for more than his jobs use."""
+
+    owner: str
+    field: str
+    runs: int
+    asked_to_used: float
+    """Median ratio."""
+
+
+class Reckoning(NamedTuple):
+    """The whole report. `set_aside`: reason (without numbers) → runs."""
+
+    runs: int
+    set_aside: Mapping[str, int]
+    tiers: Mapping[str, Mapping[str, Score]]
+    """Tier → field → score. What the user asked for counts as tier `user`."""
+    drift: Mapping[str, Sequence[float]]
+    """Field → median of |log(said / used)| in up to `STRETCHES` equal stretches of runs, oldest first; users' left out."""
+    over_asking: Sequence[OverAsking]
+    worst: Sequence[Worst]
+
+
+class _Pair(NamedTuple):
+    run: FinishedRun
+    field: str
+    tier: str
+    said: float
+    used: float
+
+    @property
+    def off(self) -> float:
+        """|log(said / used)|."""
+        return abs(math.log(self.said / self.used))
+
+
+def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
+    """Runs in the order in which they ended."""
+    aside: dict[str, int] = {}
+    pairs: list[_Pair] = []
+    for run in runs:
+        if run.set_aside:
+            reason = run.set_aside.partition(":")[0]
+            aside[reason] = aside.get(reason, 0) + 1
+            continue
+        pairs += _pairs(run)
+    tiers: dict[str, dict[str, Score]] = {}
+    for tier in sorted({pair.tier for pair in pairs}):
+        mine = [pair for pair in pairs if pair.tier == tier]
+        tiers[tier] = {
+            name: score(name, [pair for pair in mine if pair.field == name])
+            for name in FIELDS
+            if any(pair.field == name for pair in mine)
+        }
+    estimated = [pair for pair in pairs if pair.tier != "user"]
+    worst = sorted(estimated, key=lambda pair: (-pair.off, pair.run.job_id, pair.field))[:WORST]
+    return Reckoning(
+        len(runs),
+        dict(sorted(aside.items())),
+        tiers,
+        {name: _drift([pair for pair in estimated if pair.field == name]) for name in FIELDS},
+        _over_asking([pair for pair in pairs if pair.tier == "user"]),
+        [
+            Worst(pair.run.job_id, pair.run.about.owner, pair.tier, pair.field, pair.said, pair.used)
+            for pair in worst
+        ],
+    )
+
+
+def _pairs(run: FinishedRun) -> list[_Pair]:
+    """Fields that were both said and measured; 0 says nothing (no demand on the card's size, nothing seen)."""
+    if run.said is None:
+        return []
+    found = []
+    for name, field in FIELDS.items():
+        said, used = field.said(run), field.measured(run)
+        if said > 0 and used > 0 and not math.isinf(said):
+            found.append(_Pair(run, name, "user" if name in run.about.asked else run.said.tier, said, used))
+    return found
+
+
+def score(name: str, pairs: Sequence[_Pair]) -> Score:
+    """At least one pair."""
+    ratios = sorted(pair.said / pair.used for pair in pairs)
+    off = sorted(pair.off for pair in pairs)
+    broken = sum(pair.used > pair.said for pair in pairs) / len(pairs) if FIELDS[name].bound else math.nan
+    return Score(
+        len(pairs), median(ratios), math.exp(off[min(len(off) - 1, math.ceil(0.95 * len(off)) - 1)]), broken
+    )
+
+
+def _drift(pairs: Sequence[_Pair]) -> list[float]:
+    count = min(STRETCHES, len(pairs))
+    edges = [len(pairs) * part // count for part in range(count + 1)] if count else []
+    return [median(pair.off for pair in pairs[low:high]) for low, high in pairwise(edges)]
+
+
+def _over_asking(pairs: Sequence[_Pair]) -> list[OverAsking]:
+    by_owner: dict[tuple[str, str], list[float]] = {}
+    for pair in pairs:
+        by_owner.setdefault((pair.run.about.owner, pair.field), []).append(pair.said / pair.used)
+    found = [
+        OverAsking(owner, field, len(ratios), median(ratios))
+        for (owner, field), ratios in by_owner.items()
+        if len(ratios) >= FEWEST_RUNS and median(ratios) >= OVER_ASKED
+    ]
+    return sorted(found, key=lambda one: (-one.asked_to_used, one.owner, one.field))[:OWNERS]

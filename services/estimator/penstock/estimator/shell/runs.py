@@ -1,0 +1,191 @@
+"""The estimator's projection in Postgres: finished runs, the position in the ledger, and the learned models.
+
+Runs and position are written in one transaction, so that each run is there exactly once whatever is killed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+import orjson
+
+from penstock.estimator.core.history import UNKNOWN, History, Run
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock.estimator.core.training import Trained
+from penstock.kernel.errors import StoreError
+from penstock.kernel.migrations import load_migrations, migrate, schema_of
+
+MIGRATIONS = "penstock.estimator.migrations"
+CONNECT_TIMEOUT_S = 5.0
+COMMAND_TIMEOUT_S = 60.0
+RUNS_KEPT = 200_000  # older ones say nothing about today's code; about 60 MB
+MODELS_KEPT = 32
+UNSEEN_KEPT = 10_000  # runs after the last training that a restart looks at
+
+_MEASURED = Run._fields[2:]  # the first two are columns of their own
+COLUMNS = (
+    "seq", "job_id", "ended_ms", "key", "owner", "model", "batch_size", "workers", "parameter_servers", "asked",
+    "gpus", "gpu_share_milli", "cores", "gpu_model", "card_memory_mib",
+    *(f"said_{name}" for name in Said._fields),
+    *(name for name in _MEASURED if name != "gpus"),
+    "set_aside",
+)  # fmt: skip
+
+
+def estimator_schema(cell: str) -> str:
+    """Beside the cell's read models."""
+    return f"{schema_of(cell)}_learned"
+
+
+class RunStore:
+    """One estimator's connection to its schema."""
+
+    def __init__(self, connection: asyncpg.Connection, cell: str) -> None:
+        self._connection = connection
+        self._cell = cell
+
+    @classmethod
+    async def open(cls, dsn: str, cell: str) -> "RunStore":
+        """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another version."""
+        schema = estimator_schema(cell)
+        try:
+            connection = await asyncpg.connect(
+                dsn,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=COMMAND_TIMEOUT_S,
+                server_settings={"application_name": "penstock estimator", "jit": "off"},
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreError(f"Postgres cannot be reached: {error}") from error
+        try:
+            await migrate(connection, schema, load_migrations(MIGRATIONS))
+            await connection.execute(f"SET search_path TO {schema}")
+            await connection.execute(
+                "INSERT INTO positions VALUES ($1, 0) ON CONFLICT (cell) DO NOTHING", cell
+            )
+        except BaseException:
+            connection.terminate()
+            raise
+        return cls(connection, cell)
+
+    async def position(self) -> int:
+        """Offset of the ledger's record to read next."""
+        found: int = await self._connection.fetchval(
+            "SELECT next_offset FROM positions WHERE cell = $1", self._cell
+        )
+        return found
+
+    async def add(self, runs: Sequence[FinishedRun], next_offset: int) -> None:
+        """Runs and position together; a run that is there already stays as it is. Raises `StoreError`."""
+        places = ", ".join(f"${number}" for number in range(1, len(COLUMNS) + 1))
+        insert = f"INSERT INTO runs ({', '.join(COLUMNS)}) VALUES ({places}) ON CONFLICT (seq) DO NOTHING"
+        try:
+            async with self._connection.transaction():
+                await self._connection.executemany(insert, [_row(run) for run in runs])
+                await self._connection.execute(
+                    "UPDATE positions SET next_offset = greatest(next_offset, $2) WHERE cell = $1",
+                    self._cell,
+                    next_offset,
+                )
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            raise StoreError(f"{len(runs)} runs were not written: {error}") from error
+
+    async def forget(self) -> None:
+        """Removes runs and models beyond `RUNS_KEPT` and `MODELS_KEPT`; the promoted model stays."""
+        await self._connection.execute(
+            "DELETE FROM runs WHERE seq <= (SELECT seq FROM runs ORDER BY seq DESC OFFSET $1 LIMIT 1)",
+            RUNS_KEPT,
+        )
+        await self._connection.execute(
+            "DELETE FROM models WHERE trained_seq <= (SELECT trained_seq FROM models ORDER BY trained_seq DESC "
+            "OFFSET $1 LIMIT 1) AND version <> coalesce((SELECT version FROM models WHERE promoted "
+            "ORDER BY trained_seq DESC LIMIT 1), '')",
+            MODELS_KEPT,
+        )
+
+    async def history(self, history: History, keys: int, runs_per_key: int) -> int:
+        """Fills the history with the newest sound runs of the keys used last; returns how many."""
+        rows = await self._connection.fetch(
+            f"SELECT {', '.join(COLUMNS)} FROM (SELECT *, row_number() OVER (PARTITION BY key ORDER BY seq DESC) "
+            "AS age, max(seq) OVER (PARTITION BY key) AS used FROM runs WHERE set_aside = '') AS known "
+            "WHERE age <= $1 AND key IN (SELECT key FROM runs WHERE set_aside = '' GROUP BY key "
+            "ORDER BY max(seq) DESC LIMIT $2) ORDER BY used, seq",
+            runs_per_key,
+            keys,
+        )
+        for row in rows:
+            history.add(row["key"], finished(row).measured)
+        return len(rows)
+
+    async def latest(self, count: int) -> list[FinishedRun]:
+        """The newest sound runs, oldest first."""
+        rows = await self._connection.fetch(
+            f"SELECT {', '.join(COLUMNS)} FROM runs WHERE set_aside = '' ORDER BY seq DESC LIMIT $1", count
+        )
+        return [finished(row) for row in reversed(rows)]
+
+    async def after_training(self) -> list[FinishedRun]:
+        """Runs that ended after the newest model was trained, oldest first; at most `UNSEEN_KEPT`."""
+        rows = await self._connection.fetch(
+            f"SELECT {', '.join(COLUMNS)} FROM runs WHERE seq > coalesce((SELECT max(trained_seq) FROM models), -1) "
+            "ORDER BY seq DESC LIMIT $1",
+            UNSEEN_KEPT,
+        )
+        return [finished(row) for row in reversed(rows)]
+
+    async def save_model(self, model: Trained, trained_seq: int) -> None:
+        """The same version twice is one. Raises `StoreError`."""
+        try:
+            await self._connection.execute(
+                "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (version) DO UPDATE "
+                "SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
+                model.version, trained_seq, model.sha256, model.body, model.runs, model.first_run_ms,
+                model.last_run_ms, orjson.dumps(model.metrics).decode(), model.promoted,
+            )  # fmt: skip
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            raise StoreError(f"model {model.version} was not written: {error}") from error
+
+    async def promoted_models(self) -> list[Trained]:
+        """Newest first: should one be damaged, the next is tried."""
+        rows = await self._connection.fetch(
+            "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
+            "WHERE promoted ORDER BY trained_seq DESC"
+        )
+        return [Trained(*row.values())._replace(metrics=orjson.loads(row["metrics"])) for row in rows]
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if not self._connection.is_closed():
+            await self._connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+def _row(run: FinishedRun) -> tuple[Any, ...]:
+    about, given, measured = run.about, run.given, run.measured
+    said = run.said or (None,) * len(Said._fields)
+    numbers = [getattr(measured, name) for name in _MEASURED if name != "gpus"]
+    return (
+        run.seq, run.job_id, int(measured.ended_ms), about.key, about.owner, about.model, about.batch_size,
+        about.workers, about.parameter_servers, list(about.asked), given.gpus, given.gpu_share_milli, given.cores,
+        given.card.model, given.card.memory_mib, *said,
+        *(None if math.isnan(number) else number for number in numbers), run.set_aside,
+    )  # fmt: skip
+
+
+def finished(row: Any) -> FinishedRun:
+    """The run that `_row` wrote."""
+    numbers = {
+        name: UNKNOWN if row[name] is None else float(row[name]) for name in _MEASURED if name != "gpus"
+    }
+    return FinishedRun(
+        row["seq"],
+        row["job_id"],
+        About(
+            row["key"], row["owner"], row["model"], row["batch_size"], row["workers"], row["parameter_servers"],
+            tuple(row["asked"]),
+        ),
+        Given(row["gpus"], row["gpu_share_milli"], row["cores"], Card(row["gpu_model"], row["card_memory_mib"])),
+        None if row["said_tier"] is None else Said(*(row[f"said_{name}"] for name in Said._fields)),
+        Run(ended_ms=float(row["ended_ms"]), seq=float(row["seq"]), gpus=float(row["gpus"]), **numbers),
+        row["set_aside"],
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""A real cell's jobs become a trace, and the trace runs in the simulator."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tests.e2e.conftest import Installation
+
+pytestmark = pytest.mark.postgres
+
+
+def rows_of(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {row["model"]: row for row in csv.DictReader(file)}
+
+
+def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, place: Path) -> None:
+    """An operator wants to know what shortest-job-first would have done with the jobs that the cell has run."""
+    needs = ("--owner", "ana", "--cores", "1", "--gpus")
+    ran = {
+        "short": up.run("submit", "--model", "short", *needs, "1", "--", "sleep", "1"),
+        "gang": up.run("submit", "--model", "gang", "--workers", "2", *needs, "1", "--", "sleep", "0.5"),
+        "broken": up.run("submit", "--model", "broken", *needs, "2", "--", "sh", "-c", "sleep 0.3; exit 3"),
+        "never": up.run("submit", "--model", "never", *needs, "16", "--", "true"),
+    }
+    assert {model: answer.returncode for model, answer in ran.items()} == {
+        "short": 0, "gang": 0, "broken": 10, "never": 13,
+    }  # fmt: skip
+    assert (
+        up.run(
+            "submit", "--name", "long", "--model", "long", "--detach", *needs, "1", "--", "sleep", "60"
+        ).returncode
+        == 0
+    )
+    assert up.run("submit", "--model", "last", *needs, "1", "--", "sleep", "0.1").returncode == 0
+
+    trace, nodes = place / "month.csv", place / "nodes.csv"
+    answer = up.run("export", "--nodes", str(nodes), "-o", str(trace))
+    assert answer.returncode == 0, answer.stderr
+    assert (
+        "5 jobs written; 1 of them still run, and stand there with the time so far; 1 never ran"
+        in answer.stderr
+    )
+    found = rows_of(trace)
+    assert {model: (row["gpus"], row["workers"], row["outcome"]) for model, row in found.items()} == {
+        "short": ("1", "1", "succeeded"),
+        "gang": ("2", "2", "succeeded"),
+        "broken": ("2", "1", "failed"),
+        "long": ("1", "1", "running"),
+        "last": ("1", "1", "succeeded"),
+    }
+    assert {row["owner"] for row in found.values()} == {"ana"}
+    assert 0.9 <= float(found["short"]["duration_s"]) < 30, (
+        "by the ledger's clock, which hears of start and end a little late"
+    )
+    assert 0.4 <= float(found["gang"]["duration_s"]) < 30
+    assert 0 < float(found["long"]["duration_s"]) < 60, "as long as it had run when it was asked"
+    assert float(found["short"]["submit_s"]) == 0.0, "times count from the first job"
+
+    replay = up.run("simulate", str(trace), "--cluster", str(nodes), "--profile", "sjf", "-o", "json")
+    assert replay.returncode == 0, replay.stderr
+    assert json.loads(replay.stdout)["finished_jobs"] == 5
+
+    none = up.run("export", "--until", "1999-01-01", "-o", str(place / "none.csv"))
+    assert (none.returncode, (place / "none.csv").exists()) == (2, False)
+    assert "no job that ran was submitted in this time" in none.stderr
+    other = up.run("export", "--cell", "elsewhere")
+    assert other.returncode == 1
+    assert "not elsewhere" in other.stderr
+    assert up.run("cancel", "--reason", "done", "long").returncode == 0

@@ -1,0 +1,99 @@
+"""What the estimator keeps in Postgres: each finished run once, with the place in the ledger that it stands for."""
+
+import math
+
+import pytest
+
+from penstock.estimator.core.history import History, Run
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock.estimator.core.training import Trained
+from penstock.estimator.shell import runs as module
+from penstock.estimator.shell.runs import RunStore
+from penstock.kernel.errors import StoreError
+
+pytestmark = pytest.mark.postgres
+
+
+def run(seq: int, *, key: bytes = b"k", memory_mib: float = 1_000, set_aside: str = "") -> FinishedRun:
+    return FinishedRun(
+        seq,
+        f"job-{seq}",
+        About(key, "ada", None, 64, 2, 0, ("gpus",)),
+        Given(1, 500, 4, Card("T4", 15_360)),
+        Said("history", None, 0.5, None, 2, 900, 0, 100.0),
+        Run(ended_ms=seq * 1_000.0, seq=seq, run_ms=60_000, gpus=1, host_memory_mib=memory_mib),
+        set_aside,
+    )
+
+
+def same(one: FinishedRun, other: FinishedRun) -> bool:
+    """NaN, for *not measured*, equals NaN."""
+    numbers = zip(one.measured, other.measured, strict=True)
+    return one._replace(measured=Run(0, 0)) == other._replace(measured=Run(0, 0)) and all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in numbers
+    )
+
+
+async def test_runs_come_back_as_they_were_and_only_once(dsn: str) -> None:
+    """Killed between the append and its answer: the successor reads the same records again and writes them again."""
+    store = await RunStore.open(dsn, "default")
+    await store.add([run(5), run(9, set_aside="gpu_memory_mib: 17300 on a card of 16384")], 12)
+    await store.add([run(5), run(7)], 9)
+    assert await store.position() == 12, "a position never goes back"
+    found = await store.latest(10)
+    assert [kept.seq for kept in found] == [5, 7], "what was set aside teaches nothing"
+    assert same(found[0], run(5))
+    await store.close()
+
+
+async def test_a_restart_knows_the_history(dsn: str) -> None:
+    """Of each key the newest runs, and of the keys those used last: as the memory before the restart had them."""
+    store = await RunStore.open(dsn, "default")
+    runs = [run(seq, key=bytes([seq % 3]), memory_mib=seq) for seq in range(1, 100)]
+    await store.add(runs, 200)
+    history = History()
+    assert await store.history(history, keys=2, runs_per_key=4) == 8
+    assert len(history) == 2
+    newest = history.get(bytes([0]))
+    assert newest is not None
+    assert newest.column("host_memory_mib") == [90, 93, 96, 99]
+    await store.close()
+
+
+async def test_old_runs_go_and_the_model_in_use_stays(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell of years: neither runs nor models grow for ever, but what answers today must survive a restart."""
+    monkeypatch.setattr(module, "RUNS_KEPT", 3)
+    monkeypatch.setattr(module, "MODELS_KEPT", 2)
+    store = await RunStore.open(dsn, "a-cell")
+    await store.add([run(seq) for seq in range(1, 9)], 9)
+    for number in range(5):
+        model = Trained(f"m{number}", "0" * 64, b"body", 8, 1, 2, {"r2": 0.5}, promoted=number == 1)
+        await store.save_model(model, number)
+    await store.forget()
+    assert [kept.seq for kept in await store.latest(10)] == [6, 7, 8]
+    [model] = await store.promoted_models()
+    assert (model.version, model.metrics) == ("m1", {"r2": 0.5})
+    await store.close()
+
+
+async def test_cells_do_not_see_each_other(dsn: str) -> None:
+    """Two cells on one database: another cluster's runs say nothing about ours."""
+    one, other = await RunStore.open(dsn, "one"), await RunStore.open(dsn, "other")
+    await one.add([run(1)], 2)
+    assert await other.latest(5) == []
+    assert await other.position() == 0
+    await one.close()
+    await other.close()
+
+
+async def test_a_lost_connection_is_told(dsn: str) -> None:
+    """Postgres restarts during a write: the caller keeps the runs and tries again."""
+    store = await RunStore.open(dsn, "default")
+    await store.close()
+    with pytest.raises(StoreError, match="1 runs were not written"):
+        await store.add([run(1)], 2)
+
+
+async def test_no_postgres_is_told(unused_tcp_port: int) -> None:
+    with pytest.raises(StoreError, match="cannot be reached"):
+        await RunStore.open(f"postgresql://x@127.0.0.1:{unused_tcp_port}/x", "default")

@@ -1,0 +1,71 @@
+"""Our default model on measured runs (843 of nvidia-smi, 17 GPU models), against Liquid's on the same splits.
+
+To reach, R² of memory / log throughput / utilisation mean / std: 0.97 / 0.98 / 0.65 / 0.48 on cells never seen,
+0.75 / 0.96 / 0.50 / 0.30 on whole GPU models never seen; of the runs held out, 88 – 92 % lie in their 90 % interval.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.estimator.core.learn.judge import Judged, cross_judge
+from penstock.estimator.core.learn.model import train
+from penstock.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
+from penstock.estimator.core.learn.saved import from_bytes, to_bytes
+from penstock.estimator.evaluate.reading import Read, read_runs
+
+DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
+pytestmark = pytest.mark.skipif(
+    not DATA.is_dir(),
+    reason=f"the telemetry is not in {DATA}; set PENSTOCK_DATA to the folder that holds lambda/",
+)
+REACH = {
+    "cells": {MEMORY: 0.97, THROUGHPUT: 0.98, UTILISATION: 0.65, UTILISATION_STD: 0.48},
+    "families": {MEMORY: 0.75, THROUGHPUT: 0.96, UTILISATION: 0.50, UTILISATION_STD: 0.30},
+}
+SEEDS = 3
+
+
+@pytest.fixture(scope="module")
+def read() -> Read:
+    return read_runs(DATA)
+
+
+def test_runs_with_more_memory_than_their_card_are_set_aside(read: Read) -> None:
+    """A laptop's 3080 that was noted as the desktop's, three runs on a larger V100: 28 of 843."""
+    assert read.reasons() == {"more GPU memory than the card has": 28}
+    assert len(read.runs) == 815
+
+
+def test_memory_is_monotone_and_within_the_card_everywhere(read: Read) -> None:
+    """Every cell that was measured, asked again with batches from one sample to far beyond the card."""
+    model = from_bytes(to_bytes(train(read.runs)))
+    tasks = list(dict.fromkeys(replace(task, batch_size=1.0) for task in read.runs.tasks))
+    before = np.zeros(len(tasks))
+    for power in range(21):
+        told = model.predict([replace(task, batch_size=2.0**power) for task in tasks])[MEMORY]
+        assert (told.high >= before - 1e-6).all()
+        assert (told.high <= [task.card_mib + 1e-6 for task in tasks]).all()
+        before = told.high
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("split", list(REACH))
+def test_ours_reaches_its_figures_and_beats_liquids(read: Read, split: str) -> None:
+    """Five folds; every run is predicted by a model that saw nothing of its cell, or of its GPU model."""
+    ours, liquids = (
+        [cross_judge(read.runs, name, split, seed) for seed in range(SEEDS)]
+        for name in ("penstock", "liquid")
+    )
+
+    def mean(told: list[Mapping[str, Judged]], label: str, figure: str) -> float:
+        return float(np.mean([getattr(one[label], figure) for one in told]))
+
+    for label, least in REACH[split].items():
+        assert mean(ours, label, "r2") >= max(least, mean(liquids, label, "r2")), label
+        assert 0.865 <= mean(ours, label, "coverage") <= 0.935, label

@@ -1,0 +1,88 @@
+"""Muri's 48 measured stage profiles: sampled as a node would see them, they are found again."""
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.estimator.core.stages import Sample, stage_profile
+
+FILE = (
+    Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
+    / "muri/stage_profiles.csv"
+)
+ITERATIONS = 20
+SAMPLE_MS = 1.0
+PEAKS = (900.0, 40.0, 100.0, 2_000.0)  # MB/s, cores, %, MB/s: of this made-up node
+HUM = 0.04  # of each peak: what the resources that are not in turn still do
+LEAST = (90.0, 4.0, 10.0, 200.0)  # a tenth of what the node can do
+
+pytestmark = pytest.mark.skipif(
+    not FILE.is_file(),
+    reason=f"Muri's profiles are not {FILE}; set PENSTOCK_DATA to the folder that holds muri/",
+)
+
+
+def rows() -> list[tuple[str, float, tuple[float, float, float]]]:
+    """(model and GPUs, iteration, (storage and CPU, GPU, network)), ms."""
+    with FILE.open() as file:
+        return [
+            (
+                f"{row['model']} on {row['num_gpu']}",
+                float(row["iteration_ms"]),
+                (float(row["storage_cpu_ms"]), float(row["gpu_ms"]), float(row["network_ms"])),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def sampled(iteration_ms: float, stages_ms: tuple[float, ...], overlapped_ms: float = 0.0) -> list[Sample]:
+    """Iterations one after the other; each stage starts `overlapped_ms` before the one before it ends."""
+    spans, at = [], 0.0
+    for resource, lasted in zip((0, 2, 3), stages_ms, strict=True):
+        spans.append((resource, max(0.0, at), max(0.0, at) + lasted))
+        at += lasted - overlapped_ms
+    samples = []
+    for step in range(round(iteration_ms * ITERATIONS / SAMPLE_MS)):
+        now = (step + 0.5) * SAMPLE_MS % iteration_ms
+        usage = [HUM * peak for peak in PEAKS]
+        for resource, begin, end in spans:
+            if begin <= now < end:
+                usage[resource] = PEAKS[resource]
+        samples.append(Sample(SAMPLE_MS, (usage[0], usage[1], usage[2], usage[3])))
+    return samples
+
+
+def test_stages_in_turn_are_found_to_the_sample() -> None:
+    """Those of the 48 whose stages fit into the iteration one after the other, sampled each millisecond."""
+    fitting = [row for row in rows() if sum(row[2]) <= row[1]]
+    assert len(fitting) >= 25
+    for name, iteration_ms, stages_ms in fitting:
+        found = stage_profile(sampled(iteration_ms, stages_ms), ITERATIONS, least=LEAST)
+        assert (found.storage_ms, found.gpu_ms, found.network_ms) == pytest.approx(
+            stages_ms, abs=SAMPLE_MS
+        ), name
+        assert found.iteration_ms == pytest.approx(iteration_ms, abs=0.1), name
+
+
+def test_overlapping_stages_share_the_iteration() -> None:
+    """The others overlap: no instant is counted twice, so that stages of one job never exceed its iteration."""
+    overlapping = [row for row in rows() if sum(row[2]) > row[1]]
+    assert overlapping
+    for name, iteration_ms, stages_ms in overlapping:
+        excess = (sum(stages_ms) - iteration_ms) / max(1, sum(value > 0 for value in stages_ms) - 1)
+        found = stage_profile(sampled(iteration_ms, stages_ms, excess), ITERATIONS, least=LEAST)
+        assert sum(found.stages_ms) + found.idle_ms == pytest.approx(found.iteration_ms), name
+        first = min(stages_ms[0], iteration_ms)
+        assert found.storage_ms == pytest.approx(first, abs=SAMPLE_MS), name
+
+
+def test_the_papers_rule_alone_takes_hum_for_a_stage() -> None:
+    """GPT-2 reads 0.6 ms of 426 from storage, less than a sample: hum is that resource's peak. Hence `least`."""
+    name, iteration_ms, stages_ms = next(row for row in rows() if row[0] == "gpt2 on 1")
+    samples = sampled(iteration_ms, (0.0, *stages_ms[1:]))
+    assert stage_profile(samples, ITERATIONS).storage_ms == pytest.approx(iteration_ms), name
+    assert stage_profile(samples, ITERATIONS, least=LEAST).gpu_ms == pytest.approx(
+        stages_ms[1], abs=SAMPLE_MS
+    )

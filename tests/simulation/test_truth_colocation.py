@@ -1,0 +1,202 @@
+"""Truth `colocation`: by hand on a small table of our own, and what the whole of Gavel's says."""
+
+import os
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from penstock.events.facts import PlacerSettings
+from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.traces.reading import BadTrace
+from penstock.simulator.truths.colocation import Colocation, Config
+from penstock.simulator.truths.sharing import Links
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.tables import COLOCATED, ISOLATED, read_throughputs
+from penstock.simulator.truths.truth import Neighbour, NotMeasured, Seat
+
+from .stories import ends
+
+DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
+needs_gavel = pytest.mark.skipif(
+    not DATA.is_dir(),
+    reason=f"Gavel's tables are not in {DATA}; set PENSTOCK_DATA to the folder that holds gavel/",
+)
+
+TABLES = {
+    ISOLATED: """gpu,consolidated,model,batch_size,num_gpus,steps_per_s
+fast,1,net,8,1,10
+fast,1,net,8,2,18
+fast,0,net,8,2,9
+fast,1,tree,,1,4
+fast,1,net,8,4,0
+slow,1,net,8,1,2
+slow,1,net,8,2,4
+slow,0,net,8,2,5
+""",
+    COLOCATED: """gpu,model_a,batch_a,ngpu_a,model_b,batch_b,ngpu_b,tput_a,tput_b,iso_a,iso_b
+fast,net,8,1,net,8,1,6,6,10,10
+fast,net,8,1,tree,,1,7,3,10,4
+fast,tree,,1,net,8,1,3,7,4,10
+fast,tree,,1,tree,,1,0,0,4,4
+fast,net,8,2,net,8,2,12,12,18,18
+""",
+}
+FIRST, SECOND = Seat((0,)), Seat((1,))
+HALF = Seat((0,), share_milli=500)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in TABLES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def truth_of(folder: Path, *, split: bool = False) -> Colocation:
+    """Nodes of two GPUs: those named f… are fast, s… slow, all others fast too."""
+    return Colocation(
+        read_throughputs(folder), "fast", {"f": "fast", "s": "slow", "s2": "slow"}, 2, split=split
+    )
+
+
+def net(job_id: str = "a", gpus: int = 1) -> TraceJob:
+    return TraceJob(job_id, 0, 0, gpus, "net", 8, iterations=180)
+
+
+TREE = TraceJob("t", 0, 30.0, 1, "tree")
+
+
+def test_a_job_is_as_long_as_its_steps_take_packed(folder: Path) -> None:
+    """180 steps: 18 s on one fast GPU, 10 s on two; who asks for slow ones is measured by them."""
+    truth = truth_of(folder)
+    assert truth.work_s(net()) == 18
+    assert truth.work_s(net(gpus=2)) == 10
+    assert truth.work_s(net()._replace(gpu_models=("SLOW",))) == 90
+    assert truth.work_s(TREE) == 30, "without steps its run time counts"
+    with pytest.raises(
+        NotMeasured, match=r"colocation: net with batch 8 on 4 fast, consolidated, was never measured"
+    ):
+        truth.work_s(net(gpus=4))  # the table holds 0
+
+
+def test_the_place_decides(folder: Path) -> None:
+    """Two GPUs on one node, on two nodes, on slow nodes, on one of each: the slow one sets the pace."""
+    truth, job = truth_of(folder), net(gpus=2)
+    assert truth.speed(job, {"f": Seat((0, 1))}, ()) == 1
+    assert truth.speed(job, {"f": FIRST, "f2": FIRST}, ()) == 0.5
+    assert truth.speed(job, {"s": Seat((0, 1))}, ()) == pytest.approx(4 / 18)
+    assert truth.speed(job, {"f": FIRST, "s": FIRST}, ()) == pytest.approx(5 / 18)
+    assert truth.speed(net(), {"f": Seat((0, 1))}, ()) == 1.8, "given more than it asked for"
+    assert truth.network_share(job, {"f": Seat((0, 1))}) == 0
+    single = Colocation(read_throughputs(folder), "fast", {}, 1)
+    assert single.speed(job, {"x": FIRST, "y": FIRST}, ()) == 1, (
+        "nodes of one GPU: two of them are as near as can be"
+    )
+    assert truth.network_share(job, {"f": FIRST, "f2": FIRST}) == 0.5
+    assert truth.network_share(job, {"s": FIRST, "s2": FIRST}) == 0, "spread was the faster one there"
+
+
+def test_pairs_are_measured_and_each_side_has_its_own_speed(folder: Path) -> None:
+    """A net and a tree on halves of one GPU keep 70 and 75 % of their speeds; on another GPU nobody disturbs."""
+    truth = truth_of(folder)
+    assert truth.speed(net(), {"f": HALF}, [Neighbour(TREE, {"f": HALF})]) == pytest.approx(0.7)
+    assert truth.speed(TREE, {"f": HALF}, [Neighbour(net(), {"f": HALF})]) == pytest.approx(0.75)
+    assert truth.speed(net(), {"f": HALF}, [Neighbour(net("b"), {"f": HALF})]) == pytest.approx(0.6)
+    assert truth.speed(net(), {"f": FIRST}, [Neighbour(TREE, {"f": SECOND})]) == 1
+    both = {"f": Seat((0, 1))}
+    assert truth.speed(net(gpus=2), both, [Neighbour(net("b", 2), both)]) == pytest.approx(12 / 18)
+    apart = {"f": FIRST, "f2": FIRST}
+    assert truth.speed(net(gpus=2), apart, [Neighbour(net("b", 2), apart)]) == pytest.approx(0.5 * 12 / 18)
+
+
+def test_what_nobody_measured_is_refused(folder: Path) -> None:
+    """Two trees did not fit together, three jobs were never tried: no speed is made up."""
+    truth = truth_of(folder)
+    tree = Neighbour(TREE._replace(job_id="u"), {"f": HALF})
+    with pytest.raises(NotMeasured, match=r"tree on 1 fast together with tree on 1 fast was never measured"):
+        truth.speed(TREE, {"f": HALF}, [tree])
+    with pytest.raises(NotMeasured, match=r"3 jobs on one GPU was never measured; .*unmeasured=split"):
+        truth.speed(net(), {"f": HALF}, [tree, Neighbour(net("b"), {"f": HALF})])
+    with pytest.raises(NotMeasured, match=r"forest with batch 8 on 1 fast"):
+        truth.speed(net()._replace(model="forest"), {"f": FIRST}, ())
+    with pytest.raises(NotMeasured, match="2 fast together with net with batch 8 on 1 fast"):
+        truth.speed(net(gpus=2), {"f": Seat((0, 1))}, [Neighbour(net("b"), {"f": FIRST})])
+
+
+def test_slices_of_time_stand_in_where_asked_for(folder: Path) -> None:
+    """With `unmeasured=split`: the share that it was given, or an equal one; what was measured stays as measured."""
+    truth = truth_of(folder, split=True)
+    third = {"f": Seat((0,), share_milli=300)}
+    others = [Neighbour(net("b"), third), Neighbour(net("c"), third)]
+    assert truth.speed(net(), third, others) == pytest.approx(0.3)
+    whole = {"f": FIRST}
+    assert truth.speed(
+        net(), whole, [Neighbour(net("b"), whole), Neighbour(net("c"), whole)]
+    ) == pytest.approx(1 / 3)
+    assert truth.speed(net(), third, [Neighbour(TREE, third)]) == pytest.approx(0.7)
+
+
+def test_links_of_spread_jobs_are_shared(folder: Path) -> None:
+    """Half of a spread step is network: two spread jobs on the same two nodes have 1.5 flows of load instead of 1."""
+    truth = Links(truth_of(folder))
+    apart, beside = {"f": FIRST, "f2": FIRST}, {"f": SECOND, "f2": SECOND}
+    assert truth.speed(net(gpus=2), apart, ()) == 0.5
+    assert truth.speed(net(gpus=2), apart, [Neighbour(net("b", 2), beside)]) == pytest.approx(0.5 / 1.25)
+
+
+def test_a_table_with_holes_is_told_line_by_line(folder: Path) -> None:
+    (folder / ISOLATED).write_text("gpu,consolidated,model,batch_size,num_gpus\nfast,1,net,8,1\n")
+    with pytest.raises(BadTrace, match=r"line 1, column steps_per_s: missing"):
+        read_throughputs(folder)
+    (folder / ISOLATED).write_text(TABLES[ISOLATED] + "fast,2,net,eight,1,-1\n")
+    with pytest.raises(BadTrace) as caught:
+        read_throughputs(folder)
+    told = str(caught.value)
+    assert "line 10, column consolidated: 2 is more than 1" in told
+    assert "line 10, column batch_size: 'eight' is no whole number" in told
+    assert "line 10, column steps_per_s: '-1' is no number" in told
+
+
+@needs_gavel
+def test_what_spreading_costs_in_gavels_table() -> None:
+    """0.73 × on average over all that was measured both ways on several GPUs, 0.10 × at worst."""
+    table = read_throughputs(DATA)
+    costs = {
+        config: rate / table.consolidated[config]
+        for config, rate in table.spread.items()
+        if config.gpus > 1 and config in table.consolidated
+    }
+    assert len(costs) == 165
+    assert fmean(costs.values()) == pytest.approx(0.734, abs=0.001)
+    assert min(costs.values()) == pytest.approx(0.105, abs=0.001)
+    assert len(table.pairs) == 1_881, "of 5,277 lines; the others hold 0: the two did not run together"
+
+
+@needs_gavel
+def test_gavels_pairs_are_the_same_from_both_sides() -> None:
+    """Each measured pair stands there twice, once for each job, and nobody runs faster beside another."""
+    table = read_throughputs(DATA)
+    for one, other in table.pairs:
+        assert (other, one) in table.pairs, (one, other)
+    gains = [rate / table.consolidated[one] for (one, _), rate in table.pairs.items()]
+    assert max(gains) <= 1.0
+    two = Config("k80", "ResNet-18", 16, 1)
+    assert table.pairs[two, two] / table.consolidated[two] == pytest.approx(0.502, abs=0.001)
+
+
+def test_two_jobs_on_one_gpu_run_at_the_speed_of_their_pair(folder: Path) -> None:
+    """Three jobs ask for half a GPU each, on a node with two: two share the first GPU at 60 % each, the third has the
+    second one to itself. When the pair has ended, nobody was slowed down for longer than that."""
+    jobs = [net(name)._replace(gpu_share_milli=500, duration_s=0.0) for name in ("a", "b", "c")]
+    simulation = Simulation(
+        nodes_of("1x2"),
+        PlacerSettings(profile="fifo"),
+        SteadyWork(truth_of(folder)),
+        jobs,
+        Options(check_every_step=True),
+    )
+    assert ends(simulation) == pytest.approx({"a": 30.0, "b": 30.0, "c": 18.0})
+    assert simulation.figures(1, 1).gpu_allocation == pytest.approx((0.5 * 18 + 1.0 * 30) / (2 * 30))

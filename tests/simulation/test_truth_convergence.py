@@ -1,0 +1,93 @@
+"""Truth `convergence`: losses by hand on small curves, and what the measured ones say."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.traces.reading import BadTrace
+from penstock.simulator.truths.convergence import Convergence, LossCurve
+from penstock.simulator.truths.tables import read_charrnn, read_curves
+from penstock.simulator.truths.truth import Constant, NotMeasured, Seat
+
+DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
+needs_curves = pytest.mark.skipif(
+    not all((DATA / name).is_dir() for name in ("charrnn", "pollux", "zeus")),
+    reason=f"the curves are not in {DATA}; set PENSTOCK_DATA to the folder that holds charrnn/, pollux/ and zeus/",
+)
+
+FALLING = LossCurve([(0.0, 5.0), (0.1, 3.0), (0.5, 1.0), (1.0, 2.0)])
+FLAT = LossCurve([(0.0, 2.0), (1.0, 2.0)])
+
+
+def test_a_loss_is_told_between_one_and_its_best() -> None:
+    """From 5 down to 1 and up again to 2: it starts at 1, is best in the middle, and ends a quarter above it."""
+    truth = Convergence(Constant(), {"m": FALLING, "flat": FLAT})
+    job = TraceJob("a", 0, 100.0, 1, "m")
+    told = [truth.loss(job, progress) for progress in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
+    assert told == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.125, 0.25])
+    assert truth.converged_at(job, 0.5) == pytest.approx(0.1)
+    assert truth.converged_at(job, 0.75) == pytest.approx(0.3)
+    assert truth.converged_at(job) == pytest.approx(0.46)
+    flat = job._replace(model="flat")
+    assert [truth.loss(flat, 0.0), truth.loss(flat, 1.0)] == [0, 0]
+    assert truth.converged_at(flat) == 0, "it has nothing to gain"
+    with pytest.raises(NotMeasured, match="there is no curve 'tree'"):
+        truth.loss(job._replace(model="tree"), 0.0)
+
+
+def test_it_says_nothing_about_speed() -> None:
+    """How fast a job runs is the inner truth's word; it is only asked about neighbours where they matter there."""
+    truth = Convergence(Constant(), {"m": FALLING})
+    job = TraceJob("a", 0, 100.0, 1, "m")
+    assert truth.work_s(job) == 100
+    assert truth.speed(job, {"n": Seat((0,))}, ()) == 1
+    assert not truth.neighbours_matter
+
+
+CURVES = {
+    "charrnn/charrnn_x_error.csv": "x_1.0,x_1.0.1\n4,8\n2,6\n1,7\n",
+    "pollux/traces/ncf/validation-256.csv": "progress,iteration,metric,grad_sqr,grad_var\n10,1,0.2,1,1\n40,4,0.6,1,1\n",
+    "pollux/traces/yolov3/validation-8.csv": "progress,iteration,metric,grad_sqr,grad_var\n10,1,20,1,1\n20,4,5,1,1\n",
+    "zeus/summary_train.csv": "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n"
+    "imagenet,net,8,sgd,1e-1,1,0.5,2\nimagenet,net,8,sgd,1e-1,2,0.5,4\n"
+    "imagenet,net,8,sgd,1e-1,1,0.9,10\nimagenet,net,8,sgd,1e-1,2,0.9,nan\n"
+    "librispeech,net,8,sgd,1e-1,1,60,1\nlibrispeech,net,8,sgd,1e-1,1,40,4\n",
+}
+
+
+def test_curves_of_three_sources_are_read_by_name(tmp_path: Path) -> None:
+    """Accuracies are turned round, errors are not; a target that one of two seeds never met counts once."""
+    for name, text in CURVES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = read_curves(tmp_path)
+    assert {name: list(curve.points) for name, curve in found.items()} == {
+        "charrnn/x_1.0": [(0.0, 4.0), (0.5, 2.0), (1.0, 1.0)],
+        "charrnn/x_1.0.1": [(0.0, 8.0), (0.5, 6.0), (1.0, 7.0)],
+        "pollux/ncf-256": [(0.0, -0.2), (0.25, -0.2), (1.0, -0.6)],
+        "pollux/yolov3-8": [(0.0, 20.0), (0.5, 20.0), (1.0, 5.0)],
+        "zeus/imagenet-net-8": [(0.0, -0.5), (0.3, -0.5), (1.0, -0.9)],
+        "zeus/librispeech-net-8": [(0.0, 60.0), (0.25, 60.0), (1.0, 40.0)],
+    }
+    assert list(found) == sorted(found)
+    (tmp_path / "charrnn/charrnn_x_error.csv").write_text("x_1.0\n4\nnan\n")
+    with pytest.raises(BadTrace, match=r"line 3, column x_1\.0: 'nan' is no number"):
+        read_charrnn(tmp_path / "charrnn")
+
+
+@needs_curves
+def test_most_is_gained_early() -> None:
+    """Pollux's long runs have half of their gain after 3 – 11 % of the epochs, the 21 runs by iterations after 1 %."""
+    found = read_curves(DATA)
+    kinds = {
+        kind: [name for name in found if name.startswith(kind)] for kind in ("charrnn/", "pollux/", "zeus/")
+    }
+    assert {kind: len(names) for kind, names in kinds.items()} == {"charrnn/": 21, "pollux/": 40, "zeus/": 63}
+    long = [name for name in kinds["pollux/"] if len(found[name].points) > 50]
+    assert all(0.03 < found[name].gained_by(0.5) < 0.11 for name in long)
+    assert all(found[name].gained_by(0.5) < 0.0105 for name in kinds["charrnn/"])
+    for curve in found.values():
+        assert curve.normalised(0.0) == pytest.approx(1.0)
+        assert 0 < curve.gained_by(0.5) <= curve.gained_by(0.95) <= 1

@@ -1,0 +1,172 @@
+"""The text that names a truth, and what is told where it or the trace does not hold what it needs."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+from penstock.events.doors import TelemetrySampled
+from penstock.events.facts import PlacerSettings
+from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.importing import Trace
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.traces.reading import BadTrace
+from penstock.simulator.truths.catalogue import TRUTHS, wanted_truth, work_for
+from penstock.simulator.truths.convergence import Convergence, LossCurve
+from penstock.simulator.truths.expression import UnknownTruth, Wanted, parse
+from penstock.simulator.truths.sharing import Phases
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.truth import Constant, End
+
+from .stories import ends, job
+
+SETTINGS = PlacerSettings()
+
+
+def trace_of(*jobs: TraceJob) -> Trace:
+    return Trace("t", "csv", jobs, (), {one.job_id: line for line, one in enumerate(jobs, start=2)})
+
+
+def test_truths_stand_around_each_other() -> None:
+    """From inside to outside, with options: white space does not matter."""
+    inner = Wanted("colocation", None, {"gpu": "k80", "unmeasured": "split"})
+    links = Wanted("links", inner, {})
+    text = " phases( links(colocation(gpu=k80,unmeasured = split)) , launch_s=20.5,save_s=0 ) "
+    assert parse(text) == Wanted("phases", links, {"launch_s": "20.5", "save_s": "0"})
+    assert parse("constant") == parse("constant()") == Wanted("constant", None, {})
+    for name in TRUTHS:
+        assert wanted_truth(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "a name was expected, not its end"),
+        ("links(", "a name was expected, not its end"),
+        ("links(cpu", "',' or ')' is missing after 'cpu'"),
+        ("links(cpu))", "')' was not expected"),
+        ("links(cpu,,)", "links needs OPTION=VALUE in this place"),
+        ("phases(save_s=1,save_s=2)", "save_s stands twice in phases"),
+        ("phases(save_s=-1)", "can stand in no truth"),
+        ("phases(save_s=)", "',' or ')' is missing"),
+        ("a(b(c(d(e(f(g(h(i))))))))", "more than 8 truths around each other"),
+        ("links(muri)", "truth muri brings its own work: nothing can stand around it"),
+        ("muri(constant)", "truth muri stands around no other: leave out constant"),
+        ("cpu(constant)", "truth cpu stands around no other: leave out constant"),
+        ("magic", "'magic' is no truth model; there are bandwidth, colocation, constant"),
+        ("phases(speed=2)", "truth phases: no option speed; there are launch_s, save_s"),
+        ("cpu(speed=2)", "truth cpu: no option speed; it has none"),
+    ],
+)
+def test_a_text_that_names_no_truth_is_told_apart(text: str, told: str) -> None:
+    """Typed in a hurry, on a command line: one line says what is wrong and what would be right."""
+    with pytest.raises(UnknownTruth) as caught:
+        wanted_truth(text)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_have_ranges() -> None:
+    for text in ("phases(launch_s=long)", "phases(launch_s=1e9)"):
+        with pytest.raises(UnknownTruth, match=r"launch_s=.*: between 0 and 86,400 seconds"):
+            work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
+
+
+def test_every_job_that_a_truth_knows_nothing_of_is_told_with_its_line() -> None:
+    """A trace without stage times for `links`, which needs some: each line, before anything runs."""
+    trace = trace_of(job("a", 0, 1), job("b", 0, 1))
+    with pytest.raises(BadTrace) as caught:
+        work_for("links", trace, Path("t.csv"), SETTINGS)
+    assert str(caught.value).splitlines() == [
+        "t.csv: line 2, column model: stages: job a has no stage times, or nothing beside its network",
+        "t.csv: line 3, column model: stages: job b has no stage times, or nothing beside its network",
+    ]
+    with pytest.raises(BadTrace, match=r"line 2, column duration_s: truth shared-node needs run times"):
+        work_for("shared-node", trace_of(job("a", 0, 0)), Path("t.csv"), SETTINGS)
+
+
+def test_a_truth_without_its_table_says_where_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
+    for text, where in (("colocation", "gavel"), ("cpu", "synergy"), ("convergence", "charrnn")):
+        with pytest.raises(BadTrace, match=f"truth {text} needs {where} in PENSTOCK_DATA"):
+            work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
+
+
+def test_phases_and_losses_reach_those_who_listen() -> None:
+    """One job of 100 s on two nodes: each of its two tasks tells the placer its phases, the chief its loss to whoever
+    listens, and the job holds its GPUs from the first launch to the last save."""
+    heard: list[TelemetrySampled] = []
+    curve = LossCurve([(0.0, 2.0), (1.0, 0.0)])
+    work = SteadyWork(Phases(Convergence(Constant(), {"m": curve}), 18.0, 5.0), loss_reports=4)
+    values: list[bytes] = []
+    found = Simulation(
+        nodes_of("2x4"),
+        PlacerSettings(profile="fifo"),
+        work,
+        [TraceJob("a", 0, 100.0, 8, "m")],
+        Options(check_every_step=True, telemetry=heard.append),
+        values.append,
+    )
+    assert ends(found) == {"a": 123.0}
+    assert [(sample.at_ms, sample.loss) for sample in heard] == [
+        (43_000, 0.75),
+        (68_000, 0.5),
+        (93_000, 0.25),
+    ]
+    assert {sample.task_id for sample in heard} == {"a.1.w0"}
+    told = [value for value in values if b"penstock.task.phase_changed" in value]
+    assert [b'"train"' in value for value in told] == [True, True, False, False]
+    assert found.figures(1, 1).gpu_allocation == pytest.approx(1)
+    assert found.figures(1, 1).gpu_utilisation == pytest.approx(100 / 123)
+
+
+def test_a_work_of_its_own_stands_alone() -> None:
+    """`constant` through the table gives the plain work: it ends when the trace says."""
+    work = work_for("constant", trace_of(job("a", 0, 12.5)), Path("t.csv"), SETTINGS)
+    work.admit(job("a", 0, 12.5), 0.0)
+    work.started("a", {}, 0.0)
+    assert work.advance(12.5).ended == [End("a", 12.5)]
+
+
+PURE = (
+    "truth",
+    "steady",
+    "colocation",
+    "cores",
+    "convergence",
+    "sharing",
+    "steps",
+    "muri",
+    "placement_table",
+)
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_no_truth_rests_on_what_penstock_decides_with(module: str) -> None:
+    """Whoever judged a policy by that policy's own model would find it perfect: truths import nouns, events and each
+    other, and neither files nor chance."""
+    found = importlib.import_module(f"penstock.simulator.truths.{module}")
+    assert found.__file__ is not None
+    tree = ast.parse(Path(found.__file__).read_text())
+    names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    allowed = {"penstock.simulator.traces.jobs", *(f"penstock.simulator.truths.{name}" for name in PURE)}
+    allowed |= {"penstock.cluster.nouns", "penstock.cluster.trusted", "penstock.events.doors"}
+    ours = {name for name in names if name.startswith("penstock")}
+    assert ours <= allowed
+    assert not names & {
+        "random",
+        "numpy",
+        "os",
+        "io",
+        "pathlib",
+        "time",
+        "datetime",
+        "asyncio",
+        "sklearn",
+        "scipy",
+    }

@@ -1,0 +1,69 @@
+"""Truth `step-times`: iterations on measured placements, by hand on a model of our own."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.measured import read_model
+from penstock.simulator.truths.placement_table import RESTART_S
+from penstock.simulator.truths.steps import StepTimes
+from penstock.simulator.truths.truth import NotMeasured, Seat
+
+ONE, TWO = Seat((0,)), Seat((0, 1))
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> StepTimes:
+    """One model: a GPU needs 0.5 s for 8 samples and 1 s for 16; two on one node exchange for 0.1 s, apart for 0.6."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "placements.csv").write_text(
+        "placement,local_bsz,step_time,sync_time\n"
+        "1,8,0.5,0.0\n1,16,1.0,0.0\n2,8,0.6,0.1\n2,16,1.1,0.1\n11,8,1.1,0.6\n11,16,1.6,0.6\n"
+    )
+    (folder / "scalability.csv").write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n")
+    for batch in (8, 32):
+        (folder / f"validation-{batch}.csv").write_text(
+            "progress,iteration,metric,grad_sqr,grad_var\n1,1,0,1,0\n"
+        )
+    return StepTimes({"tiny": read_model(folder)}, gpus_per_node=4)
+
+
+def tiny(gpus: int, batch: int, inference: bool = False) -> TraceJob:
+    return TraceJob("a", 0, 0, gpus, "tiny", batch, iterations=100, inference=inference)
+
+
+def test_a_task_is_its_iterations_on_what_it_asked_for(truth: StepTimes) -> None:
+    """100 iterations of 16 samples: on one GPU 100 s, on two of one node 60 s; of 32 on one GPU in two passes 200 s."""
+    assert truth.work_s(tiny(1, 8)) == pytest.approx(50)
+    assert truth.work_s(tiny(2, 16)) == pytest.approx(60)
+    assert truth.work_s(tiny(1, 32)) == pytest.approx(200)
+    assert truth.start_up_s(tiny(1, 8)) == RESTART_S
+
+
+def test_more_gpus_and_nearer_ones_are_faster(truth: StepTimes) -> None:
+    """A task that asked for one GPU gets two: 16 samples take 0.6 s on one node, 1.1 s on two, against 1 s alone."""
+    task = tiny(1, 16)
+    alone_s = 1.0
+    assert truth.speed(task, {"n": ONE}, ()) == 1
+    assert truth.speed(task, {"n": TWO}, ()) == pytest.approx(alone_s / 0.6)
+    assert truth.speed(task, {"n": ONE, "m": ONE}, ()) == pytest.approx(alone_s / 1.1)
+    assert truth.network_share(task, {"n": TWO}) == 0
+    assert truth.network_share(task, {"n": ONE, "m": ONE}) == pytest.approx(0.6 / 1.1)
+
+
+def test_inference_exchanges_nothing(truth: StepTimes) -> None:
+    """The same task, only forward: two GPUs are twice as fast as one, wherever they are."""
+    task = tiny(1, 16, inference=True)
+    assert truth.speed(task, {"n": TWO}, ()) == pytest.approx(2)
+    assert truth.speed(task, {"n": ONE, "m": ONE}, ()) == pytest.approx(2)
+    assert truth.network_share(task, {"n": ONE, "m": ONE}) == 0
+
+
+def test_what_nobody_measured_is_refused(truth: StepTimes) -> None:
+    """Three nodes are beyond all measurements of this model; another model was never measured."""
+    with pytest.raises(NotMeasured, match="tiny on"):
+        truth.speed(tiny(1, 24), {"n": ONE, "m": ONE, "o": ONE}, ())
+    with pytest.raises(NotMeasured, match="step-times: huge was never measured"):
+        truth.work_s(tiny(1, 8)._replace(model="huge"))

@@ -1,0 +1,248 @@
+"""How long a job still runs, from what is known about it. The curves are our own."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from penstock.estimator.core.curves import Curve, CurveModel, curve, first_at, learn_curves, steps_to
+from penstock.estimator.core.eta import (
+    Asked,
+    Bounds,
+    Learned,
+    Step,
+    covered,
+    eta,
+    learn_runs,
+    learn_steps,
+    left_by_runs,
+    step_time,
+)
+from penstock.estimator.core.quantiles import edges, reach, thinned
+
+STEADY = Step([0.5] * 20)
+
+
+def falling(power: float, scale: float = 4.0, floor: float = 1.0, points: int = 500, seed: int = 0) -> Curve:
+    """A loss that falls by a power law, with a wobble of 1 %."""
+    steps = np.arange(1, points + 1, dtype=np.float64)
+    wobble = np.random.default_rng(seed).normal(0, 0.01, points)
+    return Curve(steps, floor + scale * steps**-power + wobble)
+
+
+def cut(whole: Curve, points: int) -> Curve:
+    return Curve(whole.steps[:points], whole.values[:points])
+
+
+def taught() -> CurveModel:
+    return learn_curves(
+        [
+            ("net", falling(power, scale, seed=seed))
+            for seed, (power, scale) in enumerate(
+                (power, scale) for power in (0.3, 0.5, 0.7, 0.9) for scale in (2.0, 4.0, 8.0)
+            )
+        ]
+    )
+
+
+class TestEta:
+    def test_iterations_asked_for(self) -> None:
+        """1,000 iterations asked for, 400 done at half a second each, 20 s to save at the end."""
+        found = eta(Asked(400, STEADY, total=1_000, after_s=20), Learned())
+        assert found is not None
+        assert found.left_s.middle == pytest.approx(320)
+        assert found.left_s.low < 320 < found.left_s.high < 450
+        assert (found.steps, found.source) == (Bounds(600, 600, 600), "iterations asked for")
+
+    def test_before_the_first_step_the_model_tells(self) -> None:
+        """Just placed: nothing was measured, the throughput model says 0.5 s give or take 20 %."""
+        told = Step(log_s=math.log(0.5), spread=0.2)
+        found = eta(Asked(0, told, total=100, before_s=30), Learned())
+        assert found is not None
+        assert found.left_s.middle == pytest.approx(80)
+        measured = eta(Asked(0, told._replace(measured_s=[0.5] * 50), total=100, before_s=30), Learned())
+        assert measured is not None
+        assert measured.left_s.high - measured.left_s.low < found.left_s.high - found.left_s.low
+
+    def test_a_migrated_job_is_told_by_its_new_speed(self) -> None:
+        """The model thought 0.5 s; twenty windows on the new node show 1 s: the windows win."""
+        found = step_time(Step([1.0] * 20, log_s=math.log(0.5), spread=0.2), Learned())
+        assert found is not None
+        assert 0.95 < found.middle <= 1.0
+
+    def test_the_surest_source_speaks(self) -> None:
+        """Finished runs of the same job tell within a few percent; its young loss curve does not."""
+        asked = Asked(
+            100, STEADY, past_totals=[990, 1_000, 1_010, 1_005], curve=cut(falling(0.5), 100), target=1.2
+        )
+        by_runs = eta(asked, Learned())
+        assert by_runs is not None
+        assert by_runs.source == "4 finished runs of the same job"
+        assert by_runs.steps.middle == pytest.approx(901, rel=0.02)
+        by_curve = eta(asked._replace(past_totals=()), Learned())
+        assert by_curve is not None
+        assert by_curve.source == "loss curve of 100 points"
+
+    def test_a_target_may_end_it_before_the_iterations_asked_for(self) -> None:
+        """At most 300 iterations, less if the loss falls to 1.2: never more than 200 are left after 100."""
+        asked = Asked(100, STEADY, total=300, curve=cut(falling(0.5), 100), target=1.2)
+        found = eta(asked, Learned(taught()))
+        assert found is not None
+        assert found.steps.low <= found.steps.middle <= found.steps.high <= 200
+        blind = eta(asked._replace(curve=None), Learned())
+        assert blind is not None
+        assert blind.steps == Bounds(200, 0, 200)
+
+    def test_nothing_known_is_no_answer(self) -> None:
+        """No iterations, no run, no curve: the CLI says that it does not know, and not a number."""
+        assert eta(Asked(10, STEADY), Learned()) is None
+        assert eta(Asked(10, Step(), total=100), Learned()) is None
+
+    def test_a_done_job_has_nothing_left_but_saving(self) -> None:
+        """The count passed what was asked for while the exit is still on its way."""
+        found = eta(Asked(1_001, STEADY, total=1_000, after_s=5), Learned())
+        assert found is not None
+        assert found.left_s == Bounds(5, 5, 5)
+
+    def test_broken_measurements_are_passed_over(self) -> None:
+        """A clock jumped back in one window, another holds no step."""
+        found = step_time(Step([0.5, math.nan, -1.0, 0.0, 0.5, math.inf]), Learned())
+        assert found is not None
+        assert found.middle == pytest.approx(0.5)
+
+    def test_impossible_questions_name_all_that_is_wrong(self) -> None:
+        with pytest.raises(ValueError, match=r"done -1.*after_s nan.*target inf.*level 1"):
+            eta(Asked(-1, STEADY, target=math.inf, after_s=math.nan), Learned(), level=1)
+
+
+class TestRuns:
+    def test_a_job_that_outlives_its_runs_moves_them(self) -> None:
+        """Half of the runs ended by now: what is left is told from those that ran longer."""
+        totals = [800, 900, 1_000, 1_100, 1_200]
+        young, old = left_by_runs(totals, 0, Learned()), left_by_runs(totals, 1_000, Learned())
+        assert young is not None
+        assert old is not None
+        assert young.middle == pytest.approx(990, rel=0.02)
+        assert 0 < old.middle < 300
+
+    def test_far_beyond_all_runs_they_say_nothing(self) -> None:
+        """Ten times as long as any run before: the owner changed the job, the history is of another one."""
+        assert left_by_runs([100, 110, 105], 1_000, Learned()) is None
+        assert left_by_runs([0, -5, math.nan], 10, Learned()) is None
+
+    def test_the_intervals_hold_what_other_jobs_taught(self) -> None:
+        """Runs of 60 jobs scatter by 20 %; intervals learned from the first 40 hold nine in ten of the rest."""
+        chance = np.random.default_rng(3)
+        jobs = [(10 ** chance.uniform(2, 5) * np.exp(chance.normal(0, 0.2, 6))).tolist() for _ in range(60)]
+        spread, errors = learn_runs(jobs[:40])
+        assert spread == pytest.approx(0.2, rel=0.2)
+        told, came = [], []
+        for job in jobs[40:]:
+            for place, total in enumerate(job):
+                bounds = left_by_runs(
+                    [*job[:place], *job[place + 1 :]], 0, Learned(run_spread=spread, run_errors=errors)
+                )
+                assert bounds is not None
+                told.append(bounds)
+                came.append(total)
+        assert 0.84 <= covered(told, came) <= 0.96
+
+
+class TestCurves:
+    @pytest.mark.parametrize("turn", [1.0, -1.0])
+    def test_a_power_law_is_followed_to_its_target(self, turn: float) -> None:
+        """A loss falls, or an accuracy rises, by a law like those of past runs: half-way, the end is foreseen."""
+        whole = falling(0.6, 5.0, seed=99)
+        target = 1.15
+        end = first_at(whole, target)
+        assert end is not None
+        half = cut(whole, end // 2)
+        seen = Curve(half.steps, turn * half.values)
+        found = steps_to(seen, turn * target, end // 2, taught(), 0.9, "net")
+        assert found is not None
+        middle, low, high = found
+        assert low < end - end // 2 < high
+        assert middle == pytest.approx(end / 2, rel=0.5)
+
+    def test_a_foreign_kind_is_told_more_widely(self) -> None:
+        """Curves of two kinds fall by different laws; of a third kind nothing is known."""
+        model = learn_curves(
+            [("a", falling(power, seed=1)) for power in np.linspace(0.4, 0.6, 8)]
+            + [("b", falling(power, 9.0, 0.1, seed=2)) for power in np.linspace(1.0, 1.4, 8)]
+        )
+        seen = cut(falling(0.5, seed=7), 60)
+        own, foreign = (steps_to(seen, 1.25, 60, model, 0.9, kind) for kind in ("a", "c"))
+        assert own is not None
+        assert foreign is not None
+        assert foreign[2] - foreign[1] > own[2] - own[1]
+
+    def test_what_a_kind_always_does_is_learned(self) -> None:
+        """One network's schedule drops the learning rate at step 300: its loss falls then, and no power law knows."""
+
+        def scheduled(seed: int) -> Curve:
+            smooth = falling(0.3, 3.0, seed=seed)
+            return Curve(smooth.steps, smooth.values - 0.8 / (1 + np.exp((300 - smooth.steps) / 4)))
+
+        others = [("net", falling(power, seed=seed)) for seed, power in enumerate(np.linspace(0.3, 0.9, 8))]
+        model = learn_curves([*others, *(("scheduled", scheduled(seed)) for seed in range(10, 16))])
+        seen = cut(scheduled(99), 150)
+        own, foreign = (steps_to(seen, 1.1, 150, model, 0.9, kind) for kind in ("scheduled", "net"))
+        assert own is not None
+        assert foreign is not None
+        assert abs(own[0] - 150) < 0.5 * abs(foreign[0] - 150)
+        assert own[1] < 150 < own[2]
+
+    def test_a_reached_target_leaves_nothing(self) -> None:
+        assert steps_to(falling(0.6), 2.0, 500, CurveModel(), 0.9) == (0.0, 0.0, 0.0)
+
+    def test_too_few_points_tell_nothing(self) -> None:
+        assert steps_to(cut(falling(0.6), 4), 1.2, 4, CurveModel(), 0.9) is None
+        assert learn_curves([("net", cut(falling(0.6), 8))]) == CurveModel()
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            lambda step: 3.0,  # nothing is learned
+            lambda step: 3.0 + 0.01 * step,  # it diverges
+            lambda step: 3.0 if step % 2 else 5.0,  # it oscillates
+            lambda step: 1e90 / step,
+        ],
+    )
+    def test_a_sick_curve_is_answered_widely_and_in_numbers(self, values: Callable[[int], float]) -> None:
+        """The learning rate was too high: the answer says at least that it takes long."""
+        seen = curve(range(1, 101), [values(step) for step in range(1, 101)])
+        found = steps_to(seen, -1.0, 100, taught(), 0.9, "net")
+        assert found is not None
+        middle, low, high = found
+        assert 0 <= low <= middle <= high < math.inf
+
+    def test_points_come_in_any_order_and_some_are_none(self) -> None:
+        """Telemetry of two attempts overlaps: of one step the last word counts; no NaN, no overflow."""
+        seen = curve([3, 1, 2, 2, 4, 0, 5], [3.0, 1.0, 9.0, 2.0, math.nan, 7.0, 1e200])
+        assert (seen.steps.tolist(), seen.values.tolist()) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+
+
+class TestErrors:
+    def test_quantiles_of_held_out_errors(self) -> None:
+        errors = thinned([*range(-50, 51), math.nan, math.inf])
+        assert len(errors) == 101
+        assert edges(errors, 0.9, 1.0) == (-46, 46)
+        assert reach(thinned(range(100)), 0.9) == 90
+        assert edges((), 0.9, 2.0) == pytest.approx((-3.29, 3.29), abs=0.01)
+
+    def test_many_errors_are_thinned_at_even_ranks(self) -> None:
+        found = thinned(range(50_000))
+        assert len(found) == 10_000
+        assert (found[0], found[-1]) == (0, 49_999)
+        assert found[5_000] == pytest.approx(25_000, rel=0.001)
+
+    def test_drifting_runs_widen_the_step(self) -> None:
+        """Past runs slowed down by half towards their end: the interval of the next one reaches that far up."""
+        drifting = [np.linspace(1.0, 2.0, 50).tolist() for _ in range(10)]
+        found = step_time(STEADY, Learned(step_errors=learn_steps(drifting)))
+        steady = step_time(STEADY, Learned(step_errors=learn_steps([[1.0] * 50] * 10)))
+        assert found is not None
+        assert steady is not None
+        assert found.high > 0.7
+        assert steady.high == pytest.approx(0.5)

@@ -1,0 +1,150 @@
+"""`penstock estimator evaluate` on files of measured runs: good ones, odd ones, and what is no table of runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from penstock.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
+from penstock.estimator.evaluate.command import main
+from penstock.estimator.evaluate.reading import BadData, read_runs
+from penstock.testing import measured_runs as cluster
+
+HEADER = "gpu,num_gpu,workload,precision,batch_cfg,gmem_max_mib,util_mean,util_std,throughput"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small cluster's runs as a file."""
+    runs = cluster.runs()
+    labels = [runs.labels[name] for name in (MEMORY, UTILISATION, UTILISATION_STD, THROUGHPUT)]
+    lines = [
+        f"{task.gpu},{task.gpus:.0f},{task.model},{task.precision},{task.batch_size:.0f},"
+        + ",".join(f"{column[row]:.6g}" for column in labels)
+        for row, task in enumerate(runs.tasks)
+    ]
+    path = tmp_path_factory.mktemp("data") / "runs.csv"
+    path.write_text("\n".join([HEADER, *lines, ""]))
+    return path
+
+
+def test_it_tells_figures_for_people_and_for_programs(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator compares our model with Liquid's on his own history; a script reads the same as JSON."""
+    command = ["evaluate", str(table), "--model", "liquid", "--model", "linear", "--split", "families"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[0].split()[:3] == ["label", "model", "R²"]
+    assert main([*command, "--seeds", "2", "-o", "json"]) == 0
+    found = orjson.loads(capsys.readouterr().out)
+    assert (found["split"], found["seeds"], found["runs"]) == ("families", 2, len(cluster.tasks()))
+    liquid = found["models"]["liquid"]["gpu_memory_mib"]
+    assert set(liquid) == {"r2", "rmse", "mae", "p95_relative", "runs", "coverage", "width"}
+    assert liquid["runs"]["mean"] == len(cluster.tasks())
+    assert liquid["r2"]["mean"] > found["models"]["linear"]["gpu_memory_mib"]["r2"]["mean"]
+
+
+def test_our_model_is_judged_on_other_runs_with_its_intervals(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained on the history, judged on this week's runs."""
+    other = tmp_path / "week"
+    other.mkdir()
+    lines = table.read_text().splitlines()
+    (other / "monday.csv").write_text("\n".join([lines[0], *lines[1:70]]))
+    (other / "tuesday.csv").write_text("\n".join([lines[0], *lines[70:]]))
+    assert main(["evaluate", str(table), "--against", str(other), "--model", "penstock", "-o", "json"]) == 0
+    memory = orjson.loads(capsys.readouterr().out)["models"]["penstock"]["gpu_memory_mib"]
+    assert memory["r2"]["mean"] > 0.99
+    assert memory["runs"]["mean"] == len(lines) - 1
+    assert memory["coverage"]["mean"] > 0.8
+
+
+def test_bad_runs_are_set_aside_with_their_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten good lines and one of each kind of nonsense that broken exporters write."""
+    good = [f"V100,{count},bert,FP16,{8 * count},9000,80,10,{100 * count}" for count in (1, 2, 4, 8, 16)] * 2
+    bad = {
+        "V100,1,bert,FP16,8,40000,80,10,100": "more GPU memory than the card has",
+        "V100,1,bert,FP16,8,9000,101,10,100": "utilisation is above 100 %",
+        "V100,1,bert,FP16,8,nan,80,10,100": "gpu_memory_mib is no number",
+        "V100,1,bert,FP16,8,9000,80,10,1e999": "throughput is out of all range",
+        "V100,1,bert,FP16,8,9000,80,10,-3": "throughput is negative",
+        "V100,0,bert,FP16,8,9000,80,10,100": "the number of GPUs is no whole number ≥ 1",
+        "V100,,bert,FP16,8,9000,80,10,100": "the number of GPUs is no whole number ≥ 1",
+        "V100,1,bert,FP16,8,,,,": "nothing was measured",
+        "abacus,1,bert,FP16,8,9000,80,10,100": "the GPU is unknown and its memory is not given",
+        "V100,1,bert,FP16": "the line has more or fewer fields than the header",
+        "V100,1,,FP16,8,9000,80,10,100": "the workload has no name",
+    }
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, *good, *bad]))
+    read = read_runs(path)
+    assert len(read.runs) == len(good)
+    assert [(one.where, one.reason) for one in read.aside] == [
+        (f"runs.csv:{2 + len(good) + row}", reason) for row, reason in enumerate(bad.values())
+    ]
+    assert main(["evaluate", str(path), "--model", "linear", "--split", "random"]) == 0
+    told = capsys.readouterr().err
+    assert f"{len(bad)} runs set aside, {len(good)} kept" in told
+    assert "2 × the number of GPUs is no whole number ≥ 1 (first: runs.csv:17)" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "no column gpu"),
+        (b"gpu,num_gpu,workload\nV100,1,bert\n", "nothing measured"),
+        (b"gpu,gpu_model,num_gpu,workload,util_mean\n", "column 'gpu' stands in the header twice"),
+        (HEADER.encode() + b"\n", "there is none below the header"),
+        (HEADER.encode() + b"\n\xff\n", "line 2: byte 0xff is not UTF-8"),
+        (HEADER.encode() + b'\n"V100,1\n', "line 2"),
+        (HEADER.encode() + b"\nV100,1,bert,FP16,8,99999,80,10,1\n", "1 × more GPU memory than the card has"),
+    ],
+)
+def test_what_is_no_table_of_runs_is_refused(
+    tmp_path: Path, content: bytes, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wrong file, an export that broke off, a header in another language: one line says what is wrong."""
+    path = tmp_path / "runs.csv"
+    path.write_bytes(content)
+    with pytest.raises(BadData, match=r"runs\.csv"):
+        read_runs(path)
+    assert main(["evaluate", str(path)]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_all_that_is_wrong_with_a_command_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both files are missing: both are named."""
+    assert main(["evaluate", str(tmp_path / "a.csv"), "--against", str(tmp_path / "b.csv")]) == 2
+    told = capsys.readouterr().err
+    assert "a.csv: No such file" in told
+    assert "b.csv: No such file" in told
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "a folder without a CSV file" in capsys.readouterr().err
+
+
+def test_families_need_two_gpu_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cluster with one kind of GPU cannot tell how its model does on others."""
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "\n".join([HEADER, "V100,1,bert,FP16,8,9000,80,10,100", "V100,2,bert,FP16,8,9000,80,10,190"])
+    )
+    assert main(["evaluate", str(path), "--split", "families"]) == 2
+    assert "split families: 1 group" in capsys.readouterr().err
+
+
+def test_the_command_line_hands_over_to_it(table: Path) -> None:
+    """`penstock estimator evaluate` is a process of its own: the command line itself never loads a model."""
+    script = Path(sys.executable).with_name("penstock")
+    command = [str(script), "estimator", "evaluate", str(table), "--model", "linear", "-o", "json"]
+    ran = subprocess.run(command, capture_output=True, check=True, timeout=100)
+    assert "linear" in orjson.loads(ran.stdout)["models"]
+    refused = subprocess.run(
+        [*command[:3], "gone.csv"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (refused.returncode, refused.stderr) == (2, "penstock: gone.csv: No such file or directory\n")

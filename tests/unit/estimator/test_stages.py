@@ -1,0 +1,112 @@
+"""How measured usage over an iteration becomes stages. The samples are our own."""
+
+import pytest
+
+from penstock.estimator.core.stages import (
+    LEAST_ITERATIONS,
+    Sample,
+    StageBook,
+    StageKey,
+    StageProfile,
+    stage_profile,
+)
+
+ITERATION = [  # storage MB/s, CPU cores, GPU %, network MB/s; one iteration of a small vision model
+    Sample(20, (800, 1, 2, 0)),
+    Sample(15, (100, 14, 5, 0)),
+    Sample(60, (50, 2, 95, 10)),
+    Sample(10, (0, 1, 40, 1_100)),
+    Sample(5, (0, 0.2, 3, 20)),
+]
+
+
+def test_each_instant_belongs_to_its_highest_resource() -> None:
+    """Loading, preprocessing, computing, synchronising, and a wait of 5 ms under every threshold."""
+    found = stage_profile(ITERATION * 12, 12)
+    assert found.stages_ms == pytest.approx((20, 15, 60, 10))
+    assert (found.idle_ms, found.iteration_ms) == pytest.approx((5, 110))
+    assert found.iterations == 12
+
+
+def test_usage_counts_against_its_own_peak() -> None:
+    """Storage at its peak of 80 MB/s outranks a GPU at half of its own peak, whatever their units."""
+    found = stage_profile([Sample(10, (80, 0, 50, 0)), Sample(10, (0, 0, 100, 0))], 1)
+    assert found.stages_ms == (10, 0, 10, 0)
+
+
+def test_what_is_small_against_the_machine_can_be_left_out() -> None:
+    """A log file written at 1 MB/s while nothing else runs would be a storage stage; `least` says it is none."""
+    samples = [Sample(10, (0, 0, 100, 0)), Sample(10, (1, 0, 2, 0))]
+    assert stage_profile(samples, 1).storage_ms == 10
+    found = stage_profile(samples, 1, least=(50, 0, 0, 0))
+    assert (found.storage_ms, found.idle_ms) == (0, 10)
+
+
+def test_ties_go_to_the_earlier_stage() -> None:
+    """Loading overlaps fully with computing: both at their peak all the time."""
+    assert stage_profile([Sample(10, (5, 0, 7, 0))], 1).stages_ms == (10, 0, 0, 0)
+
+
+def test_a_job_that_does_nothing_has_no_stage() -> None:
+    assert stage_profile([Sample(10, (0, 0, 0, 0))], 1).idle_ms == 10
+
+
+def test_every_problem_is_named() -> None:
+    """A driver reported a negative counter, a clock stood still, and nobody counted the iterations."""
+    samples = [Sample(0, (1, 1, 1, 1)), Sample(1, (1, -2, 1, 1)), Sample(1, (1, 1, float("inf"), 1))]
+    with pytest.raises(
+        ValueError, match=r"0 iterations.*sample 0: lasted 0 ms.*sample 1: cpu -2.*sample 2: gpu inf"
+    ):
+        stage_profile(samples, 0)
+    with pytest.raises(ValueError, match=r"sample 9: .*and 90 more"):
+        stage_profile([Sample(-1, (1, 1, 1, 1))] * 100, 1)
+    with pytest.raises(ValueError, match=r"0 samples.*threshold 2"):
+        stage_profile([], 1, threshold=2)
+
+
+class TestBook:
+    KEY = StageKey("resnet18", 128, 4)
+
+    @staticmethod
+    def profile(iterations: int, gpu_ms: float = 50) -> StageProfile:
+        return stage_profile([Sample(gpu_ms * iterations, (0, 0, 1, 0))], iterations)
+
+    def test_a_known_model_is_not_measured_again(self) -> None:
+        """The second job of the same model, batch and GPU count reuses the first one's profile; others don't."""
+        book = StageBook()
+        assert book.get(self.KEY) is None
+        book.add(self.KEY, self.profile(20))
+        assert book.get(self.KEY) == self.profile(20)
+        assert book.get(self.KEY._replace(gpus=8)) is None
+        assert book.get(self.KEY._replace(batch=64)) is None
+
+    def test_too_few_iterations_are_no_profile_yet(self) -> None:
+        """The dry run was cut short after 4 iterations; with 6 more it counts."""
+        book = StageBook()
+        book.add(self.KEY, self.profile(4, 40))
+        assert book.get(self.KEY) is None
+        book.add(self.KEY, self.profile(LEAST_ITERATIONS - 4, 60))
+        found = book.get(self.KEY)
+        assert found is not None
+        assert found.gpu_ms == pytest.approx(0.4 * 40 + 0.6 * 60)
+
+    def test_new_code_replaces_the_old_profile_in_time(self) -> None:
+        """After an upgrade the same model is twice as slow; a long past must not drown that for ever."""
+        book = StageBook()
+        book.add(self.KEY, self.profile(1_000_000, 50))
+        for _ in range(10):
+            book.add(self.KEY, self.profile(1_000, 100))
+        found = book.get(self.KEY)
+        assert found is not None
+        assert found.gpu_ms > 95
+
+    def test_it_is_bounded(self) -> None:
+        """A user names each run's model by its date: the book forgets what was used least recently."""
+        book = StageBook(most=2)
+        for name in ("a", "b"):
+            book.add(StageKey(name, 1, 1), self.profile(20))
+        assert book.get(StageKey("a", 1, 1)) is not None
+        book.add(StageKey("c", 1, 1), self.profile(20))
+        assert len(book) == 2
+        assert book.get(StageKey("b", 1, 1)) is None
+        assert book.get(StageKey("a", 1, 1)) is not None

@@ -1,0 +1,315 @@
+"""What the throughput models say about a cluster whose laws the tests wrote down themselves."""
+
+import math
+
+import numpy as np
+import pytest
+
+from penstock.estimator.core.quantiles import student_quantile
+from penstock.estimator.core.throughput.genie import (
+    Run,
+    fit_genie,
+    light_profile,
+    overhead,
+    predict_genie,
+    startup_s,
+    throughput,
+)
+from penstock.estimator.core.throughput.learn import MAX_SCALE, MAX_SPREADS, learn_prior, reference_batch
+from penstock.estimator.core.throughput.model import MAX_CELLS, StepModel, Task, fit
+from penstock.estimator.core.throughput.placements import (
+    Cell,
+    Measurement,
+    Placement,
+    Table,
+    even,
+    ring,
+    table,
+)
+from penstock.estimator.core.throughput.plan import profile_plan
+from penstock.estimator.core.throughput.prior import WIDE, Prior
+
+BATCHES = (8, 16, 32, 64)
+EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]
+SHAPES: list[Placement] = [*EVEN, (1, 2), (2, 4), (1, 1, 4), (1, 2, 3, 4)]
+CELLS = [Cell(shape, batch) for shape in SHAPES for batch in BATCHES]
+
+
+def truth_s(cell: Cell, sync_s: float = 0.4, per_sample_s: float = 0.01) -> float:
+    """Computing and then synchronising; on two nodes by a slower algorithm than on three."""
+    placement, batch = cell
+    nodes, gpus = len(placement), sum(placement)
+    compute = 0.1 + per_sample_s * batch
+    if gpus == 1:
+        return compute
+    if nodes == 1:
+        return compute + 0.05 * (gpus - 1)
+    return compute + sync_s * (1.6 if nodes == 2 else 1.0) * math.pow(gpus / nodes, 0.4)
+
+
+def measured(cells: list[Cell], noise: float = 0.0, seed: int = 0, **law: float) -> Table:
+    chance = np.random.default_rng(seed)
+    runs = [Measurement(cell, truth_s(cell, **law) * math.exp(chance.normal(0, noise))) for cell in cells]
+    found, aside = table(runs)
+    assert not aside
+    return found
+
+
+def model_of(cells: list[Cell], prior: Prior = WIDE, noise: float = 0.0) -> StepModel:
+    return fit(measured(cells, noise), prior, 22.6, np.random.default_rng(0))
+
+
+def profiled(prior: Prior, points: int) -> tuple[StepModel, list[Cell]]:
+    """A model that its own plan measured, point by point, and what it measured."""
+    done: list[Cell] = []
+    for _ in range(points):
+        model = fit(measured(done), prior, 22.6, np.random.default_rng(0))
+        done.append(profile_plan(model, CELLS, [1.0] * len(CELLS), 1)[0].cell)
+    return fit(measured(done), prior, 22.6, np.random.default_rng(0)), done
+
+
+def errors(model: StepModel, cells: list[Cell]) -> list[float]:
+    found = np.exp(model.steps(cells).log_s)
+    return [abs(float(step) / truth_s(cell) - 1) for step, cell in zip(found, cells, strict=True)]
+
+
+class TestOurs:
+    def test_ten_planned_points_tell_the_other_seventy(self) -> None:
+        """A new model is profiled ten times where the plan says, and then placed anywhere."""
+        model, done = profiled(WIDE, 10)
+        rest = errors(model, [cell for cell in CELLS if cell not in done])
+        assert np.median(rest) < 0.05
+        assert np.quantile(rest, 0.95) < 0.20
+
+    def test_two_nodes_may_be_slower_than_three(self) -> None:
+        """Real curves are not monotone: the model must not smooth the slow second node away."""
+        model, _ = profiled(WIDE, 12)
+        two, three = np.exp(model.steps([Cell((4, 4), 8), Cell((4, 4, 4), 8)]).log_s)
+        assert two > three * 1.2
+
+    def test_other_models_teach_the_next(self) -> None:
+        """The cluster has run three models widely; of the fourth only three steps were measured."""
+        laws = [(0.2, 0.01), (0.8, 0.02), (0.1, 0.002)]
+        taught = learn_prior(
+            [
+                measured(CELLS, 0.02, seed, sync_s=sync, per_sample_s=each)
+                for seed, (sync, each) in enumerate(laws)
+            ],
+            np.random.default_rng(1),
+        )
+        few = [Cell((1,), 8), Cell((1,), 64), Cell((2, 2), 16)]
+        rest = [cell for cell in CELLS if cell not in few]
+        assert taught.models == 3
+        known, blank = errors(model_of(few, taught), rest), errors(model_of(few), rest)
+        assert np.quantile(known, 0.95) < 0.8 * np.quantile(blank, 0.95)
+
+    def test_intervals_hold_what_they_promise(self) -> None:
+        """Half of the cells were measured with 5 % noise; nine in ten of the others lie in their interval."""
+        held = []
+        for seed in range(5):
+            chance = np.random.default_rng(seed)
+            order = chance.permutation(len(CELLS))
+            runs = measured(CELLS, 0.05, seed)
+            seen, other = np.sort(order[:64]), np.sort(order[64:])
+            some = Table(tuple(runs.cells[index] for index in seen), runs.log_s[seen], runs.runs[seen])
+            model = fit(some, WIDE, 22.6, chance)
+            found = model.steps([runs.cells[index] for index in other])
+            held.append(np.abs(found.log_s - runs.log_s[other]) < model.factor(0.9) * found.spread)
+        assert 0.8 <= np.concatenate(held).mean() <= 1.0
+
+    def test_the_prediction_is_one_of_throughput_and_latency(self) -> None:
+        """256 samples per step on 2 × 4 GPUs for 1,000 steps after a start of 30 s."""
+        found = model_of(CELLS).predict(Task(256, 1_000), even(2, 4), startup_s=30.0)
+        assert found.step_s == pytest.approx(truth_s(Cell((4, 4), 32)), rel=0.03)
+        assert found.throughput == pytest.approx(256 / found.step_s)
+        assert found.latency_s == pytest.approx(1_000 * found.step_s + 30)
+        assert found.low_throughput < found.throughput < found.high_throughput
+        assert found.low_latency_s < found.latency_s < found.high_latency_s
+        assert found.low_throughput == pytest.approx(256_000 / (found.high_latency_s - 30))
+
+    def test_inference_does_not_pay_for_synchronising(self) -> None:
+        """The same network only answers: eight GPUs are nearly eight times as fast as one, on whatever nodes."""
+        model = model_of(CELLS)
+        one = model.predict(Task(32, 10, trains=False), even(1, 1)).throughput
+        spread = model.predict(Task(256, 10, trains=False), even(4, 2)).throughput
+        assert 0.85 * 8 * one < spread < 1.15 * 8 * one
+        assert model.predict(Task(256, 10), even(4, 2)).throughput < 0.7 * spread
+
+    def test_nothing_measured_is_answered_widely(self) -> None:
+        """The very first job of a cell: no run, no other model; the answer is wide and finite, and no crash."""
+        found = model_of([]).predict(Task(32, 100), (2, 2))
+        assert 0 < found.low_throughput * 1_000 < found.high_throughput < math.inf
+
+    def test_a_measured_cell_is_surer_than_one_beyond(self) -> None:
+        """Between measured points the interval is narrow, ten nodes further it is wide."""
+        near, far = model_of(CELLS).steps([Cell((2, 2, 2), 32), Cell((4,) * 30, 32)]).spread
+        assert far > 2 * near
+
+    def test_the_order_of_the_runs_moves_nothing(self) -> None:
+        """Events of two nodes are merged in another order on the replay; the model is the same, bit for bit."""
+        runs = [Measurement(cell, truth_s(cell)) for cell in CELLS]
+        forth, back = table(runs)[0], table(reversed(runs))[0]
+        one = fit(forth, WIDE, 22.6, np.random.default_rng(7)).steps(CELLS)
+        other = fit(back, WIDE, 22.6, np.random.default_rng(7)).steps(CELLS)
+        assert np.array_equal(one.log_s, other.log_s)
+        assert np.array_equal(one.spread, other.spread)
+
+    def test_runs_of_one_cell_are_one_cell_known_better(self) -> None:
+        """The nightly job ran nine times on the same placement, named from whichever node came first."""
+        nine, _ = table(Measurement(Cell(shape, 16), 1.0) for shape in ((1, 2, 4), (2, 4, 1), (4, 1, 2)) * 3)
+        one, _ = table([Measurement(Cell((1, 2, 4), 16), 1.0)])
+        assert nine.cells == one.cells == (Cell((1, 2, 4), 16.0),)
+        often, once = (fit(runs, WIDE, 16.0, np.random.default_rng(0)) for runs in (nine, one))
+        assert often.steps([Cell((1, 2, 4), 16)]).spread < once.steps([Cell((1, 2, 4), 16)]).spread
+
+
+class TestBadRuns:
+    def test_one_poisoned_table_moves_the_others_by_a_bound(self) -> None:
+        """A user reports steps that jump between a microsecond and a day; others' new models are still told well."""
+        chance = np.random.default_rng(5)
+        healthy = [measured(CELLS, 0.02, seed, sync_s=0.2 * (seed + 1)) for seed in range(3)]
+        wild, _ = table(Measurement(cell, 10 ** chance.uniform(-5, 4)) for cell in CELLS)
+        clean, mixed = (
+            learn_prior(tables, np.random.default_rng(1)) for tables in (healthy, [*healthy, wild])
+        )
+        moved = np.abs(np.array(mixed.mean) - np.array(clean.mean))
+        assert np.all(moved <= 2 * MAX_SPREADS * np.array(WIDE.spread) / 4)
+        assert np.all(np.array(mixed.residual) <= MAX_SCALE * np.array(WIDE.residual) * (1 + 1e-9))
+        model, done = profiled(mixed, 10)
+        rest = errors(model, [cell for cell in CELLS if cell not in done])
+        assert np.median(rest) < 0.10
+        assert np.quantile(rest, 0.95) < 0.35
+
+    def test_impossible_runs_are_set_aside_with_their_reason(self) -> None:
+        """A node's clock jumped, a driver reported no batch, a record names a node without GPUs."""
+        runs = [
+            Measurement(Cell((2,), 16), 0.5),
+            Measurement(Cell((2,), 16), math.nan),
+            Measurement(Cell((2,), 16), -1.0),
+            Measurement(Cell((2,), 16), 1e9),
+            Measurement(Cell((2,), 0), 0.5),
+            Measurement(Cell((2, 0), 16), 0.5),
+            Measurement(Cell((), 16), 0.5),
+        ]
+        found, aside = table(runs)
+        assert found.cells == (Cell((2,), 16.0),)
+        assert [problem.place for problem in aside] == [1, 2, 3, 4, 5, 6]
+        assert "step time nan" in aside[0].reason
+        assert "local batch 0" in aside[3].reason
+        assert "0 GPUs on a node" in aside[4].reason
+        assert "0 nodes" in aside[5].reason
+
+    def test_an_impossible_question_names_all_that_is_wrong(self) -> None:
+        """A job spec with batch 0 on no node."""
+        with pytest.raises(ValueError, match="batch 0 is not above 0; 0 nodes"):
+            model_of([]).predict(Task(0, 1), ())
+
+    def test_too_many_cells_are_refused(self) -> None:
+        """A fit costs the cube of the cells: the caller must choose which to keep."""
+        many, _ = table(Measurement(Cell((1,), size + 1), 1.0) for size in range(MAX_CELLS + 1))
+        with pytest.raises(ValueError, match="at most 1000"):
+            fit(many, WIDE, 16.0, np.random.default_rng(0))
+        with pytest.raises(ValueError, match="reference batch"):
+            fit(table([])[0], WIDE, 0.0, np.random.default_rng(0))
+
+    @pytest.mark.parametrize(("nodes", "gpus"), [(0, 1), (-1, 1), (1, 0), (10**9, 1), (1, 65)])
+    def test_impossible_placements_are_refused(self, nodes: int, gpus: int) -> None:
+        with pytest.raises(ValueError, match="must be 1 to"):
+            even(nodes, gpus)
+
+
+class TestPlan:
+    def test_the_cheap_ends_come_first_then_what_helps_most(self) -> None:
+        """A new model: one GPU with the smallest and largest batch, then many GPUs, each probe narrowing."""
+        probes = profile_plan(model_of([]), CELLS, [1.0] * len(CELLS), 6)
+        assert [probe.cell for probe in probes[:2]] == [Cell((1,), 8), Cell((1,), 64)]
+        assert any(len(probe.cell.placement) == 2 for probe in probes)
+        assert any(len(probe.cell.placement) > 2 for probe in probes)
+        assert all(probe.spread_after < probe.spread_before for probe in probes)
+
+    def test_use_draws_the_plan(self) -> None:
+        """Only four-node placements are asked for: after the anchors no probe is spent on one or two nodes."""
+        use = [1.0 if len(cell.placement) == 4 else 0.0 for cell in CELLS]
+        probes = profile_plan(model_of([Cell((1,), 8), Cell((1,), 64)]), CELLS, use, 4)
+        assert all(len(probe.cell.placement) > 2 for probe in probes)
+
+    def test_it_ends_when_enough_is_known(self) -> None:
+        """A model measured everywhere needs no more probes; an operator asks for 10 % and gets an end."""
+        assert profile_plan(model_of(CELLS), CELLS, [1.0] * len(CELLS), 5, enough=0.1) == []
+
+    @pytest.mark.parametrize(
+        ("use", "most", "message"),
+        [
+            ([1.0], 1, "use: needs 80 finite numbers"),
+            ([math.nan] * 80, 1, "use: needs 80 finite numbers"),
+            ([0.0] * 80, 1, "at least one candidate"),
+            ([1.0] * 80, 65, "must be 0 to 64"),
+        ],
+    )
+    def test_wrong_questions_are_refused(self, use: list[float], most: int, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            profile_plan(model_of([]), CELLS, use, most)
+
+
+class TestGenie:
+    def test_equation_3_by_hand(self) -> None:
+        """2 nodes × 4 GPUs: 4 GPUs away count λ1, 3 near ones λ2, over the 7 others; one GPU loses nothing."""
+        assert overhead(1, 1, 5.0, 5.0) == 0.0
+        assert overhead(2, 4, 0.7, 0.2) == pytest.approx((0.7 * 4 + 0.2 * 3) / 7)
+        assert overhead(3, 1, 0.7, 0.2) == pytest.approx(0.7)
+
+    def test_its_own_law_is_found_again(self) -> None:
+        """A task type that obeys eq. 1–3 exactly: B + N + G runs are enough for every placement."""
+        speed, between, within = (20.0, 3.0, -0.02), 0.4, 0.15
+
+        def law(batch: float, nodes: int, gpus: int) -> float:
+            local = batch / (nodes * gpus)
+            lost = overhead(nodes, gpus, between, within)
+            return (nodes * gpus - lost) * (speed[0] + speed[1] * local + speed[2] * local**2)
+
+        asked = light_profile((8, 16, 32, 64), (2, 3, 4), (2, 3, 4), 64)
+        assert len(asked) == 10
+        model = fit_genie([Run(batch, n, g, law(batch, n, g)) for batch, n, g in asked])
+        assert (model.between_nodes, model.within_node) == pytest.approx((between, within))
+        assert model.speed == pytest.approx(speed)
+        for nodes, gpus in ((2, 2), (4, 4), (3, 2)):
+            assert throughput(model, Task(128, 1), nodes, gpus) == pytest.approx(law(128, nodes, gpus))
+        found = predict_genie(model, Task(128, 500), 2, 4, startup_s=12.0)
+        assert found.latency_s == pytest.approx(128 * 500 / law(128, 2, 4) + 12)
+        assert found.low_latency_s < found.latency_s < found.high_latency_s
+
+    def test_inference_scales_without_loss(self) -> None:
+        """λ1 = λ2 = 0 for inference (eq. 3)."""
+        model = fit_genie([Run(8, 1, 1, 40.0), Run(16, 2, 1, 50.0)])
+        assert throughput(model, Task(32, 1, trains=False), 2, 2) == pytest.approx(4 * 40.0)
+
+    def test_where_it_breaks_down_it_says_so(self) -> None:
+        """A quadratic bends below zero far outside the profile: no throughput, no end, and no crash."""
+        model = fit_genie([Run(8, 1, 1, 40.0), Run(16, 1, 1, 50.0), Run(32, 1, 1, 40.0)])
+        found = predict_genie(model, Task(1_000, 10), 1, 1)
+        assert (found.throughput, found.latency_s) == (0.0, math.inf)
+
+    def test_startup_is_the_middle_of_the_history(self) -> None:
+        """One start waited for an image pull, one record is broken."""
+        assert startup_s([4.0, 5.0, 600.0, math.nan, -1.0], 30.0) == 5.0
+        assert startup_s([], 30.0) == 30.0
+
+    def test_every_wrong_run_is_named(self) -> None:
+        runs = [Run(8, 2, 1, 10.0), Run(0, 1, 2, 10.0), Run(8, 0, 1, 10.0), Run(8, 1, 2, math.nan)]
+        with pytest.raises(
+            ValueError, match=r"run 1: batch 0.*run 2: ⟨0, 1⟩.*run 3: throughput nan.*no run on one"
+        ):
+            fit_genie(runs)
+
+
+def test_a_ring_has_one_name() -> None:
+    """The placer lists nodes in its own order; the ring through them is the same."""
+    assert ring((4, 2, 2)) == ring((2, 4, 2)) == ring((2, 2, 4)) == (2, 2, 4)
+    assert ring((1, 2, 3)) != ring((1, 3, 2))
+
+
+def test_students_quantile() -> None:
+    """Against the table of Student's distribution."""
+    assert student_quantile(0.95, 10) == pytest.approx(1.8125, rel=1e-3)
+    assert student_quantile(0.975, 25) == pytest.approx(2.0595, rel=1e-3)
+    assert reference_batch(measured(CELLS)) == pytest.approx(math.sqrt(8 * 64))

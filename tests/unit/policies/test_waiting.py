@@ -1,0 +1,229 @@
+"""The rows of waiting jobs are a cache: every plan made with them equals the plan over all jobs, made from nothing."""
+
+from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cluster.moves import JobStatus, NodeStatus
+from penstock.cluster.trusted import trusted
+from penstock.events.doors import JobProgress
+from penstock.events.facts import JobRank, PlacerSettings
+from penstock.ledger.snapshot import dump, load
+from penstock.ledger.state import MAX_NOTES, CellState, JobState, Notes
+from penstock.policies.base import RunSet
+from penstock.policies.ordered import Ordered
+from penstock.policies.profiles import policy_for
+from penstock.policies.replan import gpus_of
+from penstock.policies.service import attained_s
+from penstock.policies.tiresias import Tiresias
+from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.lab.faults import FaultySimulation
+from penstock.simulator.nodes import Latency
+from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.truth import Constant
+
+Rank = tuple[str, int, bool]
+
+
+# ----------------------------------------------------------- the plain plans: every job, every node, each time
+
+
+def contenders(state: CellState) -> Iterator[JobState]:
+    """In order of submission: waiting, running, or stopped only to make way."""
+    for job in state.jobs.values():
+        runnable = job.status in (JobStatus.QUEUED, JobStatus.LAUNCHING, JobStatus.RUNNING)
+        preempted = job.status is JobStatus.STOPPING and job.stop_reason == "preempted"
+        if (runnable and not job.unschedulable) or preempted:
+            yield job
+
+
+def room(state: CellState) -> list[int]:
+    """GPUs per node, lowest ordinal first, as if all contenders were gone."""
+    left = []
+    for node_id in state.node_at:
+        node = state.nodes[node_id]
+        kept = 0
+        for task_id, job_id in node.tasks.items():
+            job = state.jobs[job_id]
+            if job.status is JobStatus.STOPPING and job.stop_reason != "preempted":
+                kept += len(job.tasks[task_id].place.gpus)
+        whole = len(node.spec.gpus) - node.faulted_gpu_mask.bit_count()
+        left.append(max(0, whole - kept) if node.status is NodeStatus.READY else 0)
+    return left
+
+
+def take(left: list[int], workers: int, gpus: int) -> bool:
+    trial = list(left)
+    for _ in range(workers if gpus else 0):
+        found = next((number for number, free in enumerate(trial) if free >= gpus), None)
+        if found is None:
+            return False
+        trial[found] -= gpus
+    left[:] = trial
+    return True
+
+
+def plain_ordered(policy: Ordered, state: CellState) -> RunSet:
+    def key(job: JobState) -> float:
+        stays = not policy._preemptive and job.status is not JobStatus.QUEUED
+        return -1.0 if stays else policy._key(state, job)
+
+    left = room(state)
+    ranked = sorted(contenders(state), key=lambda job: (key(job), job.order))
+    return RunSet(
+        tuple(job.job_id for job in ranked if take(left, job.spec.workers, gpus_of(job) // job.spec.workers))
+    )
+
+
+def plain_tiresias(policy: Tiresias, state: CellState) -> RunSet:
+    limits, strict = policy.limits_gpu_s, policy._strict_fifo
+    queues: list[list[tuple[int, int, JobState]]] = [[] for _ in range(len(limits) + 1)]
+    demoted = []
+    for job in contenders(state):
+        level, waits, position = job.rank or (0, 1, job.order << 12)
+        over = level < len(limits) and attained_s(state, job) * gpus_of(job) >= limits[level]
+        if over and (strict or not waits):
+            demoted.append((level + 1, job))
+        else:
+            queues[level].append((waits, position, job))
+    for queue in queues:
+        queue.sort(key=lambda entry: entry[1] if strict else entry[:2])
+    for level, job in demoted:
+        queues[level].append((2, 0, job))
+    free = sum(room(state))
+    last, first = state.seq << 12, -(state.seq << 12)
+    chosen: list[str] = []
+    ranks: list[JobRank] = []
+    wake: list[float] = []
+    for level, queue in enumerate(queues):
+        runs, waits_on = [], []
+        for entry in queue:
+            if gpus_of(entry[2]) <= free:
+                free -= gpus_of(entry[2])
+                runs.append(entry)
+            else:
+                waits_on.append(entry)
+        chosen += [job.job_id for _, _, job in runs]
+        stopped = [] if strict else [job for old, _, job in waits_on if old == 0]
+        first -= len(stopped)
+        told: list[tuple[str, bool, int | None]] = []
+        if strict:
+            told = [(job.job_id, True, None) for old, _, job in queue if old == 2]
+        else:
+            told = [(job.job_id, True, None) for old, _, job in runs if old != 0]
+            told += [(job.job_id, False, first + number) for number, job in enumerate(stopped)]
+            told += [(job.job_id, False, None) for old, _, job in waits_on if old == 2]
+        for job_id, is_chosen, front in told:
+            last += front is None
+            place = last if front is None else front
+            ranks.append(JobRank(job_id=job_id, level=level, chosen=is_chosen, position=place))
+        if level < len(limits):
+            wake += [
+                ceil(limits[level] / gpus_of(job)) - attained_s(state, job)
+                for _, _, job in runs
+                if gpus_of(job)
+            ]
+    wake_ms = state.now_ms + max(1, ceil(min(wake) * 1_000)) if wake else None
+    return RunSet(tuple(chosen), tuple(ranks[:1_024]), wake_ms)
+
+
+PLAIN: dict[type, Callable[[Any, CellState], RunSet]] = {Ordered: plain_ordered, Tiresias: plain_tiresias}
+
+
+# ---------------------------------------------------------------------------------------------- random histories
+
+
+class Telling(SteadyWork):
+    """Some jobs tell when they come, and again while they wait: wrongly, as real ones do."""
+
+    def __init__(self, chance: np.random.Generator) -> None:
+        super().__init__(Constant())
+        self._draw = chance
+
+    def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
+        super().admit(job, now_s)
+        if self._draw.random() < 0.5:
+            return None
+        remaining_s = float(self._draw.integers(1, 8)) * job.duration_s / 4
+        return trusted(JobProgress, job_id=job.job_id, attained_s=0.0, remaining_s=remaining_s)
+
+
+def jobs(chance: np.random.Generator, count: int) -> list[TraceJob]:
+    """Of all sizes, some without GPUs; many come at once, many are alike, so that keys tie."""
+    return [
+        TraceJob(
+            f"j{number:03}",
+            float(chance.integers(0, 20) * 10),
+            float(chance.choice([10, 20, 40, 80, 300])),
+            int(chance.choice([0, 1, 1, 1, 2, 3, 4, 8, 12])),
+        )
+        for number in range(count)
+    ]
+
+
+SETTINGS = (
+    PlacerSettings(profile="srtf"),
+    PlacerSettings(profile="srsf"),
+    PlacerSettings(profile="sjf"),
+    PlacerSettings(profile="tiresias", queue_limits_gpu_s=(30.0, 120.0)),
+    PlacerSettings(profile="tiresias-fifo", queue_limits_gpu_s=(60.0,)),
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.profile)
+def test_every_plan_is_the_one_made_from_nothing(
+    settings: PlacerSettings, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs come, preempt, tell and end; placers crash and others take over: the rows are never out of date."""
+    plans = 0
+
+    def compared(policy: Any, state: CellState) -> RunSet:
+        nonlocal plans
+        plans += 1
+        found: RunSet = kept[type(policy)](policy, state)
+        assert found == PLAIN[type(policy)](policy, state)
+        if plans % 10 == 0:
+            assert found == kept[type(policy)](policy_for(settings), load(dump(state)))
+        return found
+
+    kept = {policy: policy.plan for policy in PLAIN}  # type: ignore[attr-defined]
+    for policy in PLAIN:
+        monkeypatch.setattr(policy, "plan", compared)
+    chance = np.random.default_rng(seed)
+    options = Options(latency=Latency(start_s=2, stop_s=3) if seed % 2 else Latency(), check_every_step=True)
+    trace = jobs(chance, 28)
+    work = Telling(chance)
+    nodes = nodes_of("2x4+1x8+2x2")
+    found = (
+        FaultySimulation(nodes, settings, work, trace, options, seed=seed)
+        if seed > 1
+        else Simulation(nodes, settings, work, trace, options)
+    )
+    while found.step():
+        pass
+    assert not found.cell.state.jobs
+    assert plans > 15
+
+
+def test_a_cache_that_has_slept_too_long_is_told_so() -> None:
+    """A burst of ten thousand submissions comes between two plans: the rows are made anew, not guessed."""
+    notes = Notes()
+    notes.add("a")
+    notes.add("b")
+    read = notes.count
+    notes.add("c")
+    notes.add("b")
+    notes.add("c")
+    assert sorted(notes.since(read) or ()) == ["b", "c"]
+    assert sorted(notes.since(0) or ()) == ["a", "b", "c"]
+    assert notes.since(notes.count) == []
+    for number in range(MAX_NOTES):
+        notes.add(f"j{number}")
+    assert notes.since(read) is None
+    assert len(notes.since(notes.count - MAX_NOTES) or ()) == MAX_NOTES

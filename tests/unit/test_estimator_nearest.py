@@ -1,0 +1,79 @@
+"""Estimates for a command that nobody has run, from runs of the same network by other commands."""
+
+from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.estimate import estimate
+from penstock.estimator.core.history import Run, key_of
+from penstock.estimator.core.nearest import MAX_MODELS, MAX_OWNERS, Nearest, NearestTier
+from penstock.estimator.core.runs import About
+
+
+def about(owner: str = "ada", model: str | None = "resnet50", batch: int | None = 64) -> About:
+    return About(b"k", owner, model, batch, 1, 0, ())
+
+
+def ran(seq: int, memory_mib: float, gpu_memory_mib: float = 4_000, run_ms: float = 60_000) -> Run:
+    return Run(
+        ended_ms=seq, seq=seq, run_ms=run_ms, gpus=4, busy_cores=2, host_memory_mib=memory_mib,
+        gpu_memory_mib=gpu_memory_mib, gpu_utilisation_percent=70,
+    )  # fmt: skip
+
+
+def spec(batch: int | None = 64, model: str | None = "resnet50") -> JobSpec:
+    return JobSpec(owner="bob", command=("python", "new.py"), model=model, batch_size=batch)
+
+
+def test_a_new_command_is_told_what_others_of_its_network_used() -> None:
+    """Bob copies Ada's script and renames it: its key is new, its network is not."""
+    nearest = Nearest()
+    for seq in range(3):
+        nearest.add(about(), ran(seq, 1_000 + seq))
+    found = estimate(spec(), (NearestTier(nearest),))
+    assert (found.tier, found.worker.host_memory_mib, found.worker.gpu_memory_mib) == (
+        "nearest",
+        1_103,
+        4_400,
+    )
+    assert (found.worker.gpus, found.run_ms) == (1, 60_000)
+    assert 0.1 < found.confidence < 0.3
+    assert found.source.startswith("median of the 2 nearest runs of resnet50 by other commands")
+
+
+def test_the_nearest_batch_size_counts() -> None:
+    """Memory grows with the batch: runs at 64 say more about 48 than those at 16; 8 times as much says nothing."""
+    nearest = Nearest()
+    for batch, memory_mib in ((16, 500), (64, 2_000)):
+        for owner in "abcdefgh":
+            nearest.add(about(owner, batch=batch), ran(batch, memory_mib))
+    assert [run.host_memory_mib for _, run in nearest.to(spec(48))] == [2_000] * 8
+    assert nearest.to(spec(1_024)) == []
+    assert nearest.to(spec(None)) != [], "who tells no batch size is as far as may be, not beyond"
+    assert nearest.to(spec(model=None)) == []
+    assert nearest.to(spec(model="vgg16")) == []
+
+
+def test_one_owner_does_not_move_what_others_are_told() -> None:
+    """Mallory submits a thousand runs that claim a terabyte of memory: four others still decide the median."""
+    nearest = Nearest()
+    for owner in "abcd":
+        for seq in range(2):
+            nearest.add(about(owner), ran(seq, 1_000, run_ms=60_000))
+    for seq in range(1_000):
+        nearest.add(about("mallory"), ran(10_000 + seq, 1 << 20, run_ms=1))
+    runs = nearest.to(spec())
+    assert sum(run.run_ms == 1 for _, run in runs) == 2
+    found = estimate(spec(), (NearestTier(nearest),))
+    assert (found.run_ms, found.worker.host_memory_mib) == (60_000, 2_200)
+
+
+def test_memory_is_bounded() -> None:
+    """A sweep names each of its networks anew, and every student is an owner."""
+    nearest = Nearest()
+    for number in range(MAX_MODELS + 10):
+        nearest.add(about(model=f"m{number}"), ran(number, 1))
+    for number in range(MAX_OWNERS + 10):
+        nearest.add(about(f"o{number}", "last"), ran(number, 1))
+    assert len(nearest._models) == MAX_MODELS
+    assert len(nearest._models["last"]) == MAX_OWNERS
+    assert nearest.to(spec(model="m0")) == []
+    nearest.add(about(model=None), ran(1, 1))
+    assert key_of(spec()) != key_of(spec(63))

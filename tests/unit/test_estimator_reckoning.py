@@ -1,0 +1,73 @@
+"""Estimates against the truth: what `penstock estimator report` says about tiers, owners and the worst jobs."""
+
+import math
+
+import pytest
+
+from penstock.estimator.core.history import Run
+from penstock.estimator.core.reckoning import STRETCHES, reckon
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
+
+
+def run(
+    number: int, said_mib: int, used_mib: float, *, tier: str = "model", owner: str = "ada", aside: str = "",
+    asked: tuple[str, ...] = (),
+) -> FinishedRun:  # fmt: skip
+    return FinishedRun(
+        number,
+        f"job-{number}",
+        About(b"k", owner, "resnet50", 64, 1, 0, asked),
+        Given(1, 1_000, 2, Card("T4", 15_360)),
+        Said(tier, "m1", 0.8, None, 2, 0, said_mib, 50.0),
+        Run(ended_ms=number, seq=number, run_ms=1_000, gpu_memory_mib=used_mib, gpu_utilisation_percent=40),
+        aside,
+    )
+
+
+def test_each_tier_is_judged_by_itself() -> None:
+    """The model promises 10 % too much by the median and broke one promise of four; the default is far off."""
+    runs = [run(n, 1_100, 1_000) for n in range(3)] + [
+        run(3, 900, 1_000),
+        run(4, 4_000, 1_000, tier="default"),
+    ]
+    found = reckon(runs)
+    memory = found.tiers["model"]["gpu_memory_mib"]
+    assert (memory.runs, memory.median_ratio, memory.broken) == (4, 1.1, 0.25)
+    assert memory.p95_off == pytest.approx(1 / 0.9)
+    assert found.tiers["default"]["gpu_memory_mib"].median_ratio == 4
+    assert math.isnan(found.tiers["model"]["gpu_utilisation_percent"].broken), "a mean is no promise"
+    assert "cores" not in found.tiers["model"], "nobody measured them"
+
+
+def test_the_worst_job_stands_first_and_users_are_not_blamed_for_it() -> None:
+    """A request of the user's is his; the worst estimate of ours is the one to look at."""
+    runs = [run(0, 1_100, 1_000), run(1, 300, 1_000), run(2, 16_000, 1_000, asked=("gpu_memory_mib",))]
+    worst = reckon(runs).worst[0]
+    assert (worst.job_id, worst.said, worst.used) == ("job-1", 300, 1_000)
+
+
+def test_who_asks_for_more_than_he_uses_is_named() -> None:
+    """Bob always asks for 16 GiB and uses 2; Eve asked twice, which says nothing yet; Ada asks for what she needs."""
+    asked = ("gpu_memory_mib",)
+    runs = [run(n, 16_000, 2_000, owner="bob", asked=asked) for n in range(3)]
+    runs += [run(n, 16_000, 2_000, owner="eve", asked=asked) for n in range(2)]
+    runs += [run(n, 1_100, 1_000, owner="ada", asked=asked) for n in range(5)]
+    [found] = reckon(runs).over_asking
+    assert (found.owner, found.field, found.runs, found.asked_to_used) == ("bob", "gpu_memory_mib", 3, 8)
+
+
+def test_drift_shows_over_the_stretches() -> None:
+    """A library was updated after the 40th run, and memory doubled: the last half is off by that much."""
+    found = reckon([run(n, 1_000, 1_000 if n < 40 else 2_000) for n in range(80)])
+    drift = found.drift["gpu_memory_mib"]
+    assert len(drift) == STRETCHES
+    assert drift[:4] == [0] * 4
+    assert drift[4:] == [math.log(2)] * 4
+
+
+def test_what_was_set_aside_is_counted_by_reason_and_judges_nobody() -> None:
+    runs = [run(0, 1_000, 17_000, aside="gpu_memory_mib: 17000 on a card of 15360"), run(1, 1_000, 1_000)]
+    found = reckon(runs)
+    assert found.set_aside == {"gpu_memory_mib": 1}
+    assert found.tiers["model"]["gpu_memory_mib"].runs == 1
+    assert reckon([]).runs == 0
