@@ -106,6 +106,19 @@ def without_prefix(text: str) -> str:
     return re.sub(r"^never_fits\w*: ", "", text)
 
 
+def _progress(data: Data) -> str:
+    total = f" of {data['total']:,}" if data.get("total") else ""
+    step = f", {data['step_ms']:.4g} ms each" if data.get("steps") else ""
+    loss = "" if data.get("loss") is None else f", loss {data['loss']:.4g}"
+    return f"{data['done']:,}{total} iterations{step}{loss}"
+
+
+def _remaining(data: Data) -> str:
+    left = data["left_ms"]
+    middle, low, high = (duration(round(left[name])) for name in ("middle", "low", "high"))
+    return f"{middle} left ({low} to {high}); {data['source']}"
+
+
 WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
     {
         "penstock.job.submitted": ("submitted", lambda d: " ".join(d["spec"]["command"])),
@@ -114,6 +127,9 @@ WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.task.started": ("started", lambda d: f"{_short(d)} on {d['node_id']}, process {d['pid']}"),
         "penstock.task.phase_changed": ("phase", lambda d: f"{_short(d)}: {d['phase']}"),
         "penstock.task.checkpointed": ("checkpoint", lambda d: f"{_short(d)} {d.get('path', '')}"),
+        "penstock.steps.measured": ("progress", lambda d: _progress(d)),
+        "penstock.stages.measured": ("stages", lambda d: f"{_short(d)}: of {d['iterations']} iterations"),
+        "penstock.job.eta_estimated": ("remaining", lambda d: _remaining(d)),
         "penstock.task.exited": ("exited", lambda d: f"{_short(d)}: {_exited(d)}"),
         "penstock.task.lost": ("lost", lambda d: f"{_short(d)} on {d['node_id']}: {d['reason']}"),
         "penstock.order.refused": ("refused", lambda d: f"{_short(d)} by {d['node_id']}: {d['reason']} {d.get('detail', '')}"),

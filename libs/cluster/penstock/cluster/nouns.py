@@ -32,6 +32,9 @@ GpuShare = Annotated[int, Field(ge=1, le=WHOLE_GPU, exclude_if=lambda share: sha
 """Thousandths of a GPU's time."""
 
 Role = Literal["ps", "worker"]
+Category = Literal["cv", "nlp", "speech"]
+Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
+"""What a training does that changes how many cores it needs. Source: CODA §V-B1."""
 
 
 class Noun(BaseModel):
@@ -114,6 +117,16 @@ class JobSpec(Noun):
     resources: ResourceRequest = ResourceRequest()
     model: Identifier | None = None
     batch_size: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
+    category: Annotated[Category | None, Field(exclude_if=lambda category: category is None)] = None
+    traits: Annotated[tuple[Trait, ...], Field(max_length=3, exclude_if=lambda traits: not traits)] = ()
+    iterations: Annotated[
+        int | None, Field(ge=1, le=1 << 53, exclude_if=lambda iterations: iterations is None)
+    ] = None
+    """How many it will run; its remaining time is told from them."""
+    target_loss: Annotated[
+        float | None, Field(ge=-1e100, le=1e100, exclude_if=lambda target: target is None)
+    ] = None
+    """It ends once its loss is there, after `iterations` at the latest."""
     gpu_models: Annotated[tuple[Identifier, ...], Field(max_length=16)] = ()
     """Allowed GPU models; empty: any."""
     retry: RetryPolicy = RetryPolicy()

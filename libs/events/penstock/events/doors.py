@@ -72,6 +72,84 @@ class ModelTrained(Event):
     metrics: dict[str, float]
 
 
+class Bounds(Noun):
+    """What is most likely, and what it lies between with the level that is told beside it."""
+
+    middle: Annotated[float, Field(ge=0)]
+    low: Annotated[float, Field(ge=0)]
+    high: Annotated[float, Field(ge=0)]
+
+
+@event
+class EtaEstimated(Event):
+    """How long a running job will still take, from what it told of its steps."""
+
+    TYPE = "penstock.job.eta_estimated"
+    TOPIC = Topic.ESTIMATES
+
+    job_id: Identifier
+    attempt: Attempt
+    at_ms: Milliseconds
+    """The moment from which on the time is counted."""
+    done: Annotated[int, Field(ge=0, le=1 << 53)]
+    """Iterations."""
+    left_ms: Bounds
+    steps: Bounds
+    """Iterations that are left."""
+    step_ms: Bounds
+    level: Annotated[float, Field(gt=0, lt=1)]
+    source: ShortText
+    model_version: Identifier | None = None
+
+
+class Probe(Noun):
+    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by use."""
+
+    gpus_per_node: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=4_096)
+    ]
+    local_batch: Annotated[float, Field(gt=0)]
+    """Samples per GPU and step."""
+    spread_before: Annotated[float, Field(ge=0)]
+    spread_after: Annotated[float, Field(ge=0)]
+
+
+@event
+class ProfilePlanned(Event):
+    """Which few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
+
+    TYPE = "penstock.profile.planned"
+    TOPIC = Topic.ESTIMATES
+
+    model: Identifier
+    gpu_model: Identifier
+    owner: Identifier
+    model_version: Identifier
+    """Of the step model whose doubt the plan lessens."""
+    probes: Annotated[tuple[Probe, ...], Field(min_length=1, max_length=64)]
+
+
+@event
+class StagesProfiled(Event):
+    """How long one iteration uses storage, CPU, GPU and network: for interleaving. Source: Muri §5."""
+
+    TYPE = "penstock.stages.profiled"
+    TOPIC = Topic.ESTIMATES
+
+    model: Identifier
+    batch_size: Annotated[int, Field(ge=1)]
+    gpus: Annotated[int, Field(ge=1)]
+    """Of all workers together."""
+    storage_ms: Annotated[float, Field(ge=0)]
+    cpu_ms: Annotated[float, Field(ge=0)]
+    gpu_ms: Annotated[float, Field(ge=0)]
+    network_ms: Annotated[float, Field(ge=0)]
+    idle_ms: Annotated[float, Field(ge=0)]
+    iteration_ms: Annotated[float, Field(gt=0)]
+    iterations: Annotated[int, Field(ge=1)]
+    """That it rests on."""
+
+
 class RunningTask(Noun):
     """A task that a node found alive when it (re)joined."""
 
@@ -188,6 +266,52 @@ class TaskCheckpointed(Event):
     token: Token
     at_ms: Milliseconds
     path: ShortText = ""
+
+
+@event
+class StepsMeasured(Event):
+    """A training told how far it has come. Told at growing distances, so that a long job's events grow with its log."""
+
+    TYPE = "penstock.steps.measured"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    at_ms: Milliseconds
+    done: Annotated[int, Field(ge=1, le=1 << 53)]
+    """Iterations since the job began; a script that resumes goes on counting from its checkpoint."""
+    total: Annotated[int | None, Field(ge=1, le=1 << 53)] = None
+    """How many it means to do, if it said so."""
+    steps: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    """Iterations in the window that `step_ms` is the mean of; 0: no window yet."""
+    step_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    loss: Annotated[float | None, Field(ge=-1e100, le=1e100)] = None
+
+
+class StageSample(Noun):
+    """What an iteration used during `lasted_ms`, of each resource in a unit of its own."""
+
+    lasted_ms: Annotated[float, Field(gt=0, le=86_400_000)]
+    storage: Annotated[float, Field(ge=0)] = 0.0
+    cpu: Annotated[float, Field(ge=0)] = 0.0
+    gpu: Annotated[float, Field(ge=0)] = 0.0
+    network: Annotated[float, Field(ge=0)] = 0.0
+
+
+@event
+class StagesMeasured(Event):
+    """What some whole iterations used, piece by piece. Source: Muri §5 (tens of iterations make a stable profile)."""
+
+    TYPE = "penstock.stages.measured"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    at_ms: Milliseconds
+    iterations: Annotated[int, Field(ge=1, le=1_000_000)]
+    samples: Annotated[tuple[StageSample, ...], Field(min_length=1, max_length=256)]
 
 
 class JobProgress(Noun):

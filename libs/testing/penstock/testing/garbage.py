@@ -17,11 +17,15 @@ MAX_VALUE_BYTES = 300_000
 DEEP = 20_000
 TYPES = {
     Topic.JOBS: ("penstock.job.submitted.v1", "penstock.job.cancel_requested.v1"),
-    Topic.ESTIMATES: ("penstock.job.estimated.v1", "penstock.model.trained.v1"),
+    Topic.ESTIMATES: (
+        "penstock.job.estimated.v1", "penstock.model.trained.v1", "penstock.job.eta_estimated.v1",
+        "penstock.profile.planned.v1", "penstock.stages.profiled.v1",
+    ),
     Topic.NODES: (
         "penstock.task.exited.v1", "penstock.task.started.v1", "penstock.node.left.v1", "penstock.node.changed.v1",
         "penstock.gpu.faulted.v1", "penstock.order.refused.v1", "penstock.node.suspected.v1",
-        "penstock.task.phase_changed.v1", "penstock.task.checkpointed.v1",
+        "penstock.task.phase_changed.v1", "penstock.task.checkpointed.v1", "penstock.steps.measured.v1",
+        "penstock.stages.measured.v1",
     ),
     Topic.PROPOSALS: (
         "penstock.plan.proposed.v1", "penstock.migration.proposed.v1", "penstock.cores.proposed.v1",

@@ -6,9 +6,9 @@ seen so far: the caller gives the job the cores that they name, measures its spe
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Category = Literal["cv", "nlp", "speech"]
+from penstock.cluster.nouns import Category
 
 FIRST: dict[Category, int] = {"cv": 3, "nlp": 5, "speech": 5}
 """For an owner's first job. Source: CODA §V-B1."""

@@ -55,6 +55,16 @@ def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
     return None if event.token == job.token else "stale_token"
 
 
+def _told(state: CellState, event: doors.EtaEstimated) -> str | None:
+    """Remaining time is of one attempt: what comes after its end says nothing of the next."""
+    if event.job_id in state.ended:
+        return "job_ended"
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "unknown_job"
+    return None if event.attempt == job.attempt else "stale_attempt"
+
+
 def _started(state: CellState, event: doors.TaskStarted) -> str | None:
     reason = _of_living_task(state, event)
     if reason is None:
@@ -130,7 +140,14 @@ def _timer(state: CellState, event: facts.TimerFired) -> str | None:
     return None if event.timer_id in state.timers else "timer_gone"
 
 
-TaskEvent = doors.TaskStarted | doors.TaskExited | doors.TaskPhaseChanged | doors.TaskCheckpointed
+TaskEvent = (
+    doors.TaskStarted
+    | doors.TaskExited
+    | doors.TaskPhaseChanged
+    | doors.TaskCheckpointed
+    | doors.StepsMeasured
+    | doors.StagesMeasured
+)
 
 GUARDS: Mapping[str, Callable[[CellState, Any], str | None]] = MappingProxyType(
     {
@@ -141,6 +158,9 @@ GUARDS: Mapping[str, Callable[[CellState, Any], str | None]] = MappingProxyType(
         doors.TaskExited.TYPE: _exited,
         doors.TaskPhaseChanged.TYPE: _of_living_task,
         doors.TaskCheckpointed.TYPE: _of_living_task,
+        doors.StepsMeasured.TYPE: _of_living_task,
+        doors.StagesMeasured.TYPE: _of_living_task,
+        doors.EtaEstimated.TYPE: _told,
         doors.OrderRefused.TYPE: _refused,
         doors.NodeJoined.TYPE: _joined,
         doors.NodeChanged.TYPE: _changed,
