@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from penstock.kernel.settings import Settings
+from penstock.telemetry.tracing import tracing
 from penstock.testing.jaeger import JaegerServer, jaeger_server
 from penstock.testing.kafka import kafka_broker
 from penstock.testing.system import Gateway, installation
@@ -184,3 +186,23 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
             again = gateway.until_ended(gateway.submit(["true"]))
         assert_connected(spans_of(jaeger, again, at_least=9))
         assert spans_of(jaeger, rows[failing_id], at_least=15) == failing, "told again, shown once"
+
+
+@pytest.mark.jaeger
+def test_a_run_of_no_length_told_again_is_shown_once(jaeger: JaegerServer) -> None:
+    """A job fails in the very millisecond in which it runs. Somebody looks at its trace; the placer restarts and
+    tells it again."""
+    job_id, at_ms = "j-short", 1_795_263_493_083
+    settings = Settings(log_url="memory://", otlp=jaeger.otlp_endpoint)
+    for life in ("j-first-life", "j-second-life"):
+        with tracing("placer", settings) as traces:
+            traces.phase("run", job_id, 1, at_ms, at_ms, error="exit 3")
+            traces.end_job(job_id, at_ms - 76, at_ms, "failed")
+            traces.end_job(life, at_ms, at_ms, "succeeded")
+            trace_id, last_told = traces.trace_id(job_id), traces.trace_id(life)
+        assert trace_id is not None
+        assert last_told is not None
+        jaeger.trace(last_told)
+        told = jaeger.trace(trace_id, spans_at_least=2)
+        assert sorted(span["name"] for span in told) == ["job", "run"]
+        assert not [span for span in told if "@jaeger@warnings" in span["attributes"]]

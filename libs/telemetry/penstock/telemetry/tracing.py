@@ -132,8 +132,14 @@ class _Sink:
         attributes: Attributes,
         error: str | None,
     ) -> None:
-        """Queues one finished span; never blocks."""
-        start = min(_nanoseconds(start_ms), MAX_NANOSECONDS - 1)
+        """Queues one finished span; never blocks.
+
+        Clocks step back, and to Jaeger 0 ns is below 0: each span lasts 1 ns at least. A root lasts 1 ns more than told,
+        so that what happened in its last millisecond lies inside: Jaeger remarks on a child outside, on the stored span
+        itself, and then takes the same span told again for another one.
+        """
+        start = min(_nanoseconds(start_ms), MAX_NANOSECONDS - 2)
+        end = max(start + 1, _nanoseconds(end_ms))
         self._processor.on_end(
             self._span(
                 name,
@@ -149,7 +155,7 @@ class _Sink:
                 },
                 status=self._unset if error is None else self._failed(error[:MAX_TEXT_CHARS]),
                 start_time=start,
-                end_time=max(start + 1, _nanoseconds(end_ms)),  # clocks step back; to Jaeger 0 ns is below 0
+                end_time=min(end + 1, MAX_NANOSECONDS) if parent is None else end,
                 instrumentation_scope=self._scope,
             )
         )
