@@ -56,7 +56,7 @@ def traces(draw: st.DrawFn) -> str:
 @given(
     text=traces(),
     profile=st.sampled_from(["fifo", "srtf", "fgd"]),
-    more=st.sampled_from([(), ("--single-gpu-workers",), ("--arrivals", "fill"), ("--ticks", "30")]),
+    more=st.sampled_from([(), ("--single-gpu-workers",), ("--arrivals", "fill"), ("--ticks", "30s")]),
 )
 def test_every_trace_is_refused_or_runs(
     tmp_path: Path, text: str, profile: str, more: tuple[str, ...]

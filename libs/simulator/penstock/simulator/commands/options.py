@@ -1,7 +1,9 @@
 """What all simulating commands take, and its judgement: all that can be wrong is found before anything runs."""
 
 import argparse
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from penstock.cluster.nouns import NodeSpec
 from penstock.events.codec import describe
 from penstock.events.facts import PlacerSettings
 from penstock.policies.profiles import WANT_TYPICAL_TASKS, policy_for
+from penstock.sdk.units import duration_ms
 from penstock.simulator.commands.exits import BadCommand
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import Generator
@@ -29,6 +32,16 @@ from penstock.simulator.truths.catalogue import TRUTHS, Run, wanted_truth, work_
 
 CLUSTER, TRUTH = "8x8", "constant"  # where nobody says otherwise
 MAX_SECONDS = 86_400  # of latencies and ticks
+
+
+def seconds(text: str) -> float:
+    """≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `ArgumentTypeError` with the remedy."""
+    with suppress(ValueError):
+        return float(text)
+    try:
+        return duration_ms(text) / 1_000
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def add_simulation_options(to: argparse.ArgumentParser) -> None:
@@ -61,17 +74,17 @@ def add_simulation_options(to: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a placer setting; VALUE is JSON"
     )
     to.add_argument("--unknown-durations", action="store_true", help="estimates carry no run time")
-    to.add_argument("--start-latency", type=float, default=0.0, metavar="S", help="of each task")
-    to.add_argument("--stop-latency", type=float, default=0.0, metavar="S", help="after SIGTERM")
+    to.add_argument("--start-latency", type=seconds, default=0.0, metavar="TIME", help="of each task")
+    to.add_argument("--stop-latency", type=seconds, default=0.0, metavar="TIME", help="after SIGTERM")
     to.add_argument(
         "--single-gpu-workers", action="store_true", help="a worker per GPU, free to spread over nodes"
     )
     to.add_argument(
         "--ticks",
-        type=float,
+        type=seconds,
         default=0.0,
-        metavar="S",
-        help="the placer hears of things only every S seconds",
+        metavar="TIME",
+        help="the placer hears of things only once in so long, as 60s, 5m or plain seconds",
     )
     to.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
     to.add_argument("--check", action="store_true", help="check all invariants after every record")
