@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from penstock.cli import admin, estimator, export, inspect, live, local, report, simulate, submit
+from penstock.cli import admin, estimator, eta, export, inspect, live, local, report, simulate, submit
 from penstock.cli.common import Context
 from penstock.cli.exits import Exit, Stop, epilog
 from penstock.cli.output import remark
@@ -48,7 +48,7 @@ def version() -> None:
     print(f"penstock {distribution_version('penstock')}")
 
 
-for part in (local, simulate, report, estimator, export, submit, inspect, live, admin):
+for part in (local, simulate, report, estimator, export, submit, inspect, eta, live, admin):
     part.add_to(app)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from penstock.cli import explain, follow
+from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, console, dump, duration, memory, plain_table, short_id, state
@@ -43,7 +43,8 @@ def get_jobs(
     output: Output = Format.TABLE,
 ) -> None:
     """List jobs, the latest last."""
-    answer = gateway(ctx).get("/v1/jobs", status=status, owner=owner, limit=limit)
+    wide = output is Format.WIDE or None
+    answer = gateway(ctx).get("/v1/jobs", status=status, owner=owner, limit=limit, eta=wide)
     if output in (Format.JSON, Format.YAML):
         dump(answer, output)
         return
@@ -51,7 +52,8 @@ def get_jobs(
     if not jobs:
         console().print("No jobs yet. Submit one: penstock submit -- python train.py", markup=False)
         return
-    console().print(jobs_table(jobs, wide=output is Format.WIDE))
+    left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
+    console().print(jobs_table(jobs, left))
 
 
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
@@ -82,8 +84,9 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     client = gateway(ctx)
     found = find_job(client, job)
     tasks = rows_of(client.get(f"/v1/jobs/{found['job_id']}/tasks"), "tasks")
+    remaining = eta.of_job(client, found["job_id"])
     if output in (Format.JSON, Format.YAML):
-        dump({**found, "tasks": tasks}, output)
+        dump({**found, "tasks": tasks, "eta": remaining}, output)
         return
     spec, estimate = found["spec"], found.get("estimate")
     queue_ms, launch_ms, run_ms = follow.phases_ms(found)
@@ -101,6 +104,10 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
         "Submitted": clock(found["submitted_ms"]),
         "Times": f"queued {duration(queue_ms)} · launched in {duration(launch_ms)} · ran {duration(run_ms)}",
     }
+    if told := _told(spec):
+        facts["Training"] = escape(told)
+    if remaining is not None and found.get("outcome") is None:
+        facts["Remaining"] = escape(eta.in_a_line(remaining))
     if found.get("labels"):
         facts["Labels"] = escape(", ".join(f"{name}={value}" for name, value in found["labels"].items()))
     if found.get("trace_id"):
@@ -112,6 +119,16 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     console().print(
         f"\n[dim]penstock why {short_id(found['job_id'])} · penstock logs {short_id(found['job_id'])}[/]"
     )
+
+
+def _told(spec: dict[str, Any]) -> str:
+    """What the user said of the training itself: `resnet50, batches of 64, cv, pipelined, 20,000 iterations`."""
+    parts = [spec.get("model") or ""]
+    parts.append(f"batches of {spec['batch_size']:,}" if spec.get("batch_size") else "")
+    parts += [spec.get("category") or "", *(trait.replace("_", " ") for trait in spec.get("traits") or ())]
+    parts.append(f"{spec['iterations']:,} iterations" if spec.get("iterations") else "")
+    parts.append("" if spec.get("target_loss") is None else f"until its loss is {spec['target_loss']:g}")
+    return ", ".join(part for part in parts if part)
 
 
 def _gang(job: dict[str, Any]) -> str:

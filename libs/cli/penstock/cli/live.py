@@ -63,7 +63,7 @@ def _jobs(client: Gateway) -> Callable[[], RenderableType]:
     jobs.sort(key=lambda job: job["submitted_seq"])
     if not jobs:
         return lambda: Text("No jobs yet. Submit one: penstock submit -- python train.py")
-    return lambda: jobs_table(jobs, wide=False)
+    return lambda: jobs_table(jobs)
 
 
 def _top(client: Gateway) -> Callable[[], RenderableType]:

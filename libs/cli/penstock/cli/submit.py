@@ -1,6 +1,6 @@
 """`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -9,7 +9,9 @@ from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, dump, remark
-from penstock.cluster.nouns import JobSpec
+from penstock.cluster.nouns import Category, JobSpec, Trait
+
+CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
 FileFlag = Annotated[
     str | None, typer.Option("--file", "-f", metavar="FILE", help="Job file in YAML; - for stdin.")
@@ -45,6 +47,20 @@ def submit(
         str | None, typer.Option(help="Name of the network, to learn from earlier runs.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Per worker.")] = None,
+    category: Annotated[
+        str | None,
+        typer.Option(metavar=CATEGORIES, help="What it learns from; says how many cores it needs."),
+    ] = None,
+    trait: Annotated[
+        list[str] | None,
+        typer.Option(metavar=TRAITS, help="What its training does with cores; may be repeated."),
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="How many it will run: its remaining time is told from them.")
+    ] = None,
+    target_loss: Annotated[
+        float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
+    ] = None,
     gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
@@ -72,7 +88,8 @@ def submit(
     fields = jobspec.read_job_file(file) if file is not None else {}
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": workers, "parameter_servers": parameter_servers,
-        "model": model, "batch_size": batch_size, "gpu_models": gpu_model, "workdir": workdir,
+        "model": model, "batch_size": batch_size, "category": category, "traits": trait, "iterations": iterations,
+        "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace,
     }  # fmt: skip
     fields |= {field: value for field, value in flags.items() if value is not None}

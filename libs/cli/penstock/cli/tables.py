@@ -48,21 +48,22 @@ def shortened(text: str, chars: int = MAX_REASON_CHARS) -> str:
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
-def jobs_table(jobs: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per job."""
+def jobs_table(jobs: Iterable[Row], left: Mapping[str, str] | None = None) -> Table:
+    """One line per job. `left`: job → time left, for the wide table; None: the short one."""
     columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "WAITED", "RAN"]
+    wide = left is not None
     if wide:
-        columns += ["OWNER", "TRY", "SUBMITTED", "ENDED", "REASON"]
-    table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "TRY"))
+        columns += ["LEFT", "OWNER", "TRY", "SUBMITTED", "ENDED", "REASON"]
+    table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "LEFT", "TRY"))
     for job in jobs:
         queue, _, run = phases_ms(dict(job), now_ms() if not job.get("ended_ms") else None)
         cells = [
             job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"]), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
             duration(queue), duration(run),
         ]  # fmt: skip
-        if wide:
+        if left is not None:
             cells += [
-                escape(job["owner"]), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
+                left.get(job["job_id"], "–"), escape(job["owner"]), str(job["attempt"]), clock(job["submitted_ms"]), clock(job.get("ended_ms")),
                 escape(shortened(reason_of(job) or job.get("unschedulable") or "")),
             ]  # fmt: skip
         table.add_row(*cells)

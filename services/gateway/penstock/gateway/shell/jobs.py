@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -14,6 +15,7 @@ from penstock.cluster.nouns import JobSpec
 from penstock.events.doors import JobCancelRequested, JobSubmitted
 from penstock.events.envelope import Envelope
 from penstock.events.topics import MAX_EVENT_BYTES
+from penstock.gateway.core.eta import Word
 from penstock.gateway.core.problems import BadField, Problem, bad_fields, invalid
 from penstock.gateway.core.submission import (
     checked_key,
@@ -25,9 +27,10 @@ from penstock.gateway.core.submission import (
     submission,
 )
 from penstock.gateway.shell.door import Door, answer, content_type, door_of, read_body, row_json
+from penstock.gateway.shell.eta import told, words
 from penstock.gateway.shell.store import Key
 from penstock.kernel.clock import wall_ms
-from penstock.ledger.state import JobState
+from penstock.ledger.state import HOLDING, JobState
 from penstock.ledger.views import Row, job_row
 from penstock.telemetry.context import well_formed
 
@@ -243,6 +246,9 @@ async def jobs(
     status: JobStatus | None = None,
     limit: Limit = 50,
     cursor: Annotated[int | None, Query(ge=0, description="`next_cursor` of the page before")] = None,
+    eta: Annotated[
+        bool, Query(description="With the key `eta`, as `/v1/jobs/ID/eta` answers; null where not running")
+    ] = False,
 ) -> Response:
     """Jobs, the latest first."""
     door = door_of(request)
@@ -257,7 +263,18 @@ async def jobs(
         limit,
     )
     last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
-    return answer({"jobs": [row_json(row) for row in rows], "next_cursor": last})
+    listed = await _with_eta(door, rows) if eta else [row_json(row) for row in rows]
+    return answer({"jobs": listed, "next_cursor": last})
+
+
+async def _with_eta(door: Door, rows: Sequence[str]) -> list[Row]:
+    found: list[Row] = [orjson.loads(row) for row in rows]
+    running = {job["job_id"]: job for job in found if job["status"] in HOLDING}
+    latest = await words(door, list(running))
+    return [
+        {**job, "eta": told(door, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None}
+        for job in found
+    ]
 
 
 @router.get("/{job_id}")
@@ -265,6 +282,19 @@ async def job(job_id: str, request: Request) -> Response:
     """One job: what was asked, what was given, when; and `trace_id`, null when no trace of it is exported."""
     door = door_of(request)
     return answer({**await find_job(door, job_id), "trace_id": door.traces.trace_id(job_id)})
+
+
+@router.get("/{job_id}/eta")
+async def eta(job_id: str, request: Request) -> Response:
+    """How long it still takes, with an interval; `answer` says where that comes from, `due` whether it is late."""
+    door = door_of(request)
+    row = await find_job(door, job_id)
+    latest: dict[str, Word] = {}
+    if row["status"] in HOLDING:
+        await door.fresh()
+        latest = await words(door, [job_id])
+        row = await find_job(door, job_id)  # it may have ended meanwhile
+    return answer(told(door, row, latest.get(job_id)))
 
 
 @router.get("/{job_id}/tasks")

@@ -1,0 +1,248 @@
+"""`penstock eta JOB`: how long a job still takes, when it ends, how sure that is and where it comes from."""
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from penstock.cli import follow
+from penstock.cli.client import Gateway
+from penstock.cli.common import JobArgument, Output, find_job, gateway
+from penstock.cli.exits import Exit, Stop
+from penstock.cli.output import Format, console, dump, duration, state
+from penstock.cli.tables import clock, now_ms
+
+Answer = Mapping[str, Any]
+
+TICK_S = 1.0  # the times on the screen tick; the gateway is asked only when something happened
+WAKING = frozenset(
+    {"penstock.job.eta_estimated", "penstock.task.started", "penstock.placement.decided", "penstock.job.queued",
+     "penstock.job.estimated", follow.ENDED}
+)  # fmt: skip
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Looking")(eta)
+
+
+def eta(
+    ctx: typer.Context,
+    job: JobArgument,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the job ends.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """How long a job still takes: time left with its interval, when it ends, how much is done, and how that is known.
+
+    Exit code 1 where nothing is known of its time; with --watch the job's own, as with `penstock watch JOB`.
+    """
+    client = gateway(ctx)
+    found = find_job(client, job)
+    if watch:
+        raise typer.Exit(_watch(client, found, output))
+    answer = client.get(f"/v1/jobs/{found['job_id']}/eta")
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+    else:
+        console().print(shown(answer, found), soft_wrap=True)
+    if nothing_known(answer):
+        raise typer.Exit(int(Exit.PROBLEM))
+
+
+def nothing_known(answer: Answer) -> bool:
+    return answer["answer"] == "unknown" or (answer["answer"] == "waiting" and answer["run_ms"] is None)
+
+
+def of_job(client: Gateway, job_id: str) -> dict[str, Any] | None:
+    """The gateway's answer; None from one that is too old to have any."""
+    try:
+        found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}/eta")
+    except Stop as stop:
+        if stop.code != Exit.PROBLEM:
+            raise
+        return None
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- words
+
+
+def in_short(answer: Answer | None) -> str:
+    """For a column: `12m 40s`, `any moment`, `overdue`; `about` before what no training told; `–`."""
+    if answer is None or answer["due"] is None:
+        return "–"
+    if answer["due"] != "later":
+        return str(answer["due"]).replace("_", " ")
+    return ("" if answer["answer"] == "told" else "about ") + duration(answer["left_ms"]["middle"])
+
+
+def in_a_line(answer: Answer) -> str:
+    """For `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · iterations asked for`."""
+    if answer["answer"] not in ("told", "estimated"):
+        return _headline(answer)
+    parts = [_headline(answer) + (f", ends {clock(answer['ends_ms']['middle'])}" if _ahead(answer) else "")]
+    if answer["share"] is not None:
+        parts.append(f"{answer['share']:.0%} done")
+    return " · ".join([*parts, str(answer["source"])])
+
+
+def shown(answer: Answer, job: Answer, now: int | None = None) -> RenderableType:
+    """The whole answer for people; `now`: counts on from when it was given, in ms."""
+    answer = later(answer, now)
+    lines = [f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  {escape(str(job['name']))}"]
+    lines.append(f"[bold]{escape(_headline(answer))}[/]")
+    lines += [escape(line) for line in _details(answer)]
+    if answer["next_step"]:
+        lines.append(f"[bold]Next:[/] {escape(answer['next_step'])}")
+    return Group(*(Text.from_markup(line) for line in lines))
+
+
+def _ahead(answer: Answer) -> bool:
+    return answer["due"] in ("later", "any_moment")
+
+
+def _headline(answer: Answer) -> str:
+    kind, left = answer["answer"], answer["left_ms"]
+    if kind == "ended":
+        ago = "" if answer["ended_ms"] is None else f" {duration(answer['now_ms'] - answer['ended_ms'])} ago"
+        return f"ended{ago}: {str(answer['outcome']).replace('_', ' ')}"
+    if kind == "waiting":
+        will = "how long it will run is not known"
+        if answer["run_ms"] is not None:
+            will = f"once it starts it takes about {duration(answer['run_ms'])}"
+        return f"waits; {will}"
+    if kind == "unknown":
+        ran = (
+            "it has not started"
+            if answer["ran_ms"] is None
+            else f"it has run for {duration(answer['ran_ms'])}"
+        )
+        return f"not known: {ran}, and its training has not told how far it is"
+    if answer["due"] == "overdue":
+        return "overdue: it takes longer than was said"
+    if kind == "estimated":
+        return f"about {duration(left['middle'])} left"
+    if answer["due"] == "any_moment":
+        return f"due any moment, within {duration(left['high'])}"
+    return f"{duration(left['middle'])} left ({duration(left['low'])} to {duration(left['high'])})"
+
+
+def _details(answer: Answer) -> list[str]:
+    kind, ends = answer["answer"], answer["ends_ms"]
+    if kind == "ended":
+        return [f"at {clock(answer['ended_ms'])}"] if answer["ended_ms"] is not None else []
+    if kind == "waiting":
+        return [f"by its estimate: {answer['source']}"] if answer["source"] else []
+    if kind == "estimated":
+        when = f"ends about {clock(ends['middle'])}; " if answer["due"] == "later" else ""
+        return [f"{when}its training told nothing, so this is the estimate's: {answer['source']}"]
+    if kind != "told":
+        return []
+    lines = []
+    if _ahead(answer):
+        sure = f"{answer['level']:.0%} sure"
+        lines.append(f"ends {_between(ends)}, {sure}")
+    left, step = answer["steps"], answer["step_ms"]["middle"]
+    share = "" if answer["share"] is None else f"{answer['share']:.0%} done: "
+    lines.append(f"{share}{answer['done']:,} iterations, {left['middle']:,.0f} left, {step:.4g} ms each")
+    model = f" · {answer['model_version']}" if answer["model_version"] else ""
+    lines.append(f"by {answer['source']}, told {duration(answer['age_ms'])} ago{model}")
+    return lines
+
+
+def _between(ends: Answer) -> str:
+    """`22:41:03 (22:39:25 to 22:43:33)`."""
+    middle, low, high = (clock(ends[name]) for name in ("middle", "low", "high"))
+    return middle if low == middle == high else f"{middle} ({low} to {high})"
+
+
+def later(answer: Answer, now: int | None) -> Answer:
+    """The same word some time later: what has passed since is taken off. None: as it was given."""
+    passed = 0 if now is None else max(0, now - answer["now_ms"])
+    if not passed:
+        return answer
+    moved = {**answer, "now_ms": answer["now_ms"] + passed}
+    for name in ("age_ms", "ran_ms"):
+        if moved[name] is not None:
+            moved[name] += passed
+    left = answer["left_ms"]
+    if left is not None:
+        moved["left_ms"] = {name: None if ms is None else max(0, ms - passed) for name, ms in left.items()}
+        middle, high = moved["left_ms"]["middle"], moved["left_ms"]["high"]
+        moved["due"] = "later" if middle else "any_moment" if high else "overdue"
+    return moved
+
+
+# ---------------------------------------------------------------------------------------------- watching
+
+
+def _watch(client: Gateway, job: dict[str, Any], output: Format) -> int:
+    """Until the job ends; its exit code. On a terminal the times tick, elsewhere each change is a line."""
+    job_id, path = job["job_id"], f"/v1/jobs/{job['job_id']}/eta"
+    if output is Format.TABLE and sys.stdout.isatty():
+        _draw(client, job)
+    elif job["outcome"] is None:
+        for _ in _changes(client, job):
+            _tell(client.get(path), output)
+    else:
+        _tell(client.get(path), output)
+    return follow.exit_code(client.get(f"/v1/jobs/{job_id}"), propagate=False)
+
+
+def _tell(answer: Answer, output: Format) -> None:
+    if output is Format.JSON:
+        print(json.dumps(answer, ensure_ascii=False), flush=True)
+    elif output is Format.YAML:
+        print("---", flush=True)
+        dump(answer, output)
+    else:
+        print(f"{clock(answer['now_ms'])}  {in_a_line(answer)}", flush=True)
+
+
+def _changes(client: Gateway, job: Answer) -> Iterator[str]:
+    """Once now, then the type of each event that may change the answer; the last is the job's end."""
+    yield ""
+    for event in client.events("/v1/stream", last_id=str(job["seq"]), job=job["job_id"]):
+        kind = event.data["type"]
+        if kind in WAKING:
+            yield kind
+        if kind == follow.ENDED:
+            return
+
+
+def _draw(client: Gateway, job: dict[str, Any]) -> None:
+    """Redraws each second; asks the gateway when an event says that something is new."""
+    path = f"/v1/jobs/{job['job_id']}/eta"
+    answer, base = client.get(path), now_ms()
+    changes: queue.SimpleQueue[str | Stop] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(client, job, changes), daemon=True).start()
+
+    def draw() -> RenderableType:
+        return shown(answer, job, answer["now_ms"] + now_ms() - base)
+
+    with Live(get_renderable=draw, console=console(), refresh_per_second=1 / TICK_S) as live:
+        while answer["answer"] != "ended":
+            found = changes.get()
+            if isinstance(found, Stop):
+                raise found
+            time.sleep(0.1)  # a burst is one look
+            while not changes.empty() and not isinstance(found, Stop):
+                found = changes.get()
+            answer, base = client.get(path), now_ms()
+            live.refresh()
+
+
+def _listen(client: Gateway, job: Answer, into: "queue.SimpleQueue[str | Stop]") -> None:
+    try:
+        for kind in _changes(client, job):
+            into.put(kind)
+    except Stop as error:  # handed to the thread that draws
+        into.put(error)

@@ -1,0 +1,64 @@
+"""`GET /v1/jobs/ID/eta` over real HTTP: words of the estimator as the placer committed them, the latest one counts."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from penstock.events.doors import Bounds, EtaEstimated
+from penstock.kernel.clock import wall_ms
+from penstock.testing.gateway_cell import Cell, problem, running
+from penstock.testing.hand_placer import node_spec
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest_asyncio.fixture
+async def cell(dsn: str) -> AsyncIterator[Cell]:
+    async with running(dsn) as found:
+        yield found
+
+
+def word(done: int, left_ms: float) -> EtaEstimated:
+    left = Bounds(middle=left_ms, low=0.9 * left_ms, high=1.2 * left_ms)
+    steps = Bounds(middle=10_000 - done, low=10_000 - done, high=10_000 - done)
+    return EtaEstimated(
+        job_id="runs", attempt=1, at_ms=wall_ms(), done=done, left_ms=left, steps=steps,
+        step_ms=Bounds(middle=1, low=1, high=1), level=0.9, source="iterations asked for",
+    )  # fmt: skip
+
+
+async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
+    """One told twice, one told nothing, one waits, one has ended; a listing says the same of those that run."""
+    placer = cell.placer
+    placer.join(node_spec("n0", 2))
+    placer.run(["done"])
+    for job_id in ("runs", "silent"):
+        placer.submit(job_id)
+        placer.start(job_id)
+    placer.submit("waits", gpus=2)
+    placer.feed(word(1_000, 9_000_000))
+    placer.feed(word(5_000, 600_000))
+    await cell.tell()
+    await cell.caught_up()
+    found = (await cell.http.get("/v1/jobs/runs/eta")).json()
+    assert (found["answer"], found["due"], found["done"], found["share"]) == ("told", "later", 5_000, 0.5)
+    assert 540_000 < found["left_ms"]["middle"] <= 600_000
+    assert found["ends_ms"]["high"] == pytest.approx(wall_ms() + 720_000, abs=60_000)
+    answers = {
+        job_id: (await cell.http.get(f"/v1/jobs/{job_id}/eta")).json()
+        for job_id in ("silent", "waits", "done")
+    }
+    assert {job_id: (told["answer"], told["left_ms"]) for job_id, told in answers.items()} == {
+        "silent": ("unknown", None),
+        "waits": ("waiting", None),
+        "done": ("ended", None),
+    }
+    assert answers["done"]["outcome"] == "succeeded"
+    listed = (await cell.http.get("/v1/jobs?eta=true")).json()["jobs"]
+    assert {job["job_id"]: job["eta"] and job["eta"]["answer"] for job in listed} == {
+        "runs": "told", "silent": "unknown", "waits": None, "done": None,
+    }  # fmt: skip
+    assert "eta" not in (await cell.http.get("/v1/jobs")).json()["jobs"][0], "only who asks pays for it"
+    problem(await cell.http.get("/v1/jobs/nobody/eta"), 404)
+    problem(await cell.http.get("/v1/jobs?eta=perhaps"), 400)

@@ -1,0 +1,139 @@
+"""What is answered to "how long does it still take": by the latest word, by the estimate, or not at all."""
+
+from typing import Any
+
+import pytest
+
+from penstock.cli import eta
+from penstock.events.codec import encode
+from penstock.events.doors import Bounds, EtaEstimated
+from penstock.gateway.core.eta import FIELDS, Standing, Word, ended, read_word, remaining
+
+TOLD_MS = 1_000_000
+
+
+def word(attempt: int = 1, **changes: Any) -> Word:
+    """Ten minutes left when told, eight to fifteen; 3,000 of 10,000 iterations done."""
+    event = EtaEstimated(
+        job_id="j",
+        attempt=attempt,
+        at_ms=TOLD_MS,
+        done=3_000,
+        left_ms=Bounds(middle=600_000, low=480_000, high=900_000),
+        steps=Bounds(middle=7_000, low=7_000, high=7_000),
+        step_ms=Bounds(middle=85.7, low=68.6, high=128.6),
+        level=0.9,
+        source="iterations asked for",
+        model_version="steps-1",
+    )
+    return read_word(encode(event.model_copy(update=changes)))
+
+
+def standing(
+    status: str = "running", run_ms: int | None = None, running_ms: int | None = 500_000
+) -> Standing:
+    return Standing("j", status, 1, running_ms, run_ms, "5 runs of the same job" if run_ms else "")
+
+
+def shown(answer: dict[str, Any], now: int | None = None) -> str:
+    """As people read it."""
+    from rich.console import Console
+
+    screen = Console(width=200)
+    with screen.capture() as told:
+        screen.print(eta.shown(answer, {"name": "digits"}, now))
+    return told.get()
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "left", "due", "words"),
+    [
+        (0, (600_000, 480_000, 900_000), "later", "10m 00s left (8m 00s to 15m 00s)"),
+        (-5_000, (600_000, 480_000, 900_000), "later", "10m 00s left"),
+        (540_000, (60_000, 0, 360_000), "later", "1m 00s left (0.00 s to 6m 00s)"),
+        (600_000, (0, 0, 300_000), "any_moment", "due any moment, within 5m 00s"),
+        (900_000, (0, 0, 0), "overdue", "overdue: it takes longer than was said"),
+        (9_999_999, (0, 0, 0), "overdue", "overdue"),
+    ],
+)
+def test_what_has_passed_since_the_word_is_taken_off(
+    since_ms: int, left: tuple[int, int, int], due: str, words: str
+) -> None:
+    """The training tells at growing distances; between two words people ask again and again. A node's clock may be ahead."""
+    found = remaining(standing(), word(), TOLD_MS + since_ms)
+    assert (found["answer"], found["due"], found["level"]) == ("told", due, 0.9)
+    assert tuple(found["left_ms"][name] for name in ("middle", "low", "high")) == left
+    assert found["ends_ms"]["middle"] == found["now_ms"] + left[0]
+    assert (found["share"], found["age_ms"]) == (0.3, max(0, since_ms))
+    text = shown(found)
+    assert words in text
+    assert "30% done: 3,000 iterations, 7,000 left" in text
+    assert "steps-1" in text
+    passed = shown(remaining(standing(), word(), TOLD_MS), TOLD_MS + max(0, since_ms))
+    assert words in passed, "--watch counts on without asking again"
+
+
+def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:
+    """The first attempt was nearly through when its node died; the second begins at its checkpoint, which is not known yet."""
+    found = remaining(standing(run_ms=None)._replace(attempt=2), word(attempt=1), TOLD_MS)
+    assert (found["answer"], found["left_ms"]) == ("unknown", None)
+    assert remaining(standing()._replace(attempt=2), word(attempt=2), TOLD_MS)["answer"] == "told"
+
+
+def test_without_a_word_the_estimate_answers_and_says_so() -> None:
+    """A script that tells nothing, of a job that ran five times before."""
+    found = remaining(standing(run_ms=120_000), None, 560_000)
+    assert (found["answer"], found["due"], found["left_ms"]["middle"], found["left_ms"]["high"]) == (
+        "estimated", "later", 60_000, None,
+    )  # fmt: skip
+    assert "about 1m 00s left" in shown(found)
+    assert "so this is the estimate's: 5 runs of the same job" in shown(found)
+    late = remaining(standing(run_ms=120_000), None, 700_000)
+    assert (late["due"], late["left_ms"]["middle"]) == ("overdue", 0)
+    launching = remaining(standing("launching", 120_000, None), None, 700_000)
+    assert (launching["due"], launching["left_ms"]["middle"]) == ("later", 120_000)
+
+
+def test_where_nothing_is_known_it_says_what_a_script_can_tell() -> None:
+    found = remaining(standing(), None, 560_000)
+    assert (found["answer"], found["due"], found["ran_ms"]) == ("unknown", None, 60_000)
+    assert "penstock.sdk" in shown(found)
+    assert eta.nothing_known(found)
+
+
+@pytest.mark.parametrize("status", ["submitted", "queued", "backoff"])
+def test_a_job_that_waits_says_so(status: str) -> None:
+    """When it starts is not told: `why` says what it waits for. The word is of an attempt that is over."""
+    found = remaining(standing(status, 120_000, None), word(), TOLD_MS)
+    assert (found["answer"], found["run_ms"], found["left_ms"]) == ("waiting", 120_000, None)
+    assert "once it starts it takes about 2m 00s" in shown(found)
+    assert not eta.nothing_known(found)
+    assert eta.nothing_known(remaining(standing(status, None, None), None, TOLD_MS))
+
+
+def test_an_ended_job_says_when() -> None:
+    found = ended("j", "timed_out_running", 940_000, 1_000_000)
+    assert "ended 1m 00s ago: timed out running" in shown(found)
+    assert (found["answer"], eta.in_short(found), eta.nothing_known(found)) == ("ended", "–", False)
+
+
+def test_every_answer_has_the_same_keys() -> None:
+    """Scripts read `.left_ms` without looking first whether it is there."""
+    answers = [
+        remaining(standing(), word(), TOLD_MS),
+        remaining(standing(run_ms=5), None, TOLD_MS),
+        remaining(standing(), None, TOLD_MS),
+        remaining(standing("queued"), None, TOLD_MS),
+        ended("j", "failed", None, TOLD_MS),
+    ]
+    for found in answers:
+        assert list(found) == ["job_id", "status", "answer", "now_ms", *FIELDS]
+        assert eta.in_a_line(found)
+
+
+def test_no_iterations_at_all_is_no_share() -> None:
+    """Told before the first iteration of a job whose target is reached already."""
+    nothing = Bounds(middle=0, low=0, high=0)
+    found = remaining(standing(), word(done=0, steps=nothing, left_ms=nothing), TOLD_MS)
+    assert (found["share"], found["due"]) == (None, "overdue")
+    assert "0 iterations, 0 left" in shown(found)
