@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from statistics import median
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from penstock.cluster.nouns import (
@@ -38,6 +38,9 @@ PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_ut
 MEMORY_PERCENT = 110  # of the largest run seen: too little memory kills a job, too much only wastes some
 CORES_HEADROOM = 1.25  # over busy cores: a run never shows more than it was given, so it must be able to grow
 PRIOR_RUNS = 2  # weight of doubt, in runs: see `confidence`
+SAME_ITERATIONS = (
+    0.05  # apart at most, for the run time of earlier runs to be this one's; closer than runs scatter
+)
 MAX_MEMORY_MIB = 1 << 30  # the nouns' range
 LAST_DATE_MS = 253_402_300_799_999  # the end of year 9999
 
@@ -55,6 +58,8 @@ class Guess(NamedTuple):
     gpu_utilisation_percent: float | None = None
     run_ms: int | None = None
     model_version: str | None = None
+    partly: str = ""
+    """Not empty: it says only some things, with this as their source, and lends the estimate neither name nor confidence."""
 
 
 class Tier(Protocol):
@@ -92,7 +97,15 @@ class HistoryTier:
         if version != runs.version:
             found = guess_from(runs)
             self._known[runs] = (runs.version, found)
+        if spec.iterations is not None and not _as_long(runs, spec.iterations):
+            return found._replace(run_ms=None)
         return found
+
+
+def _as_long(runs: Runs, iterations: int) -> bool:
+    """Whether these runs had about so many iterations; also if they told none: then nothing says otherwise."""
+    had = runs.column("iterations")
+    return not had or abs(median(had) - iterations) <= SAME_ITERATIONS * iterations
 
 
 def guess_from(runs: Runs) -> Guess:
@@ -192,6 +205,8 @@ def estimate(spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None) -> 
     source = "the user asked for all of it" if told_all else found.source
     if named and not told_all:
         source = f"{', '.join(named)}: asked for by the user; else {source}"
+    if found.partly:
+        source = f"{source}; {found.partly}"
     return Estimate(
         worker=worker,
         parameter_server=PARAMETER_SERVER if spec.parameter_servers else ResourceVector(),
@@ -199,18 +214,28 @@ def estimate(spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None) -> 
         confidence=1.0 if told_all else found.confidence,
         tier="user" if told_all else found.tier,
         source=source,
-        model_version=None if told_all else found.model_version,
+        model_version=None if told_all and not found.partly else found.model_version,
     )
 
 
 def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
-    """The first answer, with what it left open filled in by the ones after it and by the default."""
+    """The first answer that is no partial one, with what it left open filled in by all others and by the default, in order.
+
+    `partly`: the sources of the partial ones that were heard.
+    """
     guesses = [found for tier in tiers if (found := tier.guess(spec, key)) is not None]
-    first, *others = [*guesses, DEFAULT]
-    for other in others:
-        left_open = [name for name in OPEN if getattr(first, name) is None]
-        first = first._replace(**{name: getattr(other, name) for name in left_open})
-    return first
+    guesses.append(DEFAULT)
+    lead = next(guess for guess in guesses if not guess.partly)
+    merged: dict[str, Any] = {}
+    tellers: dict[str, str | None] = {}
+    for name in OPEN:
+        teller = next((guess for guess in guesses if getattr(guess, name) is not None), DEFAULT)
+        merged[name] = getattr(teller, name)
+        if teller.partly:
+            tellers[teller.partly] = teller.model_version
+    versions = (lead.model_version, *tellers.values())
+    merged["model_version"] = next((version for version in versions if version is not None), None)
+    return lead._replace(partly="; ".join(tellers), **merged)
 
 
 def _pick(asked: int | None, found: int | None, default: int) -> int:

@@ -12,7 +12,7 @@ from penstock.cluster.nouns import JobSpec
 RUNS_PER_KEY = (
     32  # older runs say little about today's code and data; their median is stable from about ten on
 )
-MAX_KEYS = 10_000  # least recently used ones go; a full history takes about 30 MiB
+MAX_KEYS = 10_000  # least recently used ones go; a full history takes about 45 MiB
 MAX_VALUE = 1 << 53  # the largest whole number that a float holds exactly, and the nouns' largest range
 
 UNKNOWN = math.nan
@@ -33,6 +33,15 @@ class Run(NamedTuple):
     gpu_memory_mib: float = UNKNOWN
     gpu_utilisation_percent: float = UNKNOWN
     gpu_utilisation_std: float = UNKNOWN
+    total_gpus: float = UNKNOWN
+    """Of all its workers."""
+    iterations: float = UNKNOWN
+    """In all, those of earlier attempts too."""
+    step_ms: float = UNKNOWN
+    """Mean of one iteration on its last placement."""
+    launch_ms: float = UNKNOWN
+    train_ms: float = UNKNOWN
+    save_ms: float = UNKNOWN
 
 
 WIDTH = len(Run._fields)
@@ -55,7 +64,7 @@ def key_of(spec: JobSpec) -> bytes:
 
 
 class Runs:
-    """The last RUNS_PER_KEY runs of one key, oldest first, as one flat array (2 KiB instead of 9)."""
+    """The last RUNS_PER_KEY runs of one key, oldest first, as one flat array (4 KiB instead of 14)."""
 
     __slots__ = ("__weakref__", "_values", "version")
 

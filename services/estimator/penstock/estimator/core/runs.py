@@ -57,6 +57,26 @@ class Given(NamedTuple):
     card: Card
 
 
+class Steps(NamedTuple):
+    """How a job's steps went; what they come to in all is in `Run`."""
+
+    placement: tuple[int, ...] = ()
+    """GPUs on each node of its last attempt, in ring order; empty: it had none, or only a part of one."""
+    windows_ms: tuple[float, ...] = ()
+    """Mean step of equally long windows there."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """(iteration, loss), of all attempts, rising."""
+
+
+class ToldEta(NamedTuple):
+    """The remaining time that stood in the ledger when half of the last attempt was over, and what it turned out to be."""
+
+    left_ms: float
+    low_ms: float
+    high_ms: float
+    actual_ms: float
+
+
 class FinishedRun(NamedTuple):
     """One succeeded job. `set_aside`: why nothing may be learned from it; empty: it is sound."""
 
@@ -68,6 +88,12 @@ class FinishedRun(NamedTuple):
     said: Said | None
     measured: Run
     set_aside: str
+    steps: Steps | None = None
+    """None: it told nothing that can be used."""
+    steps_aside: str = ""
+    """Why nothing may be learned from its steps although the rest is sound."""
+    eta: ToldEta | None = None
+    """None: nothing was told in time."""
 
 
 def about(spec: JobSpec) -> About:

@@ -4,14 +4,14 @@ Runs and position are written in one transaction, so that each run is there exac
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
 import orjson
 
 from penstock.estimator.core.history import UNKNOWN, History, Run
-from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, Steps, ToldEta
 from penstock.estimator.core.training import Trained
 from penstock.kernel.errors import StoreError
 from penstock.kernel.migrations import load_migrations, migrate, schema_of
@@ -23,13 +23,15 @@ RUNS_KEPT = 200_000  # older ones say nothing about today's code; about 60 MB
 MODELS_KEPT = 32
 UNSEEN_KEPT = 10_000  # runs after the last training that a restart looks at
 
+RESOURCES, STEPS = "resources", "steps"  # kinds of models
+
 _MEASURED = Run._fields[2:]  # the first two are columns of their own
 COLUMNS = (
     "seq", "job_id", "ended_ms", "key", "owner", "model", "batch_size", "workers", "parameter_servers", "asked",
     "gpus", "gpu_share_milli", "cores", "gpu_model", "card_memory_mib",
     *(f"said_{name}" for name in Said._fields),
     *(name for name in _MEASURED if name != "gpus"),
-    "set_aside",
+    "set_aside", "steps", "steps_aside", *(f"eta_{name}" for name in ToldEta._fields),
 )  # fmt: skip
 
 
@@ -92,15 +94,16 @@ class RunStore:
             raise StoreError(f"{len(runs)} runs were not written: {error}") from error
 
     async def forget(self) -> None:
-        """Removes runs and models beyond `RUNS_KEPT` and `MODELS_KEPT`; the promoted model stays."""
+        """Removes runs, and models of each kind, beyond `RUNS_KEPT` and `MODELS_KEPT`; the promoted models stay."""
         await self._connection.execute(
             "DELETE FROM runs WHERE seq <= (SELECT seq FROM runs ORDER BY seq DESC OFFSET $1 LIMIT 1)",
             RUNS_KEPT,
         )
         await self._connection.execute(
-            "DELETE FROM models WHERE trained_seq <= (SELECT trained_seq FROM models ORDER BY trained_seq DESC "
-            "OFFSET $1 LIMIT 1) AND version <> coalesce((SELECT version FROM models WHERE promoted "
-            "ORDER BY trained_seq DESC LIMIT 1), '')",
+            "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, row_number() OVER "
+            "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
+            "(PARTITION BY kind, promoted ORDER BY trained_seq DESC) AS age_of_such FROM models) AS known "
+            "WHERE age > $1 AND NOT (promoted AND age_of_such = 1))",
             MODELS_KEPT,
         )
 
@@ -125,32 +128,34 @@ class RunStore:
         )
         return [finished(row) for row in reversed(rows)]
 
-    async def after_training(self) -> list[FinishedRun]:
-        """Runs that ended after the newest model was trained, oldest first; at most `UNSEEN_KEPT`."""
+    async def after_training(self, kind: str = RESOURCES) -> list[FinishedRun]:
+        """Runs that ended after the newest model of this kind was trained, oldest first; at most `UNSEEN_KEPT`."""
         rows = await self._connection.fetch(
-            f"SELECT {', '.join(COLUMNS)} FROM runs WHERE seq > coalesce((SELECT max(trained_seq) FROM models), -1) "
-            "ORDER BY seq DESC LIMIT $1",
+            f"SELECT {', '.join(COLUMNS)} FROM runs WHERE seq > coalesce((SELECT max(trained_seq) FROM models "
+            "WHERE kind = $1), -1) ORDER BY seq DESC LIMIT $2",
+            kind,
             UNSEEN_KEPT,
         )
         return [finished(row) for row in reversed(rows)]
 
-    async def save_model(self, model: Trained, trained_seq: int) -> None:
+    async def save_model(self, model: Trained, trained_seq: int, kind: str = RESOURCES) -> None:
         """The same version twice is one. Raises `StoreError`."""
         try:
             await self._connection.execute(
-                "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (version) DO UPDATE "
+                "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) DO UPDATE "
                 "SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
                 model.version, trained_seq, model.sha256, model.body, model.runs, model.first_run_ms,
-                model.last_run_ms, orjson.dumps(model.metrics).decode(), model.promoted,
+                model.last_run_ms, orjson.dumps(model.metrics).decode(), model.promoted, kind,
             )  # fmt: skip
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             raise StoreError(f"model {model.version} was not written: {error}") from error
 
-    async def promoted_models(self) -> list[Trained]:
+    async def promoted_models(self, kind: str = RESOURCES) -> list[Trained]:
         """Newest first: should one be damaged, the next is tried."""
         rows = await self._connection.fetch(
             "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
-            "WHERE promoted ORDER BY trained_seq DESC"
+            "WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",
+            kind,
         )
         return [Trained(*row.values())._replace(metrics=orjson.loads(row["metrics"])) for row in rows]
 
@@ -164,11 +169,13 @@ def _row(run: FinishedRun) -> tuple[Any, ...]:
     about, given, measured = run.about, run.given, run.measured
     said = run.said or (None,) * len(Said._fields)
     numbers = [getattr(measured, name) for name in _MEASURED if name != "gpus"]
+    steps = None if run.steps is None else orjson.dumps(run.steps._asdict()).decode()
     return (
         run.seq, run.job_id, int(measured.ended_ms), about.key, about.owner, about.model, about.batch_size,
         about.workers, about.parameter_servers, list(about.asked), given.gpus, given.gpu_share_milli, given.cores,
         given.card.model, given.card.memory_mib, *said,
-        *(None if math.isnan(number) else number for number in numbers), run.set_aside,
+        *(None if math.isnan(number) else number for number in numbers), run.set_aside, steps, run.steps_aside,
+        *(run.eta or (None,) * len(ToldEta._fields)),
     )  # fmt: skip
 
 
@@ -188,4 +195,15 @@ def finished(row: Any) -> FinishedRun:
         None if row["said_tier"] is None else Said(*(row[f"said_{name}"] for name in Said._fields)),
         Run(ended_ms=float(row["ended_ms"]), seq=float(row["seq"]), gpus=float(row["gpus"]), **numbers),
         row["set_aside"],
+        None if row["steps"] is None else _steps(orjson.loads(row["steps"])),
+        row["steps_aside"],
+        None if row["eta_left_ms"] is None else ToldEta(*(row[f"eta_{name}"] for name in ToldEta._fields)),
     )  # fmt: skip
+
+
+def _steps(told: Mapping[str, Any]) -> Steps:
+    return Steps(
+        tuple(told["placement"]),
+        tuple(told["windows_ms"]),
+        tuple((step, value) for step, value in told["curve"]),
+    )
