@@ -3,7 +3,7 @@
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.estimate import estimate
 from penstock.estimator.core.history import Run, key_of
-from penstock.estimator.core.nearest import MAX_MODELS, MAX_OWNERS, Nearest, NearestTier
+from penstock.estimator.core.nearest import MAX_MODELS, MAX_OWNERS, MODELS_PER_OWNER, Nearest, NearestTier
 from penstock.estimator.core.runs import About
 
 
@@ -66,10 +66,10 @@ def test_one_owner_does_not_move_what_others_are_told() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A sweep names each of its networks anew, and every student is an owner."""
+    """Everybody names his networks anew, and every student is an owner."""
     nearest = Nearest()
     for number in range(MAX_MODELS + 10):
-        nearest.add(about(model=f"m{number}"), ran(number, 1))
+        nearest.add(about(f"o{number % 8}", f"m{number}"), ran(number, 1))
     for number in range(MAX_OWNERS + 10):
         nearest.add(about(f"o{number}", "last"), ran(number, 1))
     assert len(nearest._models) == MAX_MODELS
@@ -77,3 +77,14 @@ def test_memory_is_bounded() -> None:
     assert nearest.to(spec(model="m0")) == []
     nearest.add(about(model=None), ran(1, 1))
     assert key_of(spec()) != key_of(spec(63))
+
+
+def test_a_sweep_pushes_out_only_its_own_networks() -> None:
+    """Mallory names his network by the hour for a year; what Ada ran in spring is still known."""
+    nearest = Nearest()
+    nearest.add(about(), ran(0, 1_000))
+    for number in range(3 * MAX_MODELS):
+        nearest.add(about("mallory", f"m{number}"), ran(1 + number, 1))
+    assert [run.host_memory_mib for _, run in nearest.to(spec())] == [1_000]
+    assert len(nearest._models) == 1 + MODELS_PER_OWNER
+    assert nearest.to(spec(model="m0")) == []

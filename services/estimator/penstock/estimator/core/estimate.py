@@ -176,12 +176,21 @@ OPEN = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "gpu_utilisation_p
 """What a tier may leave to the next one."""
 
 
-def estimate(spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None) -> Estimate:
+Bounding = Callable[[JobSpec, bytes, Guess], Guess]
+"""What is done to everything that was learned, before the user's word; see `bounds.Bounds`."""
+
+
+def estimate(
+    spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None, bounds: Bounding | None = None
+) -> Estimate:
     """What the job needs. `tiers` in order of trust; what all of them leave open is the default.
 
     Confidence, tier and source are those of the first that answered, or the user's if he left nothing open.
     """
-    asked, found = spec.resources, merge(spec, tiers, key_of(spec) if key is None else key)
+    key = key_of(spec) if key is None else key
+    asked, found = spec.resources, merge(spec, tiers, key)
+    if bounds is not None:
+        found = bounds(spec, key, found)
     share = asked.gpu_share_milli or WHOLE_GPU
     gpus = 1 if share < WHOLE_GPU else _pick(asked.gpus, found.gpus, DEFAULT_GPUS)
     utilisation = found.gpu_utilisation_percent

@@ -13,6 +13,7 @@ RUNS_PER_KEY = (
     32  # older runs say little about today's code and data; their median is stable from about ten on
 )
 MAX_KEYS = 10_000  # least recently used ones go; a full history takes about 45 MiB
+KEYS_PER_OWNER = 2_500  # so that one owner's sweep pushes out no more than a quarter of what others ran
 MAX_VALUE = 1 << 53  # the largest whole number that a float holds exactly, and the nouns' largest range
 
 UNKNOWN = math.nan
@@ -89,22 +90,34 @@ class Runs:
 
 
 class History:
-    """Key → runs; bounded, least recently used out first."""
+    """Key → runs; bounded, least recently used out first, of an owner with many keys his own."""
 
-    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, max_keys: int = MAX_KEYS, keys_per_owner: int = KEYS_PER_OWNER) -> None:
         self._max_keys = max_keys
+        self._keys_per_owner = keys_per_owner
         self._runs: OrderedDict[bytes, Runs] = OrderedDict()
+        self._owner_of: dict[bytes, str] = {}
+        self._keys_of: dict[str, OrderedDict[bytes, None]] = {}
+        """Least recently run first."""
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def add(self, key: bytes, run: Run) -> None:
+    def add(self, key: bytes, run: Run, owner: str = "") -> None:
+        """A sound run of this owner, to whom the key belongs; "": to nobody."""
         runs = self._runs.get(key)
         if runs is None:
             runs = self._runs[key] = Runs()
-            if len(self._runs) > self._max_keys:
-                self._runs.popitem(last=False)
+        if owner:
+            self._owner_of[key] = owner
+            mine = self._keys_of.setdefault(owner, OrderedDict())
+            mine[key] = None
+            mine.move_to_end(key)
+            if len(mine) > self._keys_per_owner:
+                self._drop(next(iter(mine)))
         self._runs.move_to_end(key)
+        if len(self._runs) > self._max_keys:
+            self._drop(next(iter(self._runs)))
         runs.add(run)
 
     def get(self, key: bytes) -> Runs | None:
@@ -113,3 +126,12 @@ class History:
         if runs is not None:
             self._runs.move_to_end(key)
         return runs
+
+    def _drop(self, key: bytes) -> None:
+        del self._runs[key]
+        owner = self._owner_of.pop(key, "")
+        if owner:
+            mine = self._keys_of[owner]
+            del mine[key]
+            if not mine:
+                del self._keys_of[owner]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, TaskPlacement
+from penstock.cluster.nouns import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, NodeSpec, TaskPlacement
 from penstock.estimator.core.history import Run, key_of
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps")
@@ -36,6 +36,7 @@ class About(NamedTuple):
     parameter_servers: int
     asked: tuple[str, ...]
     """Fields that the user named himself."""
+    category: Category | None = None
 
 
 class Card(NamedTuple):
@@ -105,6 +106,7 @@ def about(spec: JobSpec) -> About:
         workers=spec.workers,
         parameter_servers=spec.parameter_servers,
         asked=tuple(name for name in ASKABLE if getattr(spec.resources, name) is not None),
+        category=spec.category,
     )
 
 
@@ -151,6 +153,8 @@ def doubt(measured: Run, given: Given) -> str:
         value = getattr(measured, name)
         if value > 100 or value < 0:
             return f"{name}: {value:g} is no percentage"
+    if measured.busy_cores > MAX_CORES_PER_NODE:
+        return f"busy_cores: {measured.busy_cores:.0f} is more than any machine has"
     if measured.run_ms > MOST_RUN_MS:
         return f"run_ms: {measured.run_ms:.0f} is more than a year"
     if not measured.run_ms > 0:

@@ -105,13 +105,13 @@ class StageBook:
     def add(self, key: StageKey, profile: StageProfile) -> None:
         """Iterations of a further run are averaged with those before, each with the same weight."""
         known = self._profiles.get(key)
-        self._profiles[key] = profile if known is None else _mean(known, profile)
+        self._profiles[key] = profile if known is None else mean_profile(known, profile)
         self._profiles.move_to_end(key)
         if len(self._profiles) > self._most:
             self._profiles.popitem(last=False)
 
 
-def _mean(one: StageProfile, other: StageProfile) -> StageProfile:
+def mean_profile(one: StageProfile, other: StageProfile) -> StageProfile:
     """Weighted by iterations; what is old never weighs more than 100 times LEAST_ITERATIONS."""
     before = min(one.iterations, 100 * LEAST_ITERATIONS)
     total = before + other.iterations
