@@ -1,14 +1,18 @@
 """The estimator's state: a fold of the cell's ledger, as far as estimates need it."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from penstock.cluster.moves import NodeStatus
 from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.core_tier import PastCores
 from penstock.estimator.core.history import UNKNOWN, History, Run, bounded
+from penstock.estimator.core.killed import REASON, Killed
 from penstock.estimator.core.nearest import Nearest
+from penstock.estimator.core.rooms import Rooms
 from penstock.estimator.core.runs import (
     About,
     Card,
@@ -21,6 +25,7 @@ from penstock.estimator.core.runs import (
     given,
     said,
 )
+from penstock.estimator.core.stage_book import Owned, StageLog
 from penstock.events import doors, facts
 from penstock.events.base import wire_type
 from penstock.ledger.record import GENESIS, read_valid
@@ -63,16 +68,29 @@ class Ledger:
     """Folds records in the order of their partition. `fold` is the only writer."""
 
     def __init__(
-        self, jobs_topic: str, jobs_partition: int, finished: Callable[[FinishedRun], None] | None = None
+        self,
+        jobs_topic: str,
+        jobs_partition: int,
+        finished: Callable[[FinishedRun], None] | None = None,
+        staged: Callable[[int, Owned], None] | None = None,
     ) -> None:
-        """`finished` gets every succeeded run, sound or not."""
+        """`finished` gets every succeeded run, sound or not, and every worker that was killed for its memory; `staged`
+        each row of the stages that became another, with the seq of the record that did it.
+        """
         self.history = History()
         self.nearest = Nearest()
+        self.past_cores = PastCores()
+        self.killed = Killed()
+        self.stages = StageLog()
+        self.rooms = Rooms()
         self.learning = True
         """Whether ended runs teach; not while records are folded whose runs are known already."""
         self.set_aside = 0
         """Runs whose measurements cannot be true."""
+        self.reasons: Counter[str] = Counter()
+        """Why runs taught nothing, without numbers → how many."""
         self._finished = finished
+        self._staged = staged
         self.cards: dict[str, Card] = {}
         """Node → its GPUs; the same object for good."""
         self.live: dict[str, LiveJob] = {}
@@ -95,6 +113,9 @@ class Ledger:
         state, self._head = replica.state, replica.head
         self.jobs_offset = state.positions.get(self._jobs, 0)
         self.cards.update({node_id: card_of(node.spec) for node_id, node in state.nodes.items()})
+        for node in state.nodes.values():
+            if node.status is not NodeStatus.GONE:
+                self.rooms.put(node.spec)
         self._early = OrderedDict((job_id, said(found)) for job_id, found in state.early_estimates.items())
         for job in state.jobs.values():
             estimate = job.estimate
@@ -176,7 +197,11 @@ class Ledger:
 
     def _exited(self, at: At, fact: doors.TaskExited) -> None:
         job = self.live.get(self._job_of_task.get(fact.task_id, ""))
-        if job is None or job.given is None or fact.cause != "exited" or fact.exit_code != 0:
+        if job is None or job.given is None:
+            return
+        if fact.cause == "out_of_memory":
+            self._killed(at, fact.task_id, job, job.given)
+        if fact.cause != "exited" or fact.exit_code != 0:
             return
         used, run_ms = fact.usage, fact.exited_ms - fact.started_ms
         cpu_ms = bounded(used.cpu_ms)
@@ -203,14 +228,30 @@ class Ledger:
             self._learn(at.seq, fact.job_id, job, job.given)
         self._forget_attempt(job)
 
+    def _killed(self, at: At, task_id: str, job: LiveJob, given: Given) -> None:
+        """A worker took more host memory than it was promised: that promise is what it teaches, nothing else of it."""
+        if not self.learning:
+            return
+        held_mib = 0 if job.said is None else job.said.host_memory_mib
+        self.killed.add(job.about, held_mib)
+        self.reasons[REASON] += 1
+        if self._finished is not None:
+            why = f"{REASON}: killed with {held_mib} MiB of host memory"
+            measured = Run(ended_ms=at.now_ms, seq=at.seq)
+            job_id = self._job_of_task[task_id]
+            self._finished(FinishedRun(at.seq, job_id, job.about, given, job.said, measured, why))
+
     def _learn(self, seq: int, job_id: str, job: LiveJob, given: Given) -> None:
         measured = whole_job(job.exits)
         why = doubt(measured, given)
         if why:
             self.set_aside += 1
+            self.reasons[why.partition(":")[0]] += 1
         else:
-            self.history.add(job.about.key, measured)
+            self.history.add(job.about.key, measured, job.about.owner)
             self.nearest.add(job.about, measured)
+            self.past_cores.add(job.about, given, measured)
+            self.killed.ran(job.about, 0 if job.said is None else job.said.host_memory_mib)
         if self._finished is not None:
             self._finished(FinishedRun(seq, job_id, job.about, given, job.said, measured, why))
 
@@ -224,6 +265,25 @@ class Ledger:
 
     def _node(self, at: At, fact: doors.NodeJoined | doors.NodeChanged) -> None:
         self.cards[fact.node.node_id] = card_of(fact.node)
+        self.rooms.put(fact.node)
+
+    def _node_lost(self, at: At, fact: facts.NodeLost) -> None:
+        self.rooms.remove(fact.node_id)
+
+    def _stages(self, at: At, fact: doors.StagesMeasured) -> None:
+        job = self.live.get(self._job_of_task.get(fact.task_id, ""))
+        if job is None or job.given is None or not self.learning:
+            return
+        gpus = job.given.gpus * len(job.workers)
+        self._keep_stages(at, self.stages.measured(job.about, gpus, job.given.gpu_share_milli, fact))
+
+    def _stages_told(self, at: At, fact: doors.StagesProfiled) -> None:
+        if self.learning:
+            self._keep_stages(at, self.stages.told(fact))
+
+    def _keep_stages(self, at: At, row: Owned | None) -> None:
+        if row is not None and self._staged is not None:
+            self._staged(at.seq, row)
 
 
 def whole_job(exits: list[Run]) -> Run:
@@ -245,6 +305,9 @@ HANDLERS: Mapping[str, Callable[[Ledger, At, Any], None]] = MappingProxyType(
         wire_type(facts.JobEnded): Ledger._ended,
         wire_type(doors.NodeJoined): Ledger._node,
         wire_type(doors.NodeChanged): Ledger._node,
+        wire_type(facts.NodeLost): Ledger._node_lost,
+        wire_type(doors.StagesMeasured): Ledger._stages,
+        wire_type(doors.StagesProfiled): Ledger._stages_told,
     }
 )
 """Wire type of a fact → what it does to the fold."""
