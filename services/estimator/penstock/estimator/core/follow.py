@@ -275,7 +275,9 @@ class Ledger:
         if job is None or job.given is None or not self.learning:
             return
         gpus = job.given.gpus * len(job.workers)
-        self._keep_stages(at, self.stages.measured(job.about, gpus, job.given.gpu_share_milli, fact))
+        self._keep_stages(
+            at, self.stages.measured(job.about, gpus, job.given.gpu_share_milli, fact, at.event_id)
+        )
 
     def _stages_told(self, at: At, fact: doors.StagesProfiled) -> None:
         if self.learning:

@@ -42,6 +42,19 @@ class Owned(NamedTuple):
     profile: StageProfile
 
 
+class News(NamedTuple):
+    """What the cell is to be told, and the id of the event that led to it, where that is known."""
+
+    key: StageKey
+    profile: StageProfile
+    cause: str | None
+
+    def event(self) -> doors.StagesProfiled:
+        return doors.StagesProfiled(
+            model=self.key.model, batch_size=self.key.batch, gpus=self.key.gpus, **self.profile._asdict()
+        )
+
+
 class StageLog:
     """The fold. `measured` and `told` are facts of the ledger; `news` is what to tell the cell."""
 
@@ -52,13 +65,19 @@ class StageLog:
         """Owners in the order in which they first measured."""
         self._keys_of: dict[str, OrderedDict[StageKey, None]] = {}
         self._told: dict[StageKey, StageProfile] = {}
-        self._changed: OrderedDict[StageKey, None] = OrderedDict()
+        self._changed: OrderedDict[StageKey, str | None] = OrderedDict()
+        """With the id of the event that changed them last, where it is known."""
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def measured(self, about: About, gpus: int, share_milli: int, fact: doors.StagesMeasured) -> Owned | None:
-        """One worker's samples; `gpus` of all workers. Returns the owner's profile as it now is, None if they taught nothing."""
+    def measured(
+        self, about: About, gpus: int, share_milli: int, fact: doors.StagesMeasured, cause: str | None = None
+    ) -> Owned | None:
+        """One worker's samples; `gpus` of all workers, `cause`: id of the event.
+
+        Returns the owner's profile as it now is, None if they taught nothing.
+        """
         why, profile = _profile(about, gpus, share_milli, fact)
         if profile is None or about.model is None or about.batch_size is None:
             self.set_aside[why] += 1
@@ -69,7 +88,9 @@ class StageLog:
         if known is None and len(owners) >= OWNERS_PER_KEY:
             self.set_aside["enough owners have measured it"] += 1
             return None
-        return self.put(Owned(key, about.owner, profile if known is None else mean_profile(known, profile)))
+        row = self.put(Owned(key, about.owner, profile if known is None else mean_profile(known, profile)))
+        self._changed[key] = cause
+        return row
 
     def put(self, row: Owned) -> Owned:
         """A row as it was kept, or as it has become; rows of a key in the order of first measurement."""
@@ -107,14 +128,14 @@ class StageLog:
             return None
         return combined([row for row in owners.values() if row.iterations >= LEAST_ITERATIONS])
 
-    def news(self) -> Iterator[tuple[StageKey, StageProfile]]:
+    def news(self) -> Iterator[News]:
         """Profiles that are new or differ from what was told, each once; they count as told from then on."""
         changed, self._changed = self._changed, OrderedDict()
-        for key in changed:
+        for key, cause in changed.items():
             profile = self.get(key)
             if profile is not None and moved(self._told.get(key), profile):
                 self._told[key] = profile
-                yield key, profile
+                yield News(key, profile, cause)
 
     def _drop(self, key: StageKey, owner: str) -> None:
         owners, mine = self._owners[key], self._keys_of[owner]
