@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from penstock.cluster.moves import NodeStatus
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.core_tier import PastCores
+from penstock.estimator.core.eta import Bounds
 from penstock.estimator.core.history import UNKNOWN, History, Run, bounded
 from penstock.estimator.core.killed import REASON, Killed
 from penstock.estimator.core.nearest import Nearest
@@ -26,6 +27,17 @@ from penstock.estimator.core.runs import (
     said,
 )
 from penstock.estimator.core.stage_book import Owned, StageLog
+from penstock.estimator.core.steps import (
+    NO_GOAL,
+    Goal,
+    Progress,
+    Telling,
+    Told,
+    begun,
+    goal_of,
+    measured_steps,
+    steps_of,
+)
 from penstock.events import doors, facts
 from penstock.events.base import wire_type
 from penstock.ledger.record import GENESIS, read_valid
@@ -62,6 +74,9 @@ class LiveJob:
     exits: list[Run] = field(default_factory=list)
     partly: bool = False
     """Some of its workers had exited before this fold began: it teaches nothing."""
+    goal: Goal = NO_GOAL
+    progress: Progress | None = None
+    """Of the latest attempt; None: it was never placed."""
 
 
 class Ledger:
@@ -93,6 +108,10 @@ class Ledger:
         self._staged = staged
         self.cards: dict[str, Card] = {}
         """Node → its GPUs; the same object for good."""
+        self.node_gpus: dict[str, int] = {}
+        """Node → how many GPUs it has; the same object for good."""
+        self.stepped: dict[str, str] = {}
+        """Live job → id of the event by which it last told its steps; whoever answers that takes it out."""
         self.live: dict[str, LiveJob] = {}
         self.jobs_offset = 0
         """Offset after the last record of the jobs partition that the placer answered."""
@@ -112,7 +131,8 @@ class Ledger:
         """
         state, self._head = replica.state, replica.head
         self.jobs_offset = state.positions.get(self._jobs, 0)
-        self.cards.update({node_id: card_of(node.spec) for node_id, node in state.nodes.items()})
+        for node_id, node in state.nodes.items():
+            self.cards[node_id], self.node_gpus[node_id] = card_of(node.spec), len(node.spec.gpus)
         for node in state.nodes.values():
             if node.status is not NodeStatus.GONE:
                 self.rooms.put(node.spec)
@@ -124,11 +144,19 @@ class Ledger:
                 job.spec if estimate is None else None,
                 job.job_id,
                 None if estimate is None else said(estimate),
+                goal=goal_of(job.spec),
             )
             workers = {t: task for t, task in job.tasks.items() if task.place.role == "worker"}
             if workers:
                 live.given = given([task.place for task in workers.values()], self.cards)
                 live.workers = dict.fromkeys(workers)
+                live.progress = begun(
+                    job.attempt,
+                    job.placed_ms or 0,
+                    [task.place for task in workers.values()],
+                    live.given.card.model,
+                )
+                live.progress.started_ms = job.running_ms
                 live.partly = any(task.exited_ms is not None for task in workers.values())
                 self._job_of_task.update(dict.fromkeys(workers, job.job_id))
             self.live[job.job_id] = live
@@ -170,7 +198,9 @@ class Ledger:
         if self._forgotten.pop(fact.job_id, "") is None:
             self._again.append(fact.job_id)
         event_id = at.event_id or fact.job_id
-        self.live[fact.job_id] = LiveJob(about(fact.spec), spec, event_id, said_early)
+        self.live[fact.job_id] = LiveJob(
+            about(fact.spec), spec, event_id, said_early, goal=goal_of(fact.spec)
+        )
 
     def _estimated(self, at: At, fact: doors.JobEstimated) -> None:
         job = self.live.get(fact.job_id)
@@ -192,6 +222,7 @@ class Ledger:
         workers = [place for place in fact.tasks if place.role == "worker"]
         job.given = given(workers, self.cards)
         job.workers = dict.fromkeys(place.task_id for place in workers)
+        job.progress = begun(fact.attempt, at.now_ms, workers, job.given.card.model, job.progress)
         for task_id in job.workers:
             self._job_of_task[task_id] = fact.job_id
 
@@ -203,6 +234,8 @@ class Ledger:
             self._killed(at, fact.task_id, job, job.given)
         if fact.cause != "exited" or fact.exit_code != 0:
             return
+        if job.progress is not None:
+            job.progress.exit(fact.task_id, fact.exited_ms)
         used, run_ms = fact.usage, fact.exited_ms - fact.started_ms
         cpu_ms = bounded(used.cpu_ms)
         job.exits.append(
@@ -225,8 +258,9 @@ class Ledger:
             return
         teaches = fact.outcome == "succeeded" and self.learning and not job.partly
         if teaches and job.exits and job.given is not None:
-            self._learn(at.seq, fact.job_id, job, job.given)
+            self._learn(at, fact.job_id, job, job.given)
         self._forget_attempt(job)
+        self.stepped.pop(fact.job_id, None)
 
     def _killed(self, at: At, task_id: str, job: LiveJob, given: Given) -> None:
         """A worker took more host memory than it was promised: that promise is what it teaches, nothing else of it."""
@@ -241,8 +275,13 @@ class Ledger:
             job_id = self._job_of_task[task_id]
             self._finished(FinishedRun(at.seq, job_id, job.about, given, job.said, measured, why))
 
-    def _learn(self, seq: int, job_id: str, job: LiveJob, given: Given) -> None:
-        measured = whole_job(job.exits)
+    def _learn(self, at: At, job_id: str, job: LiveJob, given: Given) -> None:
+        measured = whole_job(job.exits)._replace(total_gpus=given.gpus * max(1, len(job.workers)))
+        steps, steps_aside, eta = None, "", None
+        if job.progress is not None:
+            steps, steps_aside = steps_of(job.progress)
+            measured = measured._replace(**measured_steps(job.progress, job.goal, steps))
+            eta = job.progress.eta_at_half(at.now_ms)
         why = doubt(measured, given)
         if why:
             self.set_aside += 1
@@ -253,7 +292,8 @@ class Ledger:
             self.past_cores.add(job.about, given, measured)
             self.killed.ran(job.about, 0 if job.said is None else job.said.host_memory_mib)
         if self._finished is not None:
-            self._finished(FinishedRun(seq, job_id, job.about, given, job.said, measured, why))
+            run = FinishedRun(at.seq, job_id, job.about, given, job.said, measured, why)
+            self._finished(run._replace(steps=steps, steps_aside=steps_aside, eta=eta))
 
     def _forget_attempt(self, job: LiveJob) -> None:
         for task_id in job.workers:
@@ -265,7 +305,33 @@ class Ledger:
 
     def _node(self, at: At, fact: doors.NodeJoined | doors.NodeChanged) -> None:
         self.cards[fact.node.node_id] = card_of(fact.node)
+        self.node_gpus[fact.node.node_id] = len(fact.node.gpus)
         self.rooms.put(fact.node)
+
+    def _progress(self, task_id: str) -> Progress | None:
+        job = self.live.get(self._job_of_task.get(task_id, ""))
+        return None if job is None else job.progress
+
+    def _started(self, at: At, fact: doors.TaskStarted) -> None:
+        if (progress := self._progress(fact.task_id)) is not None:
+            progress.start(fact.task_id, fact.started_ms, at.now_ms)
+
+    def _phase(self, at: At, fact: doors.TaskPhaseChanged) -> None:
+        if (progress := self._progress(fact.task_id)) is not None:
+            progress.change(fact.task_id, fact.phase, fact.at_ms)
+
+    def _stepped(self, at: At, fact: doors.StepsMeasured) -> None:
+        progress = self._progress(fact.task_id)
+        telling = Telling(fact.at_ms, fact.done, fact.total, fact.steps, fact.step_ms, fact.loss)
+        if progress is not None and progress.step(fact.task_id, telling, at.now_ms):
+            job_id = self._job_of_task[fact.task_id]
+            self.stepped[job_id] = at.event_id or f"{job_id}-{at.seq}"
+
+    def _told(self, at: At, fact: doors.EtaEstimated) -> None:
+        job = self.live.get(fact.job_id)
+        if job is not None and job.progress is not None and job.progress.attempt == fact.attempt:
+            left = Bounds(fact.left_ms.middle, fact.left_ms.low, fact.left_ms.high)
+            job.progress.tell(Told(fact.at_ms, left, fact.done))
 
     def _node_lost(self, at: At, fact: facts.NodeLost) -> None:
         self.rooms.remove(fact.node_id)
@@ -307,6 +373,10 @@ HANDLERS: Mapping[str, Callable[[Ledger, At, Any], None]] = MappingProxyType(
         wire_type(facts.JobEnded): Ledger._ended,
         wire_type(doors.NodeJoined): Ledger._node,
         wire_type(doors.NodeChanged): Ledger._node,
+        wire_type(doors.TaskStarted): Ledger._started,
+        wire_type(doors.TaskPhaseChanged): Ledger._phase,
+        wire_type(doors.StepsMeasured): Ledger._stepped,
+        wire_type(doors.EtaEstimated): Ledger._told,
         wire_type(facts.NodeLost): Ledger._node_lost,
         wire_type(doors.StagesMeasured): Ledger._stages,
         wire_type(doors.StagesProfiled): Ledger._stages_told,
