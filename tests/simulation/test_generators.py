@@ -10,12 +10,12 @@ from statistics import fmean
 import pytest
 
 from penstock.events.facts import PlacerSettings
+from penstock.kernel.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import chance_of, poisson_arrivals
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
 from penstock.simulator.traces.cluster import BadCluster, cluster_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.catalogue import Run, wanted_truth, work_for
 
 from .small_tables import write_tables
@@ -77,7 +77,7 @@ def test_jobs_that_cannot_run_are_told() -> None:
     def fits(job: TraceJob) -> Sequence[tuple[str, str]]:
         return [("gpus", "too large")] if job.gpus > 4 else []
 
-    with pytest.raises(BadTrace, match=r"file, column gpus: job poisson-\d+: too large"):
+    with pytest.raises(BadFile, match=r"file, column gpus: job poisson-\d+: too large"):
         generate("poisson/10-per-hour", generator, 0, fits)
 
 
@@ -89,7 +89,7 @@ def test_without_tables_a_generator_says_what_it_lacks(
         if name in WITHOUT_TABLES:
             assert jobs_of(name)
         else:
-            with pytest.raises(BadTrace, match="this generator takes its times from"):
+            with pytest.raises(BadFile, match="this generator takes its times from"):
                 jobs_of(name)
 
 

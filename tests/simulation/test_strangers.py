@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.commands.exits import BadCommand
 from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge
-from penstock.simulator.traces.reading import BadTrace
 
 STEPS = 200  # enough for all that a few jobs do
 COLUMNS = {
@@ -81,7 +81,7 @@ def test_every_trace_is_refused_or_runs(
     )
     try:
         trace = given_.trace(1)
-    except BadTrace as refused:
+    except BadFile as refused:
         event("refused")
         told = refused.problems
     except BadCommand as refused:
@@ -116,7 +116,7 @@ def test_the_bounds_are_where_the_test_thinks(name: str, tmp_path: Path) -> None
         given_ = judge(parser().parse_args(["simulate", str(path), "--cluster", "2x8+1x4"]))
         try:
             given_.trace(1)
-        except BadTrace:
+        except BadFile:
             continue
         taken += 1
     assert taken >= 1

@@ -7,10 +7,10 @@ from statistics import fmean
 import pytest
 
 from penstock.events.facts import PlacerSettings
+from penstock.kernel.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.colocation import Colocation, Config
 from penstock.simulator.truths.sharing import Links
 from penstock.simulator.truths.steady import SteadyWork
@@ -149,10 +149,10 @@ def test_links_of_spread_jobs_are_shared(folder: Path) -> None:
 
 def test_a_table_with_holes_is_told_line_by_line(folder: Path) -> None:
     (folder / ISOLATED).write_text("gpu,consolidated,model,batch_size,num_gpus\nfast,1,net,8,1\n")
-    with pytest.raises(BadTrace, match=r"line 1, column steps_per_s: missing"):
+    with pytest.raises(BadFile, match=r"line 1, column steps_per_s: missing"):
         read_throughputs(folder)
     (folder / ISOLATED).write_text(TABLES[ISOLATED] + "fast,2,net,eight,1,-1\n")
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(BadFile) as caught:
         read_throughputs(folder)
     told = str(caught.value)
     assert "line 10, column consolidated: 2 is more than 1" in told

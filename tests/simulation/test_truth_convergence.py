@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.convergence import Convergence, LossCurve
 from penstock.simulator.truths.tables import read_charrnn, read_curves
 from penstock.simulator.truths.truth import Constant, NotMeasured, Seat
@@ -73,7 +73,7 @@ def test_curves_of_three_sources_are_read_by_name(tmp_path: Path) -> None:
     }
     assert list(found) == sorted(found)
     (tmp_path / "charrnn/charrnn_x_error.csv").write_text("x_1.0\n4\nnan\n")
-    with pytest.raises(BadTrace, match=r"line 3, column x_1\.0: 'nan' is no number"):
+    with pytest.raises(BadFile, match=r"line 3, column x_1\.0: 'nan' is no number"):
         read_charrnn(tmp_path / "charrnn")
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.cores import MIB_PER_GB, Cpu
 from penstock.simulator.truths.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.truths.truth import NotMeasured, Seat
@@ -92,7 +92,7 @@ def test_what_nobody_measured_is_refused(truth: Cpu) -> None:
 
 def test_a_table_without_one_gpu_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(HEADER + "models-4,net,1,8,6,50,7\n")
-    with pytest.raises(BadTrace, match="no row with cpu_gpu_ratio_dir models and one GPU"):
+    with pytest.raises(BadFile, match="no row with cpu_gpu_ratio_dir models and one GPU"):
         read_sensitivity(tmp_path / "t.csv")
 
 

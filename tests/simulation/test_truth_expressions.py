@@ -8,11 +8,11 @@ import pytest
 
 from penstock.events.doors import TelemetrySampled
 from penstock.events.facts import PlacerSettings
+from penstock.kernel.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.catalogue import TRUTHS, wanted_truth, work_for
 from penstock.simulator.truths.convergence import Convergence, LossCurve
 from penstock.simulator.truths.expression import UnknownTruth, Wanted, parse
@@ -77,13 +77,13 @@ def test_options_have_ranges() -> None:
 def test_every_job_that_a_truth_knows_nothing_of_is_told_with_its_line() -> None:
     """A trace without stage times for `links`, which needs some: each line, before anything runs."""
     trace = trace_of(job("a", 0, 1), job("b", 0, 1))
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(BadFile) as caught:
         work_for("links", trace, Path("t.csv"), SETTINGS)
     assert str(caught.value).splitlines() == [
         "t.csv: line 2, column model: stages: job a has no stage times, or nothing beside its network",
         "t.csv: line 3, column model: stages: job b has no stage times, or nothing beside its network",
     ]
-    with pytest.raises(BadTrace, match=r"line 2, column duration_s: truth shared-node needs run times"):
+    with pytest.raises(BadFile, match=r"line 2, column duration_s: truth shared-node needs run times"):
         work_for("shared-node", trace_of(job("a", 0, 0)), Path("t.csv"), SETTINGS)
 
 
@@ -92,7 +92,7 @@ def test_a_truth_without_its_table_says_where_it_is_looked_for(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
     for text, where in (("colocation", "gavel"), ("cpu", "synergy"), ("convergence", "charrnn")):
-        with pytest.raises(BadTrace, match=f"truth {text} needs {where} in PENSTOCK_DATA"):
+        with pytest.raises(BadFile, match=f"truth {text} needs {where} in PENSTOCK_DATA"):
             work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
 
 

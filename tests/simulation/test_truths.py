@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from penstock.events.doors import JobProgress
+from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.measured import read_model
 from penstock.simulator.truths.muri import MuriWork
 from penstock.simulator.truths.placement_table import RESTART_S, TableWork, interpolate
@@ -145,10 +145,10 @@ def test_an_epoch_that_lacks_a_fraction_of_a_second_goes_on_after_the_tick(measu
 
 def test_tables_with_holes_are_refused(measured: Path) -> None:
     (measured / "placements.csv").write_text("placement,local_bsz,step_time\n1,8,fast\n")
-    with pytest.raises(BadTrace, match=r"line 1, column sync_time: missing"):
+    with pytest.raises(BadFile, match=r"line 1, column sync_time: missing"):
         read_model(measured)
     (measured / "placements.csv").write_text("placement,local_bsz,step_time,sync_time\n1,8,fast,0\n")
-    with pytest.raises(BadTrace, match=r"line 2, column step_time: 'fast' is no number"):
+    with pytest.raises(BadFile, match=r"line 2, column step_time: 'fast' is no number"):
         read_model(measured)
 
 

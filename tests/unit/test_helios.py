@@ -6,9 +6,9 @@ from statistics import NormalDist, median
 
 import pytest
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.generators.summary import JOBS, LOAD, MOST_S, Law, Sums, drawn, law_of
 from penstock.simulator.traces.cluster import nodes_of
-from penstock.simulator.traces.reading import BadTrace
 
 VENUS = Sums("Venus", 1_022, 125_303, 13_040.6, 204.0, 6.736, 12.3456e9)
 EARTH = Sums("Earth", 997, 427_148, 5_130.6, 234.0, 2.101, 11.4392e9)
@@ -72,5 +72,5 @@ def test_jobs_are_drawn_from_the_law_at_the_assumed_load() -> None:
 )
 def test_sums_that_no_cluster_can_have_are_told(sums: Sums, told: str) -> None:
     """Half a GPU on average, a median above the mean of a long tail, less GPU time than run time: a broken table."""
-    with pytest.raises(BadTrace, match=told):
+    with pytest.raises(BadFile, match=told):
         drawn(sums, Path("summary.csv"))

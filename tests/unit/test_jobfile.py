@@ -27,6 +27,10 @@ queue_timeout: 10m
 run_timeout: 2h
 grace: 30
 gpu_models: [NVIDIA-A100-40GB]
+category: cv
+traits: [pipelined, many_weights]
+iterations: 50000
+target_loss: 1
 labels: {team: vision}
 """
 VALIDATOR = jsonschema.Draft202012Validator(job_schema())
@@ -56,6 +60,10 @@ def test_a_dozen_lines_say_it_all() -> None:
         run_timeout_ms=7_200_000,
         grace_ms=30_000,
         gpu_models=("NVIDIA-A100-40GB",),
+        category="cv",
+        traits=("pipelined", "many_weights"),
+        iterations=50_000,
+        target_loss=1.0,
         labels={"team": "vision"},
     )
 
@@ -136,6 +144,17 @@ def test_every_problem_is_told_at_once() -> None:
             "ask for one GPU or for whole ones",
         ),
         ("command: [x]\nzzz: 1", "zzz", "use one of name, owner, command"),
+        ("command: [x]\ncategory: vision", "category", "use one of 'cv', 'nlp' or 'speech'"),
+        ("command: [x]\ncategory:\n  - cv", "category", "use one of 'cv'"),
+        ("command: [x]\ntraits: pipelined", "traits", "no list"),
+        ("command: [x]\ntraits: [pipelined, big]", "traits.1", "'big' is not known; use one of 'pipelined',"),
+        ("command: [x]\ntraits: [pipelined, pipelined, pipelined, pipelined]", "traits", "at most 3 entries"),
+        ("command: [x]\niterations: 0", "iterations", "give at least 1"),
+        ("command: [x]\niterations: 1e6", "iterations", "no whole number"),
+        ("command: [x]\niteration: 10", "iteration", "did you mean `iterations`?"),
+        ("command: [x]\ntarget_loss: .nan", "target_loss", "write one such as 0.5"),
+        ("command: [x]\ntarget_loss: -1.0e+101", "target_loss", "give at least -1e+100"),
+        ("command: [x]\ntarget_loss: low", "target_loss", "write one without quotes"),
     ],
 )
 def test_each_mistake_names_field_and_remedy(text: str, field: str, remedy: str) -> None:
@@ -267,6 +286,12 @@ def test_sample_jobs_are_valid(path: Any) -> None:
     data = yaml.safe_load(path.read_text())
     VALIDATOR.validate(data)
     parse_job(data)
+
+
+def test_one_sample_shows_every_field() -> None:
+    """People look for the spelling of a field there, before they look for documentation."""
+    shown = yaml.safe_load((ROOT / "tilt/jobs/nightly.yaml").read_text())
+    assert set(shown) == set(JobFile.model_fields)
 
 
 ANYTHING = st.recursive(

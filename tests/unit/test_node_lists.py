@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.commands.main import main
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, BadCluster, cluster_of, gpu_count
-from penstock.simulator.traces.reading import BadTrace
 
 HEADER = "node_id,cores,host_memory_mib,gpus,gpu_model\n"
 
@@ -18,7 +18,7 @@ def nodes(tmp_path: Path) -> Path:
 
 def problems(path: Path, text: str) -> list[str]:
     path.write_text(text)
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(BadFile) as caught:
         cluster_of(str(path))
     return [str(problem) for problem in caught.value.problems]
 
@@ -80,7 +80,7 @@ def test_lists_that_describe_no_cluster(nodes: Path) -> None:
     ]
     with pytest.raises(BadCluster, match="and no CSV file of nodes"):
         cluster_of("my-nodes")
-    with pytest.raises(BadTrace, match="No such file"):
+    with pytest.raises(BadFile, match="No such file"):
         cluster_of("gone.csv")
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.traces.writing import COLUMNS, trace_lines, write_lines
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
@@ -27,7 +27,7 @@ def trace(tmp_path: Path) -> Path:
 
 def problems(path: Path, content: str | bytes) -> list[str]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(BadFile) as caught:
         read_trace(path)
     return [str(problem) for problem in caught.value.problems]
 
@@ -138,8 +138,8 @@ def test_a_users_own_columns(trace: Path) -> None:
     ("content", "told"),
     [
         ((CSV + "a,0,60,1\n").encode("utf-16"), ["file: UTF-16; save it as UTF-8"]),
-        ((CSV + "a,0,60,1\n").encode("utf-16-le"), ["line 1: a NUL character: no trace in UTF-8"]),
-        (b"\x89PNG\r\n\x1a\n\x00\x00", ["line 1: byte 0x89 is not UTF-8: no trace in UTF-8"]),
+        ((CSV + "a,0,60,1\n").encode("utf-16-le"), ["line 1: a NUL character: no table in UTF-8"]),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", ["line 1: byte 0x89 is not UTF-8: no table in UTF-8"]),
         (
             (CSV + "caf\xe9,0,60,1\nb,0,60,1\nc,0,\xb9,1\n").encode("latin-1"),
             ["line 2, column job_id: byte 0xe9 is not UTF-8", "line 4, column duration_s: byte 0xb9 is not UTF-8"],
@@ -175,7 +175,7 @@ def test_places_that_hold_no_file(tmp_path: Path) -> None:
         (Path("/dev/zero"), "no regular file; name a file"),
         (tmp_path / "gone.csv", "No such file or directory"),
     ):
-        with pytest.raises(BadTrace, match=told):
+        with pytest.raises(BadFile, match=told):
             read_trace(path)
 
 
@@ -190,7 +190,7 @@ def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -
         "fits,0,60,16,,,,\nh100,0,60,1,H100|A100,,,\nlarge,0,60,21,,,,\nfat,0,60,8,,,9999999,\n"
         "wide,0,60,1,,97,,\nany,0,60,4,GPU|H100,48,,2\ncut,0,60,18,,,,2\n"
     )
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(BadFile) as caught:
         read_trace(trace, fits=room.problems)
     assert [str(problem) for problem in caught.value.problems] == [
         "line 3, column gpu_models: no node has H100 or A100; there are GPU",
@@ -258,7 +258,7 @@ def test_every_line_is_a_job_or_a_problem(trace: Path, found: tuple[str, list[st
         data.add(1)  # there is no header: the first line is a job
     try:
         read = read_trace(trace, skip_bad=True)
-    except BadTrace as error:
+    except BadFile as error:
         told, read = error.problems, None
     if read is None:
         assert {problem.line for problem in told} - {0} == data
@@ -268,7 +268,7 @@ def test_every_line_is_a_job_or_a_problem(trace: Path, found: tuple[str, list[st
     assert not good & bad
     assert good | bad == data
     if bad:
-        with pytest.raises(BadTrace) as caught:
+        with pytest.raises(BadFile) as caught:
             read_trace(trace)
         assert list(caught.value.problems) == list(read.skipped)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
 from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of
-from penstock.simulator.traces.reading import BadTrace
 
 HEADER = "job_id,submit_s,duration_s,gpus\n"
 
@@ -22,7 +22,7 @@ def trace(tmp_path: Path) -> Path:
 
 def problems(path: Path, text: str | bytes) -> list[str]:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(BadFile) as caught:
         read_trace(path)
     return [str(problem) for problem in caught.value.problems]
 
@@ -68,6 +68,22 @@ def test_bad_lines_can_be_left_out_and_are_counted(trace: Path) -> None:
         "line 3, column gpus: 999 GPUs; the whole cluster has 8",
         "line 4, column submit_s: 'x' is no number ≥ 0",
     ]
+
+
+def test_a_name_that_comes_again_is_told_though_the_first_line_is_bad_as_well(trace: Path) -> None:
+    """Whoever repairs the file wants to do it once: with bad lines left out, neither job is taken for the other."""
+    trace.write_text(HEADER + "a,0,60,999\na,1,60,1\nb,2,60,1\n")
+    read = read_trace(trace, most_gpus=8, skip_bad=True)
+    assert [job.job_id for job in read.jobs] == ["b"]
+    assert str(read.skipped[1]) == "line 3: job a stands already in line 2"
+
+
+def test_a_column_with_a_slip_in_its_name_is_not_passed_over_in_silence(trace: Path) -> None:
+    """`gpu_model` for `gpu_models`: the job would run on any card, and nobody would know why."""
+    trace.write_text("job_id,submit_s,duration_s,gpus,gpu_model,remark\na,0,60,1,V100,x\n")
+    read = read_trace(trace)
+    assert read.left_out == ["gpu_model", "remark"]
+    assert read.likely == {"gpu_model": "gpu_models"}
 
 
 @pytest.mark.parametrize(
@@ -119,17 +135,17 @@ def test_formats_are_told_by_their_header(trace: Path) -> None:
 def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each refusal says what there is instead."""
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
-    with pytest.raises(BadTrace, match="no such file, and no trace of a data set"):
+    with pytest.raises(BadFile, match="no such file, and no trace of a data set"):
         locate("nowhere.csv")
-    with pytest.raises(BadTrace, match="no such trace; there are none"):
+    with pytest.raises(BadFile, match="no such trace; there are none"):
         locate("muri/trace99")
     (tmp_path / "muri/trace-data").mkdir(parents=True)
     (tmp_path / "muri/trace-data/trace3.csv").write_text(HEADER)
-    with pytest.raises(BadTrace, match="there are trace3"):
+    with pytest.raises(BadFile, match="there are trace3"):
         locate("muri/trace99")
     assert locate("muri/trace3").name == "trace3.csv"
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "gone"))
-    with pytest.raises(BadTrace, match="set PENSTOCK_DATA"):
+    with pytest.raises(BadFile, match="set PENSTOCK_DATA"):
         locate("muri/trace3")
 
 

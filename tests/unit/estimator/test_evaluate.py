@@ -76,7 +76,7 @@ def test_bad_runs_are_set_aside_with_their_reason(tmp_path: Path, capsys: pytest
         "V100,,bert,FP16,8,9000,80,10,100": "the number of GPUs is no whole number ≥ 1",
         "V100,1,bert,FP16,8,,,,": "nothing was measured",
         "abacus,1,bert,FP16,8,9000,80,10,100": "the GPU is unknown and its memory is not given",
-        "V100,1,bert,FP16": "the line has more or fewer fields than the header",
+        "V100,1,bert,FP16": "4 fields, the header has 9",
         "V100,1,,FP16,8,9000,80,10,100": "the workload has no name",
     }
     path = tmp_path / "runs.csv"
@@ -95,12 +95,12 @@ def test_bad_runs_are_set_aside_with_their_reason(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "no column gpu"),
+        (b"", "empty: a header line was expected"),
         (b"gpu,num_gpu,workload\nV100,1,bert\n", "nothing measured"),
         (b"gpu,gpu_model,num_gpu,workload,util_mean\n", "column 'gpu' stands in the header twice"),
         (HEADER.encode() + b"\n", "there is none below the header"),
-        (HEADER.encode() + b"\n\xff\n", "line 2: byte 0xff is not UTF-8"),
-        (HEADER.encode() + b'\n"V100,1\n', "line 2"),
+        (HEADER.encode() + b"\n\xff\n", "1 × byte 0xff is not UTF-8"),
+        (HEADER.encode() + b'\n"V100,1\n', "1 × a quote is not closed"),
         (HEADER.encode() + b"\nV100,1,bert,FP16,8,99999,80,10,1\n", "1 × more GPU memory than the card has"),
     ],
 )
@@ -122,8 +122,8 @@ def test_all_that_is_wrong_with_a_command_is_told_at_once(
     """Both files are missing: both are named."""
     assert main(["evaluate", str(tmp_path / "a.csv"), "--against", str(tmp_path / "b.csv")]) == 2
     told = capsys.readouterr().err
-    assert "a.csv: No such file" in told
-    assert "b.csv: No such file" in told
+    assert "a.csv: file: No such file" in told
+    assert "b.csv: file: No such file" in told
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "a folder without a CSV file" in capsys.readouterr().err
 
@@ -147,4 +147,7 @@ def test_the_command_line_hands_over_to_it(table: Path) -> None:
     refused = subprocess.run(
         [*command[:3], "gone.csv"], capture_output=True, text=True, check=False, timeout=100
     )
-    assert (refused.returncode, refused.stderr) == (2, "penstock: gone.csv: No such file or directory\n")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "penstock: gone.csv: file: No such file or directory\n",
+    )

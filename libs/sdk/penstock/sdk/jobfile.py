@@ -25,11 +25,13 @@ from penstock.cluster.nouns import (
     MAX_ENV_ENTRIES,
     MAX_GPUS_PER_NODE,
     WHOLE_GPU,
+    Category,
     Identifier,
     JobSpec,
     ResourceRequest,
     RetryPolicy,
     ShortText,
+    Trait,
 )
 from penstock.sdk.units import (
     DURATION_PATTERN,
@@ -140,6 +142,27 @@ class JobFile(_Section):
         None, description="Name of the network, to learn from earlier runs.", examples=["resnet50"]
     )
     batch_size: int | None = Field(None, ge=1, le=1 << 30, description="Per worker.", examples=[64])
+    category: Category | None = Field(
+        None,
+        description="What it works on (cv, nlp or speech): for the cores it starts with.",
+        examples=["cv"],
+    )
+    traits: list[Trait] = Field(
+        default_factory=list,
+        max_length=3,
+        description="What changes how many cores it needs: pipelined, many_weights, heavy_preprocessing.",
+        examples=[["pipelined"]],
+    )
+    iterations: int | None = Field(
+        None, ge=1, le=1 << 53, description="How many it will run; for its remaining time.", examples=[50_000]
+    )
+    target_loss: float | None = Field(
+        None,
+        ge=-1e100,
+        le=1e100,
+        description="It ends once its loss is there, after `iterations` at the latest.",
+        examples=[0.35],
+    )
     gpu_models: list[Identifier] = Field(
         default_factory=list,
         max_length=16,
@@ -184,6 +207,10 @@ class JobFile(_Section):
             ),
             model=self.model,
             batch_size=self.batch_size,
+            category=self.category,
+            traits=tuple(self.traits),
+            iterations=self.iterations,
+            target_loss=self.target_loss,
             gpu_models=tuple(self.gpu_models),
             retry=RetryPolicy(
                 max_attempts=self.retry.max_attempts,
@@ -329,6 +356,8 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
         what = "characters" if kind.startswith("string") else "entries"
         wrong, right = ("long", "most") if "long" in kind else ("short", "least")
         return f"is too {wrong}; give at {right} {bound} {what}"
+    if kind == "literal_error":
+        return f"{_brief(given)} is not known; use one of {context['expected']}"
     return f"{_brief(given)} {_REMEDIES.get(kind, detail['msg'])}"
 
 

@@ -10,10 +10,10 @@ import msgspec
 from rich.console import Console
 
 from penstock.kernel.json_lines import json_lines
+from penstock.kernel.reading import BadFile, Problem
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.simulator.commands.exits import OK, BadCommand
 from penstock.simulator.traces.history import History, Left, Told, node_rows
-from penstock.simulator.traces.reading import BadTrace, Problem
 from penstock.simulator.traces.writing import trace_lines, write_lines
 
 UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
@@ -56,7 +56,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises `BadCommand`, `BadTrace`."""
+    """Raises `BadCommand`, `BadFile`."""
     for name, text in (("--from", asked.since), ("--until", asked.until)):
         _moment_ms(text, 0, name)
     history = History()
@@ -117,7 +117,7 @@ def _moment_ms(text: str | None, last_ms: int, option: str) -> int | None:
 def read_ledger(path: Path, history: History) -> Iterator[str]:
     """Folds a ledger's file; yields remarks. A record that does not follow the chain is void (LAW 3), and counted.
 
-    Raises `BadTrace`.
+    Raises `BadFile`.
     """
     head, void, line = GENESIS, [], 0
     for line, value in ledger_lines(path):
@@ -130,20 +130,20 @@ def read_ledger(path: Path, history: History) -> Iterator[str]:
             for fact in record.facts:
                 history.take(record.now_ms, fact.type.rpartition(".v")[0], fact.data)
         except msgspec.DecodeError as error:
-            raise BadTrace(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error
+            raise BadFile(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error
     if head.seq == 0:
         told = (
             f"no ledger: none of its {line} lines is a first record"
             if line
             else "empty: a ledger was expected"
         )
-        raise BadTrace(str(path), [Problem(0, "", told)])
+        raise BadFile(str(path), [Problem(0, "", told)])
     if void:
         yield f"{path}: {len(void)} records do not follow the one before and are void; the first in line {void[0]}"
 
 
 def read_events(path: Path, history: History) -> Iterator[str]:
-    """Folds the gateway's events. Raises `BadTrace`."""
+    """Folds the gateway's events. Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
     line = 0
     for line, value in ledger_lines(path):
@@ -151,15 +151,15 @@ def read_events(path: Path, history: History) -> Iterator[str]:
             event = decode(value)
             history.take(event.at_ms, event.type, event.data)
         except msgspec.DecodeError as error:
-            raise BadTrace(str(path), [Problem(line, "", f"no event: {error}")]) from error
+            raise BadFile(str(path), [Problem(line, "", f"no event: {error}")]) from error
     if not line:
-        raise BadTrace(str(path), [Problem(0, "", "empty: events were expected")])
+        raise BadFile(str(path), [Problem(0, "", "empty: events were expected")])
     yield from ()
 
 
 def ledger_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number, bytes) of each line that is not blank. Raises `BadTrace`."""
+    """(number, bytes) of each line that is not blank. Raises `BadFile`."""
     try:
         yield from json_lines(path)
     except OSError as error:
-        raise BadTrace(str(path), [Problem(0, "", error.strerror or str(error))]) from error
+        raise BadFile(str(path), [Problem(0, "", error.strerror or str(error))]) from error

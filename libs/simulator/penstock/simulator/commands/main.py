@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from penstock.kernel.reading import BadFile
 from penstock.policies.profiles import UnknownProfile
 from penstock.simulator.commands import compare, export, report, simulate, traces
 from penstock.simulator.commands.exits import BAD_INPUT, EPILOG, INTERRUPTED, BadCommand
 from penstock.simulator.traces.cluster import BadCluster
-from penstock.simulator.traces.reading import BadTrace
 from penstock.simulator.truths.catalogue import UnknownTruth
 
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         return VERBS[asked.command].run(asked, errors)
-    except (BadCommand, BadCluster, BadTrace, UnknownProfile, UnknownTruth) as error:
+    except (BadCommand, BadCluster, BadFile, UnknownProfile, UnknownTruth) as error:
         for line in str(error.args[0]).splitlines():
             errors.print(f"penstock: {line}", markup=False)
         return BAD_INPUT

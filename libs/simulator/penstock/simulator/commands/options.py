@@ -14,6 +14,7 @@ from rich.console import Console
 from penstock.cluster.nouns import NodeSpec
 from penstock.events.codec import describe
 from penstock.events.facts import PlacerSettings
+from penstock.kernel.reading import MAX_SHOWN, BadFile, Problem
 from penstock.policies.profiles import WANT_TYPICAL_TASKS, policy_for
 from penstock.sdk.units import duration_ms
 from penstock.simulator.commands.exits import BadCommand
@@ -27,7 +28,6 @@ from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.formats import FORMATS
 from penstock.simulator.traces.importing import SETS, Trace, locate, read_trace
 from penstock.simulator.traces.needs import typical_of
-from penstock.simulator.traces.reading import MAX_SHOWN, BadTrace, Problem
 from penstock.simulator.truths.catalogue import TRUTHS, Run, wanted_truth, work_for
 
 CLUSTER, TRUTH = "8x8", "constant"  # where nobody says otherwise
@@ -110,7 +110,7 @@ class Given:
         return self.cluster.nodes
 
     def trace(self, seed: int) -> Trace:
-        """The trace under this seed. Raises `BadCommand`, `BadTrace`."""
+        """The trace under this seed. Raises `BadCommand`, `BadFile`."""
         room = Room(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
         if self.generator is not None:
             return generate(self.asked.trace, self.generator, seed, room.problems)
@@ -127,7 +127,7 @@ class Given:
             raise BadCommand(f"--arrivals fill: {error}") from error
 
     def _judged(self, trace: Trace, seed: int) -> Trace:
-        """Without its bad lines, where they may be left out. Raises `BadTrace` with all of them, else.
+        """Without its bad lines, where they may be left out. Raises `BadFile` with all of them, else.
 
         A line is bad by itself, because no node can hold its job, or because the truth knows nothing of it.
         """
@@ -135,13 +135,13 @@ class Given:
         if not self.fills(trace):
             try:
                 work_for(self.truth, trace, self.path, PlacerSettings(), self._run(seed))
-            except BadTrace as error:
+            except BadFile as error:
                 unknown = error.problems
         problems = sorted([*trace.skipped, *unknown], key=lambda problem: problem.line)
         bad = {problem.line for problem in unknown}
         jobs = [job for job in trace.jobs if trace.lines[job.job_id] not in bad]
         if problems and (0 in bad or not jobs or not self.asked.skip_bad):
-            raise BadTrace(str(self.path), problems)
+            raise BadFile(str(self.path), problems)
         return trace._replace(jobs=jobs, skipped=problems)
 
     def fills(self, trace: Trace) -> bool:
@@ -177,7 +177,7 @@ class Given:
     def simulation(
         self, profile: str, seed: int, trace: Trace, sink: Callable[[bytes], object] | None = None
     ) -> Simulation:
-        """One run, about to begin. Raises `BadTrace`, `UnknownTruth`, and what `settings` raises."""
+        """One run, about to begin. Raises `BadFile`, `UnknownTruth`, and what `settings` raises."""
         settings = self._typical(self.settings(profile, seed), trace)
         run = self._run(seed)
         work = Endless() if self.fills(trace) else work_for(self.truth, trace, self.path, settings, run)
@@ -185,7 +185,7 @@ class Given:
 
 
 def judge(asked: argparse.Namespace) -> Given:
-    """Raises `BadCommand`, `BadCluster`, `BadTrace`."""
+    """Raises `BadCommand`, `BadCluster`, `BadFile`."""
     generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
     cluster = cluster_of(
         asked.cluster or (generator.cluster if generator is not None else _home(asked.trace))
@@ -236,7 +236,9 @@ def settings_of(profile: str, seed: int, pairs: list[str]) -> PlacerSettings:
 
 
 def tell_skipped(trace: Trace, errors: Console) -> None:
-    """Which lines `--skip-bad` has left out."""
+    """Which lines `--skip-bad` has left out, and columns that were not read though somebody will think so."""
+    for column, meant in trace.likely.items():
+        errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)
     for problem in trace.skipped[:MAX_SHOWN]:
         errors.print(f"penstock: skipped {problem}", markup=False)
     if trace.skipped:

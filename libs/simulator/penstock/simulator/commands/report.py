@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
+from penstock.kernel.reading import BadFile, Problem
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.simulator.commands import reporting
 from penstock.simulator.commands.exits import OK, BadCommand
@@ -17,7 +18,6 @@ from penstock.simulator.report.build import Background, ledger_report
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.picture import picture_of
 from penstock.simulator.report.timeline import VERSIONED, Timeline
-from penstock.simulator.traces.reading import BadTrace, Problem
 
 
 class Told(NamedTuple):
@@ -47,7 +47,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises `BadCommand`, `BadTrace`."""
+    """Raises `BadCommand`, `BadFile`."""
     reporting.judge_report(asked)
     name = asked.ledger.name if asked.ledger is not None else "the cell"
     timeline, ledger_hash, void = read_ledger(asked.ledger) if asked.ledger else read_events(asked.events)
@@ -74,7 +74,7 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
 
 
 def read_ledger(path: Path) -> Told:
-    """Raises `BadTrace`."""
+    """Raises `BadFile`."""
     timeline, head, void = Timeline(), GENESIS, 0
     for line, value in ledger_lines(path):
         found = read_valid(head, value)
@@ -85,19 +85,19 @@ def read_ledger(path: Path) -> Told:
         timeline.records += 1
         _fold(timeline, record.now_ms, [(fact.type, fact.data) for fact in record.facts], path, line)
     if head.seq == 0:
-        raise BadTrace(str(path), [Problem(0, "", "no ledger: no line is a first record")])
+        raise BadFile(str(path), [Problem(0, "", "no ledger: no line is a first record")])
     return Told(timeline, head.id, void)
 
 
 def read_events(path: Path) -> Told:
-    """Raises `BadTrace`."""
+    """Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
     timeline = Timeline()
     for line, value in ledger_lines(path):
         try:
             event = decode(value)
         except msgspec.DecodeError as error:
-            raise BadTrace(str(path), [Problem(line, "", f"no event: {error}")]) from error
+            raise BadFile(str(path), [Problem(line, "", f"no event: {error}")]) from error
         _fold(timeline, event.at_ms, [(VERSIONED.get(event.type, event.type), event.data)], path, line)
     return Told(timeline)
 
@@ -105,11 +105,11 @@ def read_events(path: Path) -> Told:
 def _fold(
     timeline: Timeline, now_ms: int, found: Sequence[tuple[str, msgspec.Raw]], path: Path, line: int
 ) -> None:
-    """Raises `BadTrace`."""
+    """Raises `BadFile`."""
     try:
         timeline.fold(now_ms, found)
     except KeyError as error:
         told = f"{error.args[0]} was never introduced: a report needs the ledger from its first record on"
-        raise BadTrace(str(path), [Problem(line, "", told)]) from error
+        raise BadFile(str(path), [Problem(line, "", told)]) from error
     except msgspec.DecodeError as error:
-        raise BadTrace(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error
+        raise BadFile(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.kernel.reading import BadFile, Problem, header_of, text_of
 from penstock.simulator.commands.exits import OK, PROBLEM, BadCommand
 from penstock.simulator.commands.options import tell_skipped
 from penstock.simulator.commands.output import write_json
@@ -30,7 +31,6 @@ from penstock.simulator.traces.importing import (
     names_in,
     read_trace,
 )
-from penstock.simulator.traces.reading import BadTrace, Problem, header_of, text_of
 from penstock.simulator.traces.writing import trace_lines, write_lines
 
 OUR_COLUMNS = (
@@ -77,7 +77,7 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 
 
 def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises `BadCommand`, `BadCluster`, `BadTrace`."""
+    """Raises `BadCommand`, `BadCluster`, `BadFile`."""
     verbs: Mapping[str, Callable[[argparse.Namespace, Console], int]] = {
         "ls": _ls, "describe": _describe, "convert": _convert,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def _listed(root: Path) -> Iterator[Listed]:
             whole = f"{data_set}/{name}"
             try:
                 trace = read_trace(locate(whole))
-            except BadTrace as error:
+            except BadFile as error:
                 yield Listed(whole, "", None, str(error.problems[0]))
             else:
                 yield Listed(whole, trace.format, describe(trace.jobs))
@@ -195,7 +195,7 @@ def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> No
 
 
 def _open(asked: argparse.Namespace) -> Trace:
-    """Raises `BadTrace`."""
+    """Raises `BadFile`."""
     generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
     if generator is not None:
         return generate(asked.trace, generator, asked.seed)
@@ -291,10 +291,10 @@ def span(seconds: float) -> str:
 
 
 def _summarise(asked: argparse.Namespace) -> int:
-    """A data set's sums as they are: one column per cluster. Raises `BadTrace`."""
+    """A data set's sums as they are: one column per cluster. Raises `BadFile`."""
     root = data_root()
     if root is None:
-        raise BadTrace(
+        raise BadFile(
             asked.trace, [Problem(0, "", f"the data sets are not here; set {DATA_VARIABLE} to their folder")]
         )
     path = root / SUMMARIES[asked.trace]

@@ -20,7 +20,7 @@ class Generator(NamedTuple):
     truth: str
     """What its jobs need, as `--truth` takes it."""
     make: Callable[[int], Sequence[TraceJob]]
-    """Seed → jobs by arrival. Raises `BadTrace` where it lacks a table."""
+    """Seed → jobs by arrival. Raises `BadFile` where it lacks a table."""
 
 
 def chance_of(seed: int, purpose: str) -> np.random.Generator:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from penstock.kernel.reading import Row
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.generators.sources import source
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.traces.reading import Row
 from penstock.simulator.truths.measured import read_all, read_model
 from penstock.simulator.truths.placement_table import Model
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock.kernel.reading import BadFile, Problem
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.coda import coda
 from penstock.simulator.generators.genie import RATES, genie
@@ -12,7 +13,6 @@ from penstock.simulator.generators.poisson import poisson
 from penstock.simulator.generators.specon import SCHEDULES, specon
 from penstock.simulator.generators.summary import drawn, read_sums
 from penstock.simulator.traces.importing import DATA_VARIABLE, SUMMARIES, Fits, Trace, data_root
-from penstock.simulator.traces.reading import BadTrace, Problem
 
 FORMAT = "generated"
 POISSON = re.compile(r"poisson/([1-9][0-9]{0,3})-per-hour")
@@ -30,7 +30,7 @@ HELIOS = "helios"
 
 
 def of_summaries() -> Mapping[str, Generator]:
-    """Those that are drawn after the sums of the data sets that are here. Raises `BadTrace` for a broken one."""
+    """Those that are drawn after the sums of the data sets that are here. Raises `BadFile` for a broken one."""
     root = data_root()
     if root is None or not (root / SUMMARIES[HELIOS]).is_file():
         return {}
@@ -39,14 +39,14 @@ def of_summaries() -> Mapping[str, Generator]:
 
 
 def generator_of(name: str) -> Generator | None:
-    """The generator of this name; None where none has it. Raises `BadTrace` for one whose data set is not here."""
+    """The generator of this name; None where none has it. Raises `BadFile` for one whose data set is not here."""
     if name.startswith(f"{HELIOS}/"):
         there = of_summaries()
         if name not in there:
             told = (
                 f"there are {', '.join(there)}" if there else f"{SUMMARIES[HELIOS]} is not in {DATA_VARIABLE}"
             )
-            raise BadTrace(name, [Problem(0, "", f"no such cluster; {told}")])
+            raise BadFile(name, [Problem(0, "", f"no such cluster; {told}")])
         return there[name]
     found = GENERATORS.get(name)
     if found is None and (match := POISSON.fullmatch(name)) is not None:
@@ -55,7 +55,7 @@ def generator_of(name: str) -> Generator | None:
 
 
 def generate(name: str, generator: Generator, seed: int, fits: Fits | None = None) -> Trace:
-    """Its jobs under a seed, as a trace. Raises `BadTrace` with all jobs that `fits` says something of."""
+    """Its jobs under a seed, as a trace. Raises `BadFile` with all jobs that `fits` says something of."""
     jobs = generator.make(seed)
     problems = [
         Problem(0, field, f"job {job.job_id}: {told}")
@@ -63,5 +63,5 @@ def generate(name: str, generator: Generator, seed: int, fits: Fits | None = Non
         for field, told in (fits(job) if fits is not None else ())
     ]
     if problems:
-        raise BadTrace(name, problems)
+        raise BadFile(name, problems)
     return Trace(name, FORMAT, jobs, ())

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+from penstock.kernel.reading import BadFile, Problem
 from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
-from penstock.simulator.traces.reading import BadTrace, Problem
 
 
 def source(generator: str, where: str) -> Path:
-    """A file or folder below the data. Raises `BadTrace` where it is not there."""
+    """A file or folder below the data. Raises `BadFile` where it is not there."""
     root = data_root()
     if root is None or not (root / where).exists():
         told = f"this generator takes its times from {where}; set {DATA_VARIABLE} to the folder that holds it"
-        raise BadTrace(f"{generator}/…", [Problem(0, "", told)])
+        raise BadFile(f"{generator}/…", [Problem(0, "", told)])
     return root / where

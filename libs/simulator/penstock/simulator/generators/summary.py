@@ -18,9 +18,9 @@ from math import erf, exp, log, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.kernel.reading import BadFile, Problem, Row
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace, Problem, Row
 from penstock.simulator.truths.measured import read_all
 
 LOAD = 0.8
@@ -52,7 +52,7 @@ class Law(NamedTuple):
 
 
 def read_sums(path: Path) -> Sequence[Sums]:
-    """One per line but the total. Raises `BadTrace`."""
+    """One per line but the total. Raises `BadFile`."""
     columns = {"id", "gpu_num", "gpu_job_num", "avg_run_time_gpu", "med_run_time_gpu", "avg_gpu_num"}
     times = ("complete_gpu_time", "cancel_gpu_time", "fail_gpu_time")
 
@@ -125,11 +125,11 @@ def _root(of: Callable[[float], float], low: float, high: float, name: str) -> f
 
 
 def drawn(sums: Sums, path: Path) -> Generator:
-    """Jobs with the cluster's sums. Raises `BadTrace` where no law has them."""
+    """Jobs with the cluster's sums. Raises `BadFile` where no law has them."""
     try:
         law = law_of(sums)
     except ValueError as error:
-        raise BadTrace(str(path), [Problem(0, "", f"{sums.cluster}: {error}")]) from error
+        raise BadFile(str(path), [Problem(0, "", f"{sums.cluster}: {error}")]) from error
     rate = LOAD * sums.gpus * sums.jobs / sums.gpu_s
 
     def make(seed: int) -> Sequence[TraceJob]:

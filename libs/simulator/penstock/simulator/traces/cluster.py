@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster.nouns import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE, Gpu, NodeSpec
+from penstock.kernel.reading import BadFile, Problem, Row, header_of, rows, text_of
 from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
-from penstock.simulator.traces.reading import BadTrace, Problem, Row, header_of, rows, text_of
 
 MAX_NODES = 20_000
 CORES_PER_GPU = 12
@@ -68,7 +68,7 @@ class Cluster(NamedTuple):
 
 
 def cluster_of(text: str) -> Cluster:
-    """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadTrace` for what stands in a file."""
+    """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadFile` for what stands in a file."""
     if text in NODE_SETS and not Path(text).is_file():
         root = data_root()
         if root is None:
@@ -113,13 +113,13 @@ def nodes_of(text: str) -> tuple[NodeSpec, ...]:
 
 
 def read_nodes(path: Path) -> Cluster:
-    """Nodes from a file. Raises `BadTrace` with all that is wrong."""
+    """Nodes from a file. Raises `BadFile` with all that is wrong."""
     text = text_of(path)
     columns = header_of(path, text)
     openb = frozenset(columns).issuperset(OPENB)
     missing = [] if openb else sorted(set(OURS) - set(columns))
     if missing:
-        raise BadTrace(str(path), [Problem(1, column, "missing (a list of nodes)") for column in missing])
+        raise BadFile(str(path), [Problem(1, column, "missing (a list of nodes)") for column in missing])
     problems: list[Problem] = []
     nodes: dict[str, NodeSpec] = {}
     lines: dict[str, int] = {}
@@ -136,7 +136,7 @@ def read_nodes(path: Path) -> Cluster:
     if not any(node.gpus for node in nodes.values()) and not problems:
         problems.append(Problem(0, "", "no node with a GPU in it" if nodes else "no node in it"))
     if problems:
-        raise BadTrace(str(path), sorted(problems, key=lambda problem: problem.line))
+        raise BadFile(str(path), sorted(problems, key=lambda problem: problem.line))
     found = tuple(nodes.values())
     return Cluster(found, OPENB_SLICES_PER_CORE, ranked=True) if openb else Cluster(found)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from penstock.cluster.nouns import MAX_GPUS_PER_NODE, MAX_JOB_ID_CHARS
+from penstock.kernel.reading import Row
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, Stages, TraceJob
-from penstock.simulator.traces.reading import Row
 
 MAX_GANG_GPUS = 4_096  # 256 workers of 16 GPUs: the largest gang there can be
 MAX_WORKERS = 256

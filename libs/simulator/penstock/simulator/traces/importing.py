@@ -17,16 +17,18 @@ stand in `formats.py`.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.kernel.reading import BadFile, Problem, header_of, rows, shown, text_of
 from penstock.simulator.traces.formats import FORMATS, Format
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.reading import BadTrace, Problem, header_of, rows, shown, text_of
 
 DATA_VARIABLE = "PENSTOCK_DATA"
 DEFAULT_DATA = "../shared/data"
+LIKELY = 0.8  # of 1, as `difflib` counts: so near to a column of ours, another one is a slip
 OTHER_DELIMITERS = ";\t|"
 
 
@@ -41,6 +43,8 @@ class Trace(NamedTuple):
     """Job id → the line that it stands in."""
     left_out: Sequence[str] = ()
     """What the file tells and no job here can hold, by column."""
+    likely: Mapping[str, str] = MappingProxyType({})
+    """Columns that were not read → the one that was probably meant."""
 
     @property
     def skipped_lines(self) -> int:
@@ -108,7 +112,7 @@ def names_in(root: Path, data_set: str) -> Sequence[str]:
 def locate(name: str) -> Path:
     """The file of a trace: a path, or `<data set>/<name>`; the start of a name will do where only one begins so.
 
-    Raises `BadTrace` with both readings.
+    Raises `BadFile` with both readings.
     """
     path = Path(name)
     if path.exists():
@@ -116,20 +120,20 @@ def locate(name: str) -> Path:
     data_set, _, rest = name.partition("/")
     if data_set in SUMMARIES:
         told = f"only sums over whole clusters are here, no jobs; `penstock traces describe {data_set}` shows them"
-        raise BadTrace(shown(name), [Problem(0, "", told)])
+        raise BadFile(shown(name), [Problem(0, "", told)])
     if data_set not in SETS or not rest:
         known = ", ".join(f"{known}/…" for known in SETS)
-        raise BadTrace(shown(name), [Problem(0, "", f"no such file, and no trace of a data set ({known})")])
+        raise BadFile(shown(name), [Problem(0, "", f"no such file, and no trace of a data set ({known})")])
     root = data_root()
     if root is None:
-        raise BadTrace(
+        raise BadFile(
             name, [Problem(0, "", f"the data sets are not here; set {DATA_VARIABLE} to their folder")]
         )
     names = names_in(root, data_set)
     begun = [found for found in names if found.startswith(rest)]
     if rest not in names and len(begun) != 1:
         told = f"no such trace; there are {', '.join(names) or 'none'}"
-        raise BadTrace(shown(name), [Problem(0, "", told)])
+        raise BadFile(shown(name), [Problem(0, "", told)])
     chosen = rest if rest in names else begun[0]
     return root / SETS[data_set].folder / SETS[data_set].pattern.format(chosen)
 
@@ -139,7 +143,7 @@ def read_trace(
 ) -> Trace:
     """Reads a trace; jobs in order of arrival, equal times in the order of the file.
 
-    `most_gpus`: a larger job is a problem of its line; so is one that `fits` says something of. Raises `BadTrace`
+    `most_gpus`: a larger job is a problem of its line; so is one that `fits` says something of. Raises `BadFile`
     with all problems; with `skip_bad` only for those that no line can be blamed for.
     """
     text = text_of(path)
@@ -147,14 +151,17 @@ def read_trace(
     problems: list[Problem] = []
     jobs: list[TraceJob] = []
     lines: dict[str, int] = {}
+    first_seen: dict[str, int] = {}
     reading = rows(text, columns, form.read, problems, delimiter=form.delimiter, header=form.header)
     for line, job in reading:
         found = [
             Problem(line, form.names.get(field, field), told)
             for field, told in _too_much(job, most_gpus, fits)
         ]
-        if job.job_id in lines:
-            found.append(Problem(line, "", f"job {job.job_id} stands already in line {lines[job.job_id]}"))
+        earlier = first_seen.get(job.job_id)
+        first_seen.setdefault(job.job_id, line)
+        if earlier is not None:
+            found.append(Problem(line, "", f"job {job.job_id} stands already in line {earlier}"))
         problems += found
         if not found:
             lines[job.job_id] = line
@@ -162,16 +169,19 @@ def read_trace(
     place = {column: index for index, column in enumerate(columns)}
     problems.sort(key=lambda problem: (problem.line, place.get(problem.column, -1)))
     if problems and not skip_bad:
-        raise BadTrace(str(path), problems)
+        raise BadFile(str(path), problems)
     if not jobs:
-        raise BadTrace(str(path), [*problems, Problem(0, "", "no job in it")])
+        raise BadFile(str(path), [*problems, Problem(0, "", "no job in it")])
     jobs.sort(key=lambda job: job.submit_s)
     if form.relative:
         first_s = jobs[0].submit_s
         jobs = [job._replace(submit_s=job.submit_s - first_s) for job in jobs]
     ours = {*form.columns, *form.optional} if form.header else set(columns)
     left_out = [column for column in columns if column in form.left_out or column not in ours]
-    return Trace(path.stem, name, jobs, problems, lines, left_out)
+    unknown = [column for column in left_out if column not in form.left_out]
+    free = sorted(ours - {*columns})
+    likely = {column: near[0] for column in unknown if (near := get_close_matches(column, free, 1, LIKELY))}
+    return Trace(path.stem, name, jobs, problems, lines, left_out, likely)
 
 
 def _too_much(job: TraceJob, most_gpus: int | None, fits: Fits | None) -> Iterable[tuple[str, str]]:
@@ -182,7 +192,7 @@ def _too_much(job: TraceJob, most_gpus: int | None, fits: Fits | None) -> Iterab
 
 
 def _format(path: Path, text: str) -> tuple[str, Format, Sequence[str]]:
-    """The format by the first line, and the columns. Raises `BadTrace` for the nearest format."""
+    """The format by the first line, and the columns. Raises `BadFile` for the nearest format."""
     first = text.partition("\n")[0]
     if "\t" in first:
         fields = first.count("\t") + 1
@@ -197,13 +207,13 @@ def _format(path: Path, text: str) -> tuple[str, Format, Sequence[str]]:
             return name, form, columns
     if len(columns) == 1 and (other := next((mark for mark in OTHER_DELIMITERS if mark in first), None)):
         told = f"no comma, but {other!r}: put commas between the columns"
-        raise BadTrace(str(path), [Problem(1, "", told)])
+        raise BadFile(str(path), [Problem(1, "", told)])
     nearest = sorted(headed.items(), key=lambda item: item[0] != "csv")
     name, form = max(
         nearest, key=lambda item: len(known.intersection(item[1].columns)) / len(item[1].columns)
     )
     if known.isdisjoint(form.columns):
         told = f"no header of any format; our own needs {', '.join(FORMATS['csv'].columns)}"
-        raise BadTrace(str(path), [Problem(1, "", told)])
+        raise BadFile(str(path), [Problem(1, "", told)])
     missing = [column for column in form.columns if column not in known]
-    raise BadTrace(str(path), [Problem(1, column, f"missing (format {name})") for column in sorted(missing)])
+    raise BadFile(str(path), [Problem(1, column, f"missing (format {name})") for column in sorted(missing)])

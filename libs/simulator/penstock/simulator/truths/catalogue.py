@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from penstock.cluster.nouns import NodeSpec
 from penstock.events.facts import PlacerSettings
+from penstock.kernel.reading import BadFile, Problem, Row
 from penstock.policies.profiles import policy_for
 from penstock.policies.tiresias import Tiresias
 from penstock.simulator.traces.cluster import UNTOLD_GPU
 from penstock.simulator.traces.importing import DATA_VARIABLE, Trace, data_root
-from penstock.simulator.traces.reading import BadTrace, Problem, Row
 from penstock.simulator.truths import tables
 from penstock.simulator.truths.colocation import Colocation
 from penstock.simulator.truths.convergence import Convergence
@@ -83,11 +83,11 @@ class Asked(NamedTuple):
         return text
 
     def data(self, where: str) -> Path:
-        """A place below the data. Raises `BadTrace` where it is not there."""
+        """A place below the data. Raises `BadFile` where it is not there."""
         root = data_root()
         if root is None or not (root / where).exists():
             told = f"truth {self.wanted.name} needs {where} in {DATA_VARIABLE}"
-            raise BadTrace(str(self.path), [Problem(0, "", told)])
+            raise BadFile(str(self.path), [Problem(0, "", told)])
         return root / where
 
 
@@ -95,7 +95,7 @@ def _muri(asked: Asked) -> Work:
     """Stage times from the trace, start-up times from `stage_profiles.csv` beside it, above it or in the data."""
     trace, path = asked.trace, asked.path
     if any(job.stages is None for job in trace.jobs):
-        raise BadTrace(str(path), [Problem(0, "", "truth muri needs stage times: a trace of format muri")])
+        raise BadFile(str(path), [Problem(0, "", "truth muri needs stage times: a trace of format muri")])
     start_up_s = _start_up(path)
     unknown = [
         trace.problem(
@@ -105,7 +105,7 @@ def _muri(asked: Asked) -> Work:
         if (job.model, job.gpus) not in start_up_s
     ]
     if unknown:
-        raise BadTrace(str(path), unknown)
+        raise BadFile(str(path), unknown)
     policy = policy_for(asked.settings)
     limits: Sequence[float] = policy.limits_gpu_s if isinstance(policy, Tiresias) else ()
     return MuriWork(start_up_s, limits)
@@ -119,7 +119,7 @@ def _start_up(path: Path) -> dict[tuple[str, int], float]:
         places.append(root / "muri" / STAGE_PROFILES)
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise BadTrace(str(path), [Problem(0, "", f"truth muri needs {STAGE_PROFILES} beside the trace")])
+        raise BadFile(str(path), [Problem(0, "", f"truth muri needs {STAGE_PROFILES} beside the trace")])
 
     def read(row: Row) -> tuple[tuple[str, int], float]:
         return (row.name("model"), row.whole("num_gpu", least=1)), row.number("startup_overhead_s")
@@ -145,7 +145,7 @@ def _pollux(asked: Asked) -> Mapping[str, Model]:
         if job.batch_size is None:
             problems.append(trace.problem(job, "batch_size", f"truth {asked.wanted.name} needs it"))
     if problems:
-        raise BadTrace(str(asked.path), problems)
+        raise BadFile(str(asked.path), problems)
     return {name: read_model(folder / name) for name in sorted({job.model for job in trace.jobs})}
 
 
@@ -153,7 +153,7 @@ def _step_times(asked: Asked) -> Truth:
     without = [job for job in asked.trace.jobs if job.iterations is None]
     if without:
         problems = [asked.trace.problem(job, "iterations", "truth step-times needs them") for job in without]
-        raise BadTrace(str(asked.path), problems)
+        raise BadFile(str(asked.path), problems)
     return StepTimes(_pollux(asked), asked.run.gpus_per_node)
 
 
@@ -239,7 +239,7 @@ def wanted_truth(text: str) -> Wanted:
 
 
 def work_for(truth: str, trace: Trace, path: Path, settings: PlacerSettings, run: Run = Run()) -> Work:  # noqa: B008
-    """The work of a run. Raises `UnknownTruth`, or `BadTrace` where the trace lacks what the truth rests on."""
+    """The work of a run. Raises `UnknownTruth`, or `BadFile` where the trace lacks what the truth rests on."""
     wanted = wanted_truth(truth)
     asked = Asked(trace, path, settings, run, wanted)
     if wanted.name in WORKS:
@@ -250,7 +250,7 @@ def work_for(truth: str, trace: Trace, path: Path, settings: PlacerSettings, run
 
 
 def _model(asked: Asked) -> Truth:
-    """The truth with all that it stands around. Raises `UnknownTruth`, `BadTrace`."""
+    """The truth with all that it stands around. Raises `UnknownTruth`, `BadFile`."""
     kind = MODELS[asked.wanted.name]
     if isinstance(kind, Base):
         return kind.make(asked)
@@ -266,7 +266,7 @@ def _refuse_options(wanted: Wanted, known: Sequence[str]) -> None:
 
 
 def _judge(model: Truth, asked: Asked) -> None:
-    """Raises `BadTrace` for every job that the truth knows nothing of, even alone on what it asked for."""
+    """Raises `BadFile` for every job that the truth knows nothing of, even alone on what it asked for."""
     problems: list[Problem] = []
     for job in asked.trace.jobs:
         try:
@@ -279,4 +279,4 @@ def _judge(model: Truth, asked: Asked) -> None:
             told = f"truth {asked.wanted.name} needs run times; format {asked.trace.format} has none here"
             problems.append(asked.trace.problem(job, "duration_s", told))
     if problems:
-        raise BadTrace(str(asked.path), problems)
+        raise BadFile(str(asked.path), problems)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from scipy.interpolate import LinearNDInterpolator
 
-from penstock.simulator.traces.reading import BadTrace, Problem, Row, header_of, rows, text_of
+from penstock.kernel.reading import BadFile, Problem, Row, header_of, rows, text_of
 from penstock.simulator.truths.placement_table import LOCAL_BATCH_LIMIT, Curve, Epoch, Model
 
 MAX_GRADIENT = 1e30
@@ -15,7 +15,7 @@ Read = TypeVar("Read")
 
 
 def read_model(folder: Path) -> Model:
-    """The model whose name the folder has. Raises `BadTrace`."""
+    """The model whose name the folder has. Raises `BadFile`."""
     placements: dict[str, list[tuple[float, float, float]]] = {}
     for (key,), point in _points(folder / "placements.csv", ("placement",)):
         placements.setdefault(key, []).append(point)
@@ -26,7 +26,7 @@ def read_model(folder: Path) -> Model:
         int(path.stem.removeprefix("validation-")): _epochs(path) for path in folder.glob("validation-*.csv")
     }
     if not placements or not runs:
-        raise BadTrace(str(folder), [Problem(0, "", "no placements.csv or validation-<batch>.csv with data")])
+        raise BadFile(str(folder), [Problem(0, "", "no placements.csv or validation-<batch>.csv with data")])
     batches = sorted(runs)
     epochs = [
         Epoch(
@@ -91,11 +91,11 @@ def _epochs(path: Path) -> list[tuple[float, float, float]]:
 
 
 def read_all(path: Path, needed: set[str], read: Callable[[Row], Read]) -> list[Read]:
-    """Every row of a table. Raises `BadTrace` with all problems."""
+    """Every row of a table. Raises `BadFile` with all problems."""
     text = text_of(path)
     columns = header_of(path, text)
     problems = [Problem(1, column, "missing") for column in sorted(needed - set(columns))]
     found = [] if problems else [entry for _, entry in rows(text, columns, read, problems)]
     if problems:
-        raise BadTrace(str(path), problems)
+        raise BadFile(str(path), problems)
     return found

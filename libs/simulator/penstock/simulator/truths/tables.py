@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from penstock.simulator.traces.reading import BadTrace, Problem, Row, header_of, text_of
+from penstock.kernel.reading import BadFile, Problem, Row, header_of, text_of
 from penstock.simulator.truths.colocation import Config, Throughputs
 from penstock.simulator.truths.convergence import LossCurve
 from penstock.simulator.truths.cores import Sensitivity
@@ -25,7 +25,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def read_throughputs(folder: Path) -> Throughputs:
-    """Gavel's two tables. A figure of 0 means that it did not run: it counts as not measured. Raises `BadTrace`."""
+    """Gavel's two tables. A figure of 0 means that it did not run: it counts as not measured. Raises `BadFile`."""
     isolated = read_all(
         folder / ISOLATED,
         {"gpu", "consolidated", "model", "batch_size", "num_gpus", "steps_per_s"},
@@ -60,14 +60,14 @@ def _config(row: Row, model: str, batch: str, gpus: str) -> Config:
 
 
 def read_sensitivity(path: Path) -> Sensitivity:
-    """Synergy's table. A figure of 0 was not measured. Raises `BadTrace`."""
+    """Synergy's table. A figure of 0 was not measured. Raises `BadFile`."""
     needed = {"cpu_gpu_ratio_dir", "model", "num_gpu", "cpus", "mem_gb", "relative_tput"}
     found: dict[tuple[str, int], dict[float, list[tuple[float, float]]]] = {}
     for ratio, model, gpus, cores, memory_gb, relative in read_all(path, needed, _sensitivity):
         if ratio == SOURCE_RATIO and relative > 0 and not model.startswith("__"):
             found.setdefault((model, gpus), {}).setdefault(cores, []).append((memory_gb, relative))
     if not any(gpus == 1 for _, gpus in found):
-        raise BadTrace(
+        raise BadFile(
             str(path), [Problem(0, "", f"no row with cpu_gpu_ratio_dir {SOURCE_RATIO} and one GPU")]
         )
     return {
@@ -88,7 +88,7 @@ def _sensitivity(row: Row) -> tuple[str, str, int, float, float, float]:
 
 
 def read_curves(root: Path) -> Mapping[str, LossCurve]:
-    """All curves below the data, by name, in order of name. Raises `BadTrace`."""
+    """All curves below the data, by name, in order of name. Raises `BadFile`."""
     found = dict(read_charrnn(root / "charrnn"))
     for path in sorted((root / "pollux/traces").glob("*/validation-*.csv")):
         name = f"pollux/{path.parent.name}-{path.stem.removeprefix('validation-')}"
@@ -100,7 +100,7 @@ def read_curves(root: Path) -> Mapping[str, LossCurve]:
 
 
 def read_charrnn(folder: Path) -> Mapping[str, LossCurve]:
-    """A curve per column. Raises `BadTrace`."""
+    """A curve per column. Raises `BadFile`."""
     return {
         f"charrnn/{name}": LossCurve(_even(losses))
         for path in sorted(folder.glob(CHARRNN))

@@ -14,14 +14,15 @@ import math
 from collections import OrderedDict, deque
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.cores import MAX_CORES, CoreJob, PastJob, n_start
+from penstock.estimator.core.cores import MAX_CORES, CoreJob, PastJob, Start, n_start
 from penstock.estimator.core.estimate import CORES_HEADROOM, DEFAULT, DEFAULT_GPUS, Guess
 from penstock.estimator.core.history import Run
-from penstock.estimator.core.rooms import Rooms
+from penstock.estimator.core.rooms import Most, Rooms
 from penstock.estimator.core.runs import About, Given
 
 MAX_OWNERS = 1_000  # least recently used ones go; about 10 MB when full
 JOBS_PER_OWNER = 64  # the latest: older ones say little about today's data
+MAX_REMEMBERED = 4_096  # answers
 
 
 class PastCores:
@@ -29,6 +30,8 @@ class PastCores:
 
     def __init__(self) -> None:
         self._owners: OrderedDict[str, deque[PastJob]] = OrderedDict()
+        self.version = 0
+        """Rises with every run."""
 
     def add(self, about: About, given: Given, run: Run) -> None:
         """A sound run; one without GPUs is no training."""
@@ -40,6 +43,7 @@ class PastCores:
             PastJob(about.category, cores, given.gpus)
         )
         self._owners.move_to_end(about.owner)
+        self.version += 1
         if len(self._owners) > MAX_OWNERS:
             self._owners.popitem(last=False)
 
@@ -54,23 +58,23 @@ class CoresTier:
     def __init__(self, past: PastCores, rooms: Rooms) -> None:
         self._past = past
         self._rooms = rooms
+        self._known: dict[tuple[object, ...], Start | None] = {}
+        self._version = 0
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
         gpus = DEFAULT_GPUS if spec.resources.gpus is None else spec.resources.gpus
-        past = self._past.of(spec.owner)
-        if not gpus or (spec.category is None and not past):
+        if not gpus:
             return None
         most = self._rooms.most(spec, gpus)
-        nodes = 1 if most is None else math.ceil(spec.workers * gpus / max(1, most.gpus))
-        job = CoreJob(
-            spec.category,
-            pipelined="pipelined" in spec.traits,
-            many_weights="many_weights" in spec.traits,
-            heavy_preprocessing="heavy_preprocessing" in spec.traits,
-            gpus=gpus,
-            nodes=nodes,
-        )
-        start = n_start(job, past, MAX_CORES if most is None else most.cores, scaled=True)
+        if self._version != self._past.version or len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+            self._version = self._past.version
+        asked = (spec.owner, spec.category, spec.traits, spec.workers, gpus, most)
+        if asked not in self._known:
+            self._known[asked] = self._start(spec, gpus, most)
+        start = self._known[asked]
+        if start is None:
+            return None
         return Guess(
             tier="default",
             confidence=DEFAULT.confidence,
@@ -78,3 +82,17 @@ class CoresTier:
             cores=start.cores,
             partly=f"cores: {start.reason}",
         )
+
+    def _start(self, spec: JobSpec, gpus: int, most: Most | None) -> Start | None:
+        past = self._past.of(spec.owner)
+        if spec.category is None and not past:
+            return None
+        job = CoreJob(
+            spec.category,
+            pipelined="pipelined" in spec.traits,
+            many_weights="many_weights" in spec.traits,
+            heavy_preprocessing="heavy_preprocessing" in spec.traits,
+            gpus=gpus,
+            nodes=1 if most is None else math.ceil(spec.workers * gpus / max(1, most.gpus)),
+        )
+        return n_start(job, past, MAX_CORES if most is None else most.cores, scaled=True)

@@ -4,7 +4,7 @@
 what is read is data, and nothing in it is ever run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from math import isfinite
 from typing import Any, NamedTuple
@@ -41,17 +41,22 @@ def train(
     totals: Sequence[Sequence[float]],
     windows: Sequence[Sequence[float]],
     chance: np.random.Generator,
+    *,
+    teaching: Collection[str] | None = None,
+    prior: Prior | None = None,
 ) -> Durations:
     """The same data and generator give the same model, in whatever order the tables come.
 
     `tables`: step times by name. `curves`: (kind, loss curve) of finished runs. `totals`: iterations of finished runs,
-    one sequence per job. `windows`: mean step per window of finished runs, one sequence per run. Raises `ValueError`
-    for more than MOST_MODELS tables or MAX_CELLS cells in one.
+    one sequence per job. `windows`: mean step per window of finished runs, one sequence per run. `teaching`: names of
+    the tables that the prior is learned from; None: all. `prior`: one that is known already. Raises `ValueError` for more
+    than MOST_MODELS tables or MAX_CELLS cells in one.
     """
     if len(tables) > MOST_MODELS:
         raise ValueError(f"{len(tables)} tables: at most {MOST_MODELS}; give the most recently used ones")
     named = [(name, tables[name]) for name in sorted(tables) if tables[name].cells]
-    prior = learn_prior([table for _, table in named], chance)
+    if prior is None:
+        prior = learn_prior([table for name, table in named if teaching is None or name in teaching], chance)
     models = {name: fit(table, prior, reference_batch(table), chance) for name, table in named}
     spread, errors = learn_runs(totals)
     return Durations(prior, models, Learned(learn_curves(curves), spread, errors, learn_steps(windows)))
@@ -80,15 +85,23 @@ def to_bytes(durations: Durations) -> bytes:
     return MAGIC + sha256(rest).hexdigest().encode() + b"\n" + rest
 
 
+def digest_of(data: bytes) -> str:
+    """The SHA-256 that names a saved model, hex. Raises `BadModel`."""
+    rest = data[len(MAGIC) + DIGEST + 1 :]
+    if not data.startswith(MAGIC):
+        raise BadModel("not a saved model of step times: it does not begin as one")
+    digest = sha256(rest).hexdigest()
+    if digest.encode() + b"\n" != data[len(MAGIC) : len(MAGIC) + DIGEST + 1]:
+        raise BadModel("the digest does not match: the model was cut short or changed; train it again")
+    return digest
+
+
 def from_bytes(data: bytes) -> Durations:
     """Raises `BadModel` for bytes that `to_bytes` did not write, whole."""
     if len(data) > MOST_BYTES:
         raise BadModel(f"larger than {MOST_BYTES} bytes: no model of ours is")
+    digest_of(data)
     rest = data[len(MAGIC) + DIGEST + 1 :]
-    if not data.startswith(MAGIC):
-        raise BadModel("not a saved model of step times: it does not begin as one")
-    if sha256(rest).hexdigest().encode() + b"\n" != data[len(MAGIC) : len(MAGIC) + DIGEST + 1]:
-        raise BadModel("the digest does not match: the model was cut short or changed; train it again")
     try:
         content = orjson.loads(rest)
         curves, spread, run_errors, step_errors = content["eta"]

@@ -26,6 +26,7 @@ OUTLIVED = 0.99  # a run past this part of its kind tells that it is of another 
 # Until enough errors are known; by hand, wide on purpose, of ln.
 RUN_SPREAD = 0.2
 STEP_SPREAD = 0.1
+MOST_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
 RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
 
 
@@ -139,7 +140,8 @@ def left_by_runs(
 
     def quantile(share: float) -> float:
         rank = min(passed + share * (1.0 - passed), 1.0 - 1e-9)
-        return max(0.0, exp(middle + spread * NORMAL.inv_cdf(max(rank, 1e-9))) - done)
+        log_total = middle + spread * NORMAL.inv_cdf(max(rank, 1e-9))
+        return max(0.0, exp(min(log_total, MOST_LOG)) - done)
 
     return Bounds(quantile(0.5), quantile((1.0 - level) / 2.0), quantile((1.0 + level) / 2.0))
 

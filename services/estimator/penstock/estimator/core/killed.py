@@ -17,8 +17,8 @@ from penstock.estimator.core.nearest import FARTHEST, distance
 from penstock.estimator.core.runs import About
 
 RAISED = 2.0  # times what was promised when it was killed
-MAX_OWNERS = 1_000  # least recently killed ones go; about 30 MB when full
-KILLS_PER_OWNER = 128
+MAX_OWNERS = 1_000  # least recently killed ones go; about 10 MB when full
+KILLS_PER_OWNER = 32  # the latest
 REASON = "out_of_memory"
 """Under which such a run is set aside."""
 

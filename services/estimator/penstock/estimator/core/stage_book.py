@@ -93,9 +93,10 @@ class StageLog:
         return row
 
     def put(self, row: Owned) -> Owned:
-        """A row as it was kept, or as it has become; rows of a key in the order of first measurement."""
+        """A row as it was kept, or as it has become. Rows of a key in the order of first measurement, what was told last."""
         if not row.owner:
-            self._told[row.key] = row.profile
+            if row.key in self._owners:
+                self._told[row.key] = row.profile
             return row
         self._owners.setdefault(row.key, OrderedDict())[row.owner] = row.profile
         self._owners.move_to_end(row.key)

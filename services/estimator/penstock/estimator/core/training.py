@@ -104,6 +104,8 @@ def table(runs: Sequence[FinishedRun]) -> tuple[Runs, list[FinishedRun]]:
 def train(runs: Sequence[FinishedRun], current: bytes | None) -> Trained | None:
     """Learns from all runs; promoted if, learned from the older ones, it is no worse than `current` on the newest.
 
+    The weights of likeness are searched for on the older runs alone, so that the judgement has not seen the newest in
+    any way; the model that answers then learns from all runs, with those weights where cells are many (see `fit`).
     None if too few of the runs can teach. `current` has seen some of those newest runs, which is in its favour.
     """
     columns, kept = table(runs)
@@ -113,7 +115,7 @@ def train(runs: Sequence[FinishedRun], current: bytes | None) -> Trained | None:
     newest = columns.pick(np.arange(split, len(kept)))
     try:
         candidate = fit(columns.pick(np.arange(split)), SEED)
-        final = fit(columns, SEED)
+        final = fit(columns, SEED, candidate)
     except ValueError:
         return None  # none of them measured anything
     metrics = judged(candidate, newest)

@@ -1,12 +1,10 @@
 """Measured runs from a CSV file. A file that is no table of runs is refused; a run that cannot be believed is set aside."""
 
-import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,8 +21,8 @@ from penstock.estimator.core.learn.runs import (
     runs_of,
     set_aside,
 )
+from penstock.kernel.reading import BadFile, Problem, Row, header_of, rows, text_of
 
-MAX_BYTES = 1 << 28
 MAX_NAME = 120
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
@@ -89,7 +87,7 @@ def read_runs(path: Path) -> Read:
     for file in files:
         try:
             _read_file(file, tasks, measured, aside)
-        except BadData as error:
+        except BadFile as error:
             problems.append(str(error))
     if problems:
         raise BadData("\n".join(problems))
@@ -103,40 +101,24 @@ def read_runs(path: Path) -> Read:
 def _read_file(
     path: Path, tasks: list[Task], measured: list[Mapping[str, float]], aside: list[SetAside]
 ) -> None:
-    names, lines = _table(path, _text(path))
-    for line, values in lines:
-        found = _run(dict(zip(names, values, strict=False)), len(values) - len(names))
-        reason = found if isinstance(found, str) else set_aside(*found)
-        if isinstance(found, str) or reason is not None:
-            aside.append(SetAside(f"{path.name}:{line}", str(reason)))
+    """A line that is no line of the table is set aside like a run that cannot be believed. Raises `BadFile`."""
+    text = text_of(path)
+    columns = _columns(path, header_of(path, text))
+    found: list[tuple[int, str]] = []
+    problems: list[Problem] = []
+    for line, run in rows(text, columns, _run, problems):
+        reason = run if isinstance(run, str) else set_aside(*run)
+        if isinstance(run, str) or reason is not None:
+            found.append((line, str(reason)))
         else:
-            tasks.append(found[0])
-            measured.append(found[1])
+            tasks.append(run[0])
+            measured.append(run[1])
+    found += [(problem.line, problem.text) for problem in problems]
+    aside += [SetAside(f"{path.name}:{line}", reason) for line, reason in sorted(found)]
 
 
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadData(f"{path}: larger than {MAX_BYTES} bytes; split it")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise BadData(f"{path}: {error.strerror or error}") from error
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise BadData(
-            f"{path}: line {line}: byte {raw[error.start]:#04x} is not UTF-8; save it as UTF-8"
-        ) from error
-
-
-def _table(path: Path, text: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The columns' own names, and the lines below with their numbers."""
-    reader = csv.reader(StringIO(text), strict=True)
-    try:
-        names = [name.strip() for name in next(reader, [])]
-    except csv.Error as error:
-        raise BadData(f"{path}: line 1: {error}") from error
+def _columns(path: Path, names: Sequence[str]) -> Sequence[str]:
+    """The columns by our own names. Raises `BadFile`."""
     known = {other: name for name, others in COLUMNS.items() for other in others}
     plain = [known.get(name, name) for name in names]
     problems = [
@@ -148,33 +130,19 @@ def _table(path: Path, text: str) -> tuple[list[str], Iterator[tuple[int, list[s
             f"nothing measured: a column of {', '.join(COLUMNS[name][-1] for name in MEASURED)} is needed"
         )
     if problems:
-        raise BadData("\n".join(f"{path}: line 1: {problem}" for problem in problems))
-
-    def lines() -> Iterator[tuple[int, list[str]]]:
-        while True:
-            try:
-                values = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise BadData(f"{path}: line {reader.line_num}: {error}") from error
-            if values:
-                yield reader.line_num, values
-
-    return plain, lines()
+        raise BadFile(str(path), [Problem(1, "", problem) for problem in problems])
+    return plain
 
 
-def _run(row: Mapping[str, str], surplus: int) -> tuple[Task, dict[str, float]] | str:
+def _run(row: Row) -> tuple[Task, dict[str, float]] | str:
     """The run of one line, or why there is none."""
-    if surplus:
-        return "the line has more or fewer fields than the header"
     numbers: dict[str, float] = {}
     for name in (*NUMBERS, *MEASURED):
-        text = row.get(name, "").strip()
+        text = row.text(name)
         if text and not NUMBER.fullmatch(text):
             return f"{name} is no number"
         numbers[name] = float(text) if text else math.nan
-    words = {name: row.get(name, "").strip() for name in ("gpu", "model", "precision", "owner")}
+    words = {name: row.text(name) for name in ("gpu", "model", "precision", "owner")}
     if any(len(word) > MAX_NAME for word in words.values()):
         return f"a name is longer than {MAX_NAME} characters"
     task = Task(

@@ -12,8 +12,11 @@ from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import MAX_KEYS, RUNS_PER_KEY
 from penstock.estimator.core.lifecycle import Due
 from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.stage_book import Owned
+from penstock.estimator.core.stages import StageKey
 from penstock.estimator.core.training import BadModel, Learned, Trained, read_model, train
 from penstock.estimator.shell.runs import RunStore
+from penstock.estimator.shell.stages import Staged
 from penstock.events.doors import ModelTrained
 from penstock.events.envelope import Envelope, to_wire
 from penstock.kernel.clock import wall_ms
@@ -26,7 +29,10 @@ from penstock.kernel.snapshots import load_latest_from
 LOG = logging.getLogger(__name__)
 
 SOURCE = "/penstock/estimator"
-NEAREST_KNOWN = 5_000  # newest runs that a restart looks through for the nearest of a job
+NEAREST_KNOWN = (
+    5_000  # newest runs that a restart looks through for the nearest of a job, and for cores of old
+)
+KILLS_KNOWN = 10_000  # newest kills for memory that a restart remembers
 TRAINED_ON = 10_000  # newest runs; more say little about today's code, and training takes seconds
 POSITION_RECORDS = 20_000  # so many records without a finished run, and the position is written all the same
 MOST_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
@@ -47,6 +53,7 @@ class Learner:
         self._pool = WorkerPool()
         self._store: RunStore | None = None
         self._pending: list[FinishedRun] = []
+        self._staged: dict[tuple[StageKey, str], Staged] = {}
         self._wake = asyncio.Event()
         self._offset = self._written = 0
         self._gap = False
@@ -62,10 +69,17 @@ class Learner:
             return
         self._pending.append(run)
 
+    def staged(self, seq: int, row: Owned) -> None:
+        """A row of the stages that became another; for `Ledger`."""
+        if len(self._staged) >= MOST_PENDING:
+            self._gap = True
+            return
+        self._staged[row.key, row.owner] = Staged(seq, row)
+
     def read_to(self, next_offset: int) -> None:
         """The ledger was folded so far."""
         self._offset = next_offset
-        if self._pending or next_offset - self._written >= POSITION_RECORDS:
+        if self._pending or self._staged or next_offset - self._written >= POSITION_RECORDS:
             self._wake.set()
 
     async def begin(self, ledger: Ledger, end: int) -> int:
@@ -85,6 +99,10 @@ class Learner:
         known = await store.history(ledger.history, MAX_KEYS, RUNS_PER_KEY)
         for run in await store.latest(NEAREST_KNOWN):
             ledger.nearest.add(run.about, run.measured)
+            ledger.past_cores.add(run.about, run.given, run.measured)
+        await store.kills(ledger.killed, KILLS_KNOWN)
+        for row in await store.stages():
+            ledger.stages.put(row)
         self._due.seen(await store.after_training())
         await self._load_model(store)
         LOG.info("%d runs known up to ledger offset %d", known, self.learned_from)
@@ -125,7 +143,12 @@ class Learner:
         if self._store is None:
             self._store = await RunStore.open(self._dsn, self._cell)
         runs, offset = tuple(self._pending), self._written if self._gap else self._offset
-        await self._store.add(runs, offset)
+        staged, self._staged = self._staged, {}
+        try:
+            await self._store.add(runs, offset, staged.values())
+        except StoreError:
+            self._staged = staged | self._staged
+            raise
         hit("estimator.runs_written")
         del self._pending[: len(runs)]
         self._written = offset

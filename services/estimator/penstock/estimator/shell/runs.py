@@ -4,15 +4,18 @@ Runs and position are written in one transaction, so that each run is there exac
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import asyncpg
 import orjson
 
 from penstock.estimator.core.history import UNKNOWN, History, Run
+from penstock.estimator.core.killed import Killed
 from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, Steps, ToldEta
+from penstock.estimator.core.stage_book import Owned
 from penstock.estimator.core.training import Trained
+from penstock.estimator.shell.stages import Staged, forget_stages, read_stages, write_stages
 from penstock.kernel.errors import StoreError
 from penstock.kernel.migrations import load_migrations, migrate, schema_of
 
@@ -31,7 +34,7 @@ COLUMNS = (
     "gpus", "gpu_share_milli", "cores", "gpu_model", "card_memory_mib",
     *(f"said_{name}" for name in Said._fields),
     *(name for name in _MEASURED if name != "gpus"),
-    "set_aside", "steps", "steps_aside", *(f"eta_{name}" for name in ToldEta._fields),
+    "set_aside", "steps", "steps_aside", *(f"eta_{name}" for name in ToldEta._fields), "category",
 )  # fmt: skip
 
 
@@ -78,13 +81,14 @@ class RunStore:
         )
         return found
 
-    async def add(self, runs: Sequence[FinishedRun], next_offset: int) -> None:
-        """Runs and position together; a run that is there already stays as it is. Raises `StoreError`."""
+    async def add(self, runs: Sequence[FinishedRun], next_offset: int, staged: Iterable[Staged] = ()) -> None:
+        """Runs, stages and position together; a run that is there already stays as it is. Raises `StoreError`."""
         places = ", ".join(f"${number}" for number in range(1, len(COLUMNS) + 1))
         insert = f"INSERT INTO runs ({', '.join(COLUMNS)}) VALUES ({places}) ON CONFLICT (seq) DO NOTHING"
         try:
             async with self._connection.transaction():
                 await self._connection.executemany(insert, [_row(run) for run in runs])
+                await write_stages(self._connection, staged)
                 await self._connection.execute(
                     "UPDATE positions SET next_offset = greatest(next_offset, $2) WHERE cell = $1",
                     self._cell,
@@ -99,6 +103,7 @@ class RunStore:
             "DELETE FROM runs WHERE seq <= (SELECT seq FROM runs ORDER BY seq DESC OFFSET $1 LIMIT 1)",
             RUNS_KEPT,
         )
+        await forget_stages(self._connection)
         await self._connection.execute(
             "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, row_number() OVER "
             "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
@@ -118,8 +123,23 @@ class RunStore:
             keys,
         )
         for row in rows:
-            history.add(row["key"], finished(row).measured)
+            history.add(row["key"], finished(row).measured, row["owner"])
         return len(rows)
+
+    async def kills(self, killed: Killed, most: int) -> None:
+        """Tells the newest kills for memory, oldest first, but for those after which the same job ran with more."""
+        rows = await self._connection.fetch(
+            f"SELECT {', '.join(COLUMNS)} FROM runs AS kill WHERE set_aside LIKE 'out_of_memory%' AND NOT EXISTS "
+            "(SELECT 1 FROM runs AS later WHERE later.key = kill.key AND later.seq > kill.seq AND later.set_aside = '' "
+            "AND later.said_host_memory_mib > kill.said_host_memory_mib) ORDER BY seq DESC LIMIT $1",
+            most,
+        )
+        for run in map(finished, reversed(rows)):
+            killed.add(run.about, 0 if run.said is None else run.said.host_memory_mib)
+
+    async def stages(self) -> Sequence[Owned]:
+        """For `StageLog.put`, in this order."""
+        return await read_stages(self._connection)
 
     async def latest(self, count: int) -> list[FinishedRun]:
         """The newest sound runs, oldest first."""
@@ -175,7 +195,7 @@ def _row(run: FinishedRun) -> tuple[Any, ...]:
         about.workers, about.parameter_servers, list(about.asked), given.gpus, given.gpu_share_milli, given.cores,
         given.card.model, given.card.memory_mib, *said,
         *(None if math.isnan(number) else number for number in numbers), run.set_aside, steps, run.steps_aside,
-        *(run.eta or (None,) * len(ToldEta._fields)),
+        *(run.eta or (None,) * len(ToldEta._fields)), about.category,
     )  # fmt: skip
 
 
@@ -189,7 +209,7 @@ def finished(row: Any) -> FinishedRun:
         row["job_id"],
         About(
             row["key"], row["owner"], row["model"], row["batch_size"], row["workers"], row["parameter_servers"],
-            tuple(row["asked"]),
+            tuple(row["asked"]), row["category"],
         ),
         Given(row["gpus"], row["gpu_share_milli"], row["cores"], Card(row["gpu_model"], row["card_memory_mib"])),
         None if row["said_tier"] is None else Said(*(row[f"said_{name}"] for name in Said._fields)),

@@ -8,16 +8,21 @@ and the placer rejects the second. What finished runs teach is kept by the `Lear
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 
 from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.bounds import Bounds
+from penstock.estimator.core.core_tier import CoresTier
 from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import key_of
 from penstock.estimator.core.nearest import NearestTier
 from penstock.estimator.core.training import Learned, ModelTier
 from penstock.estimator.shell.learner import Learner
+from penstock.events.codec import encode
 from penstock.events.doors import JobEstimated, JobSubmitted
 from penstock.events.envelope import Envelope, from_wire, to_wire
 from penstock.events.errors import EventError
@@ -41,9 +46,12 @@ SOURCE = "/penstock/estimator"
 class Counts:
     """What went through since the start."""
 
-    estimated: int = 0
+    sent: int = 0
+    """Events, repeats among them."""
     skipped: int = 0
     """Records of the jobs topic that cannot be read; the placer answers them with a dead letter."""
+    tiers: Counter[str] = field(default_factory=Counter)
+    """Tier → estimates that rest on it: how often one had to fall back."""
 
 
 class Estimator:
@@ -61,12 +69,15 @@ class Estimator:
             Learner(settings.dsn, settings.cell, log, self._estimates, self._use) if settings.dsn else None
         )
         finished = self.learner.finished if self.learner is not None else None
-        self.ledger = Ledger(self._jobs.topic, self._jobs.index, finished)
+        staged = self.learner.staged if self.learner is not None else None
+        self.ledger = Ledger(self._jobs.topic, self._jobs.index, finished, staged)
+        self._bounds = Bounds(self.ledger.killed, self.ledger.rooms)
         self._model = ModelTier(self.ledger.cards)
         self._tiers: Sequence[Tier] = (
             HistoryTier(self.ledger.history),
             self._model,
             NearestTier(self.ledger.nearest),
+            CoresTier(self.ledger.past_cores, self.ledger.rooms),
         )
 
     def _use(self, model: Learned) -> None:
@@ -90,6 +101,7 @@ class Estimator:
             len(self.ledger.live),
             len(missing),
         )
+        missing += self._stages()
         for start in range(0, len(missing), MAX_BATCH_RECORDS):
             await self._send(missing[start : start + MAX_BATCH_RECORDS])
         return reader
@@ -135,6 +147,7 @@ class Estimator:
             messages += [
                 self._message(id_, spec, job.event_id, None) for id_, job, spec in self.ledger.forgotten()
             ]
+            messages += self._stages()
             if messages:
                 await self._send(messages)
 
@@ -153,7 +166,8 @@ class Estimator:
     def _message(self, job_id: str, spec: JobSpec, cause: str, traceparent: str | None) -> Message:
         """`cause`: id of the submission's event; `traceparent`: its context, if it is still known."""
         started_ms, began_s = wall_ms(), time.perf_counter()
-        found = estimate(spec, self._tiers, key_of(spec))
+        found = estimate(spec, self._tiers, key_of(spec), self._bounds)
+        self.counts.tiers[found.tier] += 1
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,
@@ -176,6 +190,18 @@ class Estimator:
         )
         return Message(self._estimates, value, headers, self._cell)
 
+    def _stages(self) -> list[Message]:
+        """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""
+        messages = []
+        for news in self.ledger.stages.news():
+            event = news.event()
+            digest = sha256(encode(event)).hexdigest()[:32]
+            headers, value = to_wire(
+                Envelope(f"stages-{digest}", SOURCE, wall_ms(), event, causation_id=news.cause)
+            )
+            messages.append(Message(self._estimates, value, headers, self._cell))
+        return messages
+
     async def _send(self, messages: Sequence[Message]) -> None:
         """Until the append succeeds: repeating an estimate is harmless, leaving one out is not."""
         backoff_s = FIRST_BACKOFF_S
@@ -189,7 +215,7 @@ class Estimator:
                 )
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-        self.counts.estimated += len(messages)
+        self.counts.sent += len(messages)
         hit("estimator.estimate_sent")
 
 

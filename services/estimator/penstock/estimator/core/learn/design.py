@@ -8,6 +8,7 @@ of all; the fit finds out which). The line says how full the card will be.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import nnls
@@ -93,12 +94,8 @@ class Design:
         )
 
     def _row(self, task: Task) -> list[float]:
-        facts = facts_of(task.gpu)
         card, key = card_mib(task), (task.model, half_precision(task.precision))
-        rate = bandwidth = year = math.nan
-        if facts is not None:
-            rate = math.log(facts.half_tflops if key[1] else facts.full_tflops)
-            bandwidth, year = math.log(facts.bandwidth_gbps), float(facts.year)
+        rate, bandwidth, year = _columns_of(task.gpu, key[1])
         usual = self.batches.get(key, self.batches.get((task.model, not key[1]), math.nan))
         log_batch = usual if math.isnan(task.batch_size) else math.log(task.batch_size)
         return [
@@ -118,6 +115,16 @@ class Design:
         batch = math.exp(log_batch)
         expected = line[0] + line[1] * batch + line[2] * batch / gpus
         return max(math.log(expected / card), LEAST_FILL) if expected > 0 else LEAST_FILL
+
+
+@lru_cache(maxsize=1_024)
+def _columns_of(gpu: str, half: bool) -> tuple[float, float, float]:
+    """RATE, BANDWIDTH and YEAR of a GPU's name; NaN where it is unknown."""
+    facts = facts_of(gpu)
+    if facts is None:
+        return math.nan, math.nan, math.nan
+    rate = math.log(facts.half_tflops if half else facts.full_tflops)
+    return rate, math.log(facts.bandwidth_gbps), float(facts.year)
 
 
 def design_of(runs: Runs) -> Design:

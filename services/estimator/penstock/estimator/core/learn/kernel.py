@@ -11,13 +11,14 @@ what they can do: so one model remembers the cells it saw and yet says something
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
 from scipy.optimize import minimize
 
 from penstock.estimator.core.learn.design import Inputs
-from penstock.estimator.core.learn.runs import Floats
+from penstock.estimator.core.learn.runs import Floats, Indexes
 
 SHARES = 5
 """a₀ … a₄."""
@@ -31,6 +32,8 @@ LEAN_NOISE = 4.0
 JITTER = 1e-6
 WIDEST = 14.0  # logarithms beyond e^±14 are no different; the search's long steps would overflow
 SEARCH_STEPS = 30  # the last of 100 change R² by less than 0.002
+AT_ONCE = 64  # rows of k: with 512 columns they stay in the core's own cache
+FEW = 8  # jobs: below, looking for equal names costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +53,84 @@ class Weights:
         """k(x, x): variance of a job that is like none measured. Its GPU has a way of its own, known or not."""
         return float(np.exp(self.values[:SHARES]).sum())
 
-    def between(self, some: Inputs, others: Inputs) -> Floats:
-        """k of each pair. Shape (some, others)."""
-        share, t = np.exp(self.values[:SHARES]), np.exp(self.values[SHARES:RATES])
-        differ = (some.workload[:, None] != others.workload[None, :]) | (some.workload[:, None] < 0)
-        apart = some.half[:, None] != others.half[None, :]
-        same = (some.gpu[:, None] == others.gpu[None, :]) & (some.gpu[:, None] >= 0)
-        case = 4 * same.view(np.uint8) + 2 * differ.view(np.uint8) + apart.view(np.uint8)
-        work, half, gpu = (np.arange(8) & bit > 0 for bit in (2, 1, 4))
-        on_any = np.exp(-t[0] * work - t[1] * half)
-        on_gpu = np.where(gpu, np.exp(-t[3] * work - t[4] * half), 0.0)
-        first, second = (self._likeness(some, others, rates) for rates in self._rates())
-        first *= (share[0] * np.exp(-t[2] * half))[case]
-        second *= (share[1] * on_any + share[3] * on_gpu)[case]
-        second += (share[2] * on_any + share[4] * gpu)[case]
-        second += first
-        return second
-
-    def _rates(self) -> tuple[Floats, Floats]:
-        """Of the shared likeness and of the other, one per column."""
+    def side(self, inputs: Inputs) -> "Side":
+        """These jobs as `between` needs them; worth keeping for a side that is asked about again and again."""
         middle = RATES + len(self.columns)
-        return self.values[RATES:middle], self.values[middle:-1]
+        x = inputs.columns[:, list(self.columns)]
+        shared, own = (x * np.exp(rates / 2) for rates in (self.values[RATES:middle], self.values[middle:-1]))
+        return Side(_lifted(shared), _lifted(own), inputs.workload, inputs.half, inputs.gpu)
 
-    def _likeness(self, some: Inputs, others: Inputs, rates: Floats) -> Floats:
-        """exp(−Σ r·(x − x')²), by |x|² + |y|² − 2xy: one matrix product instead of a cube."""
-        root = np.exp(rates / 2)
-        x, y = (one.columns[:, list(self.columns)] * root for one in (some, others))
-        found = x @ (2 * y.T)
-        found -= (x * x).sum(1)[:, None]
-        found -= (y * y).sum(1)[None, :]
-        np.minimum(found, 0.0, out=found)
-        return np.asarray(np.exp(found, out=found))
+    def between(self, some: "Inputs | Side", others: "Inputs | Side") -> Floats:
+        """k of each pair. Shape (some, others)."""
+        one, two = (side if isinstance(side, Side) else self.side(side) for side in (some, others))
+        factors, kind = self._factors(one, two)
+        right_shared, right_own = two.shared[1], two.own[1]
+        k = np.empty((len(one.gpu), len(two.gpu)))
+        own = np.empty((min(AT_ONCE, len(k)), k.shape[1]))
+        for start in range(0, len(k), AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            here, beside, mine = k[rows], own[: len(k) - start], kind[rows]
+            _likeness(one.shared[0][rows], right_shared, here)
+            _likeness(one.own[0][rows], right_own, beside)
+            here *= factors[0][mine]
+            beside *= factors[1][mine]
+            here += beside
+            here += factors[2][mine]
+        return k
+
+    def _factors(self, one: "Side", two: "Side") -> tuple[list[Floats], Indexes]:
+        """Of S₀, of S₁ and of 1, per kind of job in `one` and job of `two`: shapes (kinds, two); the kind of each in `one`.
+
+        A kind is what the names say: workload, width and GPU model. There are few, so this costs little.
+        """
+        share, t = np.exp(self.values[:SHARES]), np.exp(self.values[SHARES:RATES])
+        names = np.stack([one.workload, one.half, one.gpu], axis=1)
+        kinds, kind = (names, np.arange(len(names))) if len(names) < FEW else _kinds(names)
+        workload, half, gpu = (column[:, None] for column in kinds.T)
+        work = (workload != two.workload) | (workload < 0)
+        apart = half != two.half
+        same = (gpu == two.gpu) & (gpu >= 0)
+        case = 4 * same.view(np.uint8) + 2 * work.view(np.uint8) + apart.view(np.uint8)
+        differs, narrow, on = (np.arange(8) & bit > 0 for bit in (2, 1, 4))
+        on_any = np.exp(-t[0] * differs - t[1] * narrow)
+        on_gpu = np.where(on, np.exp(-t[3] * differs - t[4] * narrow), 0.0)
+        tables = (
+            share[0] * np.exp(-t[2] * narrow),
+            share[1] * on_any + share[3] * on_gpu,
+            share[2] * on_any + share[4] * on,
+        )
+        return [table[case] for table in tables], kind
+
+
+class Side(NamedTuple):
+    """One side of `Weights.between`. `shared`, `own`: columns scaled by their rates, as left and as right factor."""
+
+    shared: tuple[Floats, Floats]
+    own: tuple[Floats, Floats]
+    workload: Indexes
+    half: Indexes
+    gpu: Indexes
+
+
+def _lifted(x: Floats) -> tuple[Floats, Floats]:
+    """Factors whose product is −|x − x'|² = 2·x·x' − |x|² − |x'|²: shapes (n, d + 2) and (d + 2, n)."""
+    square, one = (x * x).sum(1)[:, None], np.ones((len(x), 1))
+    return np.hstack([2 * x, -square, -one]), np.ascontiguousarray(np.hstack([x, one, square]).T)
+
+
+def _likeness(left: Floats, right: Floats, out: Floats) -> None:
+    """exp(−Σ r·(x − x')²) by one matrix product instead of a cube."""
+    np.matmul(left, right, out=out)
+    np.minimum(out, 0.0, out=out)
+    np.exp(out, out=out)
+
+
+def _kinds(names: Indexes) -> tuple[Indexes, Indexes]:
+    """The rows that differ, and which of them each is. `names`: shape (n, 3), each ≥ −1."""
+    most = names.max(0) + 2
+    code = ((names[:, 0] + 1) * most[1] + names[:, 1] + 1) * most[2] + names[:, 2] + 1
+    _, first, kind = np.unique(code, return_index=True, return_inverse=True)
+    return names[first], kind
 
 
 def learn(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) -> Weights:
@@ -107,58 +157,68 @@ def learn(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) ->
 
 
 class _Likelihood:
-    """Negative logarithm of the marginal likelihood, and its slope; the parts that no weight changes are kept."""
+    """Negative logarithm of the marginal likelihood, and its slope; the parts that no weight changes are kept.
+
+    k is symmetric, so all is done on its m = n (n + 1) / 2 pairs: the lower triangle with its diagonal.
+    """
 
     def __init__(self, inputs: Inputs, x: Floats, y: Floats, repeats: Floats) -> None:
         self._n, self._d = x.shape
-        self._square = ((x[:, None, :] - x[None, :, :]) ** 2).reshape(-1, self._d)
+        i, j = np.tril_indices(self._n)
+        self._i, self._j = i, j
+        self._at = j * self._n + i
+        """Where a pair stands in a matrix of LAPACK's order, column after column."""
+        self._times = np.where(i == j, 0.5, 1.0)
+        """Half of how often a pair stands in the matrix."""
+        self._square = np.ascontiguousarray(((x[i] - x[j]) ** 2).T)
+        """Shape (d, m)."""
         work, half, gpu = inputs.workload, inputs.half, inputs.gpu
-        self._work = ((work[:, None] != work[None, :]) | (work[:, None] < 0)).astype(np.float64)
-        self._half = (half[:, None] != half[None, :]).astype(np.float64)
-        self._same = ((gpu[:, None] == gpu[None, :]) & (gpu[:, None] >= 0)).astype(np.float64)
+        self._work = ((work[i] != work[j]) | (work[i] < 0)).astype(np.float64)
+        self._half = (half[i] != half[j]).astype(np.float64)
+        self._same = ((gpu[i] == gpu[j]) & (gpu[i] >= 0)).astype(np.float64)
         self._y, self._repeats = y, repeats
 
-    def _terms(self, at: Floats) -> list[Floats]:
-        n, d = self._n, self._d
+    def _terms(self, at: Floats) -> Floats:
+        """Those of the sum that k is. Shape (SHARES, m)."""
+        d = self._d
         a, t = np.exp(at[:SHARES]), np.exp(at[SHARES:RATES])
+        work, half, shared_half, on_work, on_half = np.expm1(-t)
         first, second = (
-            np.exp(-(self._square @ np.exp(at[RATES + i * d : RATES + (i + 1) * d]))).reshape(n, n)
-            for i in (0, 1)
+            np.exp(-(np.exp(at[RATES + i * d : RATES + (i + 1) * d]) @ self._square)) for i in (0, 1)
         )
-        work = np.exp(-t[0] * self._work - t[1] * self._half)
-        return [
-            a[0] * first * np.exp(-t[2] * self._half),
-            a[1] * work * second,
-            a[2] * work,
-            a[3] * self._same * np.exp(-t[3] * self._work - t[4] * self._half) * second,
-            a[4] * self._same,
-        ]
+        terms = np.empty((SHARES, len(first)))
+        terms[0] = a[0] * first * (1 + shared_half * self._half)
+        terms[2] = a[2] * (1 + work * self._work) * (1 + half * self._half)
+        terms[1] = a[1] / a[2] * terms[2] * second
+        terms[3] = a[3] * self._same * (1 + on_work * self._work) * (1 + on_half * self._half) * second
+        terms[4] = a[4] * self._same
+        return terms
 
     def __call__(self, at: Floats) -> tuple[float, Floats]:
         d, n = self._d, self._n
         terms = self._terms(at)
         noise = np.exp(at[-1]) / self._repeats
-        k = np.sum(terms, axis=0)
-        k[np.diag_indices(n)] += noise + JITTER
-        lower, failed = lapack.dpotrf(k, lower=1, clean=1)
+        flat = np.zeros(n * n)
+        flat[self._at] = terms.sum(0)
+        flat[:: n + 1] += noise + JITTER
+        lower, failed = lapack.dpotrf(flat.reshape(n, n).T, lower=1, clean=0, overwrite_a=1)
         if failed:
             return 1e10, np.zeros_like(at)
-        inverse, _ = lapack.dpotri(lower, lower=1)
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
-        alpha = inverse @ self._y
+        alpha, _ = lapack.dpotrs(lower, self._y, lower=1)
         value = 0.5 * float(self._y @ alpha) + float(np.log(np.diag(lower)).sum())
-        pull = 0.5 * (inverse - np.outer(alpha, alpha))
-        moved = [pull * term for term in terms]
+        inverse, _ = lapack.dpotri(lower, lower=1, overwrite_c=1)
+        pull = (inverse.T.reshape(-1)[self._at] - alpha[self._i] * alpha[self._j]) * self._times
         t, rates = np.exp(at[SHARES:RATES]), np.exp(at[RATES:-1])
-        own, on_gpu = moved[1] + moved[2], moved[3]
+        shared, own, on_gpu = pull * terms[0], pull * (terms[1] + terms[2]), pull * terms[3]
+        with_second = pull * terms[1] + on_gpu
         slope = np.empty_like(at)
-        slope[:SHARES] = [float(term.sum()) for term in moved]
-        slope[T_WORK] = -t[0] * float((own * self._work).sum())
-        slope[T_HALF] = -t[1] * float((own * self._half).sum())
-        slope[T_HALF_SHARED] = -t[2] * float((moved[0] * self._half).sum())
-        slope[T_WORK_GPU] = -t[3] * float((on_gpu * self._work).sum())
-        slope[T_HALF_GPU] = -t[4] * float((on_gpu * self._half).sum())
-        slope[RATES : RATES + d] = -rates[:d] * (moved[0].ravel() @ self._square)
-        slope[RATES + d : -1] = -rates[d:] * ((moved[1] + on_gpu).ravel() @ self._square)
-        slope[-1] = float((np.diag(pull) * noise).sum())
+        slope[:SHARES] = terms @ pull
+        slope[T_WORK] = -t[0] * float(own @ self._work)
+        slope[T_HALF] = -t[1] * float(own @ self._half)
+        slope[T_HALF_SHARED] = -t[2] * float(shared @ self._half)
+        slope[T_WORK_GPU] = -t[3] * float(on_gpu @ self._work)
+        slope[T_HALF_GPU] = -t[4] * float(on_gpu @ self._half)
+        slope[RATES : RATES + d] = -rates[:d] * (self._square @ shared)
+        slope[RATES + d : -1] = -rates[d:] * (self._square @ with_second)
+        slope[-1] = 0.5 * float((np.diag(inverse) - alpha * alpha) @ noise)
         return value, slope

@@ -1,15 +1,16 @@
 """Our default model: one process per label, with intervals that are calibrated on cells and GPUs left out."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.estimator.core.learn.design import Design, Inputs, design_of, lines_of
+from penstock.estimator.core.learn.kernel import Weights
 from penstock.estimator.core.learn.labels import UNITS
-from penstock.estimator.core.learn.process import Fit, Process
+from penstock.estimator.core.learn.process import MAX_LEARNING, Fit, Process, sample
 from penstock.estimator.core.learn.runs import (
     LABELS,
     MEMORY,
@@ -35,6 +36,7 @@ LEAN_SCORES = 10.0  # how many runs of average spread a workload's own spread is
 LEAST_SPREAD = 1e-6
 LINE_SHARES = (1.0, 0.75, 0.5)
 MOST_TRIED = 200  # cells to choose among those; n³
+MOST_JUDGES = 2_048  # cells that are foretold as if new: 100 lie beyond either end, so its level is known to half a percent
 UNKNOWN = ""  # a workload that no run can have
 LINE_NUMBERS = 2  # that a workload's line really has: one of its two slopes is nearly always 0
 FEWEST_ALONE = 100  # cells that one owner alone measured always count: a small team must not lose its history
@@ -89,10 +91,21 @@ class Model:
     labels: Mapping[str, Learned]
     runs: int
 
-    def predict(self, tasks: Sequence[Task]) -> Mapping[str, Told]:
-        """Label → predictions; labels that no run measured are missing. The memory's `high` is the bound to promise."""
+    def predict(self, tasks: Sequence[Task], names: Collection[str] = LABELS) -> Mapping[str, Told]:
+        """Label → predictions, of those that are asked for; labels that no run measured are missing.
+
+        The memory's `high` is the bound to promise.
+        """
         inputs = self.design.of(tasks)
-        return {name: told(name, learned, inputs) for name, learned in self.labels.items()}
+        return {name: told(name, learned, inputs) for name, learned in self.labels.items() if name in names}
+
+    def expect(self, tasks: Sequence[Task], name: str) -> Floats | None:
+        """The values that `predict` tells of one label, without interval, for a tenth of the work."""
+        learned = self.labels.get(name)
+        if learned is None:
+            return None
+        inputs = self.design.of(tasks)
+        return UNITS[name].told(learned.mean + learned.scale * learned.process.mean(inputs), inputs)
 
 
 def told(name: str, learned: Learned, inputs: Inputs) -> Told:
@@ -112,23 +125,52 @@ def told(name: str, learned: Learned, inputs: Inputs) -> Told:
     return Told(value, lower, upper, known)
 
 
-def train(runs: Runs, seed: int = 0) -> Model:
-    """Learns from runs that were not set aside. Deterministic. Raises `ValueError` where there is nothing to learn."""
+def train(runs: Runs, seed: int = 0, like: Model | None = None) -> Model:
+    """Learns from runs that were not set aside. Deterministic. Raises `ValueError` where there is nothing to learn.
+
+    `like`: a model of nearly the same runs. Where these have so many cells that weights are learned on a sample of them,
+    its weights are taken instead of searching for others. Source: the search is a third of the work.
+    """
     count = len(runs)
     runs = fair(runs, seed)
-    together = witnessed(runs)
-    design = following_its_line(design_of(together), together, seed)
-    inputs = design.of(runs.tasks)
-    new = as_new_gpus(design, together, runs.tasks), as_new_workloads(design, runs.tasks)
+    first, row_of = cells(runs.tasks)
+    if len(first) <= MAX_LEARNING:
+        like = None
+    together = witnessed(runs, first, row_of)
+    design = design_of(together)
+    design = (
+        following_its_line(design, together, seed)
+        if like is None
+        else replace(design, line_share=like.design.line_share)
+    )
+    tasks = together.tasks
+    asked = design.of(tasks), as_new_gpus(design, together, tasks), as_new_workloads(design, tasks)
     learned = {}
     for name in LABELS:
         rows = np.flatnonzero(np.isfinite(runs.labels.get(name, np.empty(0))))
         if rows.size:
-            asked = new[0].pick(rows), new[1].pick(rows)
-            learned[name] = _learn(name, runs.pick(rows), inputs.pick(rows), asked, design, seed)
+            mine, of_mine = among(row_of[rows])
+            known = like.labels.get(name) if like is not None else None
+            measured = _Measured(
+                runs.pick(rows), of_mine, [tasks[cell] for cell in mine], *(one.pick(mine) for one in asked)
+            )
+            learned[name] = _learn(name, measured, design, seed, known.process.weights if known else None)
     if not learned:
         raise ValueError("no run measured anything: there is nothing to learn from")
     return Model(design, learned, count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The runs that measured one label, and their cells: how those are asked about, and how they would be as new ones."""
+
+    runs: Runs
+    cell_of: Indexes
+    """Shape (runs,); all else is per cell."""
+    tasks: Sequence[Task]
+    inputs: Inputs
+    new_gpu: Inputs
+    new_workload: Inputs
 
 
 def following_its_line(design: Design, runs: Runs, seed: int) -> Design:
@@ -176,35 +218,38 @@ def as_new_workloads(design: Design, tasks: Sequence[Task]) -> Inputs:
     return design.of([replace(task, model=UNKNOWN) for task in tasks])
 
 
-def _learn(
-    name: str, runs: Runs, inputs: Inputs, new: tuple[Inputs, Inputs], design: Design, seed: int
-) -> Learned:
+def _learn(name: str, measured: _Measured, design: Design, seed: int, weights: Weights | None) -> Learned:
+    runs, row_of, tasks = measured.runs, measured.cell_of, measured.tasks
+    inputs = measured.inputs.pick(row_of)
     raw = UNITS[name].learned(runs.labels[name], inputs)
     mean, scale = float(raw.mean()), max(float(raw.std()), LEAST_SPREAD)
     y = (raw - mean) / scale
-    first, row_of = cells(runs.tasks)
-    value, repeats = merged(runs, y, row_of, len(first))
-    fit = Fit(inputs.pick(first), value, repeats, UNITS[name].columns, seed)
-    tasks = [runs.tasks[row] for row in first]
-
-    def scores(truth: Floats, told: tuple[Floats, Floats]) -> Floats:
-        off: Floats = (truth - told[0][row_of]) / np.sqrt(told[1] + fit.weights.noise)[row_of]
-        return off
-
-    def scores_as(asked: Inputs, groups: Sequence[Indexes]) -> Floats:
-        truth = (UNITS[name].learned(runs.labels[name], asked) - mean) / scale
-        return scores(truth, fit.foretold(groups, asked.pick(first)))
-
-    seen = scores(y, fit.without(blocks([cell_of(task) for task in tasks])))
+    value, repeats = merged(runs, y, row_of, len(tasks))
+    fit = Fit(measured.inputs, value, repeats, UNITS[name].columns, seed, weights)
+    told, variance = fit.without(blocks([cell_of(task) for task in tasks]))
+    seen = (y - told[row_of]) / np.sqrt(variance + fit.weights.noise)[row_of]
     names = blocks([cell_of(task) for task in runs.tasks])
     width, mine = widths(seen, inputs.workload, len(design.workloads), names)
-    weights = len(fit.weights.values)
+    judges = sample(len(tasks), MOST_JUDGES, seed)
+    place = np.full(len(tasks), -1)
+    place[judges] = np.arange(len(judges))
+    judging = np.flatnonzero(place[row_of] >= 0)
+
+    def scores(asked: Inputs, groups: Sequence[Indexes]) -> Floats:
+        """Of the judges' runs, as they would have been foretold without their group. Shape (judging,)."""
+        told, variance = fit.foretold(groups, asked.pick(judges), judges)
+        truth = UNITS[name].learned(runs.labels[name][judging], asked.pick(row_of[judging]))
+        at = place[row_of[judging]]
+        off: Floats = ((truth - mean) / scale - told[at]) / np.sqrt(variance + fit.weights.noise)[at]
+        return off
+
+    fitted = len(fit.weights.values)
     lines = LINE_NUMBERS * len(design.lines) if name == MEMORY else 0
-    spread = new_gpu = new_workload = spread_of(seen / mine, len(first), weights + lines)
+    spread = new_gpu = new_workload = spread_of(seen / mine, len(tasks), fitted + lines)
     if len(of_gpu := blocks([task.gpu for task in tasks])) >= FEWEST_GROUPS:
-        new_gpu = spread_of(scores_as(new[0], of_gpu) / mine, len(first), weights)
+        new_gpu = spread_of(scores(measured.new_gpu, of_gpu) / mine[judging], len(judges), fitted)
     if len(of_workload := blocks([task.model for task in tasks])) >= FEWEST_GROUPS:
-        new_workload = spread_of(scores_as(new[1], of_workload), len(first), weights)
+        new_workload = spread_of(scores(measured.new_workload, of_workload), len(judges), fitted)
     return Learned(fit.process(), mean, scale, width, Spreads(spread, new_gpu, new_workload))
 
 
@@ -224,10 +269,18 @@ def cells(tasks: Sequence[Task]) -> tuple[Indexes, Indexes]:
     return np.array(first, dtype=np.intp), row_of
 
 
-def witnessed(runs: Runs) -> Runs:
-    """One run per cell, with the memory that its owners measured together; where it was measured."""
+def among(cell_of: Indexes) -> tuple[Indexes, Indexes]:
+    """The cells that some runs are of, in the order of their first run, and which of those each run is of."""
+    found, first, place = np.unique(cell_of, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return found[order], rank[place]
+
+
+def witnessed(runs: Runs, first: Indexes, row_of: Indexes) -> Runs:
+    """One run per cell (see `cells`), with the memory that its owners measured together; where it was measured."""
     memory = runs.labels.get(MEMORY, np.full(len(runs), np.nan))
-    first, row_of = cells(runs.tasks)
     together = np.full(len(first), np.nan)
     rows = np.flatnonzero(np.isfinite(memory))
     if rows.size:
@@ -280,10 +333,10 @@ def merged(runs: Runs, y: Floats, row_of: Indexes, count: int) -> tuple[Floats, 
 
 def blocks(group: Sequence[Hashable]) -> list[Indexes]:
     """Rows with the same name, in the order of their first."""
-    found: dict[Hashable, list[int]] = {}
-    for row, name in enumerate(group):
-        found.setdefault(name, []).append(row)
-    return [np.array(rows) for rows in found.values()]
+    found: dict[Hashable, int] = {}
+    which = np.array([found.setdefault(name, len(found)) for name in group], dtype=np.intp)
+    order = np.argsort(which, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(which))[:-1])
 
 
 def widths(scores: Floats, workload: Indexes, count: int, groups: Sequence[Indexes]) -> tuple[Floats, Floats]:

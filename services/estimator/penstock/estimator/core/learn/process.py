@@ -6,14 +6,15 @@ a linear regression, so leaving out any block of cells has a closed form, and on
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve, eigh, solve_triangular
+from scipy.linalg import eigh, lapack
+from scipy.linalg.blas import dsyrk
 
 from penstock.estimator.core.learn.design import Inputs
-from penstock.estimator.core.learn.kernel import Weights, learn
+from penstock.estimator.core.learn.kernel import Side, Weights, learn
 from penstock.estimator.core.learn.runs import Floats, Indexes
 
 MAX_CENTRES = 512  # 1,000 estimates at once take half of their 50 ms with four labels
@@ -34,10 +35,18 @@ class Process:
     known: NDArray[np.float32]
     """Shape (r, c): variance = k(x, x) − |known·k|². Half width: the deviation moves by less than 1 %, and this product
     is most of the work of an estimate."""
+    _side: Side = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_side", self.weights.side(self.centres))  # as frozen dataclasses have it
+
+    def mean(self, inputs: Inputs) -> Floats:
+        """As `predict`, without the variance, which is most of its work. Shape (n,)."""
+        return self.weights.between(inputs, self._side) @ self.alpha
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         """Mean and variance of what is measured without its noise, standardised. Shapes (n,)."""
-        k = self.weights.between(inputs, self.centres)
+        k = self.weights.between(inputs, self._side)
         seen = k.astype(np.float32) @ self.known.T
         variance = self.weights.prior - np.einsum("ij,ij->i", seen, seen)
         return k @ self.alpha, np.maximum(variance, 1e-9).astype(np.float64)
@@ -53,18 +62,22 @@ class Fit:
         repeats: Floats,
         columns: Sequence[int],
         seed: int,
+        weights: Weights | None = None,
     ) -> None:
-        """`y`: shape (cells,), standardised; `repeats`: runs behind each; `seed`: which cells weights are learned on."""
+        """`y`: shape (cells,), standardised; `repeats`: runs behind each; `seed`: which cells weights are learned on.
+
+        `weights`: those that somebody has learned already.
+        """
         self._inputs, self._y = inputs, y
-        some = _sample(len(y), MAX_LEARNING, seed)
-        self.weights = learn(inputs.pick(some), y[some], repeats[some], columns)
+        some = sample(len(y), MAX_LEARNING, seed)
+        self.weights = weights or learn(inputs.pick(some), y[some], repeats[some], columns)
         self._noise = self.weights.noise / repeats + 1e-6
-        self._centres = inputs.pick(_sample(len(y), MAX_CENTRES, seed))
+        self._centres = inputs.pick(sample(len(y), MAX_CENTRES, seed))
         self._features()
         self._solve()
         spread = (self._half**2).sum(0)
         left = 1 - spread / self._noise
-        alone = (y - self._phi @ self._w) / left
+        alone = self._off / left
         strange = np.abs(alone) / np.sqrt(spread / left + self._unseen + self._noise)
         self._noise = self._noise * np.maximum(1.0, strange / DOUBTED) ** 2
         self._solve()
@@ -78,50 +91,66 @@ class Fit:
         self._unseen: Floats = np.maximum(self.weights.prior - (self._phi**2).sum(1), 0.0)
 
     def _solve(self) -> None:
-        scaled = self._phi / self._noise[:, None]
-        self._precision: Floats = np.eye(self._phi.shape[1]) + self._phi.T @ scaled
-        self._pull: Floats = scaled.T @ self._y
-        self._factor = cho_factor(self._precision, lower=True)
-        self._w: Floats = cho_solve(self._factor, self._pull)
-        self._half: Floats = solve_triangular(self._factor[0], self._phi.T, lower=True)
+        scaled = self._phi / np.sqrt(self._noise)[:, None]
+        self._precision: Floats = _minus_squares(np.eye(self._phi.shape[1]), scaled, -1.0)
+        """Its lower triangle; above it there is nothing."""
+        self._factor = _factor(self._precision)
+        self._half = _halved(self._factor, self._phi)
         """Shape (directions, cells): half.T @ half is what the posterior leaves unknown between cells."""
+        self._pull: Floats = (self._y / self._noise) @ self._phi
+        self._w: Floats = _solved(self._factor, self._pull)
+        self._off: Floats = self._y - self._phi @ self._w
 
     def without(self, blocks: Iterable[Indexes]) -> tuple[Floats, Floats]:
         """Mean and variance (without noise) of every cell as it is told when its block is left out. Shapes (cells,).
 
         The blocks must cover all cells, each once. Weights stay those of all cells: they are few against the cells.
         """
-        mean, variance = np.empty(len(self._y)), np.empty(len(self._y))
-        for rows in blocks:
-            phi, noise = self._phi[rows], self._noise[rows]
-            if len(rows) < phi.shape[1] // 2:
-                spread = self._half[:, rows].T @ self._half[:, rows]
-                left = np.eye(len(rows)) - spread / noise[None, :]
-                mean[rows] = self._y[rows] - np.linalg.solve(left, self._y[rows] - phi @ self._w)
-                inner = np.diag(np.linalg.solve(left, spread))
-            else:
-                mean[rows], inner = self._told_without(rows, phi)
-            variance[rows] = np.maximum(inner, 0.0) + self._unseen[rows]
-        return mean, variance
+        rows = np.arange(len(self._y))
+        mean, variance = self._told_without(blocks, rows, self._phi, self._half)
+        return mean, variance + self._unseen
 
-    def foretold(self, blocks: Iterable[Indexes], asked: Inputs) -> tuple[Floats, Floats]:
-        """As `without`, but each cell is asked about as `asked` says: as one of a workload that nobody knows, say."""
+    def foretold(self, blocks: Iterable[Indexes], asked: Inputs, rows: Indexes) -> tuple[Floats, Floats]:
+        """As `without` for some cells, each asked about as `asked` says: as one of a workload that nobody knows, say.
+
+        `rows`: those cells, rising; `asked`, mean and variance: in that order. Shapes (rows,).
+        """
         features = self.weights.between(asked, self._centres) @ self._f.T
-        mean, variance = np.empty(len(self._y)), np.empty(len(self._y))
-        for rows in blocks:
-            mean[rows], variance[rows] = self._told_without(rows, features[rows])
-        return mean, np.maximum(variance, 0.0) + np.maximum(self.weights.prior - (features**2).sum(1), 0.0)
+        mean, variance = self._told_without(blocks, rows, features, _halved(self._factor, features))
+        return mean, variance + np.maximum(self.weights.prior - (features**2).sum(1), 0.0)
 
-    def _told_without(self, rows: Indexes, features: Floats) -> tuple[Floats, Floats]:
-        """Mean and variance at these features by all cells but those rows."""
-        scaled = self._phi[rows] / self._noise[rows, None]
-        factor = cho_factor(self._precision - self._phi[rows].T @ scaled, lower=True)
-        mean: Floats = features @ cho_solve(factor, self._pull - scaled.T @ self._y[rows])
-        return mean, np.einsum("ij,ij->i", features, cho_solve(factor, features.T).T)
+    def _told_without(
+        self, blocks: Iterable[Indexes], rows: Indexes, features: Floats, half: Floats
+    ) -> tuple[Floats, Floats]:
+        """Of these rows, asked about with these features, by all cells but those of their block. `half`: see `_halved`.
+
+        A small block is taken out of the answer, with one matrix of its own size; a large one out of the precision.
+        """
+        mean, variance = features @ self._w, (half * half).sum(0)
+        place = np.full(len(self._y), -1)
+        place[rows] = np.arange(len(rows))
+        for block in blocks:
+            mine = place[block]
+            mine = mine[mine >= 0]
+            if len(mine) == 0:
+                continue
+            phi, noise = self._phi[block], self._noise[block]
+            if len(block) < phi.shape[1] // 2:
+                between = half[:, mine].T @ self._half[:, block]
+                left = np.diag(noise) - self._half[:, block].T @ self._half[:, block]
+                taken = np.linalg.solve(left, np.column_stack([self._off[block], between.T]))
+                mean[mine] -= between @ taken[:, 0]
+                variance[mine] += np.einsum("ij,ji->i", between, taken[:, 1:])
+            else:
+                factor = _factor(_minus_squares(self._precision, phi / np.sqrt(noise)[:, None], 1.0))
+                pull = self._pull - (self._y[block] / noise) @ phi
+                mean[mine] = features[mine] @ _solved(factor, pull)
+                variance[mine] = (_halved(factor, features[mine]) ** 2).sum(0)
+        return mean, np.maximum(variance, 0.0)
 
     def process(self) -> Process:
         """What prediction needs, and nothing else."""
-        values, vectors = eigh(self._precision)
+        values, vectors = eigh(self._precision, lower=True)
         turned = (vectors * np.sqrt(1 - 1 / values)).T
         told = ((self._phi @ turned.T) ** 2).mean(0)
         rising = np.argsort(told)
@@ -130,7 +159,36 @@ class Fit:
         return Process(self.weights, self._centres, self._f.T @ self._w, known.astype(np.float32))
 
 
-def _sample(count: int, most: int, seed: int) -> Indexes:
+def _minus_squares(matrix: Floats, x: Floats, times: float) -> Floats:
+    """matrix − times · xᵀx, of both the lower triangle only; half of the work of a product."""
+    found: Floats = dsyrk(-times, x.T, beta=1.0, c=matrix, lower=1)
+    return found
+
+
+def _factor(precision: Floats) -> Floats:
+    """L with L·Lᵀ = precision, of which the lower triangle counts. Raises `LinAlgError`."""
+    factor: Floats
+    factor, failed = lapack.dpotrf(precision, lower=1, clean=1)
+    if failed:
+        raise np.linalg.LinAlgError("the cells contradict each other beyond rounding")
+    return factor
+
+
+def _halved(factor: Floats, features: Floats) -> Floats:
+    """L⁻¹ · featuresᵀ: its columns' squares are variances. Shape (directions, rows)."""
+    found: Floats
+    found, _ = lapack.dtrtrs(factor, features.T, lower=1)
+    return found
+
+
+def _solved(factor: Floats, y: Floats) -> Floats:
+    """precision⁻¹ · y."""
+    found: Floats
+    found, _ = lapack.dpotrs(factor, y, lower=1)
+    return found
+
+
+def sample(count: int, most: int, seed: int) -> Indexes:
     """At most that many rows, in order; all of them where they are fewer."""
     if count <= most:
         return np.arange(count)

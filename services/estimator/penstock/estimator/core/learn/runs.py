@@ -7,6 +7,7 @@ trained on all of them at once.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -87,6 +88,7 @@ def card_mib(task: Task) -> float:
     return facts.memory_gib * MIB_PER_GIB if facts is not None else math.nan
 
 
+@lru_cache(maxsize=1_024)
 def half_precision(precision: str) -> bool:
     """Whether most arithmetic is 16 bits wide: all but FP32, TF32 and FP64."""
     return precision.upper() not in ("FP32", "TF32", "FP64", "")

@@ -1,4 +1,4 @@
-"""Reading a CSV trace strictly: every problem with its line and column, none dropped in silence."""
+"""Reading a CSV file of strangers strictly: every problem with its line and column, none dropped in silence."""
 
 import codecs
 import csv
@@ -30,8 +30,8 @@ class Problem(NamedTuple):
         return f"{where}, column {self.column}: {self.text}" if self.column else f"{where}: {self.text}"
 
 
-class BadTrace(ValueError):
-    """The trace cannot be read; `problems` holds all that is wrong with it."""
+class BadFile(ValueError):
+    """The file cannot be read; `problems` holds all that is wrong with it."""
 
     def __init__(self, path: str, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -73,7 +73,8 @@ class Row:
         return value
 
     def text(self, column: str) -> str:
-        return self._values[column].strip()
+        """Without spaces around it; empty where the file has no such column."""
+        return self._values.get(column, "").strip()
 
     def name(self, column: str, *, optional: bool = False, most: int = MAX_NAME) -> str:
         """Letters, digits and . _ : / -, at most `most`."""
@@ -89,7 +90,7 @@ class Row:
 
     def told(self, column: str) -> bool:
         """Whether the file has the column and this line a value in it."""
-        return bool(self._values.get(column, "").strip())
+        return bool(self.text(column))
 
     def moment_s(self, column: str) -> float:
         """A date and time, as seconds since 1970; without an offset it is UTC."""
@@ -108,7 +109,7 @@ class Row:
 
 
 def text_of(path: Path) -> str:
-    """The file as text, lines ended by `\\n`. Raises `BadTrace` for what cannot be read at all.
+    """The file as text, lines ended by `\\n`. Raises `BadFile` for what cannot be read at all.
 
     Bytes that are not UTF-8 stay in it as lone surrogates, so that `rows` can tell each line that has any.
     """
@@ -116,34 +117,34 @@ def text_of(path: Path) -> str:
         if not path.is_file():
             path.stat()
             kind = "a folder" if path.is_dir() else "no regular file"
-            raise BadTrace(str(path), [Problem(0, "", f"{kind}; name a file")])
+            raise BadFile(str(path), [Problem(0, "", f"{kind}; name a file")])
         if path.stat().st_size > MAX_BYTES:
-            raise BadTrace(str(path), [Problem(0, "", f"larger than {MAX_BYTES} bytes")])
+            raise BadFile(str(path), [Problem(0, "", f"larger than {MAX_BYTES} bytes")])
         raw = path.read_bytes()
     except OSError as error:
-        raise BadTrace(str(path), [Problem(0, "", error.strerror or str(error))]) from error
+        raise BadFile(str(path), [Problem(0, "", error.strerror or str(error))]) from error
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise BadTrace(str(path), [Problem(0, "", "UTF-16; save it as UTF-8")])
+        raise BadFile(str(path), [Problem(0, "", "UTF-16; save it as UTF-8")])
     text = raw.decode("utf-8-sig", "surrogateescape")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def header_of(path: Path, text: str, delimiter: str = ",") -> list[str]:
-    """The column names. Raises `BadTrace` for an empty file, or a first line that is no header."""
+    """The column names. Raises `BadFile` for an empty file, or a first line that is no header."""
     first = text.partition("\n")[0]
     if not text.strip():
-        raise BadTrace(str(path), [Problem(0, "", "empty: a header line was expected")])
+        raise BadFile(str(path), [Problem(0, "", "empty: a header line was expected")])
     if (told := _unreadable(first)) is not None:
-        raise BadTrace(str(path), [Problem(1, "", f"{told}: no trace in UTF-8")])
+        raise BadFile(str(path), [Problem(1, "", f"{told}: no table in UTF-8")])
     values = _fields(first, delimiter)
     if isinstance(values, str):
-        raise BadTrace(str(path), [Problem(1, "", values)])
+        raise BadFile(str(path), [Problem(1, "", values)])
     names = [name.strip() for name in values]
     if not any(names):
-        raise BadTrace(str(path), [Problem(0, "", "empty: a header line was expected")])
+        raise BadFile(str(path), [Problem(0, "", "empty: a header line was expected")])
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadTrace(str(path), [Problem(1, shown(name), "stands in the header twice") for name in twice])
+        raise BadFile(str(path), [Problem(1, shown(name), "stands in the header twice") for name in twice])
     return names
 
 

@@ -1,0 +1,217 @@
+"""From finished runs to what the step model is trained on: which runs teach, and how much one owner may.
+
+A network's step times are kept twice: per owner, and shared by all owners. One owner's runs move what others are told
+only within bounds: a shared cell is the median over owners; where two disagree by more than `MOST_APART` there is none;
+a cell that one owner alone measured is believed within `MOST_APART` of what the others' cells span; and of
+everything that is learned across networks (the prior, curves, spreads) each owner teaches a bounded part.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, isfinite, log
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+from penstock.estimator.core.curves import Curve, curve
+from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, ring, table, wrong
+
+SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
+MAX_TABLES = 200  # the most recently used; fitting one takes 5 ms, or half a second if it is full
+MAX_SHARED = 120  # of them
+MAX_TABLE_CELLS = 100  # of one table, the most recently measured; a fit costs cells³
+MAX_CELLS_IN_ALL = 5_000  # over all tables, so that a training ends in seconds
+CELLS_OF_ONE = 1_000  # in tables to which one owner alone contributes
+FEWEST_SHARING = 2  # owners, for a shared cell to need no bound
+MOST_APART = 4.0  # times: beyond, two owners do not measure the same thing
+MAX_TEACHING = 8  # tables that the prior is learned from; most of a training's time
+TEACHING_OF_ONE = 3  # of them with one and the same owner alone
+MAX_CURVES = 300
+MAX_JOBS = 1_000  # whose totals teach how runs scatter
+MAX_WINDOWED = 300
+MOST_OF_ONE = 32  # curves, jobs and runs of one owner among these
+
+Item = TypeVar("Item")
+
+
+class Sample(NamedTuple):
+    """One run's step time where it says for which network, GPU and placement."""
+
+    seq: int
+    owner: str
+    network: str
+    gpu: str
+    cell: Cell
+    step_s: float
+    gpus: int
+    batch: float
+    """Of the whole job."""
+
+
+class Lessons(NamedTuple):
+    """As `durations.train` takes them."""
+
+    tables: Mapping[str, Table]
+    teaching: frozenset[str]
+    curves: Sequence[tuple[str, Curve]]
+    totals: Sequence[Sequence[float]]
+    windows: Sequence[Sequence[float]]
+
+
+def name_of(owner: str, network: str, gpu: str) -> str:
+    """Identifiers hold no spaces."""
+    return f"{owner} {network} {gpu}"
+
+
+def cell_of(placement: tuple[int, ...], batch_size: float) -> Cell:
+    """`batch_size`: samples per iteration over all GPUs. Source: GENIE §II-B."""
+    return Cell(ring(placement), batch_size / sum(placement))
+
+
+def sample_of(run: FinishedRun) -> Sample | None:
+    """None where something is missing or cannot be true."""
+    about, steps, step_s = run.about, run.steps, run.measured.step_ms / 1_000.0
+    if run.set_aside or steps is None or not steps.placement or not isfinite(step_s):
+        return None
+    if about.model is None or about.batch_size is None or not run.given.card.model:
+        return None
+    cell = cell_of(steps.placement, about.batch_size)
+    if wrong(Measurement(cell, step_s)):
+        return None
+    gpus = sum(steps.placement)
+    return Sample(
+        run.seq, about.owner, about.model, run.given.card.model, cell, step_s, gpus, about.batch_size
+    )
+
+
+def samples_of(runs: Sequence[FinishedRun]) -> list[Sample]:
+    return [sample for run in runs if (sample := sample_of(run)) is not None]
+
+
+def lessons(runs: Sequence[FinishedRun]) -> Lessons:
+    """Runs in the order in which they ended; the newest count where there are too many."""
+    samples = samples_of(runs)
+    tables = tables_of(samples)
+    return Lessons(tables, teaching_of(tables, samples), _curves(runs), _totals(runs), _windows(runs))
+
+
+def tables_of(samples: Sequence[Sample]) -> dict[str, Table]:
+    """By name; the most recently used have room first, of those that all owners share and then of owners' own."""
+    own: dict[str, list[Sample]] = {}
+    shared: dict[str, list[Sample]] = {}
+    for sample in reversed(samples):
+        own.setdefault(name_of(sample.owner, sample.network, sample.gpu), []).append(sample)
+        shared.setdefault(name_of(SHARED, sample.network, sample.gpu), []).append(sample)
+    newest = {name: found[0].seq for name, found in [*own.items(), *shared.items()]}
+    kept: dict[str, Table] = {}
+    room = MAX_CELLS_IN_ALL
+    owned: Counter[str] = Counter()
+    for name in sorted(newest, key=lambda name: (name not in shared, -newest[name], name)):
+        if room <= 0 or len(kept) >= (MAX_SHARED if name in shared else MAX_TABLES):
+            continue
+        measured = shared_cells(shared[name]) if name in shared else _cells(own[name])
+        owners = {sample.owner for sample in shared.get(name) or own[name]}
+        sole = min(owners) if len(owners) == 1 else SHARED
+        left = room if sole == SHARED else min(room, CELLS_OF_ONE - owned[sole])
+        found = table(measured[: max(0, min(left, MAX_TABLE_CELLS))])[0]
+        if found.cells:
+            kept[name] = found
+            room -= len(found.cells)
+            owned[sole] += len(found.cells)
+    return kept
+
+
+def _cells(samples: Iterable[Sample]) -> list[Measurement]:
+    """Of each cell the median, those measured last first."""
+    found: dict[Cell, list[float]] = {}
+    for sample in samples:
+        found.setdefault(sample.cell, []).append(log(sample.step_s))
+    return [Measurement(cell, exp(median(logs))) for cell, logs in found.items()]
+
+
+def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
+    """As `_cells`, over owners; see the top."""
+    found: dict[Cell, dict[str, list[float]]] = {}
+    for sample in samples:
+        found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))
+    told = {cell: {owner: median(logs) for owner, logs in owners.items()} for cell, owners in found.items()}
+    cells = []
+    for cell, owners in told.items():
+        middle = median(owners.values())
+        if len(owners) == FEWEST_SHARING and abs(middle - min(owners.values())) > log(MOST_APART) / 2:
+            continue
+        if len(owners) < FEWEST_SHARING:
+            middle = _within(middle, next(iter(owners)), told)
+        cells.append(Measurement(cell, exp(middle)))
+    return cells
+
+
+def _within(log_s: float, owner: str, told: Mapping[Cell, Mapping[str, float]]) -> float:
+    """What one owner alone says of a cell, no further from what others say of any than `MOST_APART`."""
+    others = [value for owners in told.values() for other, value in owners.items() if other != owner]
+    if not others:
+        return log_s
+    return min(max(log_s, min(others) - log(MOST_APART)), max(others) + log(MOST_APART))
+
+
+def teaching_of(tables: Mapping[str, Table], samples: Sequence[Sample]) -> frozenset[str]:
+    """Names of the shared tables that teach the prior: those with most cells, few of any one owner alone."""
+    owners: dict[str, set[str]] = {}
+    for sample in samples:
+        owners.setdefault(name_of(SHARED, sample.network, sample.gpu), set()).add(sample.owner)
+    alone: Counter[str] = Counter()
+    chosen: list[str] = []
+    for name in sorted(owners, key=lambda name: (-len(tables[name].cells) if name in tables else 0, name)):
+        if name not in tables or len(chosen) >= MAX_TEACHING:
+            continue
+        sole = next(iter(owners[name])) if len(owners[name]) == 1 else None
+        if sole is not None:
+            alone[sole] += 1
+            if alone[sole] > TEACHING_OF_ONE:
+                continue
+        chosen.append(name)
+    return frozenset(chosen)
+
+
+def fair(items: Iterable[tuple[str, Item]], most: int) -> list[Item]:
+    """The first `most` of (owner, item), at most MOST_OF_ONE of each owner."""
+    counts: Counter[str] = Counter()
+    chosen: list[Item] = []
+    for owner, item in items:
+        counts[owner] += 1
+        if counts[owner] <= MOST_OF_ONE:
+            chosen.append(item)
+            if len(chosen) == most:
+                break
+    return chosen
+
+
+def kind_of(network: str | None) -> str:
+    """What makes loss curves alike."""
+    return network or ""
+
+
+def _curves(runs: Sequence[FinishedRun]) -> list[tuple[str, Curve]]:
+    told = [
+        (run.about.owner, (kind_of(run.about.model), curve(*zip(*run.steps.curve, strict=True))))
+        for run in reversed(runs)
+        if run.steps is not None and run.steps.curve
+    ]
+    return fair(told, MAX_CURVES)
+
+
+def _totals(runs: Sequence[FinishedRun]) -> list[list[float]]:
+    by_key: dict[bytes, tuple[str, list[float]]] = {}
+    for run in reversed(runs):
+        if run.measured.iterations > 0:
+            by_key.setdefault(run.about.key, (run.about.owner, []))[1].append(run.measured.iterations)
+    return fair(by_key.values(), MAX_JOBS)
+
+
+def _windows(runs: Sequence[FinishedRun]) -> list[tuple[float, ...]]:
+    told = [
+        (run.about.owner, tuple(window / 1_000.0 for window in run.steps.windows_ms))
+        for run in reversed(runs)
+        if run.steps is not None and len(run.steps.windows_ms) > 1
+    ]
+    return fair(told, MAX_WINDOWED)

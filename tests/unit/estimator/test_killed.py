@@ -1,0 +1,249 @@
+"""Jobs that were killed for their host memory: what the next one is promised, and for whom that counts."""
+
+import pytest
+from tests.unit.test_estimator import SPEC, Cell, usage
+
+from penstock.cluster.nouns import Estimate, JobSpec, ResourceRequest, TaskPlacement
+from penstock.estimator.core.bounds import Bounds
+from penstock.estimator.core.core_tier import CoresTier
+from penstock.estimator.core.estimate import Guess, HistoryTier, estimate
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
+from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.runs import FinishedRun, about
+from penstock.events.doors import JobEstimated, NodeJoined, TaskExited
+from penstock.events.facts import JobEnded, JobRequeued, NodeLost, PlacementDecided
+from penstock.events.topics import Topic
+from penstock.ledger.replica import Replica
+from penstock.testing.driver import node_spec
+
+NODE_MIB = 131_072
+
+
+class Memory(Cell):
+    """A cell with one node of 128 GiB, whose jobs run with what they are told."""
+
+    def __init__(self, kept: list[FinishedRun] | None = None) -> None:
+        super().__init__()
+        self.ledger = Ledger(Topic.JOBS, 0, None if kept is None else kept.append)
+        for value in self.values:
+            self.ledger.fold(value)
+        self.record(NodeJoined(node=node_spec("node-1", 4)))
+
+    def told(self, spec: JobSpec = SPEC) -> Estimate:
+        tiers = (
+            HistoryTier(self.ledger.history),
+            NearestTier(self.ledger.nearest),
+            CoresTier(self.ledger.past_cores, self.ledger.rooms),
+        )
+        return estimate(spec, tiers, None, Bounds(self.ledger.killed, self.ledger.rooms))
+
+    def begin(self, job_id: str, spec: JobSpec = SPEC) -> int:
+        """Submitted, estimated and placed; what it was promised, MiB."""
+        found = self.told(spec)
+        self.submit(job_id, spec)
+        self.record(JobEstimated(job_id=job_id, estimate=found))
+        self.place(job_id)
+        return found.worker.host_memory_mib
+
+    def kill(self, job_id: str, spec: JobSpec = SPEC) -> int:
+        """One whole job that is killed for its memory; what it had been promised."""
+        promised = self.begin(job_id, spec)
+        self.record(killed_exit(job_id))
+        self.record(JobEnded(job_id=job_id, outcome="failed"))
+        return promised
+
+    def succeed(self, job_id: str, used_mib: int, spec: JobSpec = SPEC) -> None:
+        self.begin(job_id, spec)
+        self.exit(job_id, usage(used_mib))
+        self.record(JobEnded(job_id=job_id, outcome="succeeded"))
+
+
+def killed_exit(job_id: str, attempt: int = 1, rank: int = 0) -> TaskExited:
+    return TaskExited(
+        node_id="node-1", task_id=f"{job_id}/{attempt}/{rank}", token=1, cause="out_of_memory", signal=9,
+        started_ms=0, exited_ms=9_000,
+    )  # fmt: skip
+
+
+def other(**changes: object) -> JobSpec:
+    return SPEC.model_copy(update=changes)
+
+
+def test_the_next_job_is_promised_twice_as_much_until_it_runs() -> None:
+    """Ada's new training needs 11 GiB: killed with 2, 4 and 8, it runs with 16, and from then on its own use counts."""
+    cell = Memory()
+    assert [cell.kill(f"job-{number}") for number in range(3)] == [2_048, 4_096, 8_192]
+    found = cell.told()
+    assert found.worker.host_memory_mib == 16_384
+    assert found.source.endswith("host memory: more than the 8192 MiB that this command was killed with")
+    cell.succeed("job-3", 11_000)
+    assert (cell.told().worker.host_memory_mib, cell.told().tier) == (12_100, "history")
+    assert "killed" not in cell.told().source
+
+
+def test_a_kill_raises_even_what_the_history_says() -> None:
+    """A command of many small runs gets a larger data set: the largest of its past is not enough any more."""
+    cell = Memory()
+    cell.succeed("small", 1_000)
+    assert cell.kill("large") == 1_100
+    assert (cell.told().worker.host_memory_mib, cell.told().tier) == (2_200, "history")
+
+
+def test_a_run_that_had_no_more_than_the_killed_one_proves_nothing() -> None:
+    """Of two jobs side by side one is killed, the other is lucky and ends later with the same promise."""
+    cell = Memory()
+    cell.begin("lucky")
+    cell.kill("killed")
+    cell.exit("lucky", usage(2_000))
+    cell.record(JobEnded(job_id="lucky", outcome="succeeded"))
+    assert cell.told().worker.host_memory_mib == 4_096
+    cell.succeed("enough", 2_100)
+    assert cell.told().worker.host_memory_mib == 2_310
+
+
+def test_a_retry_is_killed_again_and_changes_nothing() -> None:
+    """A job is estimated once: its second attempt has as much memory as the first. The next job doubles once, not twice."""
+    cell = Memory()
+    cell.begin("job-1")
+    cell.record(killed_exit("job-1"))
+    cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed"))
+    cell.place("job-1", attempt=2)
+    cell.record(killed_exit("job-1", attempt=2))
+    cell.record(JobEnded(job_id="job-1", outcome="failed"))
+    assert cell.told().worker.host_memory_mib == 4_096
+
+
+def test_the_promise_never_exceeds_the_largest_node() -> None:
+    """It leaks: whatever it is given, it is killed. It must still be placed, or nobody would see why it fails."""
+    cell = Memory()
+    promised = [cell.kill(f"job-{number}") for number in range(10)]
+    assert promised[5:] == [65_536, *[NODE_MIB] * 4]
+    cell.record(NodeJoined(node=node_spec("node-2", 4).model_copy(update={"host_memory_mib": 4 * NODE_MIB})))
+    assert cell.told().worker.host_memory_mib == 2 * NODE_MIB
+    assert cell.told(other(gpu_models=("A100",))).worker.host_memory_mib == 2 * NODE_MIB, (
+        "no such node: unbounded"
+    )
+    cell.record(NodeLost(node_id="node-2"))
+    assert cell.told().worker.host_memory_mib == NODE_MIB
+
+
+def test_what_the_user_asks_for_wins_and_is_learned_from() -> None:
+    """Bob asks for 6,000 MiB and is killed; asking again he gets them again, asking for nothing he gets the double."""
+    cell = Memory()
+    asks = other(resources=ResourceRequest(host_memory_mib=6_000))
+    assert cell.kill("job-1", asks) == 6_000
+    assert cell.told(asks).worker.host_memory_mib == 6_000
+    assert cell.told().worker.host_memory_mib == 12_000
+
+
+def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
+    """Ada renames her script and is warned by her own kill; Bob runs the same network and is told what he was told before."""
+    cell = Memory()
+    before = cell.told(other(owner="bob"))
+    cell.kill("job-1")
+    renamed = other(command=("python", "renamed.py"))
+    found = cell.told(renamed)
+    assert found.worker.host_memory_mib == 4_096
+    assert found.source.endswith("more than the 2048 MiB that the owner's resnet18 was killed with")
+    for far in ({"batch_size": 8 * 64}, {"model": "bert"}, {"model": None}):
+        assert cell.told(renamed.model_copy(update=far)).worker.host_memory_mib == 2_048, far
+    assert cell.told(other(owner="bob")) == before
+    cell.succeed("renamed", 700, renamed)
+    assert cell.told(renamed).worker.host_memory_mib == 770, (
+        "its own run says more than another command's kill"
+    )
+
+
+def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
+    """What Postgres keeps of it: who, which command, which promise; not its run time, which is of half a run."""
+    kept: list[FinishedRun] = []
+    cell = Memory(kept)
+    cell.kill("job-1")
+    [run] = kept
+    assert (run.job_id, run.about, run.set_aside) == (
+        "job-1",
+        about(SPEC),
+        "out_of_memory: killed with 2048 MiB of host memory",
+    )
+    assert run.said is not None
+    assert run.said.host_memory_mib == 2_048
+    assert run.measured.run_ms != run.measured.run_ms
+    assert cell.ledger.reasons == {"out_of_memory": 1}
+    assert (cell.ledger.set_aside, len(cell.ledger.history)) == (0, 0)
+    cell.ledger.learning = False
+    cell.kill("job-2")
+    assert len(kept) == 1, "folded again after a restart: it is in Postgres already"
+
+
+def test_a_server_of_parameters_teaches_nothing() -> None:
+    """Its memory is no worker's, and it is promised the same in every job."""
+    cell = Memory()
+    cell.begin("job-1")
+    cell.record(killed_exit("job-1", rank=1))
+    assert cell.told().worker.host_memory_mib == 2_048
+
+
+def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
+    """The estimator restarts beside a ledger of a year while the job runs."""
+    cell = Memory()
+    cell.begin("job-1")
+    replica = Replica()
+    for offset, value in enumerate(cell.values):
+        replica.take(value, offset)
+    cell.ledger = Ledger(Topic.JOBS, 0)
+    cell.ledger.begin_at(replica)
+    cell.record(killed_exit("job-1"))
+    assert cell.told().worker.host_memory_mib == 4_096
+    assert cell.told(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
+
+
+def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
+    """Mallory's sweep is killed a thousand times; Ada's one kill is still known. A thousand more owners are too many."""
+    killed = Killed()
+    killed.add(about(SPEC), 2_048)
+    for number in range(1_000):
+        killed.add(about(other(owner="mallory", command=("sweep", str(number)))), 2_048)
+    assert killed.least(SPEC, about(SPEC).key, near=False) is not None
+    assert len(killed._owners["mallory"]) == KILLS_PER_OWNER
+    for number in range(MAX_OWNERS):
+        killed.add(about(other(owner=f"o{number}")), 2_048)
+    assert len(killed._owners) == MAX_OWNERS
+    assert killed.least(SPEC, about(SPEC).key, near=False) is None
+
+
+def test_without_a_promise_a_kill_says_nothing() -> None:
+    """The machine itself ran out of memory and killed a job that nobody had bounded."""
+    killed = Killed()
+    killed.add(about(SPEC), 0)
+    assert (killed.kills, killed.least(SPEC, about(SPEC).key, near=True)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("tier", "learned_mib", "told_mib"),
+    [
+        ("history", NODE_MIB + 1_000, NODE_MIB),
+        ("history", 2 * NODE_MIB, 2 * NODE_MIB),
+        ("nearest", 2 * NODE_MIB, NODE_MIB),
+    ],
+)
+def test_learned_needs_are_cut_to_the_largest_node(tier: str, learned_mib: int, told_mib: int) -> None:
+    """A job that used nearly all of a node is promised all of it, not 10 % more than there is. One that ran on a node that
+    has left keeps what it needs: it ends as unschedulable instead of being killed. What others' runs say only guides."""
+    cell = Memory()
+    guess = Guess(tier, 0.5, "s", 1, 100, learned_mib, 16_384 + 100, 50.0)  # type: ignore[arg-type]
+    found = Bounds(cell.ledger.killed, cell.ledger.rooms)(SPEC, b"key", guess)
+    assert (found.cores, found.host_memory_mib, found.gpu_memory_mib) == (32, told_mib, 16_384)
+
+
+def test_a_placement_that_names_nobody_is_no_kill() -> None:
+    """An exit of a task that the fold does not know (its job had ended) changes nothing."""
+    cell = Memory()
+    cell.record(killed_exit("gone"))
+    cell.submit("job-1")
+    place = TaskPlacement(task_id="job-1/1/0", role="worker", rank=0, node_id="node-1", gpus=(0,))
+    cell.record(PlacementDecided(job_id="job-1", attempt=1, tasks=(place,)))
+    cell.record(killed_exit("job-1"))
+    assert cell.told().worker.host_memory_mib == 2_048, (
+        "without an estimate nothing is known to have been promised"
+    )

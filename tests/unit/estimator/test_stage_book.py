@@ -1,0 +1,202 @@
+"""Stages as the service keeps them: per owner, the median over owners, told when they moved."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.runs import About, about
+from penstock.estimator.core.stage_book import (
+    KEYS_PER_OWNER,
+    MAX_KEYS,
+    OWNERS_PER_KEY,
+    Owned,
+    StageLog,
+    combined,
+    moved,
+)
+from penstock.estimator.core.stages import LEAST_ITERATIONS, StageKey, StageProfile
+from penstock.events.doors import StageSample, StagesMeasured
+
+KEY = StageKey("resnet18", 64, 4)
+
+
+def who(owner: str = "ada", model: str | None = "resnet18", batch: int | None = 64) -> About:
+    return about(JobSpec(owner=owner, command=("python", "train.py"), model=model, batch_size=batch))
+
+
+def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
+    """One stage after the other, as many iterations in one piece."""
+    names = ("storage", "cpu", "gpu", "network")
+    told = tuple(
+        StageSample.model_validate({"lasted_ms": lasted * iterations, name: 100.0})
+        for name, lasted in zip(names, stages_ms, strict=True)
+        if lasted
+    )
+    return StagesMeasured(
+        node_id="n", task_id="t", token=1, at_ms=1, iterations=iterations, samples=told or (StageSample(lasted_ms=1),)
+    )  # fmt: skip
+
+
+def learn(log: StageLog, owner: str = "ada", *stages_ms: float, times: int = 1) -> None:
+    for _ in range(times):
+        log.measured(who(owner), 4, 1_000, samples(stages_ms), f"from-{owner}")
+
+
+def known(log: StageLog, key: StageKey = KEY) -> StageProfile:
+    found = log.get(key)
+    assert found is not None
+    return found
+
+
+def told(log: StageLog) -> list[StageKey]:
+    return [news.key for news in log.news()]
+
+
+def test_a_profile_is_measured_once_and_told_once() -> None:
+    """Muri's stages of a small vision model on four GPUs; the second job of the same kind measures nothing new."""
+    log = StageLog()
+    learn(log, "ada", 20, 10, 60, 10)
+    [news] = log.news()
+    assert (news.key, news.cause) == (KEY, "from-ada")
+    event = news.event()
+    assert (event.model, event.batch_size, event.gpus, event.iterations) == ("resnet18", 64, 4, 20)
+    assert (event.storage_ms, event.cpu_ms, event.gpu_ms, event.network_ms, event.iteration_ms) == (
+        20,
+        10,
+        60,
+        10,
+        100,
+    )
+    learn(log, "ada", 20.5, 10, 60, 10.2)
+    assert told(log) == []
+
+
+def test_it_is_told_again_when_a_stage_has_moved_by_a_tenth() -> None:
+    """New code halves the loading: the mean over iterations follows, and the cell is told on its way."""
+    log = StageLog()
+    learn(log, "ada", 20, 10, 60, 10)
+    assert told(log) == [KEY]
+    learn(log, "ada", 10, 10, 60, 10)
+    assert told(log) == [KEY]
+    assert known(log).storage_ms == 15
+    assert not moved(known(log), known(log)._replace(storage_ms=16.4))
+    assert moved(known(log), known(log)._replace(storage_ms=16.6))
+    assert moved(known(log), known(log)._replace(idle_ms=0.2)), "it waits where it did not"
+    assert not moved(known(log), known(log)._replace(idle_ms=0.09)), "noise of a stage that is none"
+
+
+def test_too_few_iterations_are_kept_but_not_told() -> None:
+    """The script was stopped after six of them; the next one completes the profile."""
+    log = StageLog()
+    for expected in ([], [KEY]):
+        log.measured(who(), 4, 1_000, samples((0, 0, 50, 0), LEAST_ITERATIONS // 2 + 1))
+        assert told(log) == expected
+
+
+def test_one_owner_among_three_moves_it_only_between_the_others() -> None:
+    """Mallory tells of iterations that load for an hour, and of others that never load, a thousand times."""
+    log = StageLog()
+    learn(log, "ada", 20, 10, 60, 10)
+    learn(log, "bob", 24, 11, 64, 12)
+    for lie in ((100_000, 0, 1, 0), (0, 0, 0.02, 0)):
+        learn(log, "mallory", *lie, times=1_000)
+        found = known(log)
+        assert 20 <= found.storage_ms <= 24
+        assert 10 <= found.cpu_ms <= 11
+        assert 60 <= found.gpu_ms <= 64
+        assert 10 <= found.network_ms <= 12
+        assert sum(found.stages_ms) + found.idle_ms == found.iteration_ms
+
+
+def test_of_two_owners_the_first_counts() -> None:
+    """Neither can outvote the other: what the cell has planned with stays until a third has measured."""
+    log = StageLog()
+    learn(log, "ada", 20, 10, 60, 10)
+    before = known(log)
+    learn(log, "mallory", 5_000, 0, 1, 0)
+    assert known(log) == before
+    learn(log, "bob", 22, 10, 60, 10)
+    assert known(log).storage_ms == 22
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus", "share", "told_ms", "reason"),
+    [
+        (who(model=None), 4, 1_000, (1, 1, 1, 1), "the job names no model or no batch size"),
+        (who(batch=None), 4, 1_000, (1, 1, 1, 1), "the job names no model or no batch size"),
+        (who(), 0, 1_000, (1, 1, 1, 1), "the job has no GPU"),
+        (who(), 1, 500, (1, 1, 1, 1), "the job shares its GPU"),
+        (who(), 4, 1_000, (0, 0, 0, 0), "nothing was used"),
+        (who(), 4, 1_000, (0, 0, 4_000_000, 0), "no iteration lasts so long or so short"),
+        (who(), 4, 1_000, (0, 0, 0.001, 0), "no iteration lasts so long or so short"),
+    ],
+)
+def test_what_cannot_teach_is_set_aside(
+    job: About, gpus: int, share: int, told_ms: tuple[float, ...], reason: str
+) -> None:
+    """Jobs that name nothing, shares of a GPU, broken counters: no profile, and each is counted."""
+    log = StageLog()
+    assert log.measured(job, gpus, share, samples(told_ms)) is None
+    assert log.set_aside == {reason: 1}
+    assert len(log) == 0
+
+
+def test_absurd_usage_is_set_aside() -> None:
+    """A counter that wrapped around would make everything else look idle beside it."""
+    log, sound = StageLog(), samples((1, 1, 1, 1))
+    wrapped = sound.samples[0].model_copy(update={"network": 1.8e19})
+    log.measured(who(), 4, 1_000, sound.model_copy(update={"samples": (*sound.samples, wrapped)}))
+    infinite = sound.samples[0].model_copy(update={"lasted_ms": float("nan")})
+    log.measured(who(), 4, 1_000, sound.model_copy(update={"samples": (*sound.samples, infinite)}))
+    assert log.set_aside == {"no machine has so much": 1, "no numbers": 1}
+
+
+def test_what_the_ledger_says_was_told_is_not_told_again() -> None:
+    """After a restart the estimator folds measurements and what it had told of them; the last of it was never sent."""
+    first, ledger = StageLog(), []
+    for owner, storage_ms in (("ada", 20.0), ("bob", 30.0)):
+        first.measured(who(owner, batch=int(storage_ms)), 4, 1_000, samples((storage_ms, 1, 1, 1)))
+        ledger += [news.event() for news in first.news()]
+    again = StageLog()
+    for owner, storage_ms in (("ada", 20.0), ("bob", 30.0)):
+        again.measured(who(owner, batch=int(storage_ms)), 4, 1_000, samples((storage_ms, 1, 1, 1)))
+    assert again.told(ledger[0]) is not None
+    assert [key.batch for key in told(again)] == [30]
+    assert again.told(ledger[0].model_copy(update={"model": "unknown"})) is None
+
+
+def test_rows_that_were_kept_bring_back_the_same_state() -> None:
+    """What Postgres holds of three owners and of what was told, read in its order."""
+    log, rows = StageLog(), []
+    for owner, storage_ms in (("ada", 20), ("bob", 22), ("eve", 90)):
+        rows.append(log.measured(who(owner), 4, 1_000, samples((storage_ms, 10, 60, 10))))
+    [news] = log.news()
+    rows.append(log.told(news.event()))
+    again = StageLog()
+    for row in rows:
+        assert row is not None
+        again.put(row)
+    assert known(again) == known(log)
+    assert told(again) == []
+    again.put(Owned(KEY._replace(gpus=8), "", known(log)))
+    assert log.get(KEY._replace(gpus=8)) is None
+
+
+def test_memory_is_bounded_and_a_sweep_pushes_out_its_own() -> None:
+    """Mallory names her models by the date; later more people do than there is room for."""
+    log = StageLog()
+    learn(log, "ada", 20, 10, 60, 10)
+    for number in range(2 * KEYS_PER_OWNER):
+        log.measured(who("mallory", f"m{number}"), 4, 1_000, samples((1, 1, 1, 1)))
+    assert known(log).storage_ms == 20
+    assert len(log) == 1 + KEYS_PER_OWNER
+    for number in range(MAX_KEYS):
+        log.measured(who(f"o{number % 8}", f"n{number}"), 4, 1_000, samples((1, 1, 1, 1)))
+    assert len(log) == MAX_KEYS
+    assert log.get(KEY) is None
+    for number in range(OWNERS_PER_KEY + 3):
+        log.measured(who(f"p{number}", "crowd"), 4, 1_000, samples((1, 1, 1, 1)))
+    assert log.set_aside == {"enough owners have measured it": 3}
+    assert len(told(log)) == MAX_KEYS
+    assert combined([]) is None
