@@ -212,6 +212,15 @@ def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
     assert killed.least(SPEC, about(SPEC).key, near=False) is None
 
 
+def test_a_promise_below_the_default_is_raised_to_it_at_once() -> None:
+    """Others' runs of the network were tiny: one kill costs less than eleven doublings from one MiB."""
+    killed = Killed()
+    killed.add(about(SPEC), 1)
+    least = killed.least(SPEC, about(SPEC).key, near=False)
+    assert least is not None
+    assert (least.memory_mib, least.held_mib) == (2_048, 1)
+
+
 def test_without_a_promise_a_kill_says_nothing() -> None:
     """The machine itself ran out of memory and killed a job that nobody had bounded."""
     killed = Killed()

@@ -1,7 +1,7 @@
 """What is known of jobs that were killed for their host memory: the next one is promised more.
 
 A kill says that the promise was too small, not by how much. Doubling finds any need in as many kills as it has
-doublings, and promises less than twice of it in the end. Each owner's kills are his own: what others are promised
+doublings, and promises less than twice of it in the end; a promise below the default is raised to that at once. Each owner's kills are his own: what others are promised
 never rests on them, and they have a room of their own in memory, so that nobody's kills push out another's.
 
 Memory of a GPU is another matter: when it is exhausted, the script fails like any other and nothing tells why. Hence
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.estimate import DEFAULT_HOST_MEMORY_MIB
 from penstock.estimator.core.nearest import FARTHEST, distance
 from penstock.estimator.core.runs import About
 
@@ -94,4 +95,6 @@ class Killed:
 
 
 def _least(held_mib: float, *, same_command: bool) -> Least:
-    return Least(math.ceil(RAISED * held_mib), math.ceil(held_mib), same_command)
+    return Least(
+        max(math.ceil(RAISED * held_mib), DEFAULT_HOST_MEMORY_MIB), math.ceil(held_mib), same_command
+    )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.estimate import Guess, guess_from, held_memory_mib
+from penstock.estimator.core.estimate import DEFAULT_HOST_MEMORY_MIB, Guess, guess_from, held_memory_mib
 from penstock.estimator.core.history import Run, Runs
 from penstock.estimator.core.runs import About
 
@@ -116,13 +116,17 @@ class NearestTier:
             source=f"median of the {len(found)} nearest runs of {spec.model} by other commands; "
             "memory: the largest of them + 10 %",
             gpus=None,
-            host_memory_mib=held_memory_mib(_believed(found, "host_memory_mib")),
+            host_memory_mib=held_memory_mib(_believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),
             gpu_memory_mib=held_memory_mib(_believed(found, "gpu_memory_mib")),
         )
 
 
-def _believed(found: Sequence[tuple[str, Run]], name: str) -> float | None:
-    """The largest value of any owner, but no more than `MOST_ABOVE` times what the next one had."""
+def _believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -> float | None:
+    """The largest value of any owner, but no more than `MOST_ABOVE` times what the next one had.
+
+    Of two owners alone it is believed up to `always` in any case: the smaller value may be the lie, and would take from
+    a job what it had without anybody's runs.
+    """
     largest: dict[str, float] = {}
     for owner, run in found:
         value = getattr(run, name)
@@ -131,4 +135,6 @@ def _believed(found: Sequence[tuple[str, Run]], name: str) -> float | None:
     highest = sorted(largest.values(), reverse=True)
     if not highest:
         return None
-    return highest[0] if len(highest) == 1 else min(highest[0], MOST_ABOVE * highest[1])
+    if len(highest) == 1:
+        return highest[0]
+    return min(highest[0], max(always if len(highest) == 2 else 0.0, MOST_ABOVE * highest[1]))
