@@ -83,6 +83,10 @@ class Runs:
             del self._values[:WIDTH]
         self.version += 1
 
+    def whole_column(self, name: str) -> Sequence[float]:
+        """Of all runs, oldest first; NaN where it was not measured."""
+        return self._values[Run._fields.index(name) :: WIDTH]
+
     def column(self, name: str) -> list[float]:
         """The measured values of one field of `Run`, oldest first; runs without it are left out."""
         values: Sequence[float] = self._values[Run._fields.index(name) :: WIDTH]

@@ -93,7 +93,7 @@ def _asked_for(cell: Cell, use: _Use) -> float:
     GPUs. Every cell that ran was measured, so that by what ran alone nothing would ever be in doubt."""
     gpus = sum(cell.placement)
     return sum(
-        runs * NEXT_TO ** abs(log2(gpus / sum(ran.placement)))
+        runs * float(NEXT_TO ** abs(log2(gpus / sum(ran.placement))))
         for ran, runs in use.cells.items()
         if isclose(ran.local_batch * sum(ran.placement), cell.local_batch * gpus)
     )

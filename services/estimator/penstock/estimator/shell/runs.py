@@ -148,6 +148,20 @@ class RunStore:
         )
         return [finished(row) for row in reversed(rows)]
 
+    async def latest_steps(self, count: int, of_one: int) -> list[FinishedRun]:
+        """The newest sound runs that told steps, at most `of_one` of one owner, oldest first. Raises `StoreError`."""
+        try:
+            rows = await self._connection.fetch(
+                f"SELECT {', '.join(COLUMNS)} FROM (SELECT *, row_number() OVER (PARTITION BY owner ORDER BY seq DESC) "
+                "AS age FROM runs WHERE set_aside = '' AND steps IS NOT NULL) AS known WHERE age <= $2 "
+                "ORDER BY seq DESC LIMIT $1",
+                count,
+                of_one,
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            raise StoreError(f"runs could not be read: {error}") from error
+        return [finished(row) for row in reversed(rows)]
+
     async def after_training(self, kind: str = RESOURCES) -> list[FinishedRun]:
         """Runs that ended after the newest model of this kind was trained, oldest first; at most `UNSEEN_KEPT`."""
         rows = await self._connection.fetch(
