@@ -5,8 +5,8 @@ import math
 import pytest
 
 from penstock.estimator.core.history import Run
-from penstock.estimator.core.reckoning import STRETCHES, reckon
-from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock.estimator.core.reckoning import STRETCHES, reckon, remaining, share
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
 
 
 def run(
@@ -71,3 +71,23 @@ def test_what_was_set_aside_is_counted_by_reason_and_judges_nobody() -> None:
     assert found.set_aside == {"gpu_memory_mib": 1}
     assert found.tiers["model"]["gpu_memory_mib"].runs == 1
     assert reckon([]).runs == 0
+
+
+def test_intervals_of_remaining_time_are_counted_on_both_sides() -> None:
+    """Ten runs were told 60 s with 50 to 80 around it: one ended after 40 s, two after 100 s."""
+    told = [ToldEta(60_000, 50_000, 80_000, actual) for actual in [60_000] * 7 + [40_000, 100_000, 100_000]]
+    found = remaining([*told, ToldEta(0, 0, 0, 500)])
+    assert found is not None
+    assert (found.runs, found.held.value, found.early, found.late) == (10, 0.7, 0.1, 0.2)
+    assert found.median_off == 1
+    assert found.p95_off == pytest.approx(100 / 60)
+    assert found.held.low == pytest.approx(0.397, abs=0.001), "ten runs say little"
+    assert found.held.high == pytest.approx(0.892, abs=0.001)
+    assert remaining([]) is None
+
+
+def test_a_share_of_few_runs_is_not_taken_for_certain() -> None:
+    """Six of six promises were kept: that does not say that all will be."""
+    assert share(6, 6)[:2] == (6, 1.0)
+    assert share(6, 6).low == pytest.approx(0.61, abs=0.01)
+    assert share(0, 6).low == 0

@@ -1,9 +1,12 @@
 """`penstock estimator report` on a ledger and on the gateway's events: both tell the same."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
+from tests.unit.estimator.month import month as records_of_a_month
 
 from penstock.cluster.nouns import Usage
 from penstock.estimator.evaluate.command import main
@@ -95,3 +98,101 @@ def test_what_is_no_ledger_is_refused(
         path.write_bytes(content)
     assert main(["report", option, str(path)]) == 2
     assert problem in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ drawings
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 jobs of a small cell; see `tests.unit.estimator.month`."""
+    path = tmp_path_factory.mktemp("month") / "ledger.jsonl"
+    path.write_bytes(b"\n".join(records_of_a_month(120)) + b"\n")
+    return path
+
+
+def charts_of(page: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page.read_text())
+    assert found is not None
+    charts: dict[str, Any] = orjson.loads(found[1].replace("<\\/", "</"))
+    return charts
+
+
+def test_a_month_is_drawn_on_a_page_and_as_pictures(
+    month: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The operator looks at the month: one page to send round, pictures for the slides; their numbers are the table's."""
+    page, folder = tmp_path / "month.html", tmp_path / "pictures"
+    asked = ["report", "--ledger", str(month), "--report", str(page), "--png", str(folder)]
+    assert main([*asked, "-o", "json"]) == 0
+    told = orjson.loads(capfd.readouterr().out)
+    charts, text = charts_of(page), page.read_text()
+    assert "http://" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S), "nothing is fetched"
+    points = {
+        trace["name"]: len(trace["x"])
+        for trace in charts["pairs-gpu_memory_mib"]["data"]
+        if trace["mode"] == "markers"
+    }
+    runs = {
+        tier: fields["gpu_memory_mib"]["runs"]
+        for tier, fields in told["tiers"].items()
+        if "gpu_memory_mib" in fields
+    }
+    assert sum(points.values()) == sum(runs.values())
+    assert points["learned model"] == runs["model"], "after 60 runs a model answered"
+    corner = charts["pairs-gpu_memory_mib"]["data"][0]
+    assert corner["fill"] == "toself", "where promises are broken is shaded"
+    assert {name.partition("-")[0] for name in charts} == {
+        "pairs",
+        "promises",
+        "drift",
+        "owners",
+        "remaining",
+    }
+    assert told["over_asking"][0]["owner"] == "dan"
+    assert "dan asks for the most that is not used" in text
+    assert told["worst"][0]["job_id"] in text
+    pictures = sorted(path.name for path in folder.iterdir())
+    assert pictures == ["drift.png", "owners.png", "pairs.png", "promises.png", "remaining.png"]
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+def test_the_intervals_of_remaining_time_are_reckoned(month: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each run was told at its half: with a tenth to either side and a spread of 6 %, nine of ten intervals hold."""
+    assert main(["report", "--ledger", str(month), "-o", "json"]) == 0
+    told = orjson.loads(capfd.readouterr().out)["remaining"]
+    assert (told["runs"], told["level"]) == (120, 0.9)
+    assert 0.82 < told["held"]["value"] < 0.98
+    assert told["held"]["low"] < told["held"]["value"] < told["held"]["high"]
+    assert told["held"]["value"] + told["early"] + told["late"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--report", "{here}"), "is a folder; name a file"),
+        (("--report", "{here}/nowhere/page.html"), "there is no folder"),
+        (("--png", "{here}/ledger.jsonl"), "name a folder"),
+    ],
+)
+def test_where_nothing_can_be_written_it_is_said_before_the_work(
+    ledger: Path, arguments: tuple[str, str], problem: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = arguments[1].format(here=ledger.parent)
+    assert main(["report", "--ledger", str(ledger), arguments[0], where]) == 2
+    told = capfd.readouterr()
+    assert problem in told.err
+    assert arguments[0] in told.err
+    assert told.out == ""
+
+
+def test_a_cell_without_a_finished_job_has_nothing_to_draw(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"\n".join(cell.values) + b"\n")
+    assert main(["report", "--ledger", str(path), "--report", str(tmp_path / "page.html")]) == 2
+    assert "nothing to draw: no job has succeeded yet" in capfd.readouterr().err
+    assert main(["report", "--ledger", str(path)]) == 0

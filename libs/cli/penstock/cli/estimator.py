@@ -34,16 +34,28 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="Read a ledger, one record a line, instead of the cell's."),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.html", help="Write a page with charts, whole in one file."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
 ) -> None:
-    """Say how estimates did against what jobs used: per tier, over time, who over-asks, the worst jobs."""
+    """Say and draw how estimates did against what jobs used: predicted against actual, per tier, over time, who over-asks,
+    the worst jobs, and how often intervals of remaining time held."""
     _need_the_estimator("report")
+    arguments = [*COMMAND, "report", "-o", output]
+    for option, path in (("--report", page), ("--png", png)):
+        if path is not None:
+            arguments += [option, str(path)]
     if ledger is not None:
         sys.stdout.flush()
-        os.execv(sys.executable, [*COMMAND, "report", "-o", output, "--ledger", str(ledger)])
+        os.execv(sys.executable, [*arguments, "--ledger", str(ledger)])
     client = gateway(ctx)
     last_seq = int(client.get("/v1/status")["seq"])
-    raise typer.Exit(pour(client, last_seq, [*COMMAND, "report", "-o", output, "--events", "-"]))
+    raise typer.Exit(pour(client, last_seq, [*arguments, "--events", "-"]))
 
 
 def evaluate(ctx: typer.Context) -> None:

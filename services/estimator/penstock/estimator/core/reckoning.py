@@ -7,13 +7,16 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.eta import LEVEL
+from penstock.estimator.core.runs import FinishedRun, ToldEta
 
 WORST = 10
 OWNERS = 10
 STRETCHES = 8  # over which drift is shown
 FEWEST_RUNS = 3  # of an owner, to be named as one who over-asks
 OVER_ASKED = 1.5  # times what was used, by the median
+USER = "user"
+NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
 
 
 class Field(NamedTuple):
@@ -60,6 +63,31 @@ class Score(NamedTuple):
     """Share of runs that used more than was said; for bounds only, else NaN."""
 
 
+class Share(NamedTuple):
+    """Of some runs, with the interval that holds the true share 95 times in 100 (Wilson)."""
+
+    of: int
+    value: float
+    low: float
+    high: float
+
+
+class Remaining(NamedTuple):
+    """How well the remaining time was told, at half of each run."""
+
+    runs: int
+    level: float
+    """What share the intervals promise to hold."""
+    held: Share
+    early: float
+    """Share of the runs that ended before the low end."""
+    late: float
+    """After the high end."""
+    median_off: float
+    """By the median, as a factor ≥ 1."""
+    p95_off: float
+
+
 class Worst(NamedTuple):
     """One job whose estimate was far off."""
 
@@ -92,14 +120,24 @@ class Reckoning(NamedTuple):
     """Field → median of |log(said / used)| in up to `STRETCHES` equal stretches of runs, oldest first; users' left out."""
     over_asking: Sequence[OverAsking]
     worst: Sequence[Worst]
+    remaining: Remaining | None = None
+    """None: no run was told its remaining time."""
 
 
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
+    """What was said of one field of a run, and what it used; both > 0."""
+
     run: FinishedRun
     field: str
     tier: str
+    """`USER` for what he asked for himself."""
     said: float
     used: float
+
+    @property
+    def ratio(self) -> float:
+        """said / used."""
+        return self.said / self.used
 
     @property
     def off(self) -> float:
@@ -110,13 +148,11 @@ class _Pair(NamedTuple):
 def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
     """Runs in the order in which they ended."""
     aside: dict[str, int] = {}
-    pairs: list[_Pair] = []
     for run in runs:
         if run.set_aside:
             reason = run.set_aside.partition(":")[0]
             aside[reason] = aside.get(reason, 0) + 1
-            continue
-        pairs += _pairs(run)
+    pairs = pairs_of(runs)
     tiers: dict[str, dict[str, Score]] = {}
     for tier in sorted({pair.tier for pair in pairs}):
         mine = [pair for pair in pairs if pair.tier == tier]
@@ -125,22 +161,28 @@ def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
             for name in FIELDS
             if any(pair.field == name for pair in mine)
         }
-    estimated = [pair for pair in pairs if pair.tier != "user"]
+    estimated = [pair for pair in pairs if pair.tier != USER]
     worst = sorted(estimated, key=lambda pair: (-pair.off, pair.run.job_id, pair.field))[:WORST]
     return Reckoning(
         len(runs),
         dict(sorted(aside.items())),
         tiers,
         {name: _drift([pair for pair in estimated if pair.field == name]) for name in FIELDS},
-        _over_asking([pair for pair in pairs if pair.tier == "user"]),
+        _over_asking([pair for pair in pairs if pair.tier == USER]),
         [
             Worst(pair.run.job_id, pair.run.about.owner, pair.tier, pair.field, pair.said, pair.used)
             for pair in worst
         ],
+        remaining([run.eta for run in runs if run.eta is not None]),
     )
 
 
-def _pairs(run: FinishedRun) -> list[_Pair]:
+def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
+    """Of the sound ones, in their order."""
+    return [pair for run in runs if not run.set_aside for pair in _pairs(run)]
+
+
+def _pairs(run: FinishedRun) -> list[Pair]:
     """Fields that were both said and measured; 0 says nothing (no demand on the card's size, nothing seen)."""
     if run.said is None:
         return []
@@ -148,30 +190,54 @@ def _pairs(run: FinishedRun) -> list[_Pair]:
     for name, field in FIELDS.items():
         said, used = field.said(run), field.measured(run)
         if said > 0 and used > 0 and not math.isinf(said):
-            found.append(_Pair(run, name, "user" if name in run.about.asked else run.said.tier, said, used))
+            found.append(Pair(run, name, USER if name in run.about.asked else run.said.tier, said, used))
     return found
 
 
-def score(name: str, pairs: Sequence[_Pair]) -> Score:
+def score(name: str, pairs: Sequence[Pair]) -> Score:
     """At least one pair."""
-    ratios = sorted(pair.said / pair.used for pair in pairs)
-    off = sorted(pair.off for pair in pairs)
+    ratios = sorted(pair.ratio for pair in pairs)
     broken = sum(pair.used > pair.said for pair in pairs) / len(pairs) if FIELDS[name].bound else math.nan
-    return Score(
-        len(pairs), median(ratios), math.exp(off[min(len(off) - 1, math.ceil(0.95 * len(off)) - 1)]), broken
+    return Score(len(pairs), median(ratios), math.exp(_p95([pair.off for pair in pairs])), broken)
+
+
+def share(count: int, of: int) -> Share:
+    """`of` ≥ 1. Wilson's interval: honest for few runs and near 0 and 1, where the normal one is not."""
+    value, weight = count / of, NORMAL_95**2 / of
+    middle = (value + weight / 2) / (1 + weight)
+    half = NORMAL_95 * math.sqrt(value * (1 - value) / of + weight / (4 * of)) / (1 + weight)
+    return Share(of, value, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def remaining(told: Sequence[ToldEta]) -> Remaining | None:
+    """Of runs whose remaining time was told; None for none."""
+    usable = [one for one in told if one.left_ms > 0 and one.actual_ms > 0]
+    if not usable:
+        return None
+    early = sum(one.actual_ms < one.low_ms for one in usable)
+    late = sum(one.actual_ms > one.high_ms for one in usable)
+    off = [abs(math.log(one.left_ms / one.actual_ms)) for one in usable]
+    held = share(len(usable) - early - late, len(usable))
+    early_share, late_share = early / len(usable), late / len(usable)
+    return Remaining(
+        len(usable), LEVEL, held, early_share, late_share, math.exp(median(off)), math.exp(_p95(off))
     )
 
 
-def _drift(pairs: Sequence[_Pair]) -> list[float]:
+def _p95(values: Sequence[float]) -> float:
+    return sorted(values)[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)]
+
+
+def _drift(pairs: Sequence[Pair]) -> list[float]:
     count = min(STRETCHES, len(pairs))
     edges = [len(pairs) * part // count for part in range(count + 1)] if count else []
     return [median(pair.off for pair in pairs[low:high]) for low, high in pairwise(edges)]
 
 
-def _over_asking(pairs: Sequence[_Pair]) -> list[OverAsking]:
+def _over_asking(pairs: Sequence[Pair]) -> list[OverAsking]:
     by_owner: dict[tuple[str, str], list[float]] = {}
     for pair in pairs:
-        by_owner.setdefault((pair.run.about.owner, pair.field), []).append(pair.said / pair.used)
+        by_owner.setdefault((pair.run.about.owner, pair.field), []).append(pair.ratio)
     found = [
         OverAsking(owner, field, len(ratios), median(ratios))
         for (owner, field), ratios in by_owner.items()

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Exit codes: 0 done, 2 bad command or data."""
     asked = parser().parse_args(arguments)
+    asked.line = shlex.join(["penstock", "estimator", *arguments]).replace(" --events -", "")
     if asked.command == "report":
         return report.run(asked)
     if not 1 <= asked.seeds <= MOST_SEEDS:

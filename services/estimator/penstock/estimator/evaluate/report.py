@@ -2,8 +2,10 @@
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rich.table import Table
 from penstock.estimator.core.follow import HANDLERS, At, Ledger
 from penstock.estimator.core.reckoning import Reckoning, reckon
 from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.evaluate.drawn.picture import picture_of
 from penstock.events.codec import decode_trusted
 from penstock.events.errors import EventError
 from penstock.events.topics import Topic
@@ -22,6 +25,7 @@ from penstock.kernel.json_lines import json_lines
 
 OK, BAD_INPUT = 0, 2
 BARS = "▁▂▃▄▅▆▇█"
+PIPED_WIDTH = 1_000  # nothing is cut that goes into a pipe or a file
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
 
 
@@ -35,7 +39,7 @@ class _Event(msgspec.Struct):
 
 
 class BadSource(ValueError):
-    """The ledger or the events cannot be read; the message says where."""
+    """Something cannot be read, or not be written where it is asked for; the message says what and where."""
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
@@ -48,29 +52,84 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
         help="events as the gateway streams them, one JSON a line; -: stdin",
     )
     to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    to.add_argument(
+        "--report", type=Path, metavar="FILE.html", help="write a page with charts, whole in one file"
+    )
+    to.add_argument("--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files")
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Exit codes: 0 done, 2 nothing that could be read."""
+    """Exit codes: 0 done, 2 nothing that could be read, or nowhere to write."""
     runs: list[FinishedRun] = []
     fold = Ledger(Topic.JOBS, 0, runs.append)
     try:
+        judge_places(asked.report, asked.png)
         if asked.ledger is not None:
             _fold_ledger(asked.ledger, fold)
         else:
             _fold_events(asked.events, fold)
+        found = reckon(runs)
+        draw(asked, runs, found)
     except BadSource as error:
         print(f"penstock: {error}", file=sys.stderr)
         return BAD_INPUT
-    found = reckon(runs)
     if asked.output == "json":
         sys.stdout.buffer.write(
             orjson.dumps(plain(found), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         )
         sys.stdout.buffer.flush()
     else:
-        show(found, Console(highlight=False))
+        show(found, Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH))
     return OK
+
+
+def judge_places(page: Path | None, png: Path | None) -> None:
+    """Before anything is read: whether the drawings can be written. Makes the folder of the pictures. Raises `BadSource`."""
+    for option, path, library in (("--report", page, "plotly"), ("--png", png, "matplotlib")):
+        if path is not None and find_spec(library) is None:
+            raise BadSource(
+                f"{option} needs {library}, which is not installed; pip install 'penstock[simulator]'"
+            )
+    if page is not None:
+        if page.is_dir() or not page.parent.is_dir():
+            why = (
+                "is a folder; name a file"
+                if page.is_dir()
+                else f"there is no folder {page.parent}; make it first"
+            )
+            raise BadSource(f"--report {page}: {why}")
+        if not os.access(page if page.exists() else page.parent, os.W_OK):
+            raise BadSource(f"--report {page}: cannot be written; name a file of yours")
+    if png is not None:
+        try:
+            png.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadSource(f"--png {png}: {error.strerror}; name a folder") from error
+        if not os.access(png, os.W_OK):
+            raise BadSource(f"--png {png}: cannot be written; name a folder of yours")
+
+
+def draw(asked: argparse.Namespace, runs: Sequence[FinishedRun], found: Reckoning) -> None:
+    """The page and the pictures, if asked for. Raises `BadSource` where the disk refuses, or there is nothing to draw."""
+    if asked.report is None and asked.png is None:
+        return
+    picture = picture_of(runs, found)
+    if not picture.panels:
+        raise BadSource(
+            "nothing to draw: no job has succeeded yet of which anything was both said and measured"
+        )
+    try:
+        if asked.report is not None:
+            from penstock.estimator.evaluate.drawn.page import page  # its library takes a second
+
+            asked.report.write_text(page(picture, asked.line), encoding="utf-8")
+            print(f"wrote {asked.report}", file=sys.stderr)
+        if asked.png is not None:
+            from penstock.estimator.evaluate.drawn.png import save_all  # as above, and writes a cache
+
+            print(f"wrote {len(save_all(picture, asked.png))} pictures to {asked.png}", file=sys.stderr)
+    except OSError as error:
+        raise BadSource(f"{error.filename}: {error.strerror}") from error
 
 
 def _fold_ledger(path: Path, fold: Ledger) -> None:
@@ -118,6 +177,9 @@ def plain(found: Reckoning) -> Mapping[str, Any]:
         "drift": {name: list(values) for name, values in found.drift.items()},
         "over_asking": [one._asdict() for one in found.over_asking],
         "worst": [one._asdict() for one in found.worst],
+        "remaining": None
+        if found.remaining is None
+        else {**found.remaining._asdict(), "held": found.remaining.held._asdict()},
     }
 
 
@@ -147,6 +209,12 @@ def show(found: Reckoning, console: Console) -> None:
         )
         for name, values in drifting.items():
             console.print(f"  {bars(values)}  {name}, now {math.exp(values[-1]):.2f}")
+    if found.remaining is not None:
+        told = found.remaining
+        console.print(
+            f"\nRemaining time, told at half of {told.runs:,} runs: {told.held.value:.1%} inside the {told.level:.0%} interval "
+            f"({told.early:.1%} ended sooner, {told.late:.1%} later); by the median {told.median_off - 1:.1%} off"
+        )
     if found.over_asking:
         console.print("\nWho asks for more than is used:")
         for one in found.over_asking:

@@ -1,0 +1,145 @@
+"""A month of a small cell as a ledger: people, their networks, estimates by the estimator's own tiers, and what was used.
+
+Ada and Bob run the same few commands again and again; Eve sweeps batch sizes; Dan asks for whole cards and uses little; a
+newcomer appears each week. After two thirds a library is updated, and memory grows by a third.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest, Usage
+from penstock.estimator.core.estimate import HistoryTier, estimate
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.training import ModelTier, read_model, train
+from penstock.events.doors import Bounds, EtaEstimated, TaskExited
+from penstock.events.topics import Topic
+from penstock.testing.driver import CellDriver, node_spec
+
+MINUTE_MS, DAY_MS = 60_000, 86_400_000
+START_MS = 1_780_000_000_000
+FIRST_TRAINING, NEXT_TRAINING = 60, 1.5
+
+
+class Network(NamedTuple):
+    """What a network really needs."""
+
+    fixed_mib: float
+    mib_per_sample: float
+    busy_percent: float
+    step_ms: float
+    cores: float
+
+
+NETWORKS = {
+    "resnet50": Network(1_400, 78, 82, 60, 5.5),
+    "bert": Network(2_600, 190, 93, 140, 2.2),
+    "vgg16": Network(2_000, 120, 88, 95, 4.1),
+    "lstm": Network(700, 14, 41, 22, 1.6),
+    "recommender": Network(3_800, 2.5, 24, 9, 7.8),
+}
+OWNERS = ("ada", "bob", "eve", "dan")
+
+
+def jobs(count: int, chance: np.random.Generator) -> Iterator[JobSpec]:
+    names = list(NETWORKS)
+    for number in range(count):
+        owner = OWNERS[int(chance.integers(4))] if chance.random() > 0.1 else f"guest-{number * 4 // count}"
+        name = names[int(chance.integers(len(names)))]
+        batch = int(2 ** chance.integers(3, 7))
+        if owner == "eve":
+            batch = int(chance.integers(4, 70))
+        asked = ResourceRequest()
+        if owner == "dan":
+            asked = ResourceRequest(gpu_memory_mib=30_000, cores=16, gpus=1)
+        iterations = int(chance.choice([2_000, 5_000, 20_000]))
+        yield JobSpec(
+            owner=owner,
+            command=("python", f"{name}.py", f"--steps={iterations}"),
+            model=name,
+            batch_size=batch,
+            iterations=iterations,
+            resources=asked,
+        )
+
+
+def month(count: int, seed: int = 0) -> list[bytes]:
+    """The ledger's records, `count` finished jobs, spread over 30 days."""
+    chance = np.random.default_rng(seed)
+    cell = CellDriver()
+    cell.now_ms = START_MS
+    cell.join(node_spec("node-1", 8, model="V100", memory_mib=32_510, cores=96))
+    cell.join(node_spec("node-2", 8, model="A100", memory_mib=40_536, cores=96))
+    runs: list[FinishedRun] = []
+    known = Ledger(Topic.JOBS, 0, runs.append)
+    model, trained_on, current = ModelTier(known.cards), 0, None
+    folded = 0
+    for number, spec in enumerate(jobs(count, chance)):
+        for value in cell.values[folded:]:
+            known.fold(value)
+        folded = len(cell.values)
+        if len(runs) >= max(FIRST_TRAINING, NEXT_TRAINING * trained_on):
+            trained, trained_on = train(runs, current), len(runs)
+            if trained is not None and trained.promoted:
+                model.use(read_model(trained.body, trained.sha256))
+                current = trained.body
+        tiers = (HistoryTier(known.history), model, NearestTier(known.nearest))
+        cell.now_ms += int(30 * DAY_MS / count * chance.uniform(0.2, 1.0))
+        cell.submit(f"job-{number:04}", spec, estimate(spec, tiers))
+        run(cell, f"job-{number:04}", spec, chance, grown=1.33 if number > 0.66 * count else 1.0)
+    return cell.values
+
+
+def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generator, grown: float) -> None:
+    """Starts, tells its remaining time half-way, ends."""
+    truth = NETWORKS[spec.model or ""]
+    assert spec.batch_size is not None
+    assert spec.iterations is not None
+    cell.start(job_id)
+    step_ms = truth.step_ms * (0.3 + 0.7 * spec.batch_size / 32) * math.exp(chance.normal(0, 0.08))
+    run_ms = int(20_000 + step_ms * spec.iterations)
+    started_ms = cell.now_ms
+    cell.now_ms = started_ms + run_ms // 2
+    left = (run_ms - run_ms // 2) * math.exp(chance.normal(0, 0.06))
+    steps = spec.iterations / 2
+    cell.feed(
+        EtaEstimated(
+            job_id=job_id,
+            attempt=1,
+            at_ms=cell.now_ms,
+            done=spec.iterations // 2,
+            left_ms=Bounds(middle=left, low=left * 0.9, high=left * 1.11),
+            steps=Bounds(middle=steps, low=steps, high=steps),
+            step_ms=Bounds(middle=step_ms, low=0.9 * step_ms, high=1.1 * step_ms),
+            level=0.9,
+            source="iterations asked for",
+        )
+    )
+    cell.now_ms = started_ms + run_ms
+    memory = (
+        grown * (truth.fixed_mib + truth.mib_per_sample * spec.batch_size) * math.exp(chance.normal(0, 0.03))
+    )
+    cores = truth.cores * math.exp(chance.normal(0, 0.1))
+    [worker] = cell.job(job_id).tasks
+    cell.feed(
+        TaskExited(
+            node_id=cell.job(job_id).tasks[worker].place.node_id,
+            task_id=worker,
+            token=cell.job(job_id).token,
+            cause="exited",
+            exit_code=0,
+            started_ms=started_ms,
+            exited_ms=cell.now_ms,
+            usage=Usage(
+                gpu_memory_mib=int(memory),
+                host_memory_mib=int(1_500 * math.exp(chance.normal(0, 0.2))),
+                cpu_ms=int(min(cores, len(cell.job(job_id).tasks[worker].place.cores)) * run_ms),
+                gpu_utilisation_percent=min(100.0, max(1.0, chance.normal(truth.busy_percent, 4))),
+                gpu_utilisation_std=float(abs(chance.normal(6, 1))),
+            ),
+        )
+    )
