@@ -1,0 +1,213 @@
+"""What the estimator must not forget over a restart: kills for memory and stages; and that stages are told once."""
+
+import asyncio
+
+import pytest
+from tests.integration.test_estimator_runs import run
+from tests.integration.test_estimator_service import (
+    ESTIMATES,
+    SETTINGS,
+    SPEC,
+    Placer,
+    answered,
+    estimates,
+    prepared,
+    serving,
+)
+
+from penstock.cluster.nouns import Estimate, JobSpec, TaskPlacement
+from penstock.estimator.core.killed import Killed
+from penstock.estimator.core.stage_book import Owned
+from penstock.estimator.core.stages import StageKey, StageProfile
+from penstock.estimator.shell import stages as module
+from penstock.estimator.shell.runs import RunStore
+from penstock.estimator.shell.stages import Staged
+from penstock.events.doors import (
+    JobEstimated,
+    JobSubmitted,
+    StageSample,
+    StagesMeasured,
+    StagesProfiled,
+    TaskExited,
+)
+from penstock.events.envelope import from_wire
+from penstock.events.facts import JobEnded, PlacementDecided
+from penstock.events.topics import Topic
+from penstock.kernel.log import Log
+from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.settings import Settings
+
+pytestmark = pytest.mark.timeout(60)
+
+TRAINING = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
+
+
+async def begin(placer: Placer, job_id: str, found: Estimate, spec: JobSpec = SPEC) -> None:
+    place = TaskPlacement(task_id=f"{job_id}/1/0", role="worker", rank=0, node_id="node-1", gpus=(0, 1))
+    await placer.record(
+        JobSubmitted(job_id=job_id, spec=spec),
+        JobEstimated(job_id=job_id, estimate=found),
+        PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)),
+    )
+
+
+async def kill(placer: Placer, job_id: str) -> None:
+    exited = TaskExited(
+        node_id="node-1",
+        task_id=f"{job_id}/1/0",
+        token=1,
+        cause="out_of_memory",
+        signal=9,
+        started_ms=0,
+        exited_ms=9,
+    )
+    await placer.record(exited, JobEnded(job_id=job_id, outcome="failed"))
+
+
+def measured(job_id: str, storage_ms: float) -> StagesMeasured:
+    samples = (StageSample(lasted_ms=20 * storage_ms, storage=5), StageSample(lasted_ms=1_200, gpu=90))
+    return StagesMeasured(
+        node_id="node-1", task_id=f"{job_id}/1/0", token=1, at_ms=1, iterations=20, samples=samples
+    )
+
+
+async def ask(placer: Placer, log: Log, job_id: str, spec: JobSpec = SPEC) -> Estimate:
+    """Submits and waits for the answer."""
+    await placer.submit(job_id, spec=spec)
+    reader = log.reader({ESTIMATES: 0})
+    async with asyncio.timeout(10):
+        while True:
+            for record in await reader.read():
+                data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
+                if isinstance(data, JobEstimated) and data.job_id == job_id:
+                    await reader.close()
+                    return data.estimate
+
+
+async def told(log: Log) -> list[StagesProfiled]:
+    """All stages told so far."""
+    end = (await log.end_offsets([ESTIMATES]))[ESTIMATES]
+    reader, found = log.reader({ESTIMATES: 0}), []
+    while reader.position(ESTIMATES) < end:
+        for record in await reader.read():
+            data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
+            if isinstance(data, StagesProfiled):
+                found.append(data)
+    await reader.close()
+    return found
+
+
+async def folded(placer: Placer, log: Log, job_id: str) -> None:
+    """Waits until the estimator has folded the ledger so far: jobs are answered after what was read before them."""
+    await asyncio.sleep(0.1)  # one read may hold a job and not yet the ledger's last record
+    await ask(placer, log, job_id)
+
+
+@pytest.fixture(params=[None, pytest.param("postgres", marks=pytest.mark.postgres)])
+def settings(request: pytest.FixtureRequest) -> Settings:
+    """Without a database the whole ledger is folded again, with one only what came later."""
+    if request.param is None:
+        return SETTINGS
+    return Settings(log_url="unused", cell_index=1, dsn=str(request.getfixturevalue("dsn")))
+
+
+async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> None:
+    """Killed with the default of 2 GiB; the estimator is restarted, and the next job has four."""
+    log: Log = MemoryLog(MemoryBroker())
+    placer = await prepared(log)
+    async with serving(log, settings):
+        first = await ask(placer, log, "job-1")
+        await begin(placer, "job-1", first)
+        await kill(placer, "job-1")
+        await folded(placer, log, "other")
+    async with serving(log, settings):
+        found = await ask(placer, log, "job-2")
+    assert (first.worker.host_memory_mib, found.worker.host_memory_mib) == (2_048, 4_096)
+    assert found.source.endswith("more than the 2048 MiB that this command was killed with")
+
+
+async def test_stages_are_told_once_and_again_when_they_moved(settings: Settings) -> None:
+    """Measured by a job, told, and committed by the placer; a restart repeats nothing; slower storage is told then."""
+    log: Log = MemoryLog(MemoryBroker())
+    placer = await prepared(log)
+    async with serving(log, settings):
+        await begin(placer, "job-1", await ask(placer, log, "job-1", TRAINING), TRAINING)
+        await placer.record(measured("job-1", 20))
+        await folded(placer, log, "then")
+        [profile] = await told(log)
+        await placer.record(profile)
+        await folded(placer, log, "later")
+    assert (profile.model, profile.batch_size, profile.gpus) == ("resnet18", 64, 2)
+    assert (profile.storage_ms, profile.gpu_ms, profile.iteration_ms) == (20, 60, 80)
+    async with serving(log, settings):
+        await folded(placer, log, "again")
+        assert await told(log) == [profile]
+        await placer.record(measured("job-1", 60))
+        await folded(placer, log, "last")
+        slower = (await told(log))[1:]
+    assert [(one.storage_ms, one.gpu_ms, one.iterations) for one in slower] == [(40, 60, 40)]
+
+
+async def test_stages_that_were_never_told_are_told_after_a_restart() -> None:
+    """Killed between reading a measurement and telling of it: what the ledger knows to be told decides, not the fold."""
+    log: Log = MemoryLog(MemoryBroker())
+    placer = await prepared(log)
+    async with serving(log):
+        await placer.submit("job-1", spec=TRAINING)
+        (found,) = await estimates(log, 1)
+    await begin(placer, "job-1", answered(found).estimate, TRAINING)
+    await placer.record(measured("job-1", 20))
+    for _ in range(2):
+        async with serving(log):
+            await folded(placer, log, "next")
+    repeats = await told(log)
+    assert [one.storage_ms for one in repeats] == [20, 20], (
+        "told again, since the placer never wrote that it was told"
+    )
+
+
+@pytest.mark.postgres
+async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(dsn: str) -> None:
+    """Two kills of one command, then a run with more than the first had; another command's kill stands."""
+
+    def of(seq: int, held_mib: int, key: bytes, aside: str = "out_of_memory: killed") -> object:
+        one = run(seq, key=key, set_aside=aside)
+        assert one.said is not None
+        return one._replace(said=one.said._replace(host_memory_mib=held_mib))
+
+    store = await RunStore.open(dsn, "default")
+    runs = [
+        of(1, 1_000, b"a"),
+        of(2, 4_000, b"a"),
+        of(3, 2_000, b"a", ""),
+        of(4, 500, b"b"),
+        of(5, 9_000, b"c"),
+        of(6, 9_001, b"c", ""),
+    ]
+    await store.add(runs, 7)  # type: ignore[arg-type]
+    killed = Killed()
+    await store.kills(killed, 10)
+    found = [
+        killed.least(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
+    ]
+    assert [None if least is None else least.held_mib for least in found] == [4_000, 500, None]
+    assert [kept.seq for kept in await store.latest(10)] == [3, 6]
+    await store.close()
+
+
+@pytest.mark.postgres
+async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows change and keep the place of their first measurement; what changed longest ago goes first."""
+
+    def row(owner: str, storage_ms: float, batch: int = 64) -> Owned:
+        profile = StageProfile(storage_ms, 0, 60, 0, 0, 60 + storage_ms, 20)
+        return Owned(StageKey("resnet18", batch, 4), owner, profile)
+
+    store = await RunStore.open(dsn, "default")
+    await store.add([], 5, [Staged(1, row("zoe", 20)), Staged(2, row("ada", 30)), Staged(3, row("", 20))])
+    await store.add([], 9, [Staged(6, row("zoe", 25)), Staged(7, row("ada", 30, batch=8))])
+    assert await store.stages() == [row("zoe", 25), row("ada", 30), row("", 20), row("ada", 30, batch=8)]
+    monkeypatch.setattr(module, "ROWS_KEPT", 2)
+    await store.forget()
+    assert await store.stages() == [row("zoe", 25), row("ada", 30, batch=8)]
+    await store.close()
