@@ -6,6 +6,8 @@ workers hold the same weights (checked at the end). Penstock sets RANK, WORLD_SI
 MASTER_PORT for every worker of a gang; alone it runs as a gang of one:
 
     python tilt/jobs/allreduce.py --batch-size 256 --epochs 40
+
+It tells Penstock how far it is and what its steps spend their time in (`libs/sdk/README.md`).
 """
 
 import argparse
@@ -18,6 +20,9 @@ import time
 
 import numpy as np
 from sklearn.datasets import load_digits
+
+from penstock.sdk.progress import progress
+from penstock.sdk.stages import iteration, stage
 
 HIDDEN = 128
 SEED = 5
@@ -126,6 +131,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256, help="over all workers")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--learning-rate", type=float, default=0.2)
+    parser.add_argument("--target-loss", type=float, default=0.0, help="ends after an epoch below it")
     options = parser.parse_args()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     address = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0")))
@@ -138,14 +144,22 @@ def main() -> None:
     train, test = order[400:], order[:400]
     flat = generator.standard_normal(65 * HIDDEN + (HIDDEN + 1) * 10) * 0.1
     start = time.perf_counter()
+    starts = range(0, len(train) - options.batch_size + 1, options.batch_size)
+    steps = 0
     for number in range(1, options.epochs + 1):
         shuffled = generator.permutation(train)
         losses = []
-        for first in range(0, len(shuffled) - options.batch_size + 1, options.batch_size):
+        for first in starts:
+            iteration()
             mine = shuffled[first : first + options.batch_size][rank::size]
-            loss, gradient = loss_and_gradient(flat, x[mine], y[mine])
-            losses.append(loss)
-            flat = flat - options.learning_rate * gang.mean(gradient)
+            with stage("cpu"):
+                loss, gradient = loss_and_gradient(flat, x[mine], y[mine])
+            with stage("network"):
+                mean = gang.mean(np.append(gradient, loss))
+            flat = flat - options.learning_rate * mean[:-1]
+            losses.append(mean[-1])
+            steps += 1
+            progress(steps, options.epochs * len(starts), mean[-1])
         if rank == 0:
             accuracy = np.mean(np.argmax(forward(flat, x[test])[1], axis=1) == y[test])
             print(
@@ -153,6 +167,8 @@ def main() -> None:
                 f"{time.perf_counter() - start:6.2f} s",
                 flush=True,
             )
+        if np.mean(losses) < options.target_loss:
+            break  # the same losses in every worker: all end here
     if np.max(np.abs(gang.mean(flat) - flat)) > 1e-9:
         sys.exit("the workers' weights differ: gradients were lost on the way")
     print(f"worker {rank}: weights {hashlib.sha256(flat.round(9).tobytes()).hexdigest()[:16]}", flush=True)

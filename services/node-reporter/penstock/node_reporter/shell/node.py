@@ -22,7 +22,6 @@ from penstock.events.doors import (
     NodeJoined,
     NodeLeft,
     RunningTask,
-    TaskPhaseChanged,
     TelemetrySampled,
 )
 from penstock.events.envelope import MAX_ID_BYTES, Envelope, from_wire, to_wire
@@ -39,6 +38,7 @@ from penstock.kernel.task_logs import log_path
 from penstock.node_reporter.core import machine
 from penstock.node_reporter.core.environment import base_environment, task_environment
 from penstock.node_reporter.core.state import Change, Context, Forget, NodeState, Put
+from penstock.node_reporter.core.told import Hearing, Told
 from penstock.node_reporter.options import Options
 from penstock.node_reporter.shell import processes
 from penstock.node_reporter.shell.exits import lost_outcome, merged, outcome_of, sweep_task
@@ -50,12 +50,13 @@ from penstock.node_reporter.shell.folders import (
     remove_folder,
 )
 from penstock.node_reporter.shell.journal import Journal, Pending, Said
+from penstock.node_reporter.shell.listener import Listener
 from penstock.node_reporter.shell.outbox import Outbox
-from penstock.node_reporter.shell.phases import PhaseReader
 from penstock.node_reporter.shell.sampler import Sampler
 from penstock.node_reporter.shell.spans import TaskSpans
 from penstock.node_reporter.shell.spawner import Key, LauncherLost, Marks, Spawner, read_json, task_folder
 from penstock.node_reporter.shell.tuning import set_affinity
+from penstock.sdk.lines import FIFO
 from penstock.telemetry.tracing import Tracing
 
 SERVICE = "node-reporter"
@@ -103,7 +104,7 @@ class Node:
         self._telemetry = Partition(Topic.TELEMETRY, node_partition(spec.node_id))
         self._samples: set[asyncio.Task[None]] = set()
         self._sampler = Sampler(spec.node_id, self._publish, real_gpus=options.virtual_gpus is None)
-        self._phases = PhaseReader(self._on_phase)
+        self._listener = Listener(self._on_told)
         self._spans = TaskSpans(traces, spec.node_id)
         self.outbox = Outbox(journal, log, self._on_sent)
         self.spawner = Spawner(
@@ -147,11 +148,12 @@ class Node:
             self._nothing_lives.set()
 
     def follow(self, key: Key) -> None:
-        """A task runs: listen to its phases and measure it."""
+        """A task runs: listen to what it tells and measure it."""
         folder = task_folder(self.options.state_dir, *key)
         started, order = read_json(folder / "started.json"), self._order(key)
         if started is not None and order is not None:
-            self._phases.follow(key, folder / PHASES)
+            hearing = Hearing(self.spec.node_id, *key, leads=order.place.rank == 0)
+            self._listener.follow(key, folder / PHASES, hearing)
             self._sampler.follow(key, started["shim"], order.place.gpus)
 
     def _act(self, decision: machine.Action | Forget) -> None:
@@ -208,7 +210,7 @@ class Node:
             "log_limit": options.log_limit_mib << 20,
             "argv": list(order.command),
             "env": task_environment(order, self.spec, self._base, virtual=options.virtual_gpus is not None)
-            | {"PENSTOCK_PHASE_FILE": str(folder / "phases")},
+            | {FIFO: str(folder / PHASES)},
             "cwd": order.workdir or str(make_folder(folder / "work")),
             **memory_cap(options, place),
             "cores": real_cores(place.cores),
@@ -234,7 +236,7 @@ class Node:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
-        self._phases.forget(key)
+        self._listener.forget(key)
         seen = self._sampler.forget(key)
         outcome = outcome_of(task_folder(self.options.state_dir, *key), self._order(key))
         if outcome is not None:
@@ -257,19 +259,10 @@ class Node:
                 self._later(machine.Gone(*key, lost_outcome(count, wall_ms())))
                 return
 
-    def _on_phase(self, key: Key, phase: str) -> None:
-        now_ms = wall_ms()
+    def _on_told(self, key: Key, told: Told) -> None:
         task = self.state.find(key[0])
-        fields = {
-            "task_id": key[0],
-            "token": key[1],
-            "phase": phase,
-            "node_id": self.spec.node_id,
-            "at_ms": now_ms,
-        }
-        event = TaskPhaseChanged.model_validate(fields)
-        id_ = event_id(self.spec.node_id, *key, phase, now_ms)
-        self._later(self._envelope(id_, event, task.context if task is not None else None))
+        id_ = event_id(self.spec.node_id, *key, told.name)
+        self._later(self._envelope(id_, told.event, task.context if task is not None else None))
 
     def on_fault(self, fault: GpuFaulted) -> None:
         logger.error("GPU %d: %s %d", fault.gpu, fault.fault, fault.code)
@@ -370,7 +363,7 @@ class Node:
         for task in (*self._sweeps, *self._samples):
             task.cancel()
         self._sampler.close()
-        self._phases.close()
+        self._listener.close()
         self.journal.close()
 
     async def _read_orders(self, start: int) -> None:

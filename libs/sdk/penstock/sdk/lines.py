@@ -1,0 +1,33 @@
+"""Lines that a training script tells its node: what `phases`, `progress` and `stages` have in common.
+
+Penstock names a FIFO in PENSTOCK_PHASE_FILE. A line in it is a phase's name, or a JSON object with one field,
+`steps` or `stages` (`libs/sdk/README.md` shows both). Whoever writes is never blocked and never fails: where nobody
+listens, or the FIFO is full, the line is lost.
+"""
+
+import os
+
+FIFO = "PENSTOCK_PHASE_FILE"
+LINE_BYTES = (
+    4_096  # with its end; PIPE_BUF on Linux: so much is written whole or not at all, whoever else writes
+)
+
+
+def write_line(text: str) -> bool:
+    """Whether the line, given without its end, is on its way. Costs an open, a write and a close: about 10 µs."""
+    path, line = os.environ.get(FIFO), f"{text}\n".encode()
+    if not path or len(line) > LINE_BYTES:
+        return False
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.write(descriptor, line) == len(line)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+
+
+def leads() -> bool:
+    """Whether this process runs under Penstock and speaks for its gang: rank 0, or a script without ranks."""
+    return bool(os.environ.get(FIFO)) and os.environ.get("RANK", "") in ("", "0")

@@ -1,0 +1,265 @@
+"""Real tasks on a real node-reporter tell how far they are and what they use; the events arrive, and nothing else."""
+
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.cluster.nouns import TaskPlacement
+from penstock.events import doors
+from penstock.events.base import Event
+from penstock.events.facts import Peer
+from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.task_logs import log_path
+from penstock.node_reporter.options import Options
+from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
+from penstock.testing.schemas import ROOT
+
+TASK = "job-1.1.0"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2)
+
+
+@pytest.fixture
+async def broker() -> MemoryBroker:
+    broker = MemoryBroker()
+    broker.create(TOPICS)
+    return broker
+
+
+@pytest.fixture
+async def cell(broker: MemoryBroker) -> Cell:
+    return Cell(MemoryLog(broker, "placer"))
+
+
+@pytest.fixture
+async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]:
+    async with working(options, MemoryLog(broker, "node-reporter")):
+        yield options
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(options: Options) -> Iterator[None]:
+    """Whatever a test starts must not outlive it."""
+    yield
+    for process in ours(options):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def steps_of(cell: Cell, task_id: str = TASK) -> list[doors.StepsMeasured]:
+    found = [event for event in cell.events() if isinstance(event, doors.StepsMeasured)]
+    return [event for event in found if event.task_id == task_id]
+
+
+def stages_of(cell: Cell) -> list[doors.StagesMeasured]:
+    return [event for event in cell.events() if isinstance(event, doors.StagesMeasured)]
+
+
+async def finished(cell: Cell, task_id: str = TASK, exit_code: int | None = 0) -> doors.TaskExited:
+    exited = await cell.until(doors.TaskExited, task_id=task_id)
+    assert isinstance(exited, doors.TaskExited)
+    assert exited.exit_code == exit_code
+    return exited
+
+
+async def test_the_example_of_the_readme_tells_its_progress(node: Options, cell: Cell) -> None:
+    """A newcomer copies it; every line of it must be true."""
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "libs/sdk/README.md").read_text(), re.DOTALL)
+    await cell.order(start_order(1, sys.executable, "-c", script))
+    await finished(cell)
+    kinds = [type(event).__name__ for event in cell.events()[1:]]
+    assert kinds[0] == "TaskStarted"
+    assert kinds[-1] == "TaskExited", "what a task tells is told before its end"
+    phases = [event.phase for event in cell.events() if isinstance(event, doors.TaskPhaseChanged)]
+    assert phases == ["launch", "train", "save"]
+    first, *later = steps_of(cell)
+    assert (first.done, first.total, first.steps) == (1, 2_000, 0)
+    assert [event.done for event in later] == sorted({event.done for event in later})
+    assert later[-1].done == later[-1].total == 2_000
+    assert sum(event.steps for event in later) == 1_999
+    assert all(0 < event.step_ms < 1_000 for event in later)
+    assert later[-1].loss is not None
+    assert first.loss is not None
+    assert later[-1].loss < first.loss, "it learns"
+    (stages,) = stages_of(cell)[:1]
+    assert stages.iterations >= 20
+    shares = [
+        [one.storage, one.cpu, one.gpu, one.network] for one in stages.samples if one.storage + one.cpu > 0
+    ]
+    assert shares == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    per_iteration_ms = sum(one.lasted_ms for one in stages.samples) / stages.iterations
+    assert 0 < per_iteration_ms < 1_000
+
+
+async def test_the_demos_gang_tells_once_for_all_its_workers(node: Options, cell: Cell) -> None:
+    """Two workers train on one node; worker 0 alone tells, and the sum of its stages is the time of its steps."""
+    peers = tuple(Peer(rank=rank, role="worker", node_id=NODE, address="127.0.0.1") for rank in (0, 1))
+    command = (
+        sys.executable,
+        str(ROOT / "tilt/jobs/allreduce.py"),
+        "--epochs",
+        "400",
+        "--target-loss",
+        "0.05",
+    )
+    port = free_port()
+    orders = [
+        start_order(
+            1, *command, task_id=f"job-1.1.{rank}", job_id="job-1", peers=peers, rendezvous_port=port
+        ).model_copy(update={"place": place(rank)})
+        for rank in (0, 1)
+    ]
+    await cell.order(*orders)
+    for rank in (0, 1):
+        await finished(cell, f"job-1.1.{rank}")
+    assert steps_of(cell, "job-1.1.1") == []
+    told = steps_of(cell, "job-1.1.0")
+    assert told[0].done == 1
+    assert {event.total for event in told} == {2_000}
+    log = log_path(node.log_dir, "job-1", "job-1.1.0").read_text()
+    epochs = len(re.findall("^epoch", log, re.M))
+    assert 2 < epochs < 400, "its target loss ended it early"
+    assert told[-1].done == 5 * epochs, (
+        "the last step is told, although nobody knew that it would be the last"
+    )
+    for stages in stages_of(cell):
+        assert stages.task_id == "job-1.1.0"
+        assert sum(sample.cpu for sample in stages.samples) == sum(s.network for s in stages.samples) == 1
+
+
+def place(rank: int) -> TaskPlacement:
+    return TaskPlacement(task_id=f"job-1.1.{rank}", role="worker", rank=rank, node_id=NODE, gpus=(rank,), cores=(0,))  # fmt: skip
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+HOSTILE = """
+import json, os, sys, time
+fifo = os.open(os.environ["PENSTOCK_PHASE_FILE"], os.O_WRONLY | os.O_NONBLOCK)
+def write(data):
+    try:
+        return os.write(fifo, data)
+    except BlockingIOError:
+        return 0
+def steps(done):
+    return json.dumps({"steps": {"done": done, "total": done}}).encode() + b"\\n"
+until = time.monotonic() + 1.5
+done = 0
+while time.monotonic() < until:
+    done += 1
+    write(steps(done))
+    write(b'{"stages":{"iterations":1,"samples":[[1,1,0,0,0]]}}\\n' * 20)
+    write(b"train\\nsave\\n{]\\n" * 100)
+    write(os.urandom(3_000))
+os.set_blocking(fifo, True)
+for number in range(40):
+    os.write(fifo, b"\\n" + b"#" * 4_094 + b"\\n")
+os.write(fifo, steps(1 << 50))
+sys.exit(4)
+"""
+
+
+async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> None:
+    """It floods its FIFO with all that is known to hurt; another task starts, tells and ends meanwhile."""
+    await cell.order(start_order(1, sys.executable, "-c", HOSTILE))
+    await cell.until(doors.TaskStarted)
+    honest = "from penstock.sdk.progress import progress\nfor n in range(1, 31): progress(n, 30, 1 / n)"
+    await cell.order(start_order(2, sys.executable, "-c", honest, gpus=(1,)))
+    await finished(cell, "job-2.1.0")
+    assert [event.done for event in steps_of(cell, "job-2.1.0")] == [1, 30]
+    await finished(cell, exit_code=4)
+    told = [event for event in cell.events() if getattr(event, "task_id", "") == TASK]
+    assert len([event for event in told if isinstance(event, doors.StepsMeasured)]) <= 201
+    assert len([event for event in told if isinstance(event, doors.StagesMeasured)]) <= 16
+    assert len([event for event in told if isinstance(event, doors.TaskPhaseChanged)]) <= 1_000
+    assert steps_of(cell)[-1].done == 1 << 50, "after all that, an honest line is heard"
+
+
+SLOW = """
+import pathlib, time
+from penstock.sdk.progress import progress
+from penstock.sdk.stages import iteration, stage
+go = pathlib.Path({go!r})
+progress(10, 60)
+while not go.exists():
+    time.sleep(0.02)
+for done in range(11, 61):
+    iteration()
+    with stage("gpu"):
+        time.sleep(0.025)
+    progress(done, 60)
+print("trained", flush=True)
+while go.exists():
+    time.sleep(0.02)
+"""
+
+
+async def test_what_was_told_while_the_reporter_was_down_is_told_by_the_next(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
+) -> None:
+    """An upgrade of the reporter takes as long as the rest of the training; the task's shim keeps the FIFO open."""
+    go = tmp_path / "go"
+    async with working(options, MemoryLog(broker, "before")):
+        await cell.order(start_order(1, sys.executable, "-c", SLOW.format(go=str(go))))
+        await cell.until(doors.StepsMeasured)
+    go.touch()
+    log = log_path(options.log_dir, "job-1", TASK)
+    await eventually(lambda: "trained" in log.read_text())
+    assert len(cell.events(doors.StepsMeasured)) == 1
+    async with working(options, MemoryLog(broker, "after")):
+        await cell.until(doors.StagesMeasured)
+        go.unlink()
+        await finished(cell)
+    told = steps_of(cell)
+    assert told[0].done == 10
+    assert told[-1].done == told[-1].total == 60
+    assert len({*cell.ids(doors.StepsMeasured)}) == len(told) >= 2
+    (stages,) = stages_of(cell)
+    assert [(sample.gpu, sample.cpu) for sample in stages.samples if sample.gpu] == [(1, 0)]
+
+
+async def test_a_task_that_replaced_its_fifo_does_not_keep_the_next_reporter_from_starting(
+    options: Options, broker: MemoryBroker, cell: Cell
+) -> None:
+    """A script clears a folder that it took for its own; its exit is reported all the same."""
+    script = (
+        "import os, time; p = os.environ['PENSTOCK_PHASE_FILE']; os.unlink(p); open(p, 'w').write('train')\n"
+        "print('done', flush=True); time.sleep(1); raise SystemExit(3)"
+    )
+    async with working(options, MemoryLog(broker, "before")):
+        await cell.order(start_order(1, sys.executable, "-c", script))
+        await cell.until(doors.TaskStarted)
+        await eventually(lambda: "done" in log_path(options.log_dir, "job-1", TASK).read_text())
+    async with working(options, MemoryLog(broker, "after")):
+        await finished(cell, exit_code=3)
+    assert not cell.events(doors.TaskPhaseChanged)
+
+
+async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, broker: MemoryBroker) -> None:
+    """The events wait in the journal and come once, in order, before the exit."""
+    await cell.until(doors.NodeJoined)
+    script = (
+        "import time; from penstock.sdk.progress import progress; time.sleep(0.2)\n"
+        "for n in (1, 50, 100): progress(n, 100)"
+    )
+    await cell.order(start_order(1, sys.executable, "-c", script))
+    for after_write in (False, True, False):
+        broker.fail_next_append(after_write=after_write)
+    await finished(cell)
+    told: dict[str, Event] = {envelope.id: envelope.data for envelope in cell.envelopes}
+    assert [event.done for event in told.values() if isinstance(event, doors.StepsMeasured)] == [1, 100]
+    assert [name for name in told if "/steps/" in name] == [f"{NODE}/{TASK}/1/steps/{n}" for n in (1, 100)]
