@@ -13,6 +13,7 @@ from penstock.estimator.core.curves import curve
 from penstock.estimator.core.eta import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
 from penstock.estimator.core.follow import Ledger, LiveJob
 from penstock.estimator.core.history import Runs
+from penstock.estimator.core.phases import phase_ms
 from penstock.estimator.core.step_samples import cell_of, kind_of
 from penstock.estimator.core.step_tier import MOST_SPREAD
 from penstock.estimator.core.step_training import LearnedSteps, step_of
@@ -102,7 +103,6 @@ class Etas:
         runs = self._ledger.history.get(job.about.key)
         prior = self._prior(job_id, job, progress, runs)
         points = progress.curve.points()
-        saves = runs.column("save_ms") if runs else []
         target = job.goal.target_loss
         asked = Asked(
             done=float(progress.done),
@@ -116,7 +116,7 @@ class Etas:
             curve=curve(*zip(*points, strict=True)) if points and target is not None else None,
             target=target,
             kind=kind_of(job.about.model),
-            after_s=median(saves) / 1_000.0 if saves else 0.0,
+            after_s=phase_ms("save_ms", job.about, runs, self._ledger.nearest) / 1_000.0,
         )
         return eta(asked, UNKNOWN_KIND if self._model is None else self._model.durations.eta)
 

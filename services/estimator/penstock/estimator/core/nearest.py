@@ -71,7 +71,7 @@ class Nearest:
         if not mine:
             del self._models_of[owner]
 
-    def to(self, spec: JobSpec) -> list[tuple[str, Run]]:
+    def to(self, spec: JobSpec | About) -> list[tuple[str, Run]]:
         """The nearest runs with their owners, nearest first, at most `OWN_RUNS` of each; [] if none is near enough."""
         found: list[tuple[float, int, float, str, Run]] = []
         for owner, runs in self._models.get(spec.model or "", {}).items():
@@ -105,7 +105,7 @@ class NearestTier:
         if not found:
             return None
         runs = Runs()
-        most = {name: _believed(found, name) for name in ("run_ms", "busy_cores")}
+        most = {name: believed(found, name) for name in ("run_ms", "busy_cores")}
         for _, run in found:
             bounded = {name: min(getattr(run, name), cap) for name, cap in most.items() if cap is not None}
             runs.add(run._replace(**bounded))
@@ -116,12 +116,12 @@ class NearestTier:
             source=f"median of the {len(found)} nearest runs of {spec.model} by other commands; "
             "memory: the largest of them + 10 %",
             gpus=None,
-            host_memory_mib=held_memory_mib(_believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),
-            gpu_memory_mib=held_memory_mib(_believed(found, "gpu_memory_mib")),
+            host_memory_mib=held_memory_mib(believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),
+            gpu_memory_mib=held_memory_mib(believed(found, "gpu_memory_mib")),
         )
 
 
-def _believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -> float | None:
+def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -> float | None:
     """The largest value of any owner, but no more than `MOST_ABOVE` times what the next one had.
 
     Of two owners alone it is believed up to `always` in any case: the smaller value may be the lie, and would take from

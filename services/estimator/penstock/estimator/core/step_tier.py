@@ -2,14 +2,14 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from statistics import median
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
 from penstock.estimator.core.estimate import DEFAULT_GPUS, Guess
-from penstock.estimator.core.history import MAX_VALUE, History, Run, Runs
+from penstock.estimator.core.history import MAX_VALUE, History, Runs
 from penstock.estimator.core.nearest import Nearest
 from penstock.estimator.core.node_sizes import NodeSizes, densest
+from penstock.estimator.core.phases import AROUND, phase_ms
 from penstock.estimator.core.step_samples import cell_of
 from penstock.estimator.core.step_training import LearnedSteps, StepTold, step_of
 from penstock.estimator.core.throughput.placements import Placement
@@ -45,7 +45,7 @@ class StepTier:
         if found is None:
             return None
         step_s, by, version = found
-        around_ms = self._around_ms(spec, runs)
+        around_ms = sum(phase_ms(name, spec, runs, self._nearest) for name in AROUND)
         run_ms = spec.iterations * step_s * 1_000.0 + around_ms
         phases = f" and {around_ms / 1_000.0:,.0f} s to launch and save" if around_ms else ""
         most = "at most " if spec.target_loss is not None else ""
@@ -84,18 +84,6 @@ class StepTier:
             if len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
         return self._known[asked]
-
-    def _around_ms(self, spec: JobSpec, runs: Runs | None) -> float:
-        """Launching and saving: medians of the same job's runs, else of the nearest; 0 where nobody told."""
-        near: list[Run] | None = None
-        around = 0.0
-        for name in ("launch_ms", "save_ms"):
-            values: Sequence[float] = runs.column(name) if runs else ()
-            if not values:
-                near = [run for _, run in self._nearest.to(spec)] if near is None else near
-                values = [value for run in near if (value := getattr(run, name)) == value]
-            around += median(values) if values else 0.0
-        return around
 
 
 def _gpus_each(spec: JobSpec, runs: Runs | None) -> int:
