@@ -245,4 +245,4 @@ class TestErrors:
         assert found is not None
         assert steady is not None
         assert found.high > 0.7
-        assert steady.high == pytest.approx(0.5)
+        assert steady.high == pytest.approx(0.5, rel=0.02)

@@ -27,6 +27,7 @@ OUTLIVED = 0.99  # a run past this part of its kind tells that it is of another 
 RUN_SPREAD = 0.2
 STEP_SPREAD = 0.1
 MOST_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
+LEAST_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
 RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
 
 
@@ -169,6 +170,8 @@ def step_time(step: Step, learned: Learned, level: float = LEVEL) -> Bounds | No
     log_s = pull / precision
     if len(learned.step_errors) >= ENOUGH_ERRORS and usable:
         low, high = edges(learned.step_errors, level, STEP_SPREAD)
+        least = normal_quantile((1.0 + level) / 2.0) * LEAST_STEP_SPREAD
+        low, high = min(low, -least), max(high, least)
     else:
         high = normal_quantile((1.0 + level) / 2.0) * sqrt(1.0 / precision + STEP_SPREAD**2)
         low = -high

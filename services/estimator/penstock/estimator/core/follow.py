@@ -13,10 +13,11 @@ from penstock.estimator.core.eta import Bounds
 from penstock.estimator.core.history import UNKNOWN, History, Run, bounded
 from penstock.estimator.core.killed import REASON, Killed
 from penstock.estimator.core.nearest import Nearest
+from penstock.estimator.core.node_sizes import NodeSizes
 from penstock.estimator.core.rooms import Rooms
 from penstock.estimator.core.runs import (
     About,
-    Card,
+    Cards,
     FinishedRun,
     Given,
     Said,
@@ -106,10 +107,9 @@ class Ledger:
         """Why runs taught nothing, without numbers → how many."""
         self._finished = finished
         self._staged = staged
-        self.cards: dict[str, Card] = {}
+        self.cards = Cards()
         """Node → its GPUs; the same object for good."""
-        self.node_gpus: dict[str, int] = {}
-        """Node → how many GPUs it has; the same object for good."""
+        self.node_sizes = NodeSizes()
         self.stepped: dict[str, str] = {}
         """Live job → id of the event by which it last told its steps; whoever answers that takes it out."""
         self.live: dict[str, LiveJob] = {}
@@ -132,7 +132,8 @@ class Ledger:
         state, self._head = replica.state, replica.head
         self.jobs_offset = state.positions.get(self._jobs, 0)
         for node_id, node in state.nodes.items():
-            self.cards[node_id], self.node_gpus[node_id] = card_of(node.spec), len(node.spec.gpus)
+            self.cards[node_id] = card_of(node.spec)
+            self.node_sizes.put(node_id, self.cards[node_id].model, len(node.spec.gpus))
         for node in state.nodes.values():
             if node.status is not NodeStatus.GONE:
                 self.rooms.put(node.spec)
@@ -305,7 +306,7 @@ class Ledger:
 
     def _node(self, at: At, fact: doors.NodeJoined | doors.NodeChanged) -> None:
         self.cards[fact.node.node_id] = card_of(fact.node)
-        self.node_gpus[fact.node.node_id] = len(fact.node.gpus)
+        self.node_sizes.put(fact.node.node_id, self.cards[fact.node.node_id].model, len(fact.node.gpus))
         self.rooms.put(fact.node)
 
     def _progress(self, task_id: str) -> Progress | None:
@@ -335,6 +336,7 @@ class Ledger:
 
     def _node_lost(self, at: At, fact: facts.NodeLost) -> None:
         self.rooms.remove(fact.node_id)
+        self.node_sizes.remove(fact.node_id)
 
     def _stages(self, at: At, fact: doors.StagesMeasured) -> None:
         job = self.live.get(self._job_of_task.get(fact.task_id, ""))

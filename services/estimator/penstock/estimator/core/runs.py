@@ -1,6 +1,6 @@
 """A finished run as it is kept for learning: what the job was, what it got, what was said, what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
 from penstock.cluster.nouns import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, NodeSpec, TaskPlacement
@@ -47,6 +47,38 @@ class Card(NamedTuple):
 
 
 NO_CARD = Card("", 0)
+
+
+class Cards(MutableMapping[str, Card]):
+    """Node → its GPUs. A cell has thousands of nodes but few kinds, which every estimate asks for."""
+
+    def __init__(self, nodes: Mapping[str, Card] | None = None) -> None:
+        self._nodes = dict(nodes or {})
+        self._kinds: tuple[Card, ...] | None = None
+
+    @property
+    def kinds(self) -> tuple[Card, ...]:
+        """Those with a name, each once, in order."""
+        if self._kinds is None:
+            self._kinds = tuple(sorted({card for card in self._nodes.values() if card.model}))
+        return self._kinds
+
+    def __getitem__(self, node_id: str) -> Card:
+        return self._nodes[node_id]
+
+    def __setitem__(self, node_id: str, card: Card) -> None:
+        self._nodes[node_id] = card
+        self._kinds = None
+
+    def __delitem__(self, node_id: str) -> None:
+        del self._nodes[node_id]
+        self._kinds = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
 
 class Given(NamedTuple):

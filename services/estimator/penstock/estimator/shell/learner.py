@@ -14,9 +14,12 @@ from penstock.estimator.core.lifecycle import Due
 from penstock.estimator.core.runs import FinishedRun
 from penstock.estimator.core.stage_book import Owned
 from penstock.estimator.core.stages import StageKey
+from penstock.estimator.core.step_training import LearnedSteps
 from penstock.estimator.core.training import BadModel, Learned, Trained, read_model, train
 from penstock.estimator.shell.runs import RunStore
 from penstock.estimator.shell.stages import Staged
+from penstock.estimator.shell.step_learner import StepLearner
+from penstock.events.base import Event
 from penstock.events.doors import ModelTrained
 from penstock.events.envelope import Envelope, to_wire
 from penstock.kernel.clock import wall_ms
@@ -40,10 +43,16 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0  # between attempts to reach Postgres
 
 
 class Learner:
-    """One cell's. `use` gets each model that answers from now on."""
+    """One cell's. `use` and `use_steps` get each model that answers from now on."""
 
     def __init__(
-        self, dsn: str, cell: str, log: Log, estimates: Partition, use: Callable[[Learned], None]
+        self,
+        dsn: str,
+        cell: str,
+        log: Log,
+        estimates: Partition,
+        use: Callable[[Learned], None],
+        use_steps: Callable[[LearnedSteps], None],
     ) -> None:
         self._dsn = dsn
         self._cell = cell
@@ -58,6 +67,7 @@ class Learner:
         self._offset = self._written = 0
         self._gap = False
         self._due = Due()
+        self._steps = StepLearner(use_steps, self._append, self._tell)
         self._current: Trained | None = None
         self.learned_from = 0
         """The ledger offset up to which runs are written down already."""
@@ -87,6 +97,7 @@ class Learner:
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
+        self._steps.nodes = ledger.node_sizes.by_model
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
         if end < self.learned_from:
@@ -105,6 +116,7 @@ class Learner:
             ledger.stages.put(row)
         self._due.seen(await store.after_training())
         await self._load_model(store)
+        await self._steps.begin(store)
         LOG.info("%d runs known up to ledger offset %d", known, self.learned_from)
         return replica.offset
 
@@ -138,6 +150,8 @@ class Learner:
                 continue
             if self._due.reason:
                 await self._train(self._due.reason)
+            if self._steps.due.reason and self._store is not None:
+                await self._steps.train(self._store, self._pool)
 
     async def _write(self) -> None:
         if self._store is None:
@@ -153,6 +167,7 @@ class Learner:
         del self._pending[: len(runs)]
         self._written = offset
         self._due.seen(runs)
+        self._steps.due.seen(runs)
 
     async def _drop_store(self) -> None:
         store, self._store = self._store, None
@@ -198,13 +213,15 @@ class Learner:
             last_run_ms=model.last_run_ms,
             metrics={**model.metrics, "promoted": float(model.promoted)},
         )
-        headers, value = to_wire(
-            Envelope(id=f"model-{model.version}", source=SOURCE, time_ms=wall_ms(), data=event)
-        )
+        await self._append(f"model-{model.version}", event)
+
+    async def _append(self, event_id: str, event: Event) -> None:
+        """Once: nothing rests on these being told."""
+        headers, value = to_wire(Envelope(id=event_id, source=SOURCE, time_ms=wall_ms(), data=event))
         try:
             await self._log.append([Message(self._estimates, value, headers, self._cell.encode())])
         except AppendFailed as error:
-            LOG.warning("model %s could not be told: %s", model.version, error)
+            LOG.warning("%s could not be told: %s", event_id, error)
 
     async def close(self) -> None:
         """Ends the worker; a training under way is lost and comes again."""

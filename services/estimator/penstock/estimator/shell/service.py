@@ -20,8 +20,11 @@ from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import key_of
 from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.step_tier import StepTier
+from penstock.estimator.core.step_training import LearnedSteps
 from penstock.estimator.core.training import Learned, ModelTier
 from penstock.estimator.shell.learner import Learner
+from penstock.estimator.shell.remaining import Remaining
 from penstock.events.codec import encode
 from penstock.events.doors import JobEstimated, JobSubmitted
 from penstock.events.envelope import Envelope, from_wire, to_wire
@@ -66,15 +69,21 @@ class Estimator:
         self._ledger_partition = Partition(Topic.LEDGER, settings.cell_index)
         self._estimates = Partition(Topic.ESTIMATES, settings.cell_index)
         self.learner = (
-            Learner(settings.dsn, settings.cell, log, self._estimates, self._use) if settings.dsn else None
+            Learner(settings.dsn, settings.cell, log, self._estimates, self._use, self._use_steps)
+            if settings.dsn
+            else None
         )
         finished = self.learner.finished if self.learner is not None else None
         staged = self.learner.staged if self.learner is not None else None
         self.ledger = Ledger(self._jobs.topic, self._jobs.index, finished, staged)
         self._bounds = Bounds(self.ledger.killed, self.ledger.rooms)
         self._model = ModelTier(self.ledger.cards)
+        ledger = self.ledger
+        self._steps = StepTier(ledger.history, ledger.nearest, ledger.node_sizes)
+        self.remaining = Remaining(ledger, log, self._estimates, self._cell, SOURCE)
         self._tiers: Sequence[Tier] = (
             HistoryTier(self.ledger.history),
+            self._steps,
             self._model,
             NearestTier(self.ledger.nearest),
             CoresTier(self.ledger.past_cores, self.ledger.rooms),
@@ -83,6 +92,11 @@ class Estimator:
     def _use(self, model: Learned) -> None:
         """From the next estimate on."""
         self._model.use(model)
+
+    def _use_steps(self, model: LearnedSteps) -> None:
+        """As `_use`."""
+        self._steps.use(model)
+        self.remaining.etas.use(model)
 
     async def catch_up(self) -> Reader:
         """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
@@ -104,6 +118,7 @@ class Estimator:
         missing += self._stages()
         for start in range(0, len(missing), MAX_BATCH_RECORDS):
             await self._send(missing[start : start + MAX_BATCH_RECORDS])
+        self.remaining.caught_up()
         return reader
 
     async def _fold_ledger(self) -> int:
@@ -142,6 +157,7 @@ class Estimator:
                 if record.partition == self._ledger_partition:
                     self.ledger.fold(record.value)
             self._folded_to(reader.position(self._ledger_partition))
+            self.remaining.folded()
             answers = [self._answer(record) for record in records if record.partition == self._jobs]
             messages = [message for message in answers if message is not None]
             messages += [
@@ -248,7 +264,7 @@ async def _until(stop: asyncio.Event, estimator: Estimator, ready: asyncio.Event
         finally:
             await reader.close()
 
-    tasks = [asyncio.ensure_future(serve()), asyncio.ensure_future(stop.wait())]
+    tasks = [asyncio.ensure_future(work) for work in (serve(), stop.wait(), estimator.remaining.work())]
     if estimator.learner is not None:
         tasks.append(asyncio.ensure_future(estimator.learner.work()))
     try:

@@ -82,8 +82,8 @@ class StepLearner:
         """Kept, told, used: in this order, so that an estimate never names a model that nobody has."""
         await store.save_model(model, seq, STEPS)
         hit("estimator.step_model_saved")
+        learned = await asyncio.to_thread(read_steps, model.body, model.sha256)
         await self._tell_model(model)
         if model.promoted:
-            learned = await asyncio.to_thread(read_steps, model.body, model.sha256)
             self._current = model
             self._use(learned)
