@@ -91,3 +91,14 @@ def test_a_share_of_few_runs_is_not_taken_for_certain() -> None:
     assert share(6, 6)[:2] == (6, 1.0)
     assert share(6, 6).low == pytest.approx(0.61, abs=0.01)
     assert share(0, 6).low == 0
+
+
+def test_kills_for_memory_are_no_runs() -> None:
+    """Three workers were killed: they are counted by themselves, and nothing of them is judged."""
+    runs = [run(n, 1_100, 1_000) for n in range(2)]
+    kills = [
+        run(n, 1_100, math.nan, aside="out_of_memory: killed with 2048 MiB of host memory") for n in (2, 3, 4)
+    ]
+    found = reckon(runs + kills)
+    assert (found.runs, found.killed, found.set_aside) == (2, 3, {})
+    assert found.tiers == reckon(runs).tiers

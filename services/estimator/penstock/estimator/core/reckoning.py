@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.estimator.core.eta import LEVEL
+from penstock.estimator.core.killed import REASON
 from penstock.estimator.core.runs import FinishedRun, ToldEta
 
 WORST = 10
@@ -122,6 +123,8 @@ class Reckoning(NamedTuple):
     worst: Sequence[Worst]
     remaining: Remaining | None = None
     """None: no run was told its remaining time."""
+    killed: int = 0
+    """Workers that took more host memory than they were promised and were killed for it; no runs."""
 
 
 class Pair(NamedTuple):
@@ -147,6 +150,8 @@ class Pair(NamedTuple):
 
 def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
     """Runs in the order in which they ended."""
+    ended = len(runs)
+    runs = [run for run in runs if not run.set_aside.startswith(REASON)]
     aside: dict[str, int] = {}
     for run in runs:
         if run.set_aside:
@@ -174,6 +179,7 @@ def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
             for pair in worst
         ],
         remaining([run.eta for run in runs if run.eta is not None]),
+        ended - len(runs),
     )
 
 

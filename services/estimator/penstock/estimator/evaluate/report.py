@@ -170,6 +170,7 @@ def plain(found: Reckoning) -> Mapping[str, Any]:
     return {
         "runs": found.runs,
         "set_aside": dict(found.set_aside),
+        "killed_for_memory": found.killed,
         "tiers": {
             tier: {name: _numbers(score._asdict()) for name, score in fields.items()}
             for tier, fields in found.tiers.items()
@@ -192,6 +193,8 @@ def show(found: Reckoning, console: Console) -> None:
     console.print(f"{found.runs} finished runs, {sum(found.set_aside.values())} of them set aside")
     for reason, count in found.set_aside.items():
         console.print(f"  {count} × {reason} that cannot be true")
+    if found.killed:
+        console.print(f"{found.killed} workers were killed for more host memory than they were promised")
     table = Table(
         "tier", "field", "runs", "said / used", "95 % within a factor of", "promise broken", box=None
     )

@@ -42,6 +42,8 @@ def lead(found: Reckoning) -> list[str]:
     """What came out, in sentences."""
     aside = sum(found.set_aside.values())
     lines = [f"{found.runs:,} finished runs" + (f", {aside:,} of them set aside." if aside else ".")]
+    if found.killed:
+        lines.append(f"{found.killed:,} workers were killed for more host memory than they were promised.")
     memory = {
         tier: fields["gpu_memory_mib"] for tier, fields in found.tiers.items() if "gpu_memory_mib" in fields
     }
