@@ -281,7 +281,7 @@ class Ledger:
         steps, steps_aside, eta = None, "", None
         if job.progress is not None:
             steps, steps_aside = steps_of(job.progress)
-            measured = measured._replace(**measured_steps(job.progress, job.goal, steps))
+            measured = measured._replace(**measured_steps(job.progress, steps))
             eta = job.progress.eta_at_half(at.now_ms)
         why = doubt(measured, given)
         if why:

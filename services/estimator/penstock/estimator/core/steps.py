@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import isfinite, nan
+from math import nan
 from typing import Literal, NamedTuple
 
 from penstock.cluster.nouns import JobSpec, TaskPlacement
@@ -30,7 +30,6 @@ MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argum
 MAX_TOLD = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
-NEAR_TOTAL = 0.9  # a run that ended well and told so much of its total has done all of it
 HALF_FROM, HALF_TO = (
     0.02,
     0.5,
@@ -72,7 +71,6 @@ class TaskPhases:
     phase: Phase | None = None
     since_ms: int = 0
     began_ms: int | None = None
-    trained_to_ms: int | None = None
     spent_ms: dict[Phase, float] = field(default_factory=dict)
     told: bool = False
     broken: bool = False
@@ -94,8 +92,6 @@ class TaskPhases:
         if at_ms < self.since_ms:
             self.broken = True
         self.spent_ms[self.phase] = self.spent_ms.get(self.phase, 0.0) + at_ms - self.since_ms
-        if self.phase == "train":
-            self.trained_to_ms = at_ms
 
     def exited(self, at_ms: int) -> None:
         self._close(at_ms)
@@ -204,9 +200,6 @@ class Progress:
     """As the script says."""
     at_ms: int = 0
     """Ledger time of the newest telling; 0: this attempt told nothing."""
-    node_ms: int = 0
-    """The same by the node's clock, and the task that told it."""
-    teller: str = ""
     started_ms: int | None = None
     """Ledger time."""
     windows: Windows = field(default_factory=Windows)
@@ -245,7 +238,7 @@ class Progress:
                 self.odd += 1
             else:
                 self.windows.add(telling.steps, telling.step_ms)
-        self.done, self.at_ms, self.node_ms, self.teller = telling.done, now_ms, telling.at_ms, task_id
+        self.done, self.at_ms = telling.done, now_ms
         if telling.total is not None:
             self.total = telling.total if telling.total >= telling.done else None
         self.curve.add(telling.done, telling.loss)
@@ -277,18 +270,6 @@ class Progress:
         """Of the ended attempt: over its workers the longest; a phase that nobody told is NaN."""
         known = [task.spent_ms for task in self.tasks.values() if task.told and not task.broken]
         return {phase: max((spent.get(phase, 0.0) for spent in known), default=UNKNOWN) for phase in PHASES}
-
-    def iterations(self, goal: Goal) -> float:
-        """In all, of the ended attempt; NaN: unknown. It told at growing distances, so the last ones are reckoned."""
-        if not self.at_ms:
-            return UNKNOWN
-        reached, total = float(self.done), self.most(goal)
-        phases, step_ms = self.tasks.get(self.teller), self.windows.mean_ms
-        if phases is not None and phases.trained_to_ms is not None and phases.told and isfinite(step_ms):
-            reached += max(0.0, (phases.trained_to_ms - self.node_ms) / step_ms)
-        if total is None:
-            return min(reached, 2.0 * self.done)
-        return float(total) if reached >= NEAR_TOTAL * total else reached
 
     def eta_at_half(self, end_ms: int) -> ToldEta | None:
         """What stood in the ledger at half of the attempt, less the time since then, against what was left."""
@@ -344,13 +325,9 @@ def steps_of(progress: Progress) -> tuple[Steps | None, str]:
     return Steps(ring, progress.windows.equal(), progress.curve.points()), ""
 
 
-def measured_steps(progress: Progress, goal: Goal, steps: Steps | None) -> Mapping[str, float]:
-    """Fields of `Run` that the ended attempt tells."""
+def measured_steps(progress: Progress, steps: Steps | None) -> Mapping[str, float]:
+    """Fields of `Run` that the ended attempt tells; the iterations are those of all attempts."""
     phases = {f"{phase}_ms": spent for phase, spent in progress.phases_ms().items()}
     if steps is None:
         return phases
-    return {
-        **phases,
-        "iterations": progress.iterations(goal),
-        "step_ms": progress.windows.mean_ms,
-    }
+    return {**phases, "iterations": float(progress.done), "step_ms": progress.windows.mean_ms}
