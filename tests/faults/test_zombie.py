@@ -18,6 +18,9 @@ from .conftest import TAKEOVER_MS, MakeCell
 
 AT_ONCE = 24
 PATIENCE_S = 30.0
+SLACK_MS = (
+    5_000  # two loaded cores: reading, folding, appending and our own look at it; half a second on idle ones
+)
 ROUNDS = 3
 MOST_ROUNDS = 9  # until some zombie has written something
 LEDGER = Partition(Topic.LEDGER, 0)
@@ -153,5 +156,5 @@ async def test_a_standby_takes_over_from_the_dead(cell: FaultCell) -> None:
     await cell.until(lambda: cell.follower.replica.state.term == 2, PATIENCE_S, "B takes over")
     took_ms = (loop.time() - asked_s) * 1_000
     print(f"\ntook over {took_ms:.0f} ms after the first unanswered input (patience {TAKEOVER_MS} ms)")
-    assert took_ms < TAKEOVER_MS + 1_500
+    assert took_ms < TAKEOVER_MS + SLACK_MS
     await rest_and_judge(cell)

@@ -61,7 +61,7 @@ async def told_model(log: Log, count: int = 1) -> list[ModelTrained]:
 async def answer(placer: Placer, log: Log, job_id: str, job: JobSpec) -> JobEstimated:
     await placer.submit(job_id, spec=job)
     reader = log.reader({ESTIMATES: 0})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TRAINING_S):
         while True:
             for record in await reader.read():
                 data = from_wire(record.headers, record.value, Topic.ESTIMATES).data

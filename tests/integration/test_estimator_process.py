@@ -19,7 +19,7 @@ from penstock.kernel.settings import Settings
 
 pytestmark = pytest.mark.postgres
 
-WAIT_S = 15.0
+WAIT_S = 40.0  # a loaded machine imports numpy and scikit-learn for many seconds
 
 
 @asynccontextmanager

@@ -185,7 +185,7 @@ async def test_a_stream_starts_now_and_filters(cell: Cell) -> None:
     """`watch JOB`: only its events; without an id, only what happens from now on."""
     cell.placer.join(node_spec("n0", 2))
     await cell.tell()
-    await asyncio.sleep(0.2)
+    await cell.caught_up()
     async with cell.http.stream("GET", "/v1/stream", params={"job": "b"}) as response:
         lines = frames(response)
         cell.placer.submit("a")
@@ -194,6 +194,7 @@ async def test_a_stream_starts_now_and_filters(cell: Cell) -> None:
         async with asyncio.timeout(WITHIN_S):
             found = [await anext(lines) for _ in range(3)]
     assert {data["job_id"] for _, data in found} == {"b"}
+    await cell.caught_up()
     async with cell.http.stream("GET", "/v1/stream") as response:
         lines = frames(response)
         cell.placer.submit("c")

@@ -55,5 +55,5 @@ def test_jaeger_ends_at_once_and_leaves_no_process() -> None:
     with jaeger_server() as server:
         pid = server.pid
         started = time.monotonic()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8
     assert not Path(f"/proc/{pid}").exists()

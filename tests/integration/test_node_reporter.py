@@ -109,7 +109,7 @@ async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Optio
     before = time.monotonic()
     await cell.order(stop_order(2, "job-1.1.0", grace_ms=400))
     exited = await cell.until(doors.TaskExited)
-    assert 0.39 < time.monotonic() - before < 3
+    assert 0.39 < time.monotonic() - before < 10  # the script itself would end after 60 s
     assert (exited.cause, exited.signal) == ("stopped", 9)
 
 

@@ -15,6 +15,7 @@ from penstock.events.topics import Topic
 from penstock.kernel.embedded_log import EmbeddedLog
 from penstock.kernel.kafka_log import KafkaLog
 from penstock.kernel.log import Partition
+from penstock.kernel.task_logs import log_path
 from penstock.node_reporter.options import Options
 from penstock.testing.node_cell import (
     NODE,
@@ -132,9 +133,9 @@ async def test_a_running_task_is_found_again_and_can_be_stopped(
 async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options, cell: Cell) -> None:
     """Killed during the grace of a task that ignores SIGTERM: the successor keeps the deadline."""
     async with reporter_process(options, dsn) as victim:
-        await cell.order(start_order(1, "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"))
+        await cell.order(start_order(1, "sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"))
         await cell.until(doors.TaskStarted)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: "deaf" in log_path(options.log_dir, "job-1", "job-1.1.0").read_text())
         await cell.order(stop_order(2, "job-1.1.0", grace_ms=800))
         await asyncio.sleep(0.2)
         await victim.kill()
@@ -149,7 +150,7 @@ async def test_exits_are_told_before_the_node_joins(dsn: str, options: Options, 
         await cell.order(start_order(1, "sh", "-c", "sleep 0.3; exit 7"))
         await cell.until(doors.TaskStarted)
         await victim.kill()
-    await asyncio.sleep(0.6)
+    await eventually(lambda: not ours(options))
     async with reporter_process(options, dsn):
         joined = await cell.until(doors.NodeJoined, count=2)
     assert joined.tasks == ()
