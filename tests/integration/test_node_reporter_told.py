@@ -135,6 +135,19 @@ async def test_the_demos_gang_tells_once_for_all_its_workers(node: Options, cell
         assert sum(sample.cpu for sample in stages.samples) == sum(s.network for s in stages.samples) == 1
 
 
+async def test_a_worker_that_speaks_for_its_gang_unasked_is_not_heard(node: Options, cell: Cell) -> None:
+    """It writes the lines by hand: its phases are its own, the gang's progress is not."""
+    script = (
+        "from penstock.sdk.lines import write_line\n"
+        'for line in ("train", \'{"steps":{"done":5}}\', "save"): assert write_line(line)'
+    )
+    order = start_order(1, sys.executable, "-c", script, task_id="job-1.1.1")
+    await cell.order(order.model_copy(update={"place": place(1)}))
+    await finished(cell, "job-1.1.1")
+    kinds = [type(event).__name__ for event in cell.events()[1:]]
+    assert kinds == ["TaskStarted", "TaskPhaseChanged", "TaskPhaseChanged", "TaskExited"]
+
+
 def place(rank: int) -> TaskPlacement:
     return TaskPlacement(task_id=f"job-1.1.{rank}", role="worker", rank=rank, node_id=NODE, gpus=(rank,), cores=(0,))  # fmt: skip
 
