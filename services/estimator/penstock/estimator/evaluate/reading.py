@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.estimator.core.learn.liquid import PHASES
+from penstock.estimator.core.learn.phases import FEWEST, MOST_PHASE_S, RESOURCES, Phased, phased_of
 from penstock.estimator.core.learn.runs import (
     BANDWIDTH,
     MEMORY,
@@ -43,12 +45,15 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         UTILISATION_STD: (UTILISATION_STD, "util_std"),
         BANDWIDTH: (BANDWIDTH,),
         THROUGHPUT: (THROUGHPUT,),
+        **{name: (name,) for name in (*PHASES, *RESOURCES)},
     }
 )
 """What is read → the names that a column may have. Other columns are not looked at."""
 REQUIRED = ("gpu", "gpus", "model")
 NUMBERS = ("gpus", "batch_size", "card_gib", "parameter_servers", "workers", "batches")
 MEASURED = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
+OF_PHASES = (*RESOURCES, *PHASES)
+"""Phases in seconds, the training's of one iteration."""
 
 
 class BadData(ValueError):
@@ -69,6 +74,8 @@ class Read:
 
     runs: Runs
     aside: tuple[SetAside, ...]
+    phased: Phased | None = None
+    """Those of the runs whose phases were measured; None: too few."""
 
     def reasons(self) -> Mapping[str, int]:
         """Reason → runs that it set aside, most first."""
@@ -82,16 +89,22 @@ def read_runs(path: Path) -> Read:
         raise BadData(f"{path}: a folder without a CSV file")
     tasks: list[Task] = []
     measured: list[Mapping[str, float]] = []
+    phases: list[Mapping[str, float]] = []
     aside: list[SetAside] = []
     problems = []
     for file in files:
         try:
-            _read_file(file, tasks, measured, aside)
+            _read_file(file, tasks, measured, phases, aside)
         except BadFile as error:
             problems.append(str(error))
     if problems:
         raise BadData("\n".join(problems))
-    read = Read(runs_of(tasks, measured), tuple(aside))
+    phased = phased_of(
+        tasks,
+        [[row[name] for name in RESOURCES] for row in phases],
+        [[row[name] for name in PHASES] for row in phases],
+    )
+    read = Read(runs_of(tasks, measured), tuple(aside), phased if len(phased.tasks) >= FEWEST else None)
     if not tasks:
         why = "; ".join(f"{count} × {reason}" for reason, count in read.reasons().items())
         raise BadData(f"{path}: no run can be learned from: {why or 'there is none below the header'}")
@@ -99,7 +112,11 @@ def read_runs(path: Path) -> Read:
 
 
 def _read_file(
-    path: Path, tasks: list[Task], measured: list[Mapping[str, float]], aside: list[SetAside]
+    path: Path,
+    tasks: list[Task],
+    measured: list[Mapping[str, float]],
+    phases: list[Mapping[str, float]],
+    aside: list[SetAside],
 ) -> None:
     """A line that is no line of the table is set aside like a run that cannot be believed. Raises `BadFile`."""
     text = text_of(path)
@@ -107,12 +124,13 @@ def _read_file(
     found: list[tuple[int, str]] = []
     problems: list[Problem] = []
     for line, run in rows(text, columns, _run, problems):
-        reason = run if isinstance(run, str) else set_aside(*run)
+        reason = run if isinstance(run, str) else set_aside(run[0], run[1])
         if isinstance(run, str) or reason is not None:
             found.append((line, str(reason)))
         else:
             tasks.append(run[0])
             measured.append(run[1])
+            phases.append(run[2])
     found += [(problem.line, problem.text) for problem in problems]
     aside += [SetAside(f"{path.name}:{line}", reason) for line, reason in sorted(found)]
 
@@ -134,14 +152,17 @@ def _columns(path: Path, names: Sequence[str]) -> Sequence[str]:
     return plain
 
 
-def _run(row: Row) -> tuple[Task, dict[str, float]] | str:
+def _run(row: Row) -> tuple[Task, dict[str, float], dict[str, float]] | str:
     """The run of one line, or why there is none."""
     numbers: dict[str, float] = {}
-    for name in (*NUMBERS, *MEASURED):
+    for name in (*NUMBERS, *MEASURED, *OF_PHASES):
         text = row.text(name)
         if text and not NUMBER.fullmatch(text):
             return f"{name} is no number"
         numbers[name] = float(text) if text else math.nan
+    for name in PHASES:
+        if not (math.isnan(numbers[name]) or 0 <= numbers[name] <= MOST_PHASE_S):
+            return f"{name} is out of all range"
     words = {name: row.text(name) for name in ("gpu", "model", "precision", "owner")}
     if any(len(word) > MAX_NAME for word in words.values()):
         return f"a name is longer than {MAX_NAME} characters"
@@ -157,4 +178,8 @@ def _run(row: Row) -> tuple[Task, dict[str, float]] | str:
         batches=numbers["batches"],
         owner=words["owner"],
     )
-    return task, {name: numbers[name] for name in MEASURED}
+    return (
+        task,
+        {name: numbers[name] for name in MEASURED},
+        {name: numbers[name] for name in OF_PHASES},
+    )
