@@ -20,7 +20,8 @@ from penstock.policies.replan import gpus_of
 from penstock.policies.service import attained_s
 from penstock.policies.tiresias import Tiresias
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.lab.faults import FaultySimulation
+from penstock.simulator.lab.life import Options as LifeOptions
+from penstock.simulator.lab.life import live
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
@@ -28,6 +29,7 @@ from penstock.simulator.truths.steady import SteadyWork
 from penstock.simulator.truths.truth import Constant
 
 Rank = tuple[str, int, bool]
+WEATHER = ("turns", "late", "twice", "crash", "hearsay")
 
 
 # ----------------------------------------------------------- the plain plans: every job, every node, each time
@@ -175,40 +177,55 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.profile)
-def test_every_plan_is_the_one_made_from_nothing(
-    settings: PlacerSettings, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs come, preempt, tell and end; placers crash and others take over: the rows are never out of date."""
-    plans = 0
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[RunSet]:
+    """Every plan that is made; each is compared with the plain one, and now and then with one from an empty cache."""
+    found: list[RunSet] = []
 
     def compared(policy: Any, state: CellState) -> RunSet:
-        nonlocal plans
-        plans += 1
-        found: RunSet = kept[type(policy)](policy, state)
-        assert found == PLAIN[type(policy)](policy, state)
-        if plans % 10 == 0:
-            assert found == kept[type(policy)](policy_for(settings), load(dump(state)))
-        return found
+        plan: RunSet = kept[type(policy)](policy, state)
+        found.append(plan)
+        assert plan == PLAIN[type(policy)](policy, state)
+        if len(found) % 10 == 0:
+            assert plan == kept[type(policy)](policy_for(state.settings), load(dump(state)))
+        return plan
 
     kept = {policy: policy.plan for policy in PLAIN}  # type: ignore[attr-defined]
     for policy in PLAIN:
         monkeypatch.setattr(policy, "plan", compared)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.profile)
+def test_every_plan_is_the_one_made_from_nothing(
+    settings: PlacerSettings, seed: int, plans: list[RunSet]
+) -> None:
+    """Jobs of all sizes come, preempt, tell and end: the rows are never out of date."""
     chance = np.random.default_rng(seed)
     options = Options(latency=Latency(start_s=2, stop_s=3) if seed % 2 else Latency(), check_every_step=True)
     trace = jobs(chance, 28)
-    work = Telling(chance)
-    nodes = nodes_of("2x4+1x8+2x2")
-    found = (
-        FaultySimulation(nodes, settings, work, trace, options, seed=seed)
-        if seed > 1
-        else Simulation(nodes, settings, work, trace, options)
-    )
+    found = Simulation(nodes_of("2x4+1x8+2x2"), settings, Telling(chance), trace, options)
     while found.step():
         pass
     assert not found.cell.state.jobs
-    assert plans > 15
+    assert len(plans) > 15
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.profile)
+def test_every_plan_is_the_one_made_from_nothing_in_any_weather(
+    settings: PlacerSettings, plans: list[RunSet]
+) -> None:
+    """Placers die and others take over, and it is heard late, twice and wrongly how far jobs are that wait."""
+    terms = told = 0
+    for seed in range(4):
+        outcome = live(LifeOptions(seed, WEATHER, settings.profile, jobs=20, nodes=3, storm_s=150.0))
+        assert not outcome.judge, f"seed {seed}: {outcome.what}"
+        terms += outcome.terms
+        told += outcome.happened["hearsay"]
+    assert terms > 12, "the weather was not bad"
+    assert told > 12, "nobody told anything"
+    assert len(plans) > 200
 
 
 def test_a_cache_that_has_slept_too_long_is_told_so() -> None:

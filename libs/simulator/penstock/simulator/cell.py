@@ -65,14 +65,6 @@ class Cell:
         fired = trusted(TimerFired, timer_id=timer_id)
         return self._record(fired, event_id, {"timer_id": timer_id}, now_ms, self.head.term)
 
-    def take_over(self, state: CellState) -> None:
-        """A new placer, from the state that it has folded: a new term (LAW 3)."""
-        assert state.seq == self.head.seq, f"folded to {state.seq}, the ledger ends at {self.head.seq}"
-        self.core = PlacerCore(state)
-        number = self.head.term + 1
-        term = TermStarted(term=number, placer_id=PLACER_ID, settings=state.settings)
-        self._record(term, f"term-{number}", {"placer_id": PLACER_ID}, state.now_ms, number)
-
     def orders(self, step: Step) -> Sequence[Order]:
         """What this step asks of the nodes."""
         found: Sequence[Order] = ()

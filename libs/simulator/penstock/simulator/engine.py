@@ -287,21 +287,14 @@ class Simulation:
 
     # ---------------------------------------------------------------------------------------- answers
 
-    def _deliver(self, event: Event) -> None:
-        """Brings an event to the placer: here at once, and once."""
-        self._feed(event)
-
-    def _send(self, order: Order) -> None:
-        """Brings an order to its node: here at once, and once."""
-        self._obey(order)
-
     def _obey(self, order: Order) -> None:
         for event in self._nodes.obey(order, self._now_ms()):
             self._deliver(event)
         if self._nodes.terminated:
             self._interrupted()
 
-    def _feed(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
+        """Brings an event to the placer: at once, and once."""
         self._after(self.cell.feed(event, self._now_ms()))
 
     def _after(self, step: Step) -> None:
@@ -320,12 +313,9 @@ class Simulation:
                 book = BOOKS.get(fact.TYPE)
                 if book is not None:
                     book(self, fact)
-        self._dispatch(step)
-
-    def _dispatch(self, step: Step) -> None:
         if len(step.facts) > 1:
             for order in self.cell.orders(step):
-                self._send(order)
+                self._obey(order)
 
     def _interrupted(self) -> None:
         """A gang makes no progress from its first SIGTERM on."""

@@ -79,6 +79,7 @@ MUTANTS = (
     Mutant("what a joining node does not name lives on", DECIDE, "if node.rebooted or task.started_ms is not None:", "if False:"),
     Mutant("the rest of a broken gang runs on", DECIDE, 'yield stop(job, "gang_member_failed")', "return"),
     Mutant("a gang is judged before all have ended", DECIDE, "            if not living:\n                yield from self._stopped(state, job)\n", "            yield from self._stopped(state, job)\n"),
+    Mutant("a stopped gang is forgotten", DECIDE, "            if not living:\n                yield from self._stopped(state, job)\n            return\n", "            return\n"),
     Mutant("a run time-out is never set", DECIDE, "job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None", "False"),
     Mutant("nobody is tried when something is freed", DECIDE, "        yield from self._after_exit(state, state.jobs[event.task_id.rsplit(\".\", 2)[0]])\n        yield from self._place_waiting(state)\n", "        yield from self._after_exit(state, state.jobs[event.task_id.rsplit(\".\", 2)[0]])\n"),
     Mutant("back-off never ends", DECIDE, 'case "backoff" if job.status is JobStatus.BACKOFF:', 'case "backoff" if job.status is JobStatus.QUEUED:'),

@@ -67,13 +67,15 @@ class Nemesis:
         return machines[int(self._world.rng.integers(len(machines)))]
 
     def _say(self, event: NodeLeft | NodeSuspected) -> None:
-        """Tells the cell of a machine; now and then twice."""
+        """Tells the cell of a machine."""
         if event.TYPE == NodeSuspected.TYPE:
             self.suspected[event.node_id] = None
         self._told += 1
-        record = wire(event, f"{WATCH}/{self._told}", "/operator", self._lab.clock.wall_ms())
-        partition = self._lab.log.partition(Topic.NODES)
-        self._lab.log.append(WATCH, partition, [record])
+        self._tell_nodes(wire(event, f"{WATCH}/{self._told}", "/operator", self._lab.clock.wall_ms()))
+
+    def _tell_nodes(self, record: Record) -> None:
+        """Goes to the topic of the nodes; now and then twice."""
+        self._lab.log.append(WATCH, self._lab.log.partition(Topic.NODES), [record])
         if self._world.chance(self._world.rates.twice):
             self._world.at(self._world.within(0, 60), lambda: _again(self._lab, record))
 
@@ -259,7 +261,6 @@ class Nemesis:
             *self._stale(),
             Record(b"\xff\xfe"),
             wire(GpuFaulted(node_id="nobody", gpu=0, fault="ecc"), "x", "/nobody", 1),
-            wire(JobProgressed(("j00", "j01", "nobody")), "y", "/nobody", 1),
         ]
         record = nonsense[int(self._world.rng.integers(len(nonsense)))]
         self._lab.log.append("nobody", self._lab.log.partition(topic), [record])
@@ -278,6 +279,20 @@ class Nemesis:
                 said.append(wire(TaskStarted(**fields, pid=1), "z", "/nobody", 1))
                 said.append(wire(TaskExited(**fields, cause="lost", exited_ms=1), "z", "/nobody", 1))
         return said
+
+    def hearsay(self) -> None:
+        """Jobs tell how far they are, those that wait too: wrongly, now and then twice; and one that nobody knows."""
+        rng, lab = self._world.rng, self._lab
+        told = tuple(
+            JobProgress(
+                job_id=job_id,
+                attained_s=float(rng.integers(0, 80)),
+                remaining_s=float(rng.integers(0, 90)) if rng.random() < 0.7 else None,
+            )
+            for job_id in (*lab.judge.state.jobs, "nobody")
+        )
+        record = wire(WorkProgressed(node_id="n0", jobs=told), "hearsay", "/nobody", 1)
+        self._tell_nodes(record)
 
     def echo(self) -> None:
         """Something that was said long ago is heard once more: a mirror, a bridge, a dispatcher that woke up late."""
@@ -343,13 +358,6 @@ class Nemesis:
         self._lab.proposer.propose()
 
 
-def JobProgressed(job_ids: tuple[str, ...]) -> WorkProgressed:  # noqa: N802 - reads as the event it makes
-    """Jobs tell how far they are."""
-    return WorkProgressed(
-        node_id="n0", jobs=tuple(JobProgress(job_id=job_id, attained_s=100.0) for job_id in job_ids)
-    )
-
-
 def _again(lab: "Laboratory", record: Record) -> None:
     if lab.world.calm:
         return
@@ -380,6 +388,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
         "shim": Nemesis.shim,
         "drain": Nemesis.drain,
         "garbage": Nemesis.garbage,
+        "hearsay": Nemesis.hearsay,
         "echo": Nemesis.echo,
         "cancel": Nemesis.cancel,
         "sleeper": Nemesis.sleeper,
