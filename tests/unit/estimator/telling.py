@@ -1,0 +1,129 @@
+"""Jobs that tell their phases and steps, as a ledger and the estimator's fold of it; and such runs made up, by the hundred."""
+
+from typing import Any, Literal
+
+import numpy as np
+from tests.unit.test_estimator import Cell, usage
+
+from penstock.cluster.nouns import JobSpec, TaskPlacement
+from penstock.estimator.core.estimate import estimate
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.history import Run
+from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock.estimator.core.steps import Progress
+from penstock.events.doors import JobEstimated, NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
+from penstock.events.facts import JobEnded, PlacementDecided
+from penstock.events.topics import Topic
+from penstock.testing.driver import node_spec
+
+JOB = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=1_000)
+
+
+class Telling(Cell):
+    """Tasks are `JOB/ATTEMPT/RANK`; the node's clock shows the ledger's time less an hour."""
+
+    OFF_MS = 3_600_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[FinishedRun] = []
+        self.ledger = Ledger(Topic.JOBS, 0, self.kept.append)
+        self.ledger.fold(self.values[0])
+        for number in range(2):
+            self.record(NodeJoined(node=node_spec(f"node-{number + 1}", 8, model="T4", memory_mib=15_360)))
+
+    @property
+    def node_ms(self) -> int:
+        return self.now_ms - self.OFF_MS
+
+    def begin(self, job_id: str, ring: tuple[int, ...] = (2,), attempt: int = 1, spec: JobSpec = JOB) -> None:
+        """Submitted, placed with a worker per entry of the ring on a node each, and started."""
+        if attempt == 1:
+            self.submit(job_id, spec)
+            self.record(JobEstimated(job_id=job_id, estimate=estimate(spec, ())))
+        tasks = tuple(
+            TaskPlacement(
+                task_id=f"{job_id}/{attempt}/{rank}", role="worker", rank=rank, node_id=f"node-{rank + 1}",
+                gpus=tuple(range(gpus)),
+            )
+            for rank, gpus in enumerate(ring)
+        )  # fmt: skip
+        self.record(PlacementDecided(job_id=job_id, attempt=attempt, tasks=tasks))
+        for task in tasks:
+            self.record(
+                TaskStarted(
+                    node_id=task.node_id, task_id=task.task_id, token=1, pid=1, started_ms=self.node_ms
+                )
+            )
+
+    def phase(self, job_id: str, phase: Literal["launch", "train", "save"], after_ms: int = 0, attempt: int = 1, rank: int = 0) -> None:  # fmt: skip
+        self.now_ms += after_ms
+        self.record(
+            TaskPhaseChanged(
+                node_id="node-1",
+                task_id=f"{job_id}/{attempt}/{rank}",
+                token=1,
+                phase=phase,
+                at_ms=self.node_ms,
+            )
+        )
+
+    def tell(self, job_id: str, done: int, steps: int = 0, step_ms: float = 0.0, attempt: int = 1, **more: Any) -> None:  # fmt: skip
+        """After the time that the window took."""
+        self.now_ms += round(steps * step_ms)
+        self.record(
+            StepsMeasured(
+                node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, at_ms=self.node_ms, done=done,
+                steps=steps, step_ms=step_ms, **more,
+            )
+        )  # fmt: skip
+
+    def end(self, job_id: str, run_ms: int = 60_000, attempt: int = 1) -> None:
+        self.exit(job_id, usage(), run_ms, attempt=attempt)
+        self.record(JobEnded(job_id=job_id, outcome="succeeded"))
+
+    def progress(self, job_id: str) -> Progress:
+        found = self.ledger.live[job_id].progress
+        assert found is not None
+        return found
+
+
+def ran(
+    seq: int,
+    owner: str = "ada",
+    network: str = "resnet50",
+    ring: tuple[int, ...] = (1,),
+    batch: int = 64,
+    step_ms: float = 100.0,
+    iterations: float = 1_000.0,
+    command: str = "train.py",
+    curve: tuple[tuple[float, float], ...] = (),
+) -> FinishedRun:
+    """A finished run on T4 cards."""
+    spec = JobSpec(owner=owner, command=("python", command), model=network, batch_size=batch)
+    measured = Run(
+        ended_ms=1_000 * seq, seq=seq, run_ms=iterations * step_ms, gpus=ring[0], total_gpus=sum(ring),
+        iterations=iterations, step_ms=step_ms, launch_ms=3_000, train_ms=iterations * step_ms, save_ms=1_000,
+    )  # fmt: skip
+    given = Given(ring[0], 1_000, 4, Card("T4", 15_360))
+    return FinishedRun(
+        seq, f"job-{seq}", about(spec), given, None, measured, "", Steps(ring, (step_ms,) * 4, curve)
+    )
+
+
+def true_ms(ring: tuple[int, ...], batch: int) -> float:
+    """What a step of the made-up network takes: computing, and synchronising."""
+    gpus = sum(ring)
+    return 20 + 3 * batch / gpus + (0 if gpus == 1 else 15 * len(ring) * gpus**0.3)
+
+
+def month(count: int, owners: tuple[str, ...] = ("ada", "bob", "eve")) -> list[FinishedRun]:
+    """Runs of one network with a noise of 3 %."""
+    chance = np.random.default_rng(1)
+    found = []
+    for seq in range(1, count + 1):
+        ring = ((1,), (2,), (4,), (4, 4), (2, 2))[int(chance.integers(5))]
+        batch, owner = int(2 ** chance.integers(4, 8)), owners[int(chance.integers(len(owners)))]
+        step_ms = true_ms(ring, batch) * float(np.exp(chance.normal(0, 0.03)))
+        found.append(ran(seq, owner, ring=ring, batch=batch, step_ms=step_ms, command=f"{seq % 7}.py"))
+    return found

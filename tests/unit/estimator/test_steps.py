@@ -1,0 +1,332 @@
+"""What the fold knows of a running job, and that it knows it within bounds."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from tests.unit.estimator.telling import JOB, Telling, ran
+
+from penstock.cluster.nouns import TaskPlacement
+from penstock.estimator.core.eta import Bounds
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.lifecycle import MIN_STEP_RUNS, MOST_OVER, StepsDue
+from penstock.estimator.core.runs import ToldEta
+from penstock.estimator.core.steps import (
+    MAX_SPANS,
+    MAX_TOLD,
+    MAX_WINDOWS,
+    NO_GOAL,
+    Goal,
+    LossCurve,
+    Progress,
+    Told,
+    Windows,
+    goal_of,
+    ring_of,
+)
+from penstock.estimator.core.steps import Telling as Line
+from penstock.events import doors
+from penstock.events.facts import JobEnded, JobRequeued
+from penstock.events.topics import Topic
+from penstock.ledger.replica import Replica
+
+RECORD_MS = 1_000  # from one record to the next, as `Cell` has it
+
+
+def blank(ring: tuple[int, ...] = (1,)) -> Progress:
+    return Progress(1, 0, ring, "T4", {})
+
+
+def line(
+    done: int, steps: int = 0, step_ms: float = 0.0, loss: float | None = None, total: int | None = None
+) -> Line:
+    return Line(10**15, done, total, steps, step_ms, loss)
+
+
+def test_a_whole_job_tells_its_phases_steps_and_losses() -> None:
+    """Four seconds to load, ten to train in two windows, a save of two: by the node's clock, which is an hour off."""
+    cell = Telling()
+    cell.begin("job", (2, 2))
+    cell.phase("job", "launch")
+    cell.phase("job", "train", after_ms=4_000)
+    cell.tell("job", 1, loss=5.0)
+    cell.tell("job", 21, steps=20, step_ms=100.0, total=100, loss=3.0)
+    cell.tell("job", 100, steps=79, step_ms=100.0, total=100, loss=2.0)
+    cell.phase("job", "save")
+    cell.now_ms += 2_000
+    began_ms = [task.began_ms for task in cell.progress("job").tasks.values()]
+    for rank, began in enumerate(began_ms):
+        assert began is not None
+        exited = doors.TaskExited(
+            node_id="node-1", task_id=f"job/1/{rank}", token=1, cause="exited", exit_code=0,
+            started_ms=began, exited_ms=cell.node_ms,
+        )  # fmt: skip
+        cell.record(exited)
+    cell.record(JobEnded(job_id="job", outcome="succeeded"))
+    [run] = cell.kept
+    measured = run.measured
+    assert (measured.total_gpus, measured.iterations) == (4, 100)
+    assert measured.step_ms == pytest.approx(100)
+    assert measured.launch_ms == 4_000 + 3 * RECORD_MS
+    assert measured.train_ms == 9_900 + 4 * RECORD_MS
+    assert measured.save_ms == 2_000 + RECORD_MS
+    assert run.steps is not None
+    assert run.steps.placement == (2, 2)
+    assert run.steps.windows_ms == pytest.approx((100, 100))
+    assert run.steps.curve == ((1, 5), (21, 3), (100, 2))
+
+
+def test_a_script_that_tells_nothing_leaves_everything_unknown() -> None:
+    cell = Telling()
+    cell.begin("job")
+    cell.end("job")
+    [run] = cell.kept
+    assert (run.steps, run.steps_aside, run.eta) == (None, "", None)
+    assert math.isnan(run.measured.launch_ms)
+    assert math.isnan(run.measured.iterations)
+
+
+def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
+    """Stopped at 600, resumed from 500 on twice the GPUs: iterations and losses are the job's, step times the placement's."""
+    cell = Telling()
+    cell.begin("job", (2,))
+    cell.tell("job", 100, steps=99, step_ms=200.0, loss=3.0)
+    cell.tell("job", 600, steps=500, step_ms=200.0, loss=2.0)
+    cell.record(JobRequeued(job_id="job", attempt=1, reason="preempted"))
+    cell.begin("job", (4,), attempt=2)
+    waiting = cell.progress("job")
+    assert (waiting.done, waiting.at_ms, waiting.windows.kept) == (600, 0, [])
+    cell.tell("job", 501, attempt=2, loss=2.2)
+    cell.tell("job", 700, steps=199, step_ms=110.0, attempt=2, loss=1.9)
+    found = cell.progress("job")
+    assert (found.done, found.odd) == (700, 0)
+    assert found.windows.equal() == pytest.approx((110,))
+    assert [step for step, _ in found.curve.points()] == [100, 501, 700], (
+        "600 was not reached again by the checkpoint"
+    )
+
+
+def test_a_job_that_resumes_where_it_was_keeps_its_step_times() -> None:
+    """A node's process crashed and came back on the same GPUs."""
+    cell = Telling()
+    cell.begin("job", (2,))
+    cell.tell("job", 100, steps=99, step_ms=200.0)
+    cell.begin("job", (2,), attempt=2)
+    assert cell.progress("job").windows.mean_ms == pytest.approx(200)
+
+
+def test_iterations_that_go_back_are_counted_and_ignored() -> None:
+    """A script counts within an epoch, from 1 again and again; a late copy of a telling comes twice."""
+    cell = Telling()
+    cell.begin("job")
+    for done in (50, 100, 100, 7, 60):
+        cell.tell("job", done, loss=float(done))
+    found = cell.progress("job")
+    assert (found.done, found.odd, len(found.curve.points())) == (100, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "step_ms"), [(1_000_000, 1.0), (5, 1e-9), (5, 1e9), (5, 0.0), (5, math.nan), (5, math.inf)]
+)
+def test_windows_that_cannot_be_true_are_set_aside(steps: int, step_ms: float) -> None:
+    """More steps than were done, no time at all, longer than a day, no number: where the job stands is believed all the same."""
+    found = blank()
+    assert found.step("t", line(1), 1)
+    assert found.step("t", line(100, steps, step_ms), 2)
+    assert (found.done, found.odd, found.windows.kept) == (100, 1, [])
+
+
+def test_a_window_is_no_longer_than_its_task_has_run() -> None:
+    """A script takes milliseconds for seconds."""
+    cell = Telling()
+    cell.begin("job")
+    cell.record(
+        doors.StepsMeasured(
+            node_id="node-1",
+            task_id="job/1/0",
+            token=1,
+            at_ms=cell.node_ms + 5_000,
+            done=50,
+            steps=49,
+            step_ms=1_000.0,
+        )
+    )
+    assert (cell.progress("job").odd, cell.progress("job").windows.kept) == (1, [])
+    cell.end("job")
+    assert cell.kept[0].steps is None
+    assert cell.kept[0].steps_aside.startswith("steps: 1 tellings that cannot be true")
+    assert not cell.kept[0].set_aside, "what else the run measured is sound"
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan, 1e200])
+def test_a_loss_that_is_no_number_is_no_point(loss: float) -> None:
+    """It diverged; JSON that was read without judgement may hold it."""
+    curve = LossCurve()
+    curve.add(1, 2.0)
+    curve.add(2, loss)
+    curve.add(3, None)
+    assert curve.points() == ((1, 2.0),)
+
+
+def test_a_total_that_is_passed_is_none() -> None:
+    """The user wrote 100 epochs into the job file and the script counts batches; or the script's own total is too small."""
+    goal = Goal(iterations=100)
+    found = blank()
+    found.step("t", line(60), 1)
+    assert found.most(goal) == 100
+    assert found.most(NO_GOAL) is None
+    found.step("t", line(120), 2)
+    assert found.most(goal) is None
+    found.step("t", line(130, total=500), 3)
+    assert found.most(goal) == 500, "the script knows better"
+    found.step("t", line(140, total=139), 4)
+    assert found.most(goal) is None
+
+
+def test_a_million_iterations_stay_within_bounds() -> None:
+    """A node that passes on 200,000 tellings of one job."""
+    found = blank()
+    for done in range(5, 1_000_001, 5):
+        found.step("t", line(done, 5, 5.0, loss=1 / done), done)
+    assert len(found.windows.kept) <= MAX_WINDOWS
+    assert found.windows.steps == 1_000_000
+    assert len(found.windows.equal()) <= MAX_WINDOWS
+    assert len(found.curve.points()) < 110
+    for number in range(10_000):
+        found.tell(Told(number, Bounds(1, 1, 1)))
+    assert len(found.told) <= MAX_TOLD
+    assert (found.told[0].at_ms, found.told[-1].at_ms) == (0, 9_999)
+
+
+def test_the_largest_iterations_make_no_more_spans() -> None:
+    curve, step = LossCurve(), 1
+    while step < 1 << 53:
+        curve.add(step, 1.0)
+        step = max(step + 1, int(step * 1.01))
+    assert len(curve.spans) < MAX_SPANS
+    steps = [step for step, _ in curve.points()]
+    assert steps == sorted(set(steps))
+
+
+def test_windows_of_unlike_length_become_equal_ones() -> None:
+    """Told at growing distances: one slow step first, then a thousand fast ones. The mean is of steps, not of windows."""
+    windows = Windows()
+    windows.add(1, 1_001.0)
+    windows.add(1_000, 1.0)
+    assert windows.mean_ms == pytest.approx(2.0, rel=0.01)
+    assert windows.equal() == pytest.approx(((1_001 + 499.5) / 500.5, 1.0), rel=0.01)
+    assert sum(windows.equal()) / 2 == pytest.approx(windows.mean_ms)
+
+
+def places(*nodes: str, share: int = 1_000) -> Sequence[TaskPlacement]:
+    return [
+        TaskPlacement(
+            task_id=f"t{rank}", role="worker", rank=rank, node_id=node, gpus=(0,), gpu_share_milli=share
+        )
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def test_a_ring_is_the_gpus_on_each_node() -> None:
+    assert ring_of(places("a", "b", "a", "a")) == (3, 1)
+    assert ring_of(places("a", share=500)) == (), "half of a GPU: whose other half runs, nobody knows"
+    assert ring_of([TaskPlacement(task_id="t", role="worker", rank=0, node_id="a")]) == ()
+
+
+def test_phases_alternate_and_the_longest_worker_counts() -> None:
+    """It saves every epoch; the second worker's loader is slow."""
+    cell = Telling()
+    cell.begin("job", (1, 1))
+    for _ in range(3):
+        cell.phase("job", "train", after_ms=1_000)
+        cell.phase("job", "save", after_ms=10_000)
+    cell.phase("job", "train", after_ms=40_000, rank=1)
+    found = cell.progress("job").phases_ms()
+    assert found["train"] == 3 * 11_000
+    assert found["launch"] > 70_000
+
+
+def test_a_clock_that_steps_back_makes_phases_unknown() -> None:
+    cell = Telling()
+    cell.begin("job")
+    cell.phase("job", "train", after_ms=5_000)
+    cell.phase("job", "save", after_ms=-60_000)
+    assert all(math.isnan(spent) for spent in cell.progress("job").phases_ms().values())
+
+
+def test_after_a_snapshot_only_what_is_told_is_known() -> None:
+    """The estimator restarts beside a running job: its phases began before, its place and later steps are known."""
+    cell = Telling()
+    cell.begin("job", (2, 2))
+    replica = Replica()
+    for offset, value in enumerate(cell.values):
+        replica.take(value, offset)
+    cell.ledger = Ledger(Topic.JOBS, 0, cell.kept.append)
+    cell.ledger.begin_at(replica)
+    cell.phase("job", "save", after_ms=1_000)
+    cell.tell("job", 700, steps=50, step_ms=100.0)
+    found = cell.progress("job")
+    assert (found.attempt, found.ring, found.gpu, found.done) == (1, (2, 2), "T4", 700)
+    assert cell.ledger.live["job"].goal == Goal(1_000, None)
+    assert math.isnan(found.phases_ms()["train"])
+    assert found.windows.mean_ms == pytest.approx(100)
+
+
+def told(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> doors.EtaEstimated:
+    around = doors.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
+    return doors.EtaEstimated(
+        job_id=job_id, attempt=attempt, at_ms=at_ms, done=1, left_ms=around, steps=around, step_ms=around,
+        level=0.9, source="s",
+    )  # fmt: skip
+
+
+def test_what_was_told_is_judged_at_half_of_the_run() -> None:
+    """A hundred seconds; after ten of them 80 were said to be left, after 70 of them 25. At half, the first stood."""
+    found = blank()
+    found.started_ms = 1_000
+    found.tell(Told(11_000, Bounds(80_000, 70_000, 95_000)))
+    found.tell(Told(71_000, Bounds(25_000, 20_000, 30_000)))
+    assert found.eta_at_half(101_000) == ToldEta(40_000, 30_000, 55_000, 50_000)
+    assert found.eta_at_half(12_000) is None, "nothing was told in the first half"
+    assert blank().eta_at_half(1_000) is None
+
+
+def test_only_what_was_told_of_the_last_attempt_counts() -> None:
+    """A preemption is no fault of the estimate."""
+    cell = Telling()
+    cell.begin("job")
+    cell.record(told("job", cell.now_ms, 10.0))
+    assert len(cell.progress("job").told) == 1
+    cell.begin("job", attempt=2)
+    cell.record(told("job", cell.now_ms, 10.0, attempt=1))
+    assert cell.progress("job").told == []
+
+
+def test_tasks_that_nobody_knows_change_nothing() -> None:
+    """A stray of an attempt long over still writes."""
+    cell = Telling()
+    cell.tell("ghost", 5, steps=4, step_ms=10.0)
+    cell.phase("ghost", "train")
+    cell.record(told("ghost", 1, 1.0))
+    assert (cell.ledger.live, cell.ledger.stepped) == ({}, {})
+
+
+def test_jobs_that_say_nothing_share_one_goal() -> None:
+    """100,000 of them wait."""
+    assert goal_of(JOB.model_copy(update={"iterations": None})) is NO_GOAL
+    assert goal_of(JOB) == Goal(1_000, None)
+
+
+def test_a_model_of_steps_is_due_by_runs_or_by_missed_intervals() -> None:
+    """Runs without steps do not count; once, a driver update makes every job slower than was told."""
+    due = StepsDue()
+    due.seen([ran(seq)._replace(steps=None) for seq in range(100)])
+    due.seen([ran(1)._replace(set_aside="run_ms: wrong")])
+    assert not due.reason
+    due.seen([ran(seq) for seq in range(MIN_STEP_RUNS)])
+    assert due.reason.startswith(f"{MIN_STEP_RUNS} new runs with steps")
+    due.trained(1_000)
+    due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 10.5)) for seq in range(30)])
+    assert not due.reason
+    due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 12)) for seq in range(MOST_OVER)])
+    assert due.reason.startswith("drift: 13 of 43 remaining times")
