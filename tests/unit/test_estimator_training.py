@@ -8,9 +8,10 @@ import pytest
 from penstock.cluster.nouns import JobSpec, ResourceRequest
 from penstock.estimator.core.estimate import estimate
 from penstock.estimator.core.history import Run
+from penstock.estimator.core.learn import model as learned
 from penstock.estimator.core.learn.saved import BadModel
 from penstock.estimator.core.lifecycle import MIN_RUNS, Due
-from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock.estimator.core.runs import About, Card, Cards, FinishedRun, Given, Said
 from penstock.estimator.core.training import FEWEST_RUNS, ModelTier, Trained, read_model, table, train
 
 T4, V100 = Card("T4", 15_360), Card("V100", 16_384)
@@ -46,7 +47,7 @@ def cell(count: int, first: int = 1) -> list[FinishedRun]:
 
 
 def spec(model: str | None = "resnet50", batch: int = 24, **more: object) -> JobSpec:
-    return JobSpec(command=("python", "new.py"), model=model, batch_size=batch, **more)  # type: ignore[arg-type]
+    return JobSpec(command=("python", "new.py"), model=model, batch_size=batch, **more)
 
 
 @cache
@@ -62,7 +63,7 @@ def test_a_batch_size_never_run_is_told_from_the_others() -> None:
     assert trained.promoted
     assert (trained.runs, trained.first_run_ms, trained.last_run_ms) == (96, 1_000, 96_000)
     assert trained.metrics["gpu_memory_mib_error"] < 0.05
-    tier = ModelTier({"n1": T4})
+    tier = ModelTier(Cards({"n1": T4}))
     assert estimate(spec(), (tier,)).tier == "default"
     tier.use(read_model(trained.body, trained.sha256))
     found = estimate(spec(), (tier,))
@@ -82,20 +83,20 @@ def test_a_model_says_nothing_of_what_it_never_saw() -> None:
     """A network without a run, a job without a name or without GPUs: the next tier answers."""
     trained = trained_once()
     assert trained is not None
-    tier = ModelTier({"n1": T4})
+    tier = ModelTier(Cards({"n1": T4}))
     tier.use(read_model(trained.body, trained.sha256))
     assert tier.guess(spec("whisper"), b"") is None
     assert tier.guess(spec(None), b"") is None
     assert tier.guess(spec(resources=ResourceRequest(gpus=0)), b"") is None
     assert tier.guess(spec(gpu_models=("H100",)), b"") is None, "no such card is in the cell"
-    assert ModelTier({}).guess(spec(), b"") is None
+    assert ModelTier(Cards({})).guess(spec(), b"") is None
 
 
 def test_a_card_that_would_do_is_not_ruled_out() -> None:
     """A cell of small and large cards: the promise is for the small one where the job fits it."""
     trained = trained_once()
     assert trained is not None
-    tier = ModelTier({"n1": V100, "n2": T4})
+    tier = ModelTier(Cards({"n1": V100, "n2": T4}))
     tier.use(read_model(trained.body, trained.sha256))
     found = tier.guess(spec(), b"")
     assert found is not None
@@ -158,3 +159,61 @@ def test_a_model_is_due_by_runs_or_by_drift_never_by_the_clock() -> None:
     assert due.reason.startswith("drift: 13 of 13")
     due.trained(1_100)
     assert due.reason == ""
+
+
+def test_jobs_that_arrive_together_are_told_what_each_is_told_alone() -> None:
+    """A sweep of submissions in one read: other batches, GPUs and allowed cards, one of a network never seen."""
+    trained = trained_once()
+    assert trained is not None
+    cards = Cards({"n1": V100, "n2": T4, "n3": T4})
+    together, alone = ModelTier(cards), ModelTier(cards)
+    jobs = [
+        *(spec(name, batch) for name in PER_SAMPLE for batch in range(4, 40, 3)),
+        spec("whisper"),
+        spec(gpu_models=("V100",)),
+        spec(resources=ResourceRequest(gpus=4)),
+        spec(resources=ResourceRequest(gpus=0)),
+    ]
+    together.prepare(jobs)
+    assert together.guess(jobs[0], b"") is None, "there is no model yet"
+    for tier in (together, alone):
+        tier.use(read_model(trained.body, trained.sha256))
+    together.prepare(jobs)
+    for job in jobs:
+        assert together.guess(job, b"") == alone.guess(job, b"")
+    assert sum(alone.guess(job, b"") is not None for job in jobs) == len(jobs) - 2
+
+
+def test_a_card_that_joins_later_counts_from_the_next_estimate_on() -> None:
+    """The cell begins with T4s; a node with a larger card joins, one job may only run there."""
+    trained = trained_once()
+    assert trained is not None
+    cards = Cards({"n1": T4})
+    tier = ModelTier(cards)
+    tier.use(read_model(trained.body, trained.sha256))
+    job = spec(gpu_models=("V100",))
+    assert tier.guess(job, b"") is None
+    cards["n2"] = V100
+    found = tier.guess(job, b"")
+    assert found is not None
+    assert "on V100" in found.source
+    del cards["n2"]
+    assert cards.kinds == (T4,)
+    assert tier.guess(job, b"") is None
+
+
+def test_the_model_that_answers_takes_its_weights_from_the_one_that_was_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where cells are many: the newest runs change what is told, not how likeness is measured."""
+    monkeypatch.setattr(learned, "MAX_LEARNING", 20)
+    columns, _ = table([finished(seq, "bert", seq % 48 + 1) for seq in range(80)])
+    older = learned.train(columns.pick(np.arange(60)))
+    final = learned.train(columns, like=older)
+    assert final.design.line_share == older.design.line_share
+    for name, one in final.labels.items():
+        assert one.process.weights is older.labels[name].process.weights
+    monkeypatch.setattr(learned, "MAX_LEARNING", 400)
+    assert learned.train(columns, like=older).labels["gpu_memory_mib"].process.weights is not (
+        older.labels["gpu_memory_mib"].process.weights
+    ), "few cells: nothing is saved by it"

@@ -5,14 +5,15 @@ Everything here is pure, so that training runs in a worker process; chance comes
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
 from penstock.estimator.core.estimate import DEFAULT_GPUS, Guess
-from penstock.estimator.core.learn.model import Model, Told, within
+from penstock.estimator.core.learn.model import Model, within
 from penstock.estimator.core.learn.model import train as fit
 from penstock.estimator.core.learn.runs import (
     MEMORY,
@@ -25,7 +26,7 @@ from penstock.estimator.core.learn.runs import (
 )
 from penstock.estimator.core.learn.saved import BadModel, from_bytes, to_bytes
 from penstock.estimator.core.learn.saved import version_of as digest_of
-from penstock.estimator.core.runs import Card, FinishedRun
+from penstock.estimator.core.runs import Card, Cards, FinishedRun
 
 __all__ = ["BadModel", "Learned", "ModelTier", "Trained", "read_model", "train"]
 
@@ -160,6 +161,17 @@ def judged(model: Model, runs: Runs) -> dict[str, float]:
     return found
 
 
+class _Asked(NamedTuple):
+    """What the model's answer depends on."""
+
+    model: str
+    batch_size: int | None
+    gpus: int
+    workers: int
+    parameter_servers: int
+    cards: tuple[Card, ...]
+
+
 class ModelTier:
     """What the learned model says about GPU memory and utilisation; nothing for networks it never saw.
 
@@ -168,67 +180,103 @@ class ModelTier:
     `cards`: node → its GPUs, kept up to date by the caller.
     """
 
-    def __init__(self, cards: Mapping[str, Card]) -> None:
+    def __init__(self, cards: Cards) -> None:
         self._cards = cards
         self._model: Learned | None = None
-        self._known: OrderedDict[tuple[object, ...], Guess | None] = OrderedDict()
+        self._known: OrderedDict[_Asked, Guess | None] = OrderedDict()
 
     def use(self, model: Learned) -> None:
         """From the next estimate on."""
         self._model = model
         self._known.clear()
 
+    def prepare(self, specs: Iterable[JobSpec]) -> None:
+        """Asks the model about jobs that arrive together, all at once: `guess` of each then has its answer at hand.
+
+        Beyond MAX_REMEMBERED kinds of jobs, `guess` asks for itself.
+        """
+        found = (self._asked(spec) for spec in specs)
+        wanted = dict.fromkeys(asked for asked in found if asked is not None and asked not in self._known)
+        if len(wanted) > 1:
+            self._ask(list(wanted)[:MAX_REMEMBERED])
+
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
-        gpus = DEFAULT_GPUS if spec.resources.gpus is None else spec.resources.gpus
-        if self._model is None or spec.model not in self._model.model.design.workloads or gpus == 0:
+        asked = self._asked(spec)
+        if asked is None:
             return None
-        allowed = spec.gpu_models
-        cards = sorted(
-            {card for card in self._cards.values() if card.model and (not allowed or card.model in allowed)}
-        )
-        asked = (spec.model, spec.batch_size, gpus, spec.workers, spec.parameter_servers, *cards)
         if asked not in self._known:
-            self._known[asked] = _ask(self._model, spec, gpus, cards) if cards else None
-            if len(self._known) > MAX_REMEMBERED:
-                self._known.popitem(last=False)
+            self._ask([asked])
         return self._known[asked]
 
+    def _asked(self, spec: JobSpec) -> _Asked | None:
+        """None where the model says nothing."""
+        gpus = DEFAULT_GPUS if spec.resources.gpus is None else spec.resources.gpus
+        if self._model is None or spec.model is None or gpus == 0:
+            return None
+        if spec.model not in self._model.model.design.workloads:
+            return None
+        cards, allowed = self._cards.kinds, spec.gpu_models
+        if allowed:
+            cards = tuple(card for card in cards if card.model in allowed)
+        if not cards:
+            return None
+        return _Asked(spec.model, spec.batch_size, gpus, spec.workers, spec.parameter_servers, cards)
 
-def _ask(learned: Learned, spec: JobSpec, gpus: int, cards: Sequence[Card]) -> Guess | None:
-    tasks = [
-        Task(
-            model=spec.model or "",
-            gpu=card.model,
-            gpus=gpus * spec.workers,
-            batch_size=math.nan if spec.batch_size is None else spec.batch_size,
-            card_mib=card.memory_mib,
-            parameter_servers=spec.parameter_servers,
-            workers=spec.workers,
-        )
-        for card in cards
-    ]
-    told = learned.model.predict(tasks)
-    memory = told.get(MEMORY)
+    def _ask(self, wanted: Sequence[_Asked]) -> None:
+        assert self._model is not None
+        self._known.update(zip(wanted, _answers(self._model, wanted), strict=True))
+        while len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def _answers(learned: Learned, wanted: Sequence[_Asked]) -> list[Guess | None]:
+    """One for each, in their order; by two questions to the model, however many there are."""
+    tasks = [_task(asked, card) for asked in wanted for card in asked.cards]
+    inputs = learned.model.design.of(tasks)
+    memory = learned.model.predict(inputs, (MEMORY,)).get(MEMORY)
     if memory is None:
-        return None
-    card = _best_card(memory, cards)
-    if memory.known[card] < LEAST_KNOWN:
-        return None
-    used = told.get(UTILISATION)
-    return Guess(
-        tier="model",
-        confidence=round(MOST_CONFIDENCE * float(memory.known[card]), 3),
-        source=f"{learned.version}, learned from {learned.model.runs} runs: GPU memory {memory.value[card]:.0f} MiB on "
-        f"{cards[card].model}, 9 of 10 such runs between {memory.low[card]:.0f} and {memory.high[card]:.0f}",
-        gpu_memory_mib=math.ceil(memory.high[card]),
-        gpu_utilisation_percent=None if used is None else round(float(used.value[card]), 1),
-        model_version=learned.version,
+        return [None] * len(wanted)
+    ends = list(accumulate(len(asked.cards) for asked in wanted))
+    high = memory.high.tolist()
+    best = [
+        end - len(asked.cards) + _best_card(high[end - len(asked.cards) : end], asked.cards)
+        for asked, end in zip(wanted, ends, strict=True)
+    ]
+    used = learned.model.expect(inputs.pick(np.array(best)), UTILISATION)
+    percent = [None] * len(best) if used is None else used.tolist()
+    values, lows, known = (column[best].tolist() for column in (memory.value, memory.low, memory.known))
+    name = f"{learned.version}, learned from {learned.model.runs} runs: GPU memory"
+    return [
+        None
+        if sure < LEAST_KNOWN
+        else Guess(
+            tier="model",
+            confidence=round(MOST_CONFIDENCE * sure, 3),
+            source=f"{name} {value:.0f} MiB on {tasks[at].gpu}, "
+            f"9 of 10 such runs between {low:.0f} and {high[at]:.0f}",
+            gpu_memory_mib=math.ceil(high[at]),
+            gpu_utilisation_percent=None if share is None else round(share, 1),
+            model_version=learned.version,
+        )
+        for at, value, low, sure, share in zip(best, values, lows, known, percent, strict=True)
+    ]
+
+
+def _task(asked: _Asked, card: Card) -> Task:
+    return Task(
+        model=asked.model,
+        gpu=card.model,
+        gpus=asked.gpus * asked.workers,
+        batch_size=math.nan if asked.batch_size is None else asked.batch_size,
+        card_mib=card.memory_mib,
+        parameter_servers=asked.parameter_servers,
+        workers=asked.workers,
     )
 
 
-def _best_card(memory: Told, cards: Sequence[Card]) -> int:
+def _best_card(high: Sequence[float], cards: Sequence[Card]) -> int:
     """Index of the card with the smallest promise among those that hold it; else of the largest card."""
-    holds = [index for index, card in enumerate(cards) if memory.high[index] < card.memory_mib]
+    holds = [index for index, card in enumerate(cards) if high[index] < card.memory_mib]
     if holds:
-        return min(holds, key=lambda index: (memory.high[index], cards[index]))
+        return min(holds, key=lambda index: (high[index], cards[index]))
     return max(range(len(cards)), key=lambda index: (cards[index].memory_mib, cards[index]))

@@ -33,6 +33,7 @@ FEWEST_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
 TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
 LEAST_FILL = -8.0  # in logarithms: 0.03 % of the card
+NO_LINE = (math.nan, math.nan, math.nan)
 
 Key = tuple[str, bool]
 """Workload, whether 16 bits wide."""
@@ -79,42 +80,42 @@ class Design:
 
     def of(self, tasks: Sequence[Task]) -> Inputs:
         """Any jobs, also of workloads and GPUs never seen: what is not known about those is the training's mean."""
-        raw = np.array([self._row(task) for task in tasks], dtype=np.float64).reshape(len(tasks), WIDTH)
+        raw, half = self.raw(tasks)
         filled = (raw - self.mean) / self.scale
         filled[np.isnan(filled)] = 0.0
+        card, fill = raw[:, CARD], raw[:, FILL]
         return Inputs(
             columns=filled,
             workload=np.array([self.workloads.get(task.model, -1) for task in tasks], dtype=np.intp),
-            half=np.array([half_precision(task.precision) for task in tasks], dtype=np.intp),
+            half=half,
             gpu=np.array([self.gpus.get(task.gpu, -1) for task in tasks], dtype=np.intp),
-            log_card=np.where(np.isnan(raw[:, CARD]), self.mean[CARD], raw[:, CARD]),
-            log_line=self.line_share
-            * np.minimum(np.where(np.isnan(raw[:, FILL]), self.usual_fill, raw[:, FILL]), 0.0),
+            log_card=np.where(np.isnan(card), self.mean[CARD], card),
+            log_line=self.line_share * np.minimum(np.where(np.isnan(fill), self.usual_fill, fill), 0.0),
             log_gpus=raw[:, GPUS] * math.log(2),
         )
 
-    def _row(self, task: Task) -> list[float]:
-        card, key = card_mib(task), (task.model, half_precision(task.precision))
-        rate, bandwidth, year = _columns_of(task.gpu, key[1])
-        usual = self.batches.get(key, self.batches.get((task.model, not key[1]), math.nan))
-        log_batch = usual if math.isnan(task.batch_size) else math.log(task.batch_size)
-        return [
-            math.log2(task.gpus),
-            math.log(card),
-            rate,
-            bandwidth,
-            year,
-            log_batch - usual,
-            self._fill(key, log_batch, task.gpus, card),
-        ]
+    def raw(self, tasks: Sequence[Task]) -> tuple[Floats, Indexes]:
+        """The columns as they are measured, NaN where unknown, and whether each task is 16 bits wide."""
+        half = [half_precision(task.precision) for task in tasks]
+        rows = [
+            (task.gpus, card_mib(task), task.batch_size, *_columns_of(task.gpu, wide), *self._known(task.model, wide))
+            for task, wide in zip(tasks, half, strict=True)
+        ]  # fmt: skip
+        told = np.array(rows, dtype=np.float64).reshape(len(tasks), 10).T
+        gpus, card, batch, rate, bandwidth, year, usual, a, b, c = told
+        batch = np.where(np.isnan(batch), np.exp(usual), batch)
+        with np.errstate(divide="ignore"):  # a line may begin at 0
+            fill = np.log((a + b * batch + c * batch / gpus) / card)
+        fill = np.where(np.isnan(a + batch), self.usual_fill, np.maximum(fill, LEAST_FILL))
+        columns = [np.log2(gpus), np.log(card), rate, bandwidth, year, np.log(batch) - usual, fill]
+        return np.column_stack(columns), np.array(half, dtype=np.intp)
 
-    def _fill(self, key: Key, log_batch: float, gpus: float, card: float) -> float:
-        line = self.lines.get(key) or self.lines.get((key[0], not key[1]))
-        if line is None or math.isnan(log_batch):
-            return self.usual_fill
-        batch = math.exp(log_batch)
-        expected = line[0] + line[1] * batch + line[2] * batch / gpus
-        return max(math.log(expected / card), LEAST_FILL) if expected > 0 else LEAST_FILL
+    def _known(self, model: str, half: bool) -> tuple[float, float, float, float]:
+        """The usual batch, as a logarithm, and the line, of a workload at this width or else the other; NaN: unknown."""
+        key, other = (model, half), (model, not half)
+        usual = self.batches.get(key)
+        line = self.lines.get(key) or self.lines.get(other) or NO_LINE
+        return (self.batches.get(other, math.nan) if usual is None else usual, *line)
 
 
 @lru_cache(maxsize=1_024)
@@ -133,7 +134,7 @@ def design_of(runs: Runs) -> Design:
     names = {task.model for task in runs.tasks}, {task.gpu for task in runs.tasks}
     workloads, gpu_names = ({name: index for index, name in enumerate(sorted(found))} for found in names)
     plain = Design(workloads, gpu_names, lines, batches, math.nan, np.zeros(WIDTH), np.ones(WIDTH))
-    raw = np.array([plain._row(task) for task in runs.tasks])
+    raw, _ = plain.raw(runs.tasks)
     fills = raw[:, FILL][np.isfinite(raw[:, FILL])]
     usual = float(np.median(fills)) if fills.size else 0.0
     raw[np.isnan(raw[:, FILL]), FILL] = usual

@@ -54,68 +54,81 @@ class Weights:
         return float(np.exp(self.values[:SHARES]).sum())
 
     def side(self, inputs: Inputs) -> "Side":
-        """These jobs as `between` needs them; worth keeping for a side that is asked about again and again."""
-        middle = RATES + len(self.columns)
-        x = inputs.columns[:, list(self.columns)]
-        shared, own = (x * np.exp(rates / 2) for rates in (self.values[RATES:middle], self.values[middle:-1]))
-        return Side(_lifted(shared), _lifted(own), inputs.workload, inputs.half, inputs.gpu)
-
-    def between(self, some: "Inputs | Side", others: "Inputs | Side") -> Floats:
-        """k of each pair. Shape (some, others)."""
-        one, two = (side if isinstance(side, Side) else self.side(side) for side in (some, others))
-        factors, kind = self._factors(one, two)
-        right_shared, right_own = two.shared[1], two.own[1]
-        k = np.empty((len(one.gpu), len(two.gpu)))
-        own = np.empty((min(AT_ONCE, len(k)), k.shape[1]))
-        for start in range(0, len(k), AT_ONCE):
-            rows = slice(start, start + AT_ONCE)
-            here, beside, mine = k[rows], own[: len(k) - start], kind[rows]
-            _likeness(one.shared[0][rows], right_shared, here)
-            _likeness(one.own[0][rows], right_own, beside)
-            here *= factors[0][mine]
-            beside *= factors[1][mine]
-            here += beside
-            here += factors[2][mine]
-        return k
-
-    def _factors(self, one: "Side", two: "Side") -> tuple[list[Floats], Indexes]:
-        """Of S₀, of S₁ and of 1, per kind of job in `one` and job of `two`: shapes (kinds, two); the kind of each in `one`.
-
-        A kind is what the names say: workload, width and GPU model. There are few, so this costs little.
-        """
+        """These jobs as `between` needs its others; worth keeping where the same ones are asked about again and again."""
+        shared, own = (_right(x) for x in self._scaled(inputs))
         share, t = np.exp(self.values[:SHARES]), np.exp(self.values[SHARES:RATES])
-        names = np.stack([one.workload, one.half, one.gpu], axis=1)
-        kinds, kind = (names, np.arange(len(names))) if len(names) < FEW else _kinds(names)
-        workload, half, gpu = (column[:, None] for column in kinds.T)
-        work = (workload != two.workload) | (workload < 0)
-        apart = half != two.half
-        same = (gpu == two.gpu) & (gpu >= 0)
-        case = 4 * same.view(np.uint8) + 2 * work.view(np.uint8) + apart.view(np.uint8)
         differs, narrow, on = (np.arange(8) & bit > 0 for bit in (2, 1, 4))
         on_any = np.exp(-t[0] * differs - t[1] * narrow)
         on_gpu = np.where(on, np.exp(-t[3] * differs - t[4] * narrow), 0.0)
-        tables = (
+        factors = (
             share[0] * np.exp(-t[2] * narrow),
             share[1] * on_any + share[3] * on_gpu,
             share[2] * on_any + share[4] * on,
         )
-        return [table[case] for table in tables], kind
+        return Side(shared, own, inputs.workload, inputs.half, inputs.gpu, factors)
+
+    def between(self, some: Inputs, others: "Inputs | Side") -> Floats:
+        """k of each pair. Shape (some, others)."""
+        side = others if isinstance(others, Side) else self.side(others)
+        shared, own = (_left(x) for x in self._scaled(some))
+        factors, kind = side.factors_of(some)
+        k = np.empty((len(some.gpu), len(side.gpu)))
+        beside = np.empty((min(AT_ONCE, len(k)), k.shape[1]))
+        for start in range(0, len(k), AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            here, second, mine = k[rows], beside[: len(k) - start], kind[rows]
+            _likeness(shared[rows], side.shared, here)
+            _likeness(own[rows], side.own, second)
+            here *= factors[0][mine]
+            second *= factors[1][mine]
+            here += second
+            here += factors[2][mine]
+        return k
+
+    def _scaled(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        """Columns by the roots of their rates, of S₀ and of S₁."""
+        middle = RATES + len(self.columns)
+        x = inputs.columns[:, list(self.columns)]
+        return x * np.exp(self.values[RATES:middle] / 2), x * np.exp(self.values[middle:-1] / 2)
 
 
 class Side(NamedTuple):
-    """One side of `Weights.between`. `shared`, `own`: columns scaled by their rates, as left and as right factor."""
+    """The others of `Weights.between`. `shared`, `own`: right factors of S₀ and S₁, see `_right`."""
 
-    shared: tuple[Floats, Floats]
-    own: tuple[Floats, Floats]
+    shared: Floats
+    own: Floats
     workload: Indexes
     half: Indexes
     gpu: Indexes
+    factors: tuple[Floats, Floats, Floats]
+    """Of S₀, of S₁ and of 1. Shape (8,), by 4 · (same GPU model) + 2 · (workloads differ) + (widths differ)."""
+
+    def factors_of(self, some: Inputs) -> tuple[list[Floats], Indexes]:
+        """Those factors per kind of job in `some` and job of this side, shapes (kinds, others); the kind of each in `some`.
+
+        A kind is what the names say: workload, width and GPU model. There are few, so this costs little.
+        """
+        first, kind = _kinds(some)
+        workload, half, gpu = (column[first, None] for column in (some.workload, some.half, some.gpu))
+        work = (workload != self.workload) | (workload < 0)
+        same = (gpu == self.gpu) & (gpu >= 0)
+        case = (same * np.uint8(4)) | (work * np.uint8(2)) | (half != self.half)
+        return [table[case] for table in self.factors], kind
 
 
-def _lifted(x: Floats) -> tuple[Floats, Floats]:
-    """Factors whose product is −|x − x'|² = 2·x·x' − |x|² − |x'|²: shapes (n, d + 2) and (d + 2, n)."""
-    square, one = (x * x).sum(1)[:, None], np.ones((len(x), 1))
-    return np.hstack([2 * x, -square, -one]), np.ascontiguousarray(np.hstack([x, one, square]).T)
+def _left(x: Floats) -> Floats:
+    """The left factor of −|x − x'|² = 2·x·x' − |x|² − |x'|². Shape (n, d + 2)."""
+    n, d = x.shape
+    found = np.empty((n, d + 2))
+    np.multiply(x, 2, out=found[:, :d])
+    found[:, d] = -(x * x).sum(1)
+    found[:, d + 1] = -1.0
+    return found
+
+
+def _right(x: Floats) -> Floats:
+    """The right factor of the same. Shape (d + 2, n)."""
+    return np.ascontiguousarray(np.column_stack([x, np.ones(len(x)), np.einsum("ij,ij->i", x, x)]).T)
 
 
 def _likeness(left: Floats, right: Floats, out: Floats) -> None:
@@ -125,12 +138,14 @@ def _likeness(left: Floats, right: Floats, out: Floats) -> None:
     np.exp(out, out=out)
 
 
-def _kinds(names: Indexes) -> tuple[Indexes, Indexes]:
-    """The rows that differ, and which of them each is. `names`: shape (n, 3), each ≥ −1."""
-    most = names.max(0) + 2
-    code = ((names[:, 0] + 1) * most[1] + names[:, 1] + 1) * most[2] + names[:, 2] + 1
+def _kinds(some: Inputs) -> tuple[Indexes, Indexes]:
+    """The first job of each kind, and the kind of each job."""
+    count = len(some.gpu)
+    if count < FEW:
+        return np.arange(count), np.arange(count)
+    code = (some.workload * 2 + some.half) * (int(some.gpu.max()) + 2) + some.gpu
     _, first, kind = np.unique(code, return_index=True, return_inverse=True)
-    return names[first], kind
+    return first, kind
 
 
 def learn(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) -> Weights:

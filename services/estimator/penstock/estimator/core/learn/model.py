@@ -91,20 +91,19 @@ class Model:
     labels: Mapping[str, Learned]
     runs: int
 
-    def predict(self, tasks: Sequence[Task], names: Collection[str] = LABELS) -> Mapping[str, Told]:
+    def predict(self, tasks: Sequence[Task] | Inputs, names: Collection[str] = LABELS) -> Mapping[str, Told]:
         """Label → predictions, of those that are asked for; labels that no run measured are missing.
 
         The memory's `high` is the bound to promise.
         """
-        inputs = self.design.of(tasks)
+        inputs = tasks if isinstance(tasks, Inputs) else self.design.of(tasks)
         return {name: told(name, learned, inputs) for name, learned in self.labels.items() if name in names}
 
-    def expect(self, tasks: Sequence[Task], name: str) -> Floats | None:
-        """The values that `predict` tells of one label, without interval, for a tenth of the work."""
+    def expect(self, inputs: Inputs, name: str) -> Floats | None:
+        """The values that `predict` tells of one label, without interval, for a fraction of the work; None: never measured."""
         learned = self.labels.get(name)
         if learned is None:
             return None
-        inputs = self.design.of(tasks)
         return UNITS[name].told(learned.mean + learned.scale * learned.process.mean(inputs), inputs)
 
 
