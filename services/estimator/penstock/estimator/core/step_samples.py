@@ -1,9 +1,9 @@
 """From finished runs to what the step model is trained on: which runs teach, and how much one owner may.
 
 A network's step times are kept twice: per owner, and shared by all owners. One owner's runs move what others are told
-only within bounds: a shared cell is the median over owners; where two disagree by more than `MOST_APART` there is none;
-a cell that one owner alone measured is believed within `MOST_APART` of what the others' cells span; and of
-everything that is learned across networks (the prior, curves, spreads) each owner teaches a bounded part.
+only within bounds: a shared cell is the median over owners; where two disagree by more than `MOST_APART` there is none; a
+cell that one owner alone measured counts while it is within `MOST_BEYOND` of what is usual among owners; and of everything
+that is learned across networks (the prior, curves, spreads) each owner teaches a bounded part.
 """
 
 from collections import Counter
@@ -24,6 +24,7 @@ MAX_CELLS_IN_ALL = 5_000  # over all tables, so that a training ends in seconds
 CELLS_OF_ONE = 1_000  # in tables to which one owner alone contributes
 FEWEST_SHARING = 2  # owners, for a shared cell to need no bound
 MOST_APART = 4.0  # times: beyond, two owners do not measure the same thing
+MOST_BEYOND = 16.0  # times: so far placements and batch sizes of one network are apart, seldom further
 MAX_TEACHING = 8  # tables that the prior is learned from; most of a training's time
 TEACHING_OF_ONE = 3  # of them with one and the same owner alone
 MAX_CURVES = 300
@@ -135,23 +136,26 @@ def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
     for sample in samples:
         found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))
     told = {cell: {owner: median(logs) for owner, logs in owners.items()} for cell, owners in found.items()}
+    usual = _usual(told)
     cells = []
     for cell, owners in told.items():
         middle = median(owners.values())
-        if len(owners) == FEWEST_SHARING and abs(middle - min(owners.values())) > log(MOST_APART) / 2:
-            continue
         if len(owners) < FEWEST_SHARING:
-            middle = _within(middle, next(iter(owners)), told)
-        cells.append(Measurement(cell, exp(middle)))
+            off, most = abs(middle - usual), MOST_BEYOND
+        else:
+            off, most = min(abs(value - middle) for value in owners.values()), MOST_APART**0.5
+        if off <= log(most):
+            cells.append(Measurement(cell, exp(middle)))
     return cells
 
 
-def _within(log_s: float, owner: str, told: Mapping[Cell, Mapping[str, float]]) -> float:
-    """What one owner alone says of a cell, no further from what others say of any than `MOST_APART`."""
-    others = [value for owners in told.values() for other, value in owners.items() if other != owner]
-    if not others:
-        return log_s
-    return min(max(log_s, min(others) - log(MOST_APART)), max(others) + log(MOST_APART))
+def _usual(told: Mapping[Cell, Mapping[str, float]]) -> float:
+    """Median over owners of the median of what each says, ln of seconds."""
+    by_owner: dict[str, list[float]] = {}
+    for owners in told.values():
+        for owner, value in owners.items():
+            by_owner.setdefault(owner, []).append(value)
+    return median(median(values) for values in by_owner.values())
 
 
 def teaching_of(tables: Mapping[str, Table], samples: Sequence[Sample]) -> frozenset[str]:

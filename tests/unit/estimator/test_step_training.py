@@ -1,0 +1,221 @@
+"""A model of step times from finished runs: what it says, who may move it how far, what is refused, what to measure next."""
+
+import math
+
+import pytest
+from tests.unit.estimator.telling import month, ran, true_ms
+
+from penstock.estimator.core.durations import digest_of, from_bytes
+from penstock.estimator.core.learn.saved import BadModel
+from penstock.estimator.core.runs import FinishedRun, Steps
+from penstock.estimator.core.step_plans import MOST_PROBES, placements
+from penstock.estimator.core.step_samples import (
+    CELLS_OF_ONE,
+    MAX_CURVES,
+    MAX_TABLE_CELLS,
+    MAX_TABLES,
+    MOST_BEYOND,
+    MOST_OF_ONE,
+    SHARED,
+    TEACHING_OF_ONE,
+    cell_of,
+    fair,
+    lessons,
+    name_of,
+    sample_of,
+    samples_of,
+    tables_of,
+    teaching_of,
+)
+from penstock.estimator.core.step_training import (
+    FEWEST_SAMPLES,
+    judged,
+    read_steps,
+    step_of,
+    train_steps,
+)
+
+NODES = {"T4": [8, 8]}
+NET = name_of(SHARED, "resnet50", "T4")
+
+
+@pytest.fixture(scope="module")
+def taught() -> list[FinishedRun]:
+    """A month of three people who train one network."""
+    return month(120)
+
+
+def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[FinishedRun]) -> None:
+    """Nobody used two nodes with one GPU each, nor a batch of 48."""
+    trained = train_steps(taught, None, NODES)
+    assert trained is not None
+    model = trained.model
+    assert model.version == f"steps-{digest_of(model.body)[:12]}"
+    assert (model.runs, model.promoted) == (120, True)
+    assert model.metrics["step_error"] < 0.06, "the runs scatter by 0.03"
+    assert model.metrics["step_told"] == 1
+    learned = read_steps(model.body, model.sha256)
+    told = step_of(learned.durations, "new", "resnet50", "T4", cell_of((1, 1), 48))
+    assert told is not None
+    assert math.exp(told.log_s) * 1_000 == pytest.approx(true_ms((1, 1), 48), rel=0.25)
+    assert not told.own
+    assert step_of(learned.durations, "ada", "resnet50", "V100", cell_of((1,), 48)) is None
+    own = step_of(learned.durations, "ada", "resnet50", "T4", cell_of((4,), 64))
+    assert own is not None
+    assert own.own, "her own runs doubt less than everybody's"
+
+
+def test_the_same_runs_give_the_same_model(taught: list[FinishedRun]) -> None:
+    """Killed after the training and before the answer: the next one comes to the same version."""
+    one, other = (train_steps(taught[:40], None, NODES) for _ in range(2))
+    assert one == other
+
+
+def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
+    """A machine was broken for a day, and its step times are noise: the model of last week stays."""
+    good = train_steps(taught, None, NODES)
+    assert good is not None
+    wild = [
+        run._replace(
+            measured=run.measured._replace(step_ms=run.measured.step_ms * (30 if run.seq % 2 else 1))
+        )
+        for run in taught[:90]
+    ]
+    worse = train_steps([*wild, *taught[90:]], good.model.body, NODES)
+    assert worse is not None
+    assert not worse.model.promoted
+    assert worse.model.metrics["step_error"] > worse.model.metrics["before_step_error"]
+    assert worse.plans == ()
+
+
+def test_too_few_runs_make_no_model() -> None:
+    """Among them runs without batch size, without network, on parts of a GPU, on unlike cards, with absurd steps."""
+    runs = [ran(seq) for seq in range(FEWEST_SAMPLES - 1)]
+    bare = runs[0]
+    given, about_ = bare.given, bare.about
+    runs += [
+        bare._replace(steps=None),
+        bare._replace(about=about_._replace(batch_size=None)),
+        bare._replace(about=about_._replace(model=None)),
+        bare._replace(steps=Steps()),
+        bare._replace(given=given._replace(card=given.card._replace(model=""))),
+        bare._replace(set_aside="run_ms: wrong"),
+        *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (0, -1, 1e-9, 1e12)),
+        *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (math.nan, math.inf)),
+    ]
+    assert len(samples_of(runs)) == FEWEST_SAMPLES - 1
+    assert train_steps(runs, None, NODES) is None
+    assert train_steps([], None, NODES) is None
+
+
+def test_a_touched_model_is_refused(taught: list[FinishedRun]) -> None:
+    """A byte was changed; or another whole model lies where this one was written."""
+    trained, other = train_steps(taught[:30], None, NODES), train_steps(taught[30:60], None, NODES)
+    assert trained is not None
+    assert other is not None
+    with pytest.raises(BadModel, match="cut short or changed"):
+        read_steps(trained.model.body[:-3] + b"000", trained.model.sha256)
+    with pytest.raises(BadModel, match="another model"):
+        read_steps(other.model.body, trained.model.sha256)
+
+
+class TestOneOwner:
+    """Mallory runs a thousand jobs and lies about each."""
+
+    def test_he_moves_no_cell_that_two_others_measured(self) -> None:
+        """The median is between them, whatever he says and however often."""
+        honest = [ran(1, "ada", step_ms=100), ran(2, "bob", step_ms=120)]
+        lies = [ran(seq, "mallory", step_ms=80_000_000) for seq in range(3, 1_000)]
+        assert math.exp(tables_of(samples_of([*honest, *lies]))[NET].log_s[0]) == pytest.approx(0.12)
+
+    def test_a_cell_that_he_disputes_is_shared_no_more(self) -> None:
+        """Who of the two lies cannot be told; the other's own runs still answer him."""
+        found = tables_of(samples_of([ran(1, "ada", step_ms=100), ran(2, "mallory", step_ms=80_000_000)]))
+        assert NET not in found
+        assert name_of("ada", "resnet50", "T4") in found
+        near = tables_of(samples_of([ran(1, "ada", step_ms=100), ran(2, "bob", step_ms=150)]))
+        assert math.exp(near[NET].log_s[0]) == pytest.approx(math.sqrt(0.1 * 0.15))
+
+    def test_what_he_alone_measured_is_believed_within_bounds(self) -> None:
+        """What is usual among three is not his to say; of two, both may be right and neither is believed."""
+        honest = [ran(1, "ada", step_ms=100), ran(2, "bob", ring=(2,), step_ms=90)]
+        for lie, believed in ((80_000_000, False), (0.01, False), (100 * MOST_BEYOND * 0.9, True)):
+            found = tables_of(samples_of([*honest, ran(3, "mallory", ring=(8,), step_ms=lie)]))[NET]
+            assert {cell.placement for cell in found.cells} == {(1,), (2,), *([(8,)] if believed else [])}
+        assert NET not in tables_of(samples_of([honest[0], ran(3, "mallory", ring=(8,), step_ms=80_000_000)]))
+        alone = tables_of(samples_of([ran(3, "mallory", ring=(8,), step_ms=80_000_000)]))
+        assert NET in alone, "while nobody knows better"
+
+    def test_he_takes_a_bounded_part_of_the_tables(self) -> None:
+        """He names a new network in each of 2,000 jobs; Ada's, a year old, still has its room."""
+        old = [ran(seq, "ada", batch=2**seq) for seq in range(1, 9)]
+        flood = [ran(seq, "mallory", f"net-{seq}", batch=seq) for seq in range(10, 2_010)]
+        found = tables_of(samples_of([*old, *flood]))
+        assert len(found) <= MAX_TABLES
+        cells = sum(len(table.cells) for name, table in found.items() if "net-" in name)
+        assert cells <= CELLS_OF_ONE
+        teaching = teaching_of(found, samples_of([*old, *flood]))
+        assert NET not in found or NET in teaching
+        assert sum("net-" in name for name in teaching) <= TEACHING_OF_ONE
+
+    def test_he_teaches_a_bounded_part_of_what_all_share(self) -> None:
+        curve = tuple((float(step), 5.0 / step) for step in range(1, 30))
+        runs = [ran(1, "ada", curve=curve, command="a")]
+        runs += [ran(seq, "mallory", curve=curve, command=f"{seq}") for seq in range(2, 200)]
+        found = lessons(runs)
+        assert len(found.curves) == len(found.totals) == len(found.windows) == MOST_OF_ONE + 1
+        assert len(fair([(str(n), n) for n in range(1_000)], MAX_CURVES)) == MAX_CURVES
+
+
+def test_a_table_holds_its_most_recently_measured_cells() -> None:
+    """A sweep over 300 batch sizes."""
+    runs = [ran(seq, batch=seq) for seq in range(1, 301)]
+    found = tables_of(samples_of(runs))[name_of("ada", "resnet50", "T4")]
+    assert len(found.cells) == MAX_TABLE_CELLS
+    assert {cell.local_batch for cell in found.cells} == set(range(301 - MAX_TABLE_CELLS, 301))
+
+
+def test_the_batch_is_shared_by_the_gpus() -> None:
+    sample = sample_of(ran(1, ring=(4, 2, 2), batch=64))
+    assert sample is not None
+    assert sample.cell == cell_of((2, 2, 4), 64), "the same ring, wherever it begins"
+    assert sample.cell.local_batch == 8
+
+
+def test_nothing_to_judge_by_gives_no_figures(taught: list[FinishedRun]) -> None:
+    blank = from_bytes(train_steps(taught[:20], None, NODES).model.body)  # type: ignore[union-attr]
+    assert judged(blank, []) == {}
+    stranger = sample_of(ran(1, "eve", "vgg16"))
+    assert stranger is not None
+    assert judged(blank, [stranger]) == {"step_told": 0}
+
+
+class TestPlans:
+    """GENIE's light profile: a few placements more, where they tell most."""
+
+    def test_what_is_in_doubt_is_planned_and_what_was_measured_is_not(self) -> None:
+        runs = [ran(seq, ("ada", "bob")[seq % 2], step_ms=100 + seq % 3) for seq in range(1, 21)]
+        trained = train_steps(runs, None, NODES)
+        assert trained is not None
+        [plan] = trained.plans
+        assert (plan.model, plan.gpu_model, plan.owner) == ("resnet50", "T4", "ada")
+        assert plan.model_version == trained.model.version
+        assert 0 < len(plan.probes) <= MOST_PROBES
+        assert all((probe.gpus_per_node, probe.local_batch) != ((1,), 64) for probe in plan.probes)
+        spreads = [probe.spread_after for probe in plan.probes]
+        assert spreads == sorted(spreads, reverse=True)
+
+    def test_enough_is_enough(self, taught: list[FinishedRun]) -> None:
+        """With 15 points nothing more is asked for; nor for a cell whose nodes are gone."""
+        trained = train_steps(taught, None, NODES)
+        assert trained is not None
+        assert trained.plans == ()
+        gone = train_steps([ran(seq) for seq in range(1, 21)], None, {})
+        assert gone is not None
+        assert gone.plans == ()
+
+    def test_only_what_the_nodes_hold_is_a_candidate(self) -> None:
+        found = list(placements([8, 4]))
+        assert found == [(1,), (2,), (1, 1), (4,), (2, 2), (8,), (4, 4)]
+        assert list(placements([])) == []
+        assert max(map(len, placements([8] * 5_000))) == 64
