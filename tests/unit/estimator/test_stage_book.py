@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from tests.unit.test_estimator import Cell
 
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.runs import About, about
@@ -17,6 +18,7 @@ from penstock.estimator.core.stage_book import (
 )
 from penstock.estimator.core.stages import LEAST_ITERATIONS, StageKey, StageProfile
 from penstock.events.doors import StageSample, StagesMeasured
+from penstock.events.facts import JobEnded
 
 KEY = StageKey("resnet18", 64, 4)
 
@@ -181,6 +183,32 @@ def test_rows_that_were_kept_bring_back_the_same_state() -> None:
     assert told(again) == []
     again.put(Owned(KEY._replace(gpus=8), "", known(log)))
     assert log.get(KEY._replace(gpus=8)) is None
+
+
+def test_the_fold_knows_whose_samples_they_are() -> None:
+    """A gang of two workers with two GPUs each and a server of parameters; samples come from a worker, from the server,
+    from a task that nobody knows, and again after the job has ended: only the first teach, as of four GPUs."""
+    cell = Cell()
+    cell.submit("job-1")
+    cell.place("job-1", gpus=2, workers=2)
+    told_by = {
+        task: samples((20, 10, 60, 10)).model_copy(update={"task_id": task})
+        for task in ("job-1/1/1", "job-1/1/2", "x")
+    }
+    for fact in told_by.values():
+        cell.record(fact)
+    [news] = cell.ledger.stages.news()
+    assert (news.key, news.profile.iterations) == (StageKey("resnet18", 64, 4), 20)
+    cell.record(JobEnded(job_id="job-1", outcome="failed"))
+    cell.record(told_by["job-1/1/1"])
+    assert known(cell.ledger.stages).iterations == 20
+    cell.ledger.learning = False
+    cell.submit("job-2")
+    cell.place("job-2", gpus=4)
+    cell.record(samples((90, 10, 60, 10)).model_copy(update={"task_id": "job-2/1/0"}))
+    assert known(cell.ledger.stages).iterations == 20, (
+        "folded again after a restart: its rows came from Postgres"
+    )
 
 
 def test_memory_is_bounded_and_a_sweep_pushes_out_its_own() -> None:
