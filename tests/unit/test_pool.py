@@ -52,6 +52,20 @@ async def test_what_the_function_raises_reaches_the_caller() -> None:
     pool.close()
 
 
+def manners() -> tuple[int, str | None]:
+    return os.nice(0), os.environ.get("OMP_NUM_THREADS")
+
+
+async def test_a_worker_stands_back_and_keeps_to_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training on the machine of two cores that also answers: it must not take both, nor the one that is needed."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    nice, polite = WorkerPool(niceness=5), WorkerPool()
+    assert await nice.run(manners) == (min(19, os.nice(0) + 5), "1")
+    assert await polite.run(manners) == (os.nice(0), "1")
+    nice.close()
+    polite.close()
+
+
 async def test_a_full_pool_says_so_at_once() -> None:
     """Everybody asks about the past at the same time: the ninth is told to come back, nothing piles up."""
     pool = WorkerPool(max_waiting=2)

@@ -33,8 +33,14 @@ class WorkerDied(KernelError):
     """The worker was killed (out of memory?); the task's outcome is lost, the pool starts anew."""
 
 
-def _begin_worker(parent: int) -> None:
-    """A worker leaves signals from the terminal to its parent, and ends with it."""
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def _begin_worker(parent: int, niceness: int) -> None:
+    """A worker leaves signals from the terminal to its parent, ends with it, and keeps to one core."""
+    os.nice(niceness)
+    for library in ONE_THREAD:  # before the function that it runs imports numpy
+        os.environ.setdefault(library, "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended while we started
@@ -45,9 +51,16 @@ class WorkerPool:
     """A bounded pool, started on demand. Functions and arguments must be importable and picklable."""
 
     def __init__(
-        self, *, workers: int = WORKERS, max_waiting: int = MAX_WAITING, idle_s: float = IDLE_S
+        self,
+        *,
+        workers: int = WORKERS,
+        max_waiting: int = MAX_WAITING,
+        idle_s: float = IDLE_S,
+        niceness: int = 0,
     ) -> None:
+        """`niceness`: 0–19; how far the workers stand back where cores are short."""
         self._workers = workers
+        self._niceness = niceness
         self._max_waiting = max_waiting
         self._idle_s = idle_s
         self._under_way = 0
@@ -67,7 +80,10 @@ class WorkerPool:
             self._ending.cancel()
         if self._executor is None:
             self._executor = ProcessPoolExecutor(
-                self._workers, multiprocessing.get_context("spawn"), _begin_worker, (os.getpid(),)
+                self._workers,
+                multiprocessing.get_context("spawn"),
+                _begin_worker,
+                (os.getpid(), self._niceness),
             )
         executor = self._executor
         self._under_way += 1

@@ -15,10 +15,11 @@ from penstock.estimator.core.runs import FinishedRun
 from penstock.estimator.core.stage_book import Owned
 from penstock.estimator.core.stages import StageKey
 from penstock.estimator.core.step_training import LearnedSteps
-from penstock.estimator.core.training import BadModel, Learned, Trained, read_model, train
+from penstock.estimator.core.training import BadModel, Learned, Trained, read_model
 from penstock.estimator.shell.runs import RunStore
 from penstock.estimator.shell.stages import Staged
 from penstock.estimator.shell.step_learner import StepLearner
+from penstock.estimator.shell.trainer import train_on_latest
 from penstock.events.base import Event
 from penstock.events.doors import ModelTrained
 from penstock.events.envelope import Envelope, to_wire
@@ -39,6 +40,7 @@ KILLS_KNOWN = 10_000  # newest kills for memory that a restart remembers
 TRAINED_ON = 10_000  # newest runs; more say little about today's code, and training takes seconds
 POSITION_RECORDS = 20_000  # so many records without a finished run, and the position is written all the same
 MOST_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
+NICENESS = 10  # of the worker: where it shares a core with the answers, they get nine tenths of it
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0  # between attempts to reach Postgres
 
 
@@ -59,7 +61,7 @@ class Learner:
         self._log = log
         self._estimates = estimates
         self._use = use
-        self._pool = WorkerPool()
+        self._pool = WorkerPool(niceness=NICENESS)
         self._store: RunStore | None = None
         self._pending: list[FinishedRun] = []
         self._staged: dict[tuple[StageKey, str], Staged] = {}
@@ -178,17 +180,17 @@ class Learner:
         """One model, in a worker process; answers go on meanwhile. What fails is told and tried with later runs."""
         assert self._store is not None
         try:
-            runs = await self._store.latest(TRAINED_ON)
             current = None if self._current is None else self._current.body
-            trained = await self._pool.run(train, runs, current)
-            self._due.trained(len(runs))
+            done = await self._pool.run(train_on_latest, self._dsn, self._cell, TRAINED_ON, current)
+            self._due.trained(done.runs)
+            trained = done.trained
             if trained is None:
                 LOG.info("%s, but the runs say nothing that a model could learn", why)
                 return
             LOG.info(
                 "model %s: %s; %s", trained.version, why, "promoted" if trained.promoted else "not promoted"
             )
-            await self._take(trained, int(runs[-1].seq))
+            await self._take(trained, done.seq)
             await self._store.forget()
         except KernelError as error:
             LOG.warning("no new model (%s): %s", why, error)
@@ -197,12 +199,13 @@ class Learner:
     async def _take(self, trained: Trained, seq: int) -> None:
         """Kept, told, used: in this order, so that an estimate never names a model that nobody has."""
         assert self._store is not None
+        learned = await asyncio.to_thread(read_model, trained.body, trained.sha256)
         await self._store.save_model(trained, seq)
         hit("estimator.model_saved")
         await self._tell(trained)
         if trained.promoted:
             self._current = trained
-            self._use(read_model(trained.body, trained.sha256))
+            self._use(learned)
 
     async def _tell(self, model: Trained) -> None:
         event = ModelTrained(

@@ -104,9 +104,9 @@ class Estimator:
         reader = self._log.reader(
             {self._jobs: self.ledger.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
         )
-        missing = [
-            self._message(job_id, spec, job.event_id, None) for job_id, job, spec in self.ledger.unestimated()
-        ]
+        unestimated = self.ledger.unestimated()
+        self._model.prepare(spec for _, _, spec in unestimated)
+        missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]
         self.ledger.forgotten()  # they are among these
         LOG.info(
             "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
@@ -158,8 +158,16 @@ class Estimator:
                     self.ledger.fold(record.value)
             self._folded_to(reader.position(self._ledger_partition))
             self.remaining.folded()
-            answers = [self._answer(record) for record in records if record.partition == self._jobs]
-            messages = [message for message in answers if message is not None]
+            submissions = [
+                found
+                for record in records
+                if record.partition == self._jobs and (found := self._submission(record)) is not None
+            ]
+            self._model.prepare(submitted.spec for submitted, _ in submissions)
+            messages = [
+                self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
+                for submitted, envelope in submissions
+            ]
             messages += [
                 self._message(id_, spec, job.event_id, None) for id_, job, spec in self.ledger.forgotten()
             ]
@@ -167,17 +175,15 @@ class Estimator:
             if messages:
                 await self._send(messages)
 
-    def _answer(self, record: Record) -> Message | None:
-        """The estimate for one record of the jobs topic; None when it is no submission or cannot be read."""
+    def _submission(self, record: Record) -> tuple[JobSubmitted, Envelope] | None:
+        """Of one record of the jobs topic; None when it is no submission or cannot be read."""
         try:
             envelope = from_wire(record.headers, record.value, self._jobs.topic)
         except EventError:
             self.counts.skipped += 1
             return None
         submitted = envelope.data
-        if not isinstance(submitted, JobSubmitted):
-            return None
-        return self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
+        return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
 
     def _message(self, job_id: str, spec: JobSpec, cause: str, traceparent: str | None) -> Message:
         """`cause`: id of the submission's event; `traceparent`: its context, if it is still known."""
