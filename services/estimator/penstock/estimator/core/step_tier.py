@@ -70,8 +70,7 @@ class StepTier:
             told = None if not ring else self._ask(spec.owner, spec.model, gpu, ring, spec.batch_size)
             if told is not None and told.spread <= MOST_SPREAD:
                 whose = "own runs" if told.own else "all owners' runs"
-                shape = " + ".join(map(str, ring))
-                by = f"{self._model.version} on {shape} {gpu} from {told.cells} cells of {whose}"
+                by = f"{self._model.version} on {_shape(ring)} {gpu} from {told.cells} cells of {whose}"
                 return math.exp(told.log_s), by, self._model.version
         return None
 
@@ -84,6 +83,11 @@ class StepTier:
             if len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
         return self._known[asked]
+
+
+def _shape(ring: Placement) -> str:
+    """For people: a gang may be on 256 nodes, and a source is a short text."""
+    return f"{sum(ring)} GPUs of {len(ring)} nodes," if len(ring) > 1 else str(ring[0])
 
 
 def _gpus_each(spec: JobSpec, runs: Runs | None) -> int:

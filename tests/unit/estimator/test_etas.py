@@ -1,0 +1,210 @@
+"""When the estimator says how long a running job still takes, and what it says then."""
+
+import math
+
+import pytest
+from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
+
+from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.eta import Bounds
+from penstock.estimator.core.etas import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
+from penstock.estimator.core.history import key_of
+from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
+from penstock.estimator.core.steps import Told
+from penstock.events.doors import EtaEstimated
+
+
+@pytest.fixture(scope="module")
+def learned() -> LearnedSteps:
+    trained = train_steps(month(120), None, {})
+    assert trained is not None
+    return read_steps(trained.model.body, trained.model.sha256)
+
+
+def tell(etas: Etas, job_id: str = "job") -> EtaEstimated:
+    found = etas.tell(job_id)
+    assert found is not None
+    return found
+
+
+def open_ended(**more: object) -> JobSpec:
+    return JOB.model_copy(update={"iterations": None, **more})
+
+
+def test_the_first_telling_is_answered_from_the_model(learned: LearnedSteps) -> None:
+    """No window yet: the network is known on two such GPUs, and the job said how many iterations it runs."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    etas.use(learned)
+    cell.begin("job")
+    assert etas.tell("job") is None, "it told nothing yet"
+    cell.tell("job", 1)
+    found = tell(etas)
+    assert found.left_ms.middle == pytest.approx(999 * true_ms((2,), 64), rel=0.15)
+    assert found.left_ms.low < found.left_ms.middle < found.left_ms.high
+    assert (found.attempt, found.done, found.at_ms) == (1, 1, cell.now_ms)
+    assert (found.level, found.source) == (0.9, "iterations asked for")
+    assert found.model_version == learned.version
+
+
+def test_without_model_or_window_nothing_is_said() -> None:
+    """Nobody knows how long a step takes; the second telling says it."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job")
+    cell.tell("job", 1)
+    assert etas.tell("job") is None
+    cell.tell("job", 101, steps=100, step_ms=50.0)
+    found = tell(etas)
+    assert found.left_ms.middle == pytest.approx(899 * 50)
+    assert found.model_version is None
+    assert etas.tell("nobody") is None
+
+
+def test_it_is_said_again_only_when_it_moved() -> None:
+    """As was said: silence. A neighbour slows it down: said again, once."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job", spec=JOB.model_copy(update={"iterations": 100_000}))
+    cell.tell("job", 100, steps=100, step_ms=100.0)
+    tell(etas)
+    done = 100
+    for _ in range(10):
+        done += 200
+        cell.tell("job", done, steps=200, step_ms=100.0)
+        assert etas.tell("job") is None
+    cell.tell("job", 2 * done, steps=done, step_ms=300.0)
+    assert tell(etas).left_ms.middle > 1.5 * 100_000 * 100
+    assert etas.tell("job") is None, "the same telling twice"
+
+
+def test_after_a_restart_what_the_ledger_holds_is_not_said_again() -> None:
+    """The estimator ends after it said something: its successor reads that in the ledger, and answers what came after."""
+    cell = Telling()
+    before = Etas(cell.ledger)
+    for job_id in ("answered", "waiting", "moved-on"):
+        cell.begin(job_id, spec=JOB.model_copy(update={"iterations": 100_000}))
+        cell.tell(job_id, 100, steps=100, step_ms=100.0)
+    for job_id in ("answered", "moved-on"):
+        cell.record(tell(before, job_id))
+    cell.tell("moved-on", 200, steps=100, step_ms=900.0)
+    after = Etas(cell.ledger)
+    assert sorted(after.open()) == ["moved-on", "waiting"]
+    assert after.tell("answered") is None
+    assert after.tell("waiting") is not None
+    assert after.tell("moved-on") is not None
+
+
+def test_each_attempt_is_told_anew() -> None:
+    """Preempted and resumed on the same GPUs: the wait in between made what was said wrong."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job")
+    cell.tell("job", 100, steps=99, step_ms=1_000.0)
+    assert tell(etas).attempt == 1
+    cell.begin("job", attempt=2)
+    assert etas.tell("job") is None, "the new attempt told nothing yet"
+    cell.tell("job", 101, attempt=2)
+    found = tell(etas)
+    assert (found.attempt, found.done) == (2, 101)
+    assert found.left_ms.middle == pytest.approx(899_000)
+
+
+def test_past_runs_tell_how_many_iterations_a_job_has() -> None:
+    """It says nothing about its length; three earlier runs of it took about 2,000 iterations, on as many GPUs."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    spec = open_ended()
+    for seq, total in ((1, 1_900.0), (2, 2_000.0), (3, 2_100.0)):
+        run = ran(seq, ring=(2,), iterations=total, step_ms=100.0)
+        cell.ledger.history.add(key_of(spec), run.measured, "ada")
+    cell.begin("job", spec=spec)
+    cell.tell("job", 1)
+    found = tell(etas)
+    assert found.source == "3 finished runs of the same job"
+    assert found.steps.low < 2_000 < found.steps.high
+    assert found.left_ms.middle == pytest.approx(2_000 * 100 + 1_000, rel=0.05), "and saving"
+
+
+def test_a_loss_on_its_way_to_a_target() -> None:
+    """It ends at a loss of 1.5, after a million iterations at the latest; the curve says about 1,600."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job", spec=open_ended(target_loss=1.1, iterations=1_000_000))
+    before = 0
+    for done in (1, 2, 4, 8, 16, 32, 64, 128, 256, 400):
+        cell.tell("job", done, steps=done - before if before else 0, step_ms=10.0, loss=1 + 4 * done**-0.5)
+        before = done
+    found = tell(etas)
+    assert found.source.startswith("loss curve of")
+    assert found.steps.low <= 1_200 <= found.steps.high
+    assert found.steps.high < 1_000_000
+
+
+@pytest.mark.parametrize("loss", [1e99, -1e99, 0.0, 2.0])
+def test_losses_of_any_size_break_nothing(loss: float) -> None:
+    """It diverges, or stands still; a target far away. What is said stays within what an event takes."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job", spec=open_ended(target_loss=-1e99))
+    said = 0
+    for done in range(1, 40):
+        cell.tell("job", done, steps=1, step_ms=10.0, loss=loss * (1 - 2 * (done % 2)))
+        found = etas.tell("job")
+        if found is not None:
+            said += 1
+            for bounds in (found.left_ms, found.steps, found.step_ms):
+                assert 0 <= bounds.low <= bounds.middle <= bounds.high < math.inf
+    assert said
+
+
+def test_the_longest_job_is_within_bounds() -> None:
+    """2^53 iterations of ten minutes each."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job", spec=JOB.model_copy(update={"iterations": 1 << 53}))
+    cell.tell("job", 2, steps=1, step_ms=600_000.0, total=1 << 53)
+    assert tell(etas).left_ms.high == MOST_LEFT_MS
+
+
+def test_wild_history_of_the_same_job_overflows_nothing() -> None:
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    spec = open_ended()
+    for seq, total in enumerate((1.0, 2.0**53) * 5):
+        cell.ledger.history.add(key_of(spec), ran(seq, ring=(2,), iterations=total).measured, "ada")
+    cell.begin("job", spec=spec)
+    cell.tell("job", 10)
+    assert tell(etas).left_ms.high <= MOST_LEFT_MS
+
+
+def test_a_finished_job_is_told_no_more() -> None:
+    """Its last telling and its end came in one read."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    cell.begin("job")
+    cell.tell("job", 1_000, steps=900, step_ms=1.0)
+    cell.end("job")
+    assert cell.ledger.stepped == {}
+    assert etas.tell("job") is None
+
+
+def test_what_was_said_of_ended_jobs_is_dropped() -> None:
+    """A cell of years."""
+    cell = Telling()
+    etas = Etas(cell.ledger)
+    for number in range(MAX_SAID + 50):
+        cell.begin(f"job-{number}")
+        cell.tell(f"job-{number}", 100, steps=10, step_ms=50.0)
+        tell(etas, f"job-{number}")
+        cell.end(f"job-{number}")
+    assert len(etas._said) <= MAX_SAID + 1
+    assert len(etas._priors) <= MAX_SAID + 1
+
+
+def test_what_moves_less_than_a_second_does_not_move() -> None:
+    last = Told(0, Bounds(2_000, 1_900, 2_100))
+    assert not moved(last, Told(1_000, Bounds(1_000 + LEAST_MOVED_MS, 900, 1_500)))
+    assert moved(last, Told(1_000, Bounds(1_001 + LEAST_MOVED_MS, 900, 1_500)))
+    wide = Told(0, Bounds(100_000, 0, 900_000))
+    assert moved(wide, Told(0, Bounds(100_000, 90_000, 120_000))), "the same middle, but now it is known"

@@ -1,0 +1,155 @@
+"""Run times of jobs that tell their iterations, among everything else that an estimate says."""
+
+import pytest
+from tests.unit.estimator.telling import month, ran, true_ms
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest
+from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
+from penstock.estimator.core.history import History, key_of
+from penstock.estimator.core.nearest import Nearest, NearestTier
+from penstock.estimator.core.node_sizes import NodeSizes, densest
+from penstock.estimator.core.step_tier import StepTier
+from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
+
+SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=5_000)
+
+
+@pytest.fixture(scope="module")
+def learned() -> LearnedSteps:
+    trained = train_steps(month(120), None, {})
+    assert trained is not None
+    return read_steps(trained.model.body, trained.model.sha256)
+
+
+def nodes(*sizes: int, model: str = "T4") -> NodeSizes:
+    found = NodeSizes()
+    for number, gpus in enumerate(sizes):
+        found.put(f"{model}-{number}", model, gpus)
+    return found
+
+
+def tiers(
+    history: History, nearest: Nearest, where: NodeSizes, model: LearnedSteps | None = None
+) -> list[Tier]:
+    steps = StepTier(history, nearest, where)
+    if model is not None:
+        steps.use(model)
+    return [HistoryTier(history), steps, NearestTier(nearest)]
+
+
+def job(gpus: int, workers: int = 1, **more: object) -> JobSpec:
+    return SPEC.model_copy(update={"resources": ResourceRequest(gpus=gpus), "workers": workers, **more})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "ring"), [(1, 1, (1,)), (4, 1, (4,)), (4, 2, (4, 4)), (2, 2, (4,))]
+)
+def test_a_new_job_is_told_from_the_model(
+    gpus: int, workers: int, ring: tuple[int, ...], learned: LearnedSteps
+) -> None:
+    """Two nodes of four cards: a gang goes on as few of them as can be."""
+    found = estimate(job(gpus, workers), tiers(History(), Nearest(), nodes(4, 4), learned))
+    assert found.run_ms == pytest.approx(5_000 * true_ms(ring, 64), rel=0.1)
+    assert found.tier == "default", "of what it needs nothing is known"
+    assert "run time: 5,000 iterations of" in found.source
+    assert found.model_version == learned.version
+
+
+def test_what_nothing_is_known_of_stays_open(learned: LearnedSteps) -> None:
+    """No iterations, no batch size, half of a GPU, no such node, a gang that the cell cannot hold, another network."""
+    for spec, where in [
+        (job(1, iterations=None), nodes(4)),
+        (job(1, batch_size=None), nodes(4)),
+        (job(1, model=None), nodes(4)),
+        (job(1, model="vgg16"), nodes(4)),
+        (job(0), nodes(4)),
+        (job(1), nodes()),
+        (job(1), nodes(4, model="V100")),
+        (job(1, gpu_models=("V100",)), nodes(4)),
+        (job(4, 3), nodes(4, 4)),
+        (SPEC.model_copy(update={"resources": ResourceRequest(gpus=1, gpu_share_milli=500)}), nodes(4)),
+    ]:
+        found = estimate(spec, tiers(History(), Nearest(), where, learned))
+        assert (found.run_ms, found.model_version) == (None, None)
+        assert "run time" not in found.source
+
+
+def test_a_jobs_own_run_time_comes_first_while_its_iterations_are_the_same(learned: LearnedSteps) -> None:
+    """Ada runs her nightly job again, then for ten times as long: her own step times answer, and nobody's model."""
+    history = History()
+    for seq in range(1, 4):
+        history.add(key_of(SPEC), ran(seq, step_ms=200.0, iterations=5_000).measured, "ada")
+    found = estimate(job(1), tiers(history, Nearest(), nodes(4), learned))
+    assert (found.tier, found.run_ms) == ("history", 1_000_000)
+    assert "run time" not in found.source
+    longer = estimate(job(1, iterations=50_000), tiers(history, Nearest(), nodes(4), learned))
+    assert (longer.tier, longer.run_ms) == ("history", 50_000 * 200 + 4_000), "and launching and saving"
+    assert longer.source.endswith(
+        "run time: 50,000 iterations of 0.2 s, median of 3 runs like it and 4 s to launch and save"
+    )
+    wider = estimate(job(4, iterations=50_000), tiers(history, Nearest(), nodes(4), learned))
+    assert learned.version in wider.source, "on four GPUs she never ran"
+    unasked = estimate(
+        SPEC.model_copy(update={"iterations": None}), tiers(history, Nearest(), nodes(4), learned)
+    )
+    assert unasked.run_ms == 1_000_000
+
+
+def test_a_target_may_end_it_earlier(learned: LearnedSteps) -> None:
+    found = estimate(job(1, target_loss=0.1), tiers(History(), Nearest(), nodes(4), learned))
+    assert "run time: at most 5,000 iterations" in found.source
+
+
+def test_the_users_word_and_the_run_time_stand_side_by_side(learned: LearnedSteps) -> None:
+    asked = ResourceRequest(gpus=1, cores=2, host_memory_mib=1_000, gpu_memory_mib=2_000)
+    found = estimate(
+        SPEC.model_copy(update={"resources": asked}), tiers(History(), Nearest(), nodes(4), learned)
+    )
+    assert found.tier == "user"
+    assert found.source.startswith("the user asked for all of it; run time: 5,000 iterations")
+    assert found.model_version == learned.version
+
+
+def test_absurd_iterations_stay_within_the_nouns(learned: LearnedSteps) -> None:
+    found = estimate(job(1, iterations=1 << 53), tiers(History(), Nearest(), nodes(4), learned))
+    assert found.run_ms == 1 << 53
+    gang = estimate(job(1, 256), tiers(History(), Nearest(), nodes(*[1] * 256), learned))
+    assert len(gang.source) <= 1_024
+
+
+def test_the_largest_kind_of_card_answers_and_lost_nodes_do_not(learned: LearnedSteps) -> None:
+    """Most GPUs of the cell are V100, of which nothing is known; then the T4 node leaves."""
+    where = nodes(4)
+    for number in range(9):
+        where.put(f"v{number}", "V100", 8)
+    assert [model for model, _ in where.kinds(())] == ["V100", "T4"]
+    assert estimate(job(1), tiers(History(), Nearest(), where, learned)).run_ms is not None
+    where.remove("T4-0")
+    where.remove("T4-0")
+    assert where.kinds(("T4",)) == []
+    assert estimate(job(1), tiers(History(), Nearest(), where, learned)).run_ms is None
+
+
+def test_nodes_are_told_as_few_kinds() -> None:
+    """5,000 nodes, one of which changes its GPUs, one is mixed and one has none."""
+    where = nodes(*[8] * 5_000)
+    where.put("T4-7", "T4", 4)
+    where.put("mixed", "", 8)
+    where.put("bare", "T4", 0)
+    assert where.kinds(()) == [("T4", {8: 4_999, 4: 1})]
+    assert {model: len(sizes) for model, sizes in where.by_model().items()} == {"T4": 64}
+
+
+@pytest.mark.parametrize(
+    ("each", "workers", "sizes", "ring"),
+    [
+        (1, 8, {8: 2}, (8,)),
+        (3, 4, {8: 2}, (6, 6)),
+        (2, 7, {8: 1, 4: 2}, (8, 4, 2)),
+        (4, 3, {4: 2}, ()),
+        (16, 1, {8: 4}, ()),
+        (1, 1, {}, ()),
+    ],
+)
+def test_the_densest_ring(each: int, workers: int, sizes: dict[int, int], ring: tuple[int, ...]) -> None:
+    assert densest(each, workers, sizes) == ring
