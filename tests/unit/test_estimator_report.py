@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.unit.estimator.month import month as records_of_a_month
+from tests.unit.estimator.month import month as month_of
 
 from penstock.cluster.nouns import Usage
 from penstock.estimator.evaluate.command import main
@@ -107,7 +107,7 @@ def test_what_is_no_ledger_is_refused(
 def month(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 jobs of a small cell; see `tests.unit.estimator.month`."""
     path = tmp_path_factory.mktemp("month") / "ledger.jsonl"
-    path.write_bytes(b"\n".join(records_of_a_month(120)) + b"\n")
+    path.write_bytes(b"\n".join(month_of(120).values) + b"\n")
     return path
 
 

@@ -67,8 +67,8 @@ def jobs(count: int, chance: np.random.Generator) -> Iterator[JobSpec]:
         )
 
 
-def month(count: int, seed: int = 0) -> list[bytes]:
-    """The ledger's records, `count` finished jobs, spread over 30 days."""
+def month(count: int, seed: int = 0) -> CellDriver:
+    """A cell after `count` finished jobs, spread over 30 days; `values` are its ledger's records."""
     chance = np.random.default_rng(seed)
     cell = CellDriver()
     cell.now_ms = START_MS
@@ -91,7 +91,7 @@ def month(count: int, seed: int = 0) -> list[bytes]:
         cell.now_ms += int(30 * DAY_MS / count * chance.uniform(0.2, 1.0))
         cell.submit(f"job-{number:04}", spec, estimate(spec, tiers))
         run(cell, f"job-{number:04}", spec, chance, grown=1.33 if number > 0.66 * count else 1.0)
-    return cell.values
+    return cell
 
 
 def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generator, grown: float) -> None:

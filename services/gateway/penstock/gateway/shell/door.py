@@ -42,6 +42,8 @@ class Door:
     streams: int = 0
     chores: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One verify or rebuild at a time."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One question about models at a time."""
 
     async def fresh(self) -> None:
         """Reads that follow see at least what this gateway has folded so far, if the projector keeps up."""

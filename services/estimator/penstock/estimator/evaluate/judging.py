@@ -1,0 +1,161 @@
+"""`penstock estimator evaluate DATA`: figures on stdout, what was set aside on stderr."""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from penstock.estimator.core.learn.judge import (
+    FOLDS,
+    MODELS,
+    SPLITS,
+    Judged,
+    TooFew,
+    cross_judge,
+    floor,
+    judge_on,
+)
+from penstock.estimator.evaluate.reading import BadData, Read, read_runs
+
+OK, BAD_INPUT = 0, 2
+MOST_SEEDS = 1_000
+
+Figures = dict[str, dict[str, dict[str, float]]]
+"""Label → figure → its mean and standard deviation over the seeds."""
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    to.add_argument("data", type=Path, help="a CSV file of measured runs, one a line, or a folder of such")
+    to.add_argument(
+        "--split",
+        choices=tuple(SPLITS),
+        default="cells",
+        help=f"what is held out together, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
+        "families (GPU models), or single runs at random",
+    )
+    to.add_argument(
+        "--against", type=Path, metavar="FILE", help="train on DATA, judge on these runs; no split"
+    )
+    to.add_argument(
+        "--model",
+        action="append",
+        choices=tuple(MODELS),
+        help="may be repeated; by default penstock and liquid",
+    )
+    to.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat with N seeds; tells mean ± sd")
+    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Exit codes: 0 done, 2 bad command or data."""
+    if not 1 <= asked.seeds <= MOST_SEEDS:
+        return refuse(f"--seeds: between 1 and {MOST_SEEDS}")
+    problems: list[str] = []
+    files: list[Read | None] = []
+    for path in (asked.data, asked.against):
+        try:
+            files.append(None if path is None else read_runs(path))
+        except BadData as error:
+            problems.append(str(error))
+    if problems:
+        return refuse("\n".join(problems))
+    read, against = files
+    assert read is not None
+    for path, file in ((asked.data, read), (asked.against, against)):
+        if file is not None and file.aside:
+            tell(f"{path}: {len(file.aside)} runs set aside, {len(file.runs)} kept")
+            for reason, count in file.reasons().items():
+                first = next(one.where for one in file.aside if one.reason == reason)
+                tell(f"  {count} × {reason} (first: {first})")
+    models = list(dict.fromkeys(asked.model or ("penstock", "liquid")))
+    try:
+        found = {name: figures(name, read, against, asked.split, asked.seeds) for name in models}
+    except TooFew as error:
+        return refuse(str(error))
+    show(asked, read, against, found)
+    return OK
+
+
+def refuse(text: str) -> int:
+    for line in text.splitlines():
+        tell(line)
+    return BAD_INPUT
+
+
+def tell(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+def figures(model: str, read: Read, against: Read | None, split: str, seeds: int) -> Figures:
+    """Over `seeds` seeds. Raises `TooFew`."""
+    told: list[Mapping[str, Judged]] = [
+        judge_on(read.runs, against.runs, model, seed)
+        if against is not None
+        else cross_judge(read.runs, model, split, seed)
+        for seed in range(seeds)
+    ]
+    found: Figures = {}
+    for label in told[0]:
+        columns = {name: np.array([getattr(one[label], name) for one in told]) for name in Judged._fields}
+        found[label] = {
+            name: {"mean": float(values.mean()), "sd": float(values.std())}
+            for name, values in columns.items()
+        }
+    return found
+
+
+def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Mapping[str, Figures]) -> None:
+    """On stdout."""
+    judged = read if against is None else against
+    ceiling = floor(judged.runs)
+    if asked.output == "json":
+        whole = {
+            "data": str(asked.data),
+            "against": None if asked.against is None else str(asked.against),
+            "split": None if asked.against is not None else asked.split,
+            "seeds": asked.seeds,
+            "runs": len(read.runs),
+            "set_aside": read.reasons(),
+            "models": found,
+            "highest_r2": ceiling,
+        }
+        sys.stdout.buffer.write(orjson.dumps(whole, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        sys.stdout.buffer.flush()
+        return
+    heads = ("label", "model", "R²", "RMSE", "MAE", "p95 error", "in 90 %", "width", "runs")
+    rows: list[tuple[str, ...]] = [heads]
+    for label in dict.fromkeys(label for told in found.values() for label in told):
+        rows += [_row(label, name, told[label], asked.seeds) for name, told in found.items() if label in told]
+        if label in ceiling:
+            rows.append((label, "repeats", f"{ceiling[label]:.3f}", *[""] * (len(heads) - 3)))
+    wide = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    for row in rows:
+        first = [text.ljust(size) for text, size in zip(row[:2], wide[:2], strict=True)]
+        rest = [text.rjust(size) for text, size in zip(row[2:], wide[2:], strict=True)]
+        print("  ".join([*first, *rest]).rstrip())
+    print(
+        "\nR² of throughput is that of its logarithm. `repeats`: the R² that no model can exceed, from repeated cells."
+    )
+
+
+def _row(label: str, model: str, told: Mapping[str, Mapping[str, float]], seeds: int) -> tuple[str, ...]:
+    r2, rmse, mae, p95, coverage, width = (
+        told[name] for name in ("r2", "rmse", "mae", "p95_relative", "coverage", "width")
+    )
+    spread = f" ± {r2['sd']:.3f}" if seeds > 1 else ""
+    inside = "" if math.isnan(coverage["mean"]) else f"{100 * coverage['mean']:.1f} %"
+    return (
+        label,
+        model,
+        f"{r2['mean']:.3f}{spread}",
+        f"{rmse['mean']:,.4g}",
+        f"{mae['mean']:,.4g}",
+        f"{100 * p95['mean']:,.1f} %",
+        inside,
+        "" if math.isnan(width["mean"]) else f"{width['mean']:,.4g}",
+        f"{told['runs']['mean']:.0f}",
+    )

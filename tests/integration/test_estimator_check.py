@@ -1,0 +1,176 @@
+"""The models that are kept, and whether the very one of then says the same again: from the ledger, the store and the gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+from tests.integration.test_estimator_service import serving
+from tests.unit.estimator.month import month
+
+from penstock.cluster.nouns import Estimate, JobSpec
+from penstock.estimator.shell.runs import estimator_schema
+from penstock.events.doors import JobEstimated, ModelTrained
+from penstock.events.envelope import from_wire
+from penstock.events.topics import Topic
+from penstock.kernel.log import Message, Partition
+from penstock.kernel.settings import Settings
+from penstock.testing.driver import CellDriver, node_spec
+from penstock.testing.gateway_cell import Cell, problem, running
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(180)]
+
+JOBS = 70  # enough for a first model
+WITHIN_S = 90.0
+SPEC = JobSpec(owner="guest", command=("python", "new.py"), model="bert", batch_size=24)
+
+
+class Told:
+    """A cell with a month behind it, its gateway, and its estimator, whose answers the placer takes into the ledger."""
+
+    def __init__(self, cell: Cell, placer: CellDriver) -> None:
+        self.cell, self.placer = cell, placer
+        self._sent = 0
+
+    async def send(self) -> None:
+        """What the placer has decided, in the log and in the read models."""
+        fresh = self.placer.values[self._sent :]
+        self._sent = len(self.placer.values)
+        await self.cell.log.inner.append([Message(Partition(Topic.LEDGER, 0), value) for value in fresh])
+        async with asyncio.timeout(WITHIN_S):
+            while (await self.get("/v1/status"))["projected_seq"] < self._sent:
+                await asyncio.sleep(0.02)
+
+    async def get(self, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.cell.http.get(path, timeout=WITHIN_S)).json()
+        return found
+
+    async def event(self, kind: type, job_id: str = "") -> Any:
+        """The first such event of the estimator."""
+        reader = self.cell.log.inner.reader({Partition(Topic.ESTIMATES, 0): 0})
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while True:
+                    for record in await reader.read():
+                        data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
+                        if isinstance(data, kind) and getattr(data, "job_id", "") == job_id:
+                            return data
+        finally:
+            await reader.close()
+
+    async def estimated(self, spec: JobSpec = SPEC) -> tuple[str, Estimate]:
+        """Submitted at the door, estimated by the service, and queued by the placer."""
+        answer = await self.cell.http.post("/v1/jobs", json=spec.model_dump(mode="json"))
+        job_id = answer.json()["job_id"]
+        found: Estimate = (await self.event(JobEstimated, job_id)).estimate
+        self.placer.submit(job_id, spec, found)
+        await self.send()
+        return job_id, found
+
+    async def check(self, job_id: str) -> dict[str, Any]:
+        return await self.get(f"/v1/jobs/{job_id}/estimate/check")
+
+
+@asynccontextmanager
+async def learned(dsn: str) -> AsyncIterator[Told]:
+    settings = Settings(log_url=dsn, dsn=dsn)
+    async with running(dsn) as cell:
+        told = Told(cell, month(JOBS))
+        read_before = (
+            len(told.placer.values) + 100
+        )  # the ledger says that the placer has read so many submissions
+        await cell.log.inner.append([Message(Partition(Topic.JOBS, 0), b"from before")] * read_before)
+        await told.send()
+        async with serving(cell.log.inner, settings):
+            await told.event(ModelTrained)
+            await asyncio.sleep(0.2)  # told first, used then
+            yield told
+
+
+async def statement(dsn: str, text: str) -> None:
+    connection = await asyncpg.connect(dsn, server_settings={"search_path": estimator_schema("default")})
+    await connection.execute(text)
+    await connection.close()
+
+
+async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
+    """An auditor asks a month later: did this number really come from that model? By then the cell has other cards."""
+    async with learned(dsn) as told:
+        job_id, estimate = await told.estimated()
+        assert estimate.tier == "model"
+        told.placer.join(node_spec("node-9", 8, model="T4", memory_mib=40_000))
+        await told.send()
+        found = await told.check(job_id)
+        assert found["ok"] is True, found
+        [model] = found["models"]
+        assert (model["verdict"], model["version"]) == ("same", estimate.model_version)
+        memory = model["fields"]["gpu_memory_mib"]
+        assert memory["told"] == memory["again"] == estimate.worker.gpu_memory_mib
+
+        later, on_the_new_card = await told.estimated(SPEC.model_copy(update={"gpu_models": ("T4",)}))
+        assert "MiB on T4" in on_the_new_card.source
+        found = await told.check(later)
+        assert found["ok"] is True, found
+        assert found["models"][0]["as_of"] == found["estimated_seq"], "earlier, nobody knew that card"
+
+        asked = SPEC.model_copy(
+            update={"resources": SPEC.resources.model_copy(update={"gpu_memory_mib": 9_999})}
+        )
+        his_own, _ = await told.estimated(asked)
+        found = await told.check(his_own)
+        assert found["ok"] is True
+        assert "gpu_memory_mib" not in found["models"][0]["fields"], "that number is the user's"
+
+
+async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
+    """Numbers in the ledger that no model ever told, a model that was changed or is gone, and jobs without any."""
+    async with learned(dsn) as told:
+        job_id, estimate = await told.estimated()
+        more = estimate.worker.model_copy(update={"gpu_memory_mib": estimate.worker.gpu_memory_mib + 1})
+        told.placer.submit("forged", SPEC, estimate.model_copy(update={"worker": more}))
+        other = JobSpec(owner="guest", command=("python", "x.py"))
+        told.placer.submit(
+            "unknown",
+            other,
+            estimate.model_copy(update={"tier": "default", "source": "default", "model_version": None}),
+        )
+        await told.send()
+        forged = await told.check("forged")
+        assert (forged["ok"], forged["models"][0]["verdict"]) == (False, "differs")
+        assert (
+            f"gpu_memory_mib {more.gpu_memory_mib} then and {estimate.worker.gpu_memory_mib} now"
+            in forged["text"]
+        )
+        none = await told.check("unknown")
+        assert (none["ok"], none["models"]) == (None, [])
+        assert "No model was asked" in none["text"]
+        problem(await told.cell.http.get("/v1/jobs/nobody/estimate/check"), 404)
+
+        [row] = (await told.get("/v1/estimator/models"))["models"]
+        assert (row["version"], row["kind"], row["in_use"], row["whole"]) == (
+            estimate.model_version, "resources", True, True,
+        )  # fmt: skip
+        assert row["runs"] <= JOBS
+        assert row["metrics"]["error"] > 0
+        await statement(dsn, "UPDATE models SET body = set_byte(body, length(body) - 1, 7)")
+        [row] = (await told.get("/v1/estimator/models"))["models"]
+        assert (row["in_use"], row["whole"]) == (False, False)
+        assert "digest does not match" in row["damage"]
+        damaged = await told.check(job_id)
+        assert (damaged["ok"], damaged["models"][0]["verdict"]) == (False, "damaged")
+        await statement(dsn, "DELETE FROM models")
+        gone = await told.check(job_id)
+        assert (gone["ok"], gone["models"][0]["verdict"]) == (False, "not_kept")
+        assert "no longer kept" in gone["text"]
+        assert (await told.get("/v1/estimator/models"))["models"] == []
+
+
+async def test_before_the_estimator_ever_ran_there_is_no_model(dsn: str) -> None:
+    """A fresh installation: an empty list, no error. A job that nobody has estimated yet cannot be checked."""
+    async with running(dsn) as cell:
+        assert (await cell.http.get("/v1/estimator/models")).json() == {"ok": True, "models": []}
+        accepted = await cell.http.post("/v1/jobs", json={"command": ["true"]})
+        body = problem(await cell.http.get(f"/v1/jobs/{accepted.json()['job_id']}/estimate/check"), 409)
+        assert "no estimate" in body["detail"]
