@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.unit.bad_traces import problems
 
 from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.cluster import nodes_of
@@ -23,13 +24,6 @@ UNIT = settings(deadline=None, max_examples=60, suppress_health_check=[HealthChe
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace.csv"
-
-
-def problems(path: Path, content: str | bytes) -> list[str]:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(BadFile) as caught:
-        read_trace(path)
-    return [str(problem) for problem in caught.value.problems]
 
 
 # ---------------------------------------------------------------------------------------------- formats

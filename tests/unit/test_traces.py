@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from tests.unit.bad_traces import problems
 
 from penstock.kernel.reading import BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
@@ -18,13 +19,6 @@ HEADER = "job_id,submit_s,duration_s,gpus\n"
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace.csv"
-
-
-def problems(path: Path, text: str | bytes) -> list[str]:
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(BadFile) as caught:
-        read_trace(path)
-    return [str(problem) for problem in caught.value.problems]
 
 
 def test_a_plain_trace(trace: Path) -> None:
