@@ -151,3 +151,25 @@ def test_the_command_line_hands_over_to_it(table: Path) -> None:
         2,
         "penstock: gone.csv: file: No such file or directory\n",
     )
+
+
+def test_phase_times_are_judged_where_a_file_tells_them(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Liquid's second model, and the medians that answer here; a launch of minus one second sets its run aside."""
+    large = ("bert", "vgg16", "resnet50")
+    lines = table.read_text().splitlines()
+    rows = [f"{lines[0]},launch_s,train_s,save_s,input_mib"]
+    for number, line in enumerate(lines[1:]):
+        longer = 3 * (line.split(",")[2] in large)
+        rows.append(f"{line},{5 + longer + number % 2 / 10},{0.1 + longer},{2 + longer},{1_000 * longer}")
+    rows[3] = f"{lines[3]},-1,1,1,0"
+    path = tmp_path / "phases.csv"
+    path.write_text("\n".join(rows))
+    assert main(["evaluate", str(path), "--split", "random", "--model", "liquid", "-o", "json"]) == 0
+    out, err = capsys.readouterr()
+    found = orjson.loads(out)["models"]["liquid"]
+    assert {"launch_s", "train_s", "save_s", MEMORY} <= set(found)
+    assert found["launch_s"]["r2"]["mean"] > 0.8
+    assert found["launch_s"]["runs"]["mean"] == len(lines) - 2
+    assert "1 × launch_s is out of all range (first: phases.csv:4)" in err

@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from penstock.estimator.core.learn.judge import (
     floor,
     judge_on,
 )
+from penstock.estimator.core.learn.phases import Phased, judge_phases
 from penstock.estimator.evaluate.reading import BadData, Read, read_runs
 
 OK, BAD_INPUT = 0, 2
@@ -74,6 +75,10 @@ def run(asked: argparse.Namespace) -> int:
     models = list(dict.fromkeys(asked.model or ("penstock", "liquid")))
     try:
         found = {name: figures(name, read, against, asked.split, asked.seeds) for name in models}
+        if read.phased is not None and against is None:
+            for name, of_phases in phase_figures(read.phased, asked.split, asked.seeds).items():
+                if name in found:
+                    found[name] |= of_phases
     except TooFew as error:
         return refuse(str(error))
     show(asked, read, against, found)
@@ -98,6 +103,17 @@ def figures(model: str, read: Read, against: Read | None, split: str, seeds: int
         else cross_judge(read.runs, model, split, seed)
         for seed in range(seeds)
     ]
+    return over_seeds(told)
+
+
+def phase_figures(phased: Phased, split: str, seeds: int) -> Mapping[str, Figures]:
+    """Model → figures of the phase times: of Liquid's second model, and of the medians that answer here. Raises `TooFew`."""
+    told = [judge_phases(phased, split, seed) for seed in range(seeds)]
+    return {name: over_seeds([one[name] for one in told]) for name in told[0]}
+
+
+def over_seeds(told: Sequence[Mapping[str, Judged]]) -> Figures:
+    """At least one."""
     found: Figures = {}
     for label in told[0]:
         columns = {name: np.array([getattr(one[label], name) for one in told]) for name in Judged._fields}
