@@ -130,13 +130,15 @@ async def test_answers_do_not_wait_for_a_training(dsn: str) -> None:
     loop = asyncio.get_running_loop()
     async with serving(log, settings(dsn)):
         model = asyncio.ensure_future(told_model(log))
+        began_s = loop.time()
         waits: list[float] = []
         while not model.done():
             began = loop.time()
             await answer(placer, log, f"job-{len(waits)}", spec("vgg16", 20))
             waits.append(loop.time() - began)
         assert len(waits) > 3, "the training was over at once: nothing was shown"
-        assert sorted(waits)[len(waits) // 2] < 0.2
+        training_s = loop.time() - began_s  # a loaded machine is slow at both
+        assert sorted(waits)[len(waits) // 2] < max(0.2, training_s / 10)
     await log.close()
 
 

