@@ -29,6 +29,7 @@ from penstock.estimator.core.step_samples import (
 )
 from penstock.estimator.core.step_training import (
     FEWEST_SAMPLES,
+    StepAsked,
     judged,
     read_steps,
     step_of,
@@ -55,12 +56,12 @@ def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[F
     assert model.metrics["step_error"] < 0.06, "the runs scatter by 0.03"
     assert model.metrics["step_told"] == 1
     learned = read_steps(model.body, model.sha256)
-    told = step_of(learned.durations, "new", "resnet50", "T4", cell_of((1, 1), 48))
+    told = step_of(learned.durations, StepAsked("new", "resnet50", "T4", cell_of((1, 1), 48)))
     assert told is not None
     assert math.exp(told.log_s) * 1_000 == pytest.approx(true_ms((1, 1), 48), rel=0.25)
     assert not told.own
-    assert step_of(learned.durations, "ada", "resnet50", "V100", cell_of((1,), 48)) is None
-    own = step_of(learned.durations, "ada", "resnet50", "T4", cell_of((4,), 64))
+    assert step_of(learned.durations, StepAsked("ada", "resnet50", "V100", cell_of((1,), 48))) is None
+    own = step_of(learned.durations, StepAsked("ada", "resnet50", "T4", cell_of((4,), 64)))
     assert own is not None
     assert own.own, "her own runs doubt less than everybody's"
 

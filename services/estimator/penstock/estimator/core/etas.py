@@ -16,7 +16,7 @@ from penstock.estimator.core.history import Runs
 from penstock.estimator.core.phases import phase_ms
 from penstock.estimator.core.step_samples import cell_of, kind_of
 from penstock.estimator.core.step_tier import MOST_SPREAD
-from penstock.estimator.core.step_training import LearnedSteps, step_of
+from penstock.estimator.core.step_training import LearnedSteps, StepAsked, step_of
 from penstock.estimator.core.steps import Progress, Told
 from penstock.events import doors
 
@@ -138,7 +138,8 @@ class Etas:
         if not progress.ring or not progress.gpu:
             return None
         cell = cell_of(progress.ring, about.batch_size)
-        told = step_of(self._model.durations, about.owner, about.model, progress.gpu, cell)
+        asked = StepAsked(about.owner, about.model, progress.gpu, cell)
+        told = step_of(self._model.durations, asked)
         return None if told is None or told.spread > MOST_SPREAD else (told.log_s, told.spread)
 
 

@@ -2,16 +2,17 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
 from penstock.estimator.core.estimate import DEFAULT_GPUS, Guess
-from penstock.estimator.core.history import MAX_VALUE, History, Runs
+from penstock.estimator.core.history import MAX_VALUE, History, Runs, key_of
 from penstock.estimator.core.nearest import Nearest
 from penstock.estimator.core.node_sizes import NodeSizes, densest
 from penstock.estimator.core.phases import AROUND, phase_ms
 from penstock.estimator.core.step_samples import cell_of
-from penstock.estimator.core.step_training import LearnedSteps, StepTold, step_of
+from penstock.estimator.core.step_training import LearnedSteps, StepAsked, StepTold, steps_of
 from penstock.estimator.core.throughput.placements import Placement
 
 MAX_REMEMBERED = 4_096  # answers of the model
@@ -29,19 +30,31 @@ class StepTier:
         """All of them kept up to date by the caller."""
         self._history, self._nearest, self._nodes = history, nearest, nodes
         self._model: LearnedSteps | None = None
-        self._known: OrderedDict[tuple[object, ...], StepTold | None] = OrderedDict()
+        self._known: OrderedDict[StepAsked, StepTold | None] = OrderedDict()
 
     def use(self, model: LearnedSteps) -> None:
         """From the next estimate on."""
         self._model = model
         self._known.clear()
 
+    def prepare(self, specs: Iterable[JobSpec]) -> None:
+        """Asks the model about all of them at once; `guess` finds the answers. Optional, and much cheaper."""
+        if self._model is None:
+            return
+        asked: dict[StepAsked, None] = {}
+        for spec in specs:
+            if spec.iterations is None:
+                continue
+            gpus = _gpus_each(spec, self._history.get(key_of(spec)))
+            asked.update((one, None) for one, _ in self._askable(spec, gpus) if one not in self._known)
+        self._ask(asked)
+
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
         if spec.iterations is None:
             return None
         runs = self._history.get(key)
-        gpus = _gpus_each(spec, runs) * spec.workers
-        found = _measured_s(runs, gpus) or self._learned_s(spec, gpus)
+        each = _gpus_each(spec, runs)
+        found = _measured_s(runs, each * spec.workers) or self._learned_s(spec, each)
         if found is None:
             return None
         step_s, by, version = found
@@ -58,31 +71,34 @@ class StepTier:
             partly=f"run time: {most}{spec.iterations:,} iterations of {step_s:.4g} s, {by}{phases}",
         )
 
-    def _learned_s(self, spec: JobSpec, gpus: int) -> tuple[float, str, str | None] | None:
-        share = spec.resources.gpu_share_milli or WHOLE_GPU
-        if self._model is None or spec.model is None or spec.batch_size is None:
+    def _learned_s(self, spec: JobSpec, gpus_each: int) -> tuple[float, str, str | None] | None:
+        if self._model is None:
             return None
-        if gpus < 1 or share < WHOLE_GPU:
-            return None
-        each = gpus // spec.workers
-        for gpu, sizes in self._nodes.kinds(spec.gpu_models):
-            ring = densest(each, spec.workers, sizes)
-            told = None if not ring else self._ask(spec.owner, spec.model, gpu, ring, spec.batch_size)
+        for asked, ring in self._askable(spec, gpus_each):
+            if asked not in self._known:
+                self._ask([asked])
+            told = self._known[asked]
             if told is not None and told.spread <= MOST_SPREAD:
                 whose = "own runs" if told.own else "all owners' runs"
-                by = f"{self._model.version} on {_shape(ring)} {gpu} from {told.cells} cells of {whose}"
+                on = f"{_shape(ring)} {asked.gpu}"
+                by = f"{self._model.version} on {on} from {told.cells} cells of {whose}"
                 return math.exp(told.log_s), by, self._model.version
         return None
 
-    def _ask(self, owner: str, network: str, gpu: str, ring: Placement, batch: int) -> StepTold | None:
+    def _askable(self, spec: JobSpec, gpus_each: int) -> Iterator[tuple[StepAsked, Placement]]:
+        """What the model can be asked about the job: for each kind of GPU that may hold it, the most GPUs first."""
+        share = spec.resources.gpu_share_milli or WHOLE_GPU
+        if spec.model is None or spec.batch_size is None or gpus_each < 1 or share < WHOLE_GPU:
+            return
+        for gpu, sizes in self._nodes.kinds(spec.gpu_models):
+            if ring := densest(gpus_each, spec.workers, sizes):
+                yield StepAsked(spec.owner, spec.model, gpu, cell_of(ring, spec.batch_size)), ring
+
+    def _ask(self, asked: Iterable[StepAsked]) -> None:
         assert self._model is not None
-        asked = (owner, network, gpu, ring, batch)
-        if asked not in self._known:
-            cell = cell_of(ring, batch)
-            self._known[asked] = step_of(self._model.durations, owner, network, gpu, cell)
-            if len(self._known) > MAX_REMEMBERED:
-                self._known.popitem(last=False)
-        return self._known[asked]
+        self._known.update(steps_of(self._model.durations, asked))
+        while len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
 
 
 def _shape(ring: Placement) -> str:

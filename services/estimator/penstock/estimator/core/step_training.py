@@ -1,7 +1,7 @@
 """Training and judging the step model, and asking it: pure, so that a worker process does it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,15 @@ OWNERS_APART = (
 )
 LEVEL = 0.9
 SEED = 0
+
+
+class StepAsked(NamedTuple):
+    """A network of an owner's, in a cell of placements and batches."""
+
+    owner: str
+    network: str
+    gpu: str
+    cell: Cell
 
 
 class StepTold(NamedTuple):
@@ -65,21 +74,31 @@ def read_steps(body: bytes, digest: str) -> LearnedSteps:
     return LearnedSteps(version_of(digest), from_bytes(body))
 
 
-def step_of(durations: Durations, owner: str, network: str, gpu: str, cell: Cell) -> StepTold | None:
+def step_of(durations: Durations, asked: StepAsked) -> StepTold | None:
     """By the owner's own runs or by everybody's, whichever doubts less; None: nobody measured this network there."""
-    found: list[StepTold] = []
-    for whose in (owner, SHARED):
-        model = durations.models.get(name_of(whose, network, gpu))
-        if model is None:
-            continue
-        told = model.steps([cell])
-        own = whose == owner
-        spread = float(told.spread[0])
-        if not own:
-            spread = math.hypot(spread, OWNERS_APART)
-        width = model.factor(LEVEL) * spread
-        found.append(StepTold(float(told.log_s[0]), spread, len(model.table.cells), own, width))
-    return min(found, key=lambda one: (one.spread, not one.own), default=None)
+    return steps_of(durations, [asked])[asked]
+
+
+def steps_of(durations: Durations, asked: Iterable[StepAsked]) -> dict[StepAsked, StepTold | None]:
+    """As `step_of`; what rests on the same model is asked together, for most of an answer's time is not its own."""
+    found: dict[StepAsked, StepTold | None] = dict.fromkeys(asked)
+    by_name: dict[str, list[StepAsked]] = {}
+    for one in found:
+        for whose in (one.owner, SHARED):
+            name = name_of(whose, one.network, one.gpu)
+            if name in durations.models:
+                by_name.setdefault(name, []).append(one)
+    for name, mine in by_name.items():
+        model = durations.models[name]
+        own = not name.startswith(f"{SHARED} ")
+        told = model.steps([one.cell for one in mine])
+        factor, cells = model.factor(LEVEL), len(model.table.cells)
+        for one, log_s, spread in zip(mine, told.log_s.tolist(), told.spread.tolist(), strict=True):
+            wide = spread if own else math.hypot(spread, OWNERS_APART)
+            before = found[one]
+            if before is None or (wide, not own) < (before.spread, not before.own):
+                found[one] = StepTold(log_s, wide, cells, own, factor * wide)
+    return found
 
 
 def train_steps(
@@ -129,10 +148,12 @@ def judged(durations: Durations, newest: Sequence[Sample]) -> dict[str, float]:
     """`step_error`: mean |ln (told / measured)| of a step; `step_within`: share inside the interval; `step_told`: share
     of the runs that it says anything about. Only what there is to judge."""
     chosen = newest[-MAX_JUDGED:]
+    asked = [StepAsked(one.owner, one.network, one.gpu, one.cell) for one in chosen]
+    answers = steps_of(durations, asked)
     told = [
         (found, math.log(sample.step_s) - found.log_s)
-        for sample in chosen
-        if (found := step_of(durations, sample.owner, sample.network, sample.gpu, sample.cell))
+        for sample, one in zip(chosen, asked, strict=True)
+        if (found := answers[one]) is not None
     ]
     metrics = {"step_told": len(told) / len(chosen)} if chosen else {}
     if told:

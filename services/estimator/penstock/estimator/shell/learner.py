@@ -69,7 +69,7 @@ class Learner:
         self._offset = self._written = 0
         self._gap = False
         self._due = Due()
-        self._steps = StepLearner(use_steps, self._append, self._tell)
+        self._steps = StepLearner(dsn, cell, use_steps, self._append, self._tell)
         self._current: Trained | None = None
         self.learned_from = 0
         """The ledger offset up to which runs are written down already."""

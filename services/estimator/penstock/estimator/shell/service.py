@@ -105,7 +105,7 @@ class Estimator:
             {self._jobs: self.ledger.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
         )
         unestimated = self.ledger.unestimated()
-        self._model.prepare(spec for _, _, spec in unestimated)
+        self._prepare([spec for _, _, spec in unestimated])
         missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]
         self.ledger.forgotten()  # they are among these
         LOG.info(
@@ -163,7 +163,7 @@ class Estimator:
                 for record in records
                 if record.partition == self._jobs and (found := self._submission(record)) is not None
             ]
-            self._model.prepare(submitted.spec for submitted, _ in submissions)
+            self._prepare([submitted.spec for submitted, _ in submissions])
             messages = [
                 self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
                 for submitted, envelope in submissions
@@ -174,6 +174,11 @@ class Estimator:
             messages += self._stages()
             if messages:
                 await self._send(messages)
+
+    def _prepare(self, specs: Sequence[JobSpec]) -> None:
+        """Asks the models about all of them at once, which costs little more than about one."""
+        self._model.prepare(specs)
+        self._steps.prepare(specs)
 
     def _submission(self, record: Record) -> tuple[JobSubmitted, Envelope] | None:
         """Of one record of the jobs topic; None when it is no submission or cannot be read."""

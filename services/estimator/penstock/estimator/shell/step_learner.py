@@ -7,10 +7,10 @@ from hashlib import sha256
 
 from penstock.estimator.core.learn.saved import BadModel
 from penstock.estimator.core.lifecycle import StepsDue
-from penstock.estimator.core.runs import FinishedRun
-from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
+from penstock.estimator.core.step_training import LearnedSteps, read_steps
 from penstock.estimator.core.training import Trained
 from penstock.estimator.shell.runs import STEPS, RunStore
+from penstock.estimator.shell.trainer import train_steps_on_latest
 from penstock.events.base import Event
 from penstock.events.codec import encode
 from penstock.kernel.errors import KernelError
@@ -31,10 +31,13 @@ class StepLearner:
 
     def __init__(
         self,
+        dsn: str,
+        cell: str,
         use: Callable[[LearnedSteps], None],
         tell: Callable[[str, Event], Awaitable[None]],
         tell_model: Callable[[Trained], Awaitable[None]],
     ) -> None:
+        self._dsn, self._cell = dsn, cell
         self._use = use
         self._tell = tell
         self._tell_model = tell_model
@@ -61,15 +64,17 @@ class StepLearner:
         why = self.due.reason
         current = None if self._current is None else self._current.body
         try:
-            runs: Sequence[FinishedRun] = await store.latest_steps(TRAINED_ON, OF_ONE)
-            trained = await pool.run(train_steps, runs, current, self.nodes())
-            self.due.trained(len(runs))
+            done = await pool.run(
+                train_steps_on_latest, self._dsn, self._cell, TRAINED_ON, OF_ONE, current, self.nodes()
+            )
+            self.due.trained(done.runs)
+            trained = done.trained
             if trained is None:
                 LOG.info("%s, but too few of them say on which GPUs, network and batch size", why)
                 return
             model = trained.model
             LOG.info("model %s: %s; %s", model.version, why, "promoted" if model.promoted else "not promoted")
-            await self._take(store, model, int(runs[-1].seq))
+            await self._take(store, model, done.seq)
             for plan in trained.plans:
                 digest = sha256(encode(plan)).hexdigest()[:32]
                 await self._tell(f"plan-{digest}", plan)

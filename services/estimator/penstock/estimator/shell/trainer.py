@@ -4,11 +4,13 @@ So the loop that answers neither decodes 10,000 rows nor sends them on: that alo
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import asyncpg
 
 from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.step_training import TrainedSteps, train_steps
 from penstock.estimator.core.training import Trained, train
 from penstock.estimator.shell.runs import RunStore
 from penstock.kernel.errors import StoreError
@@ -28,6 +30,30 @@ def train_on_latest(dsn: str, cell: str, most: int, current: bytes | None) -> Tr
     """Learns from the newest `most` runs; see `train`. Raises `StoreError` where Postgres cannot be read."""
     runs = asyncio.run(_latest(dsn, cell, most))
     return Training(len(runs), int(runs[-1].seq) if runs else -1, train(runs, current))
+
+
+class StepTraining(NamedTuple):
+    """As `Training`."""
+
+    runs: int
+    seq: int
+    trained: TrainedSteps | None
+
+
+def train_steps_on_latest(
+    dsn: str, cell: str, most: int, of_one: int, current: bytes | None, nodes: Mapping[str, Sequence[int]]
+) -> StepTraining:
+    """As `train_on_latest`, from runs that told steps, at most `of_one` of one owner; see `train_steps`."""
+    runs = asyncio.run(_latest_steps(dsn, cell, most, of_one))
+    return StepTraining(len(runs), int(runs[-1].seq) if runs else -1, train_steps(runs, current, nodes))
+
+
+async def _latest_steps(dsn: str, cell: str, most: int, of_one: int) -> list[FinishedRun]:
+    store = await RunStore.open(dsn, cell)
+    try:
+        return await store.latest_steps(most, of_one)
+    finally:
+        await store.close()
 
 
 async def _latest(dsn: str, cell: str, most: int) -> list[FinishedRun]:
