@@ -3,7 +3,7 @@
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
 from penstock.estimator.core.estimate import DEFAULT_GPUS, MEMORY_PERCENT, Guess
 from penstock.estimator.core.killed import Killed
-from penstock.estimator.core.rooms import Rooms
+from penstock.estimator.core.rooms import Most, Rooms
 
 
 class Bounds:
@@ -26,7 +26,7 @@ class Bounds:
             gpus = DEFAULT_GPUS if found.gpus is None else found.gpus
         most = self._rooms.most(spec, gpus)
         least = self._killed.least(spec, key, near=found.tier != "history")
-        if most is not None:
+        if most is not None and _exceeds(found, most):
             margin = MEMORY_PERCENT if found.tier == "history" else None
             found = found._replace(
                 cores=None if found.cores is None else min(found.cores, most.cores),
@@ -43,6 +43,14 @@ class Bounds:
             host_memory_mib=raised,
             source=f"{found.source}; host memory: more than the {least.held_mib} MiB that {whose} was killed with",
         )
+
+
+def _exceeds(found: Guess, most: Most) -> bool:
+    return (
+        (found.cores or 0) > most.cores
+        or (found.host_memory_mib or 0) > most.host_memory_mib
+        or (found.gpu_memory_mib or 0) > most.gpu_memory_mib
+    )
 
 
 def _cut(value: int | None, most: int, margin_percent: int | None) -> int | None:

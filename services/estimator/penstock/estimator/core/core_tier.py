@@ -14,7 +14,7 @@ import math
 from collections import OrderedDict, deque
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.cores import MAX_CORES, CoreJob, PastJob, Start, n_start
+from penstock.estimator.core.cores import MAX_CORES, CoreJob, PastJob, n_start
 from penstock.estimator.core.estimate import CORES_HEADROOM, DEFAULT, DEFAULT_GPUS, Guess
 from penstock.estimator.core.history import Run
 from penstock.estimator.core.rooms import Most, Rooms
@@ -58,7 +58,7 @@ class CoresTier:
     def __init__(self, past: PastCores, rooms: Rooms) -> None:
         self._past = past
         self._rooms = rooms
-        self._known: dict[tuple[object, ...], Start | None] = {}
+        self._known: dict[tuple[object, ...], Guess | None] = {}
         self._version = 0
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
@@ -72,18 +72,9 @@ class CoresTier:
         asked = (spec.owner, spec.category, spec.traits, spec.workers, gpus, most)
         if asked not in self._known:
             self._known[asked] = self._start(spec, gpus, most)
-        start = self._known[asked]
-        if start is None:
-            return None
-        return Guess(
-            tier="default",
-            confidence=DEFAULT.confidence,
-            source=DEFAULT.source,
-            cores=start.cores,
-            partly=f"cores: {start.reason}",
-        )
+        return self._known[asked]
 
-    def _start(self, spec: JobSpec, gpus: int, most: Most | None) -> Start | None:
+    def _start(self, spec: JobSpec, gpus: int, most: Most | None) -> Guess | None:
         past = self._past.of(spec.owner)
         if spec.category is None and not past:
             return None
@@ -95,4 +86,11 @@ class CoresTier:
             gpus=gpus,
             nodes=1 if most is None else math.ceil(spec.workers * gpus / max(1, most.gpus)),
         )
-        return n_start(job, past, MAX_CORES if most is None else most.cores, scaled=True)
+        start = n_start(job, past, MAX_CORES if most is None else most.cores, scaled=True)
+        return Guess(
+            tier="default",
+            confidence=DEFAULT.confidence,
+            source=DEFAULT.source,
+            cores=start.cores,
+            partly=f"cores: {start.reason}",
+        )
