@@ -80,7 +80,14 @@ def test_generated_submissions_are_answered_or_skipped(seed: int) -> None:
     seen: Counter[str] = Counter()
     for offset in range(GENERATED):
         record = Record(Partition(Topic.JOBS, 0), offset, mutated(chance), headers(chance), None, 0)
-        message = estimator._answer(record)
+        submission = estimator._submission(record)
+        if submission is not None:
+            estimator._prepare([submission[0].spec])
+        message = (
+            None
+            if submission is None
+            else estimator._message(submission[0].job_id, submission[0].spec, "e-1", None)
+        )
         seen["skipped" if message is None else "answered"] += 1
         if message is not None:
             broker.append("estimator", [message])  # raises when it is larger than a log takes
