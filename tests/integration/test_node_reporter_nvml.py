@@ -52,7 +52,7 @@ async def test_gpus_are_found_used_measured_and_their_faults_told(
             (2, 16_384),
         ]
         assert joined.node.gpus[0].model == "Tesla-V100-SXM2-fake"
-        await cell.order(start_order(1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; sleep 2.5", gpus=(2,)))
+        await cell.order(start_order(1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; sleep 4", gpus=(2,)))
         exited = await cell.until(doors.TaskExited)
         assert log_path(options.log_dir, "job-1", "job-1.1.0").read_text().strip() == joined.node.gpus[2].uuid
         assert exited.usage.gpu_utilisation_percent == 73

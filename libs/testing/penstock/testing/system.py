@@ -24,6 +24,7 @@ START_TIMEOUT_S = 60.0  # longer than the bounds of what is started, which say m
 STOP_GRACE_S = 10.0
 REQUEST_TIMEOUT_S = 15.0
 POLL_S = 0.03
+PATIENCE_S = 60.0  # for what takes a second or two on an idle machine
 MAX_TOLD_CHARS = 4_000
 
 
@@ -48,7 +49,7 @@ class Gateway:
         row: dict[str, Any] = self.get(f"/v1/jobs/{job_id}")
         return row
 
-    def until_nodes(self, count: int, timeout_s: float = 20.0) -> None:
+    def until_nodes(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Returns once so many nodes have joined: `penstock up` is ready when they have said so, which may be before
         the placer has read it. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout_s
@@ -57,7 +58,7 @@ class Gateway:
                 raise TimeoutError(f"{len(ready)} of {count} nodes have joined after {timeout_s:g} s")
             time.sleep(POLL_S)
 
-    def until(self, job_id: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    def until(self, job_id: str, status: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The job's row once it has this status. Raises `TimeoutError` with the row as it is then."""
         deadline = time.monotonic() + timeout_s
         while (row := self.job(job_id))["status"] != status:
@@ -66,7 +67,7 @@ class Gateway:
             time.sleep(POLL_S)
         return row
 
-    def until_ended(self, job_id: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    def until_ended(self, job_id: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The job's row once it has an outcome. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout_s
         while (row := self.job(job_id))["outcome"] is None:
