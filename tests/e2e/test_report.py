@@ -1,7 +1,8 @@
-"""A real cell's report: what ran on its nodes, drawn from its own ledger."""
+"""What a real cell tells of its jobs: drawn from its own ledger, how long they still take, how well that was known."""
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,75 @@ def test_a_cell_draws_its_own_report(up: Installation, place: Path) -> None:
     traces = {trace["name"]: trace for trace in json.loads(found[1])["gantt-0"]["data"]}
     assert traces["gang"]["width"] == pytest.approx([1.86, 1.86]), "two bars of two GPUs each, one per node"
     assert len(traces["broken"]["x"]) == 1
+
+
+TRAIN = """
+import time
+from penstock.sdk.progress import progress
+for step in range(1, 301):
+    time.sleep(0.02)
+    progress(step, 300)
+"""
+
+
+def test_a_training_that_tells_its_progress_has_a_remaining_time(up: Installation, place: Path) -> None:
+    """Somebody waits for a training and asks when it is done; then how well such answers fare, and who gave them."""
+    train = [sys.executable, "-c", TRAIN]
+    flags = (
+        "--gpus",
+        "1",
+        "--cores",
+        "1",
+        "--iterations",
+        "300",
+        "--category",
+        "nlp",
+        "--trait",
+        "pipelined",
+    )
+    job_id = up.run("submit", "--detach", *flags, "--", *train).stdout.strip()
+    watched = up.run("eta", job_id, "--watch", "-o", "json")
+    assert watched.returncode == 0, watched.stderr
+    answers = [json.loads(line) for line in watched.stdout.splitlines()]
+    told = [answer for answer in answers if answer["answer"] == "told"]
+    assert told, answers
+    assert told[-1]["source"] == "iterations asked for"
+    assert told[-1]["left_ms"]["low"] <= told[-1]["left_ms"]["middle"] <= told[-1]["left_ms"]["high"] < 20_000
+    assert (answers[-1]["answer"], answers[-1]["outcome"]) == ("ended", "succeeded")
+    assert "ended" in up.run("eta", job_id).stdout
+    described = up.run("describe", "job", job_id).stdout
+    assert "nlp, pipelined, 300 iterations" in described
+
+    silent = up.run("submit", "--detach", "--gpus", "0", "--cores", "1", "--", "sleep", "600").stdout.strip()
+    for event in iter(lambda: up.run("eta", silent, "-o", "json"), None):
+        if json.loads(event.stdout)["answer"] == "unknown":
+            break
+    assert event.returncode == 1, "nothing is known of its time"
+    assert "Remaining" in up.run("describe", "job", silent).stdout
+    assert "LEFT" in up.run("get", "jobs", "-o", "wide").stdout
+    up.run("cancel", silent)
+    assert up.run("watch", silent).returncode == 11
+    nobody = up.run("eta", "nobody")
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "`penstock get jobs` lists them" in nobody.stderr
+
+
+def test_how_well_a_real_cell_was_estimated_is_drawn(up: Installation, place: Path) -> None:
+    """After the training above: the page, and that no model has answered yet."""
+    page, pictures = place / "estimates.html", place / "pictures"
+    asked = ("estimator", "report", "--report", str(page), "--png", str(pictures), "-o", "json")
+    answer = up.run(*asked, MPLCONFIGDIR=str(place / "matplotlib"))  # it keeps a list of fonts
+    assert answer.returncode == 0, answer.stderr
+    told = json.loads(answer.stdout)
+    assert told["runs"] >= 2
+    assert "Said against used" in page.read_text()
+    assert (pictures / "pairs.png").is_file()
+    models = up.run("estimator", "models")
+    assert (models.returncode, models.stdout) == (
+        0,
+        "No model yet: one is trained once 50 runs have finished.\n",
+    )
+    jobs = json.loads(up.run("get", "jobs", "-o", "json").stdout)["jobs"]
+    checked = up.run("estimator", "check", jobs[-1]["job_id"])
+    assert checked.returncode == 0, checked.stderr
+    assert "No model was asked" in checked.stdout

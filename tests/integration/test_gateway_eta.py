@@ -42,7 +42,8 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     await cell.tell()
     await cell.caught_up()
     found = (await cell.http.get("/v1/jobs/runs/eta")).json()
-    assert (found["answer"], found["due"], found["done"], found["share"]) == ("told", "later", 5_000, 0.5)
+    assert (found["answer"], found["due"], found["done"]) == ("told", "later", 5_000)
+    assert 0.5 <= found["share"] <= 1
     assert 540_000 < found["left_ms"]["middle"] <= 600_000
     assert found["ends_ms"]["high"] == pytest.approx(wall_ms() + 720_000, abs=60_000)
     answers = {

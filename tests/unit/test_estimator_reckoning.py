@@ -46,6 +46,14 @@ def test_the_worst_job_stands_first_and_users_are_not_blamed_for_it() -> None:
     assert (worst.job_id, worst.said, worst.used) == ("job-1", 300, 1_000)
 
 
+def test_one_command_that_ran_often_does_not_fill_the_list_of_the_worst() -> None:
+    """A nightly job is off in the same way each night; the list has room for what is wrong elsewhere."""
+    nightly = [run(number, 5_000, 1_000) for number in range(30)]
+    once = run(30, 3_000, 1_000)._replace(about=nightly[0].about._replace(key=b"other"))
+    worst = [one for one in reckon([*nightly, once]).worst if one.field == "gpu_memory_mib"]
+    assert [one.job_id for one in worst] == ["job-0", "job-30"]
+
+
 def test_who_asks_for_more_than_he_uses_is_named() -> None:
     """Bob always asks for 16 GiB and uses 2; Eve asked twice, which says nothing yet; Ada asks for what she needs."""
     asked = ("gpu_memory_mib",)

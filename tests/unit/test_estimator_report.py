@@ -73,7 +73,7 @@ def test_the_table_is_for_people(ledger: Path, capfd: pytest.CaptureFixture[str]
     assert main(["report", "--ledger", str(ledger)]) == 0
     text = capfd.readouterr().out
     assert "3 finished runs, 0 of them set aside" in text
-    assert "gpu_memory_mib 2,048 used, 1,024 said by default" in text
+    assert "GPU memory 512 MiB used, 1,024 MiB said by default" in text
 
 
 @pytest.mark.parametrize(

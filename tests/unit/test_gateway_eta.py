@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import eta
+from penstock.cli.output import duration
 from penstock.events.codec import encode
 from penstock.events.doors import Bounds, EtaEstimated
 from penstock.gateway.core.eta import FIELDS, Standing, Word, ended, read_word, remaining
@@ -64,13 +65,18 @@ def test_what_has_passed_since_the_word_is_taken_off(
     assert (found["answer"], found["due"], found["level"]) == ("told", due, 0.9)
     assert tuple(found["left_ms"][name] for name in ("middle", "low", "high")) == left
     assert found["ends_ms"]["middle"] == found["now_ms"] + left[0]
-    assert (found["share"], found["age_ms"]) == (0.3, max(0, since_ms))
+    assert (found["done"], found["age_ms"]) == (3_000, max(0, since_ms))
+    assert found["share"] == pytest.approx(min(1.0, 0.3 + 0.7 * max(0, since_ms) / 599_900), abs=1e-6)
     text = shown(found)
     assert words in text
-    assert "30% done: 3,000 iterations, 7,000 left" in text
+    assert (
+        f"{found['share']:.0%} done; told {duration(max(0, since_ms))} ago: 3,000 of 10,000 iterations"
+        in text
+    )
     assert "steps-1" in text
     passed = shown(remaining(standing(), word(), TOLD_MS), TOLD_MS + max(0, since_ms))
     assert words in passed, "--watch counts on without asking again"
+    assert f"{found['share']:.0%} done" in passed
 
 
 def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:
@@ -136,4 +142,4 @@ def test_no_iterations_at_all_is_no_share() -> None:
     nothing = Bounds(middle=0, low=0, high=0)
     found = remaining(standing(), word(done=0, steps=nothing, left_ms=nothing), TOLD_MS)
     assert (found["share"], found["due"]) == (None, "overdue")
-    assert "0 iterations, 0 left" in shown(found)
+    assert "0 of 0 iterations" in shown(found)

@@ -150,11 +150,15 @@ def _details(answer: Answer) -> list[str]:
     if _ahead(answer):
         sure = f"{answer['level']:.0%} sure"
         lines.append(f"ends {_between(ends)}, {sure}")
-    left, step = answer["steps"], answer["step_ms"]["middle"]
-    share = "" if answer["share"] is None else f"{answer['share']:.0%} done: "
-    lines.append(f"{share}{answer['done']:,} iterations, {left['middle']:,.0f} left, {step:.4g} ms each")
+    steps = answer["steps"]
+    whole = f"{'' if steps['low'] == steps['high'] else 'about '}{answer['done'] + steps['middle']:,.0f}"
+    told = f"{answer['done']:,} of {whole} iterations"
+    share = "" if answer["share"] is None else f"{answer['share']:.0%} done; "
+    lines.append(
+        f"{share}told {duration(answer['age_ms'])} ago: {told}, {answer['step_ms']['middle']:.4g} ms each"
+    )
     model = f" · {answer['model_version']}" if answer["model_version"] else ""
-    lines.append(f"by {answer['source']}, told {duration(answer['age_ms'])} ago{model}")
+    lines.append(f"known by: {answer['source']}{model}")
     return lines
 
 
@@ -178,6 +182,9 @@ def later(answer: Answer, now: int | None) -> Answer:
         moved["left_ms"] = {name: None if ms is None else max(0, ms - passed) for name, ms in left.items()}
         middle, high = moved["left_ms"]["middle"], moved["left_ms"]["high"]
         moved["due"] = "later" if middle else "any_moment" if high else "overdue"
+    if answer["share"] is not None and answer["step_ms"]["middle"] > 0:
+        whole_ms = (answer["done"] + answer["steps"]["middle"]) * answer["step_ms"]["middle"]
+        moved["share"] = min(1.0, answer["share"] + passed / whole_ms)
     return moved
 
 

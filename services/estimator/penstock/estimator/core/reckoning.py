@@ -167,7 +167,7 @@ def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
             if any(pair.field == name for pair in mine)
         }
     estimated = [pair for pair in pairs if pair.tier != USER]
-    worst = sorted(estimated, key=lambda pair: (-pair.off, pair.run.job_id, pair.field))[:WORST]
+    worst = _worst(estimated)
     return Reckoning(
         len(runs),
         dict(sorted(aside.items())),
@@ -181,6 +181,14 @@ def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
         remaining([run.eta for run in runs if run.eta is not None]),
         ended - len(runs),
     )
+
+
+def _worst(pairs: Sequence[Pair]) -> list[Pair]:
+    """Of each job's kind and field only the worst, so that one command that ran often leaves room for others."""
+    found: dict[tuple[bytes, str], Pair] = {}
+    for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
+        found.setdefault((pair.run.about.key, pair.field), pair)
+    return list(found.values())[:WORST]
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:

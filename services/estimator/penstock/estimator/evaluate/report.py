@@ -17,7 +17,8 @@ from rich.table import Table
 from penstock.estimator.core.follow import HANDLERS, At, Ledger
 from penstock.estimator.core.reckoning import Reckoning, reckon
 from penstock.estimator.core.runs import FinishedRun
-from penstock.estimator.evaluate.drawn.picture import picture_of
+from penstock.estimator.evaluate.drawn import words
+from penstock.estimator.evaluate.drawn.picture import picture_of, shown
 from penstock.events.codec import decode_trusted
 from penstock.events.errors import EventError
 from penstock.events.topics import Topic
@@ -222,13 +223,16 @@ def show(found: Reckoning, console: Console) -> None:
         console.print("\nWho asks for more than is used:")
         for one in found.over_asking:
             console.print(
-                f"  {one.owner}: {one.asked_to_used:.1f} times the {one.field}, over {one.runs} runs"
+                f"  {one.owner}: {one.asked_to_used:.1f} times the {words.field_text(one.field)}, over {one.runs} runs",
+                markup=False,
             )
     if found.worst:
         console.print("\nThe estimates that were farthest off:")
         for job in found.worst:
+            used, said = shown(job.field, job.used), shown(job.field, job.said)
             console.print(
-                f"  {job.job_id} ({job.owner}): {job.field} {job.used:,.0f} used, {job.said:,.0f} said by {job.tier}"
+                f"  {job.job_id} ({job.owner}): {words.field_text(job.field)} {used} used, {said} said by {job.tier}",
+                markup=False,
             )
 
 

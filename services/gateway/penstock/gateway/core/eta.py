@@ -66,7 +66,8 @@ def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
     """The answer for a job that has not ended. `word`: the latest, of whatever attempt.
 
     `answer` is `waiting`, `told` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
-    `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0.
+    `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
+    told, `share` is of now, by the middle.
     """
     if job.status in WAITING:
         known: dict[str, Any] = {} if job.run_ms is None else {"run_ms": job.run_ms, "source": job.run_source}
@@ -100,6 +101,7 @@ def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
     left = {name: max(0, round(getattr(word.left_ms, name) - age_ms)) for name in ("middle", "low", "high")}
     due = "later" if left["middle"] else "any_moment" if left["high"] else "overdue"
     whole = word.done + word.steps.middle
+    since = min(age_ms / word.step_ms.middle, word.steps.middle) if word.step_ms.middle > 0 else 0.0
     return {
         "due": due,
         "left_ms": left,
@@ -108,7 +110,7 @@ def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
         "done": word.done,
         "steps": msgspec.to_builtins(word.steps),
         "step_ms": msgspec.to_builtins(word.step_ms),
-        "share": word.done / whole if whole else None,
+        "share": (word.done + since) / whole if whole else None,
         "source": word.source,
         "at_ms": word.at_ms,
         "age_ms": age_ms,
