@@ -10,13 +10,17 @@ from penstock.estimator.core.learn.saved import BadModel
 from penstock.estimator.core.runs import FinishedRun, Steps
 from penstock.estimator.core.step_plans import MOST_PROBES, placements
 from penstock.estimator.core.step_samples import (
-    CELLS_OF_ONE,
     MAX_CURVES,
+    MAX_OWN,
+    MAX_OWN_TABLE_CELLS,
+    MAX_SHARED,
     MAX_TABLE_CELLS,
-    MAX_TABLES,
     MOST_BEYOND,
     MOST_OF_ONE,
+    OF_ONE,
+    OWN_CELLS,
     SHARED,
+    SHARED_CELLS,
     TEACHING_OF_ONE,
     cell_of,
     fair,
@@ -152,11 +156,13 @@ class TestOneOwner:
         old = [ran(seq, "ada", batch=2**seq) for seq in range(1, 9)]
         flood = [ran(seq, "mallory", f"net-{seq}", batch=seq) for seq in range(10, 2_010)]
         found = tables_of(samples_of([*old, *flood]))
-        assert len(found) <= MAX_TABLES
+        assert name_of("ada", "resnet50", "T4") in found
+        assert NET in found
+        assert sum("net-" in name for name in found) <= (MAX_SHARED + MAX_OWN) / OF_ONE
         cells = sum(len(table.cells) for name, table in found.items() if "net-" in name)
-        assert cells <= CELLS_OF_ONE
+        assert cells <= (SHARED_CELLS + OWN_CELLS) / OF_ONE
         teaching = teaching_of(found, samples_of([*old, *flood]))
-        assert NET not in found or NET in teaching
+        assert NET in teaching
         assert sum("net-" in name for name in teaching) <= TEACHING_OF_ONE
 
     def test_he_teaches_a_bounded_part_of_what_all_share(self) -> None:
@@ -171,9 +177,10 @@ class TestOneOwner:
 def test_a_table_holds_its_most_recently_measured_cells() -> None:
     """A sweep over 300 batch sizes."""
     runs = [ran(seq, batch=seq) for seq in range(1, 301)]
-    found = tables_of(samples_of(runs))[name_of("ada", "resnet50", "T4")]
-    assert len(found.cells) == MAX_TABLE_CELLS
-    assert {cell.local_batch for cell in found.cells} == set(range(301 - MAX_TABLE_CELLS, 301))
+    found = tables_of(samples_of(runs))
+    for whose, most in (("ada", MAX_OWN_TABLE_CELLS), (SHARED, MAX_TABLE_CELLS)):
+        cells = found[name_of(whose, "resnet50", "T4")].cells
+        assert {cell.local_batch for cell in cells} == set(range(301 - most, 301))
 
 
 def test_the_batch_is_shared_by_the_gpus() -> None:

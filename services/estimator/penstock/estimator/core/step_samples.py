@@ -17,11 +17,17 @@ from penstock.estimator.core.runs import FinishedRun
 from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, ring, table, wrong
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
-MAX_TABLES = 200  # the most recently used; fitting one takes 5 ms, or half a second if it is full
-MAX_SHARED = 120  # of them
-MAX_TABLE_CELLS = 100  # of one table, the most recently measured; a fit costs cells³
-MAX_CELLS_IN_ALL = 5_000  # over all tables, so that a training ends in seconds
-CELLS_OF_ONE = 1_000  # in tables to which one owner alone contributes
+MAX_SHARED, MAX_OWN = 120, 80  # tables, the most recently used
+SHARED_CELLS, OWN_CELLS = (
+    4_000,
+    2_000,
+)  # over all of them, so that a training ends in seconds; a fit costs cells³
+MAX_TABLE_CELLS, LEAST_TABLE_CELLS = (
+    200,
+    40,
+)  # of a shared one, the most recently measured: as many as all have room for
+MAX_OWN_TABLE_CELLS = 50  # an owner's own say how his runs differ; fewer than have their own scales
+OF_ONE = 3  # a third of the tables, and of their cells, may be such to which one owner alone contributes
 FEWEST_SHARING = 2  # owners, for a shared cell to need no bound
 MOST_APART = 4.0  # times: beyond, two owners do not measure the same thing
 MOST_BEYOND = 16.0  # times: so far placements and batch sizes of one network are apart, seldom further
@@ -97,41 +103,50 @@ def lessons(runs: Sequence[FinishedRun]) -> Lessons:
 
 
 def tables_of(samples: Sequence[Sample]) -> dict[str, Table]:
-    """By name; the most recently used have room first, of those that all owners share and then of owners' own."""
+    """By name."""
     own: dict[str, list[Sample]] = {}
     shared: dict[str, list[Sample]] = {}
     for sample in reversed(samples):
         own.setdefault(name_of(sample.owner, sample.network, sample.gpu), []).append(sample)
         shared.setdefault(name_of(SHARED, sample.network, sample.gpu), []).append(sample)
-    newest = {name: found[0].seq for name, found in [*own.items(), *shared.items()]}
+    each = min(max(SHARED_CELLS // max(1, len(shared)), LEAST_TABLE_CELLS), MAX_TABLE_CELLS)
+    kept = _with_room(shared, Room(MAX_SHARED, SHARED_CELLS, each))
+    return kept | _with_room(own, Room(MAX_OWN, OWN_CELLS, MAX_OWN_TABLE_CELLS))
+
+
+class Room(NamedTuple):
+    """How many tables, cells in all of them, and cells in each."""
+
+    tables: int
+    cells: int
+    each: int
+
+
+def _with_room(samples: Mapping[str, Sequence[Sample]], room: Room) -> dict[str, Table]:
+    """Tables of these samples, newest first each; the most recently used tables have room first."""
     kept: dict[str, Table] = {}
-    room = MAX_CELLS_IN_ALL
-    owned: Counter[str] = Counter()
-    for name in sorted(newest, key=lambda name: (name not in shared, -newest[name], name)):
-        if room <= 0 or len(kept) >= (MAX_SHARED if name in shared else MAX_TABLES):
+    left = room.cells
+    tables: Counter[str] = Counter()
+    cells: Counter[str] = Counter()
+    for name in sorted(samples, key=lambda name: (-samples[name][0].seq, name)):
+        if left <= 0 or len(kept) >= room.tables:
+            break
+        owners = {sample.owner for sample in samples[name]}
+        sole = owners.pop() if len(owners) == 1 else SHARED
+        if sole != SHARED and tables[sole] >= room.tables // OF_ONE:
             continue
-        measured = shared_cells(shared[name]) if name in shared else _cells(own[name])
-        owners = {sample.owner for sample in shared.get(name) or own[name]}
-        sole = min(owners) if len(owners) == 1 else SHARED
-        left = room if sole == SHARED else min(room, CELLS_OF_ONE - owned[sole])
-        found = table(measured[: max(0, min(left, MAX_TABLE_CELLS))])[0]
+        most = left if sole == SHARED else min(left, room.cells // OF_ONE - cells[sole])
+        found = table(shared_cells(samples[name])[: max(0, min(most, room.each))])[0]
         if found.cells:
             kept[name] = found
-            room -= len(found.cells)
-            owned[sole] += len(found.cells)
+            left -= len(found.cells)
+            tables[sole] += 1
+            cells[sole] += len(found.cells)
     return kept
 
 
-def _cells(samples: Iterable[Sample]) -> list[Measurement]:
-    """Of each cell the median, those measured last first."""
-    found: dict[Cell, list[float]] = {}
-    for sample in samples:
-        found.setdefault(sample.cell, []).append(log(sample.step_s))
-    return [Measurement(cell, exp(median(logs))) for cell, logs in found.items()]
-
-
 def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
-    """As `_cells`, over owners; see the top."""
+    """Of each cell the median over its runs, then over owners, those measured last first; see the top."""
     found: dict[Cell, dict[str, list[float]]] = {}
     for sample in samples:
         found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))

@@ -12,7 +12,7 @@ from penstock.estimator.core.nearest import Nearest
 from penstock.estimator.core.node_sizes import NodeSizes, densest
 from penstock.estimator.core.phases import AROUND, phase_ms
 from penstock.estimator.core.step_samples import cell_of
-from penstock.estimator.core.step_training import LearnedSteps, StepAsked, StepTold, steps_of
+from penstock.estimator.core.step_training import LearnedSteps, StepAsked, StepTold, knows, steps_of
 from penstock.estimator.core.throughput.placements import Placement
 
 MAX_REMEMBERED = 4_096  # answers of the model
@@ -38,7 +38,8 @@ class StepTier:
         self._known.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
-        """Asks the model about all of them at once; `guess` finds the answers. Optional, and much cheaper."""
+        """Asks the model about all of them at once, each on the first kind of GPU that it knows something of; `guess` finds
+        the answers. Optional, and much cheaper."""
         if self._model is None:
             return
         asked: dict[StepAsked, None] = {}
@@ -46,7 +47,9 @@ class StepTier:
             if spec.iterations is None:
                 continue
             gpus = _gpus_each(spec, self._history.get(key_of(spec)))
-            asked.update((one, None) for one, _ in self._askable(spec, gpus) if one not in self._known)
+            known = (one for one, _ in self._askable(spec, gpus) if knows(self._model.durations, one))
+            if (first := next(known, None)) is not None and first not in self._known:
+                asked[first] = None
         self._ask(asked)
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:

@@ -74,6 +74,12 @@ def read_steps(body: bytes, digest: str) -> LearnedSteps:
     return LearnedSteps(version_of(digest), from_bytes(body))
 
 
+def knows(durations: Durations, asked: StepAsked) -> bool:
+    """Whether anybody measured this network there."""
+    names = (name_of(whose, asked.network, asked.gpu) for whose in (asked.owner, SHARED))
+    return any(name in durations.models for name in names)
+
+
 def step_of(durations: Durations, asked: StepAsked) -> StepTold | None:
     """By the owner's own runs or by everybody's, whichever doubts less; None: nobody measured this network there."""
     return steps_of(durations, [asked])[asked]
