@@ -3,8 +3,9 @@
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import chain
 from typing import NamedTuple
 
 from penstock.cluster.nouns import JobSpec
@@ -69,8 +70,9 @@ class Runs:
 
     __slots__ = ("__weakref__", "_values", "version")
 
-    def __init__(self) -> None:
-        self._values = array("d")
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
+        """`runs`: oldest first, at most RUNS_PER_KEY, of bounded values."""
+        self._values = array("d", list(chain.from_iterable(runs)))
         self.version = 0
         """Rises with every run."""
 

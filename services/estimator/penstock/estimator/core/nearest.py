@@ -8,11 +8,12 @@ he has run a network, his word counts as it is: nothing contradicts it.
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.estimate import DEFAULT_HOST_MEMORY_MIB, Guess, guess_from, held_memory_mib
-from penstock.estimator.core.history import Run, Runs
+from penstock.estimator.core.history import Run, Runs, bounded
 from penstock.estimator.core.runs import About
 
 MAX_MODELS = 1_000  # least recently used ones go; about 20 MB when full
@@ -23,13 +24,17 @@ NEAREST = 8  # runs of all owners together; odd counts are as good, more say les
 OWN_RUNS = 2  # of one owner among them
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
 MOST_ABOVE = 2.0  # so far may one owner's memory, cores and time exceed everybody else's and be believed
+MAX_REMEMBERED = 4_096  # answers
+LOG_FARTHEST = math.log(FARTHEST)
+RANK = itemgetter(0, 1, 2)
 DISCOUNT = 0.5  # of the confidence: another command, perhaps another person's
 
 
 class _Kept(NamedTuple):
-    batch_size: int | None
+    log_batch: float | None
     workers: int
     run: Run
+    """Bounded, as the history keeps it."""
 
 
 class Nearest:
@@ -47,7 +52,7 @@ class Nearest:
         owners = self._models.setdefault(about.model, OrderedDict())
         self._models.move_to_end(about.model)
         owners.setdefault(about.owner, deque(maxlen=RUNS_PER_OWNER)).append(
-            _Kept(about.batch_size, about.workers, run)
+            _Kept(_log(about.batch_size), about.workers, Run(*map(bounded, run)))
         )
         owners.move_to_end(about.owner)
         mine = self._models_of.setdefault(about.owner, OrderedDict())
@@ -74,23 +79,35 @@ class Nearest:
     def to(self, spec: JobSpec | About) -> list[tuple[str, Run]]:
         """The nearest runs with their owners, nearest first, at most `OWN_RUNS` of each; [] if none is near enough."""
         found: list[tuple[float, int, float, str, Run]] = []
+        log_batch, workers = _log(spec.batch_size), spec.workers
         for owner, runs in self._models.get(spec.model or "", {}).items():
             near = [
-                (far, abs(kept.workers - spec.workers), -kept.run.seq, owner, kept.run)
+                (far, abs(kept.workers - workers), -kept.run.seq, owner, kept.run)
                 for kept in runs
-                if (far := distance(kept.batch_size, spec.batch_size)) <= math.log(FARTHEST)
+                if (far := _distance(kept.log_batch, log_batch)) <= LOG_FARTHEST
             ]
-            near.sort(key=lambda entry: entry[:3])
-            found += near[:OWN_RUNS]
-        found.sort(key=lambda entry: entry[:3])
+            if len(near) > OWN_RUNS:
+                near.sort(key=RANK)
+                del near[OWN_RUNS:]
+            found += near
+        found.sort(key=RANK)
         return [(owner, run) for *_, owner, run in found[:NEAREST]]
 
 
 def distance(one: int | None, other: int | None) -> float:
     """Logarithm of the ratio; jobs that both tell no batch size are equal, else it is as far as it may be."""
+    return _distance(_log(one), _log(other))
+
+
+def _log(batch_size: int | None) -> float | None:
+    return None if batch_size is None else math.log(batch_size)
+
+
+def _distance(one: float | None, other: float | None) -> float:
+    """The same between logarithms."""
     if one is None or other is None:
-        return 0.0 if one is other else math.log(FARTHEST)
-    return abs(math.log(one / other))
+        return 0.0 if one is other else LOG_FARTHEST
+    return abs(one - other)
 
 
 class NearestTier:
@@ -99,21 +116,34 @@ class NearestTier:
 
     def __init__(self, nearest: Nearest) -> None:
         self._nearest = nearest
+        self._known: dict[tuple[float, ...], Guess] = {}
+        """By the ledger's numbers of the runs that it rests on: near batch sizes have the same ones."""
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
         found = self._nearest.to(spec)
         if not found:
             return None
-        runs = Runs()
-        most = {name: believed(found, name) for name in ("run_ms", "busy_cores")}
+        which = tuple(run.seq for _, run in found)
+        if which not in self._known:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            self._known[which] = self._by(spec.model, found)
+        return self._known[which]
+
+    def _by(self, model: str | None, found: Sequence[tuple[str, Run]]) -> Guess:
+        """What these runs of this network say."""
+        most = [
+            (name, cap) for name in ("run_ms", "busy_cores") if (cap := believed(found, name)) is not None
+        ]
+        runs = []
         for _, run in found:
-            bounded = {name: min(getattr(run, name), cap) for name, cap in most.items() if cap is not None}
-            runs.add(run._replace(**bounded))
-        guess = guess_from(runs)
+            above = {name: cap for name, cap in most if getattr(run, name) > cap}
+            runs.append(run._replace(**above) if above else run)
+        guess = guess_from(Runs(runs))
         return guess._replace(
             tier="nearest",
             confidence=round(DISCOUNT * guess.confidence, 3),
-            source=f"median of the {len(found)} nearest runs of {spec.model} by other commands; "
+            source=f"median of the {len(found)} nearest runs of {model} by other commands; "
             "memory: the largest of them + 10 %",
             gpus=None,
             host_memory_mib=held_memory_mib(believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),

@@ -9,7 +9,7 @@ the way of one GPU model. With an unknown GPU the third is gone and the first tw
 what they can do: so one model remembers the cells it saw and yet says something about families it never saw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,20 +70,28 @@ class Weights:
     def between(self, some: Inputs, others: "Inputs | Side") -> Floats:
         """k of each pair. Shape (some, others)."""
         side = others if isinstance(others, Side) else self.side(others)
+        k = np.empty((len(some.gpu), len(side.gpu)))
+        for rows, part in self.parts(some, side):
+            k[rows] = part
+        return k
+
+    def parts(self, some: Inputs, side: "Side") -> Iterator[tuple[slice, Floats]]:
+        """k by AT_ONCE rows: which rows, and their k. Each part is gone with the next; so all of them fit the cache."""
         shared, own = (_left(x) for x in self._scaled(some))
         factors, kind = side.factors_of(some)
-        k = np.empty((len(some.gpu), len(side.gpu)))
-        beside = np.empty((min(AT_ONCE, len(k)), k.shape[1]))
-        for start in range(0, len(k), AT_ONCE):
+        first = np.empty((min(AT_ONCE, len(kind)), len(side.gpu)))
+        second = np.empty_like(first)
+        for start in range(0, len(kind), AT_ONCE):
             rows = slice(start, start + AT_ONCE)
-            here, second, mine = k[rows], beside[: len(k) - start], kind[rows]
+            mine = kind[rows]
+            here, beside = first[: len(mine)], second[: len(mine)]
             _likeness(shared[rows], side.shared, here)
-            _likeness(own[rows], side.own, second)
+            _likeness(own[rows], side.own, beside)
             here *= factors[0][mine]
-            second *= factors[1][mine]
-            here += second
+            beside *= factors[1][mine]
+            here += beside
             here += factors[2][mine]
-        return k
+            yield rows, here
 
     def _scaled(self, inputs: Inputs) -> tuple[Floats, Floats]:
         """Columns by the roots of their rates, of S₀ and of S₁."""

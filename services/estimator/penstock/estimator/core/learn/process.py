@@ -42,14 +42,19 @@ class Process:
 
     def mean(self, inputs: Inputs) -> Floats:
         """As `predict`, without the variance, which is most of its work. Shape (n,)."""
-        return self.weights.between(inputs, self._side) @ self.alpha
+        mean = np.empty(len(inputs.gpu))
+        for rows, k in self.weights.parts(inputs, self._side):
+            mean[rows] = k @ self.alpha
+        return mean
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         """Mean and variance of what is measured without its noise, standardised. Shapes (n,)."""
-        k = self.weights.between(inputs, self._side)
-        seen = k.astype(np.float32) @ self.known.T
-        variance = self.weights.prior - np.einsum("ij,ij->i", seen, seen)
-        return k @ self.alpha, np.maximum(variance, 1e-9).astype(np.float64)
+        mean, variance = np.empty((2, len(inputs.gpu)))
+        for rows, k in self.weights.parts(inputs, self._side):
+            mean[rows] = k @ self.alpha
+            seen = k.astype(np.float32) @ self.known.T
+            variance[rows] = self.weights.prior - np.einsum("ij,ij->i", seen, seen)
+        return mean, np.maximum(variance, 1e-9)
 
 
 class Fit:
