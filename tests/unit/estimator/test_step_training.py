@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.unit.estimator.telling import month, ran, true_ms
 
-from penstock.estimator.core.durations import digest_of, from_bytes
+from penstock.estimator.core.durations import OWNERS_APART, digest_of, from_bytes
 from penstock.estimator.core.learn.saved import BadModel
 from penstock.estimator.core.runs import FinishedRun, Steps
 from penstock.estimator.core.step_plans import MOST_PROBES, placements
@@ -172,6 +172,15 @@ class TestOneOwner:
         found = lessons(runs)
         assert len(found.curves) == len(found.totals) == len(found.windows) == MOST_OF_ONE + 1
         assert len(fair([(str(n), n) for n in range(1_000)], MAX_CURVES)) == MAX_CURVES
+
+
+def test_how_far_owners_are_apart_is_learned_within_bounds() -> None:
+    """Two who run the same image agree; two who do not are apart; whoever lies counts as far as owners may be apart."""
+    for factor, low, high in ((1.0, 0.05, 0.15), (1.5, 0.2, 0.35), (1e4, 0.45, 0.5)):
+        runs = [ran(seq, "ada", batch=seq, step_ms=100) for seq in range(1, 100)]
+        runs += [ran(100 + seq, "bob", batch=seq, step_ms=100 * factor) for seq in range(1, 100)]
+        assert low <= lessons(runs).apart <= high
+    assert lessons([]).apart == OWNERS_APART
 
 
 def test_a_table_holds_its_most_recently_measured_cells() -> None:

@@ -25,6 +25,9 @@ MAGIC = b"PENSTOCK-STEPS-1\n"
 DIGEST = 64
 MOST_BYTES = 1 << 28
 MOST_MODELS = 1_000
+OWNERS_APART = (
+    0.3  # by hand, while few cells have two owners: they differ in versions, precisions and input sizes
+)
 
 
 class Durations(NamedTuple):
@@ -33,6 +36,8 @@ class Durations(NamedTuple):
     prior: Prior
     models: Mapping[str, StepModel]
     eta: Learned
+    apart: float = OWNERS_APART
+    """Standard deviation of ln step between owners of one network in the same cell."""
 
 
 def train(
@@ -44,6 +49,7 @@ def train(
     *,
     teaching: Collection[str] | None = None,
     prior: Prior | None = None,
+    apart: float = OWNERS_APART,
 ) -> Durations:
     """The same data and generator give the same model, in whatever order the tables come.
 
@@ -59,7 +65,9 @@ def train(
         prior = learn_prior([table for name, table in named if teaching is None or name in teaching], chance)
     models = {name: fit(table, prior, reference_batch(table), chance) for name, table in named}
     spread, errors = learn_runs(totals)
-    return Durations(prior, models, Learned(learn_curves(curves), spread, errors, learn_steps(windows)))
+    return Durations(
+        prior, models, Learned(learn_curves(curves), spread, errors, learn_steps(windows)), apart
+    )
 
 
 def to_bytes(durations: Durations) -> bytes:
@@ -80,6 +88,7 @@ def to_bytes(durations: Durations) -> bytes:
         "prior": list(durations.prior),
         "models": models,
         "eta": [list(eta.curves), eta.run_spread, eta.run_errors, eta.step_errors],
+        "apart": durations.apart,
     }
     rest = orjson.dumps(content)
     return MAGIC + sha256(rest).hexdigest().encode() + b"\n" + rest
@@ -118,7 +127,7 @@ def from_bytes(data: bytes) -> Durations:
             raise ValueError("not as many kinds as errors of kinds")
         eta = Learned(law, _number(spread), _numbers(run_errors), _numbers(step_errors))
         models = {str(name): _model(told) for name, told in content["models"].items()}
-        return Durations(_prior(content["prior"]), models, eta)
+        return Durations(_prior(content["prior"]), models, eta, _number(content["apart"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadModel(f"written by another version of Penstock ({error!r}); train it again") from error
 

@@ -13,6 +13,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from penstock.estimator.core.curves import Curve, curve
+from penstock.estimator.core.durations import OWNERS_APART
 from penstock.estimator.core.runs import FinishedRun
 from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, ring, table, wrong
 
@@ -27,6 +28,7 @@ MAX_TABLE_CELLS, LEAST_TABLE_CELLS = (
     40,
 )  # of a shared one, the most recently measured: as many as all have room for
 MAX_OWN_TABLE_CELLS = 50  # an owner's own say how his runs differ; fewer than have their own scales
+APART, APART_WEIGHT = (0.05, 0.5), 10.0
 OF_ONE = 3  # a third of the tables, and of their cells, may be such to which one owner alone contributes
 FEWEST_SHARING = 2  # owners, for a shared cell to need no bound
 MOST_APART = 4.0  # times: beyond, two owners do not measure the same thing
@@ -63,6 +65,7 @@ class Lessons(NamedTuple):
     curves: Sequence[tuple[str, Curve]]
     totals: Sequence[Sequence[float]]
     windows: Sequence[Sequence[float]]
+    apart: float
 
 
 def name_of(owner: str, network: str, gpu: str) -> str:
@@ -99,7 +102,14 @@ def lessons(runs: Sequence[FinishedRun]) -> Lessons:
     """Runs in the order in which they ended; the newest count where there are too many."""
     samples = samples_of(runs)
     tables = tables_of(samples)
-    return Lessons(tables, teaching_of(tables, samples), _curves(runs), _totals(runs), _windows(runs))
+    return Lessons(
+        tables,
+        teaching_of(tables, samples),
+        _curves(runs),
+        _totals(runs),
+        _windows(runs),
+        owners_apart(samples),
+    )
 
 
 def tables_of(samples: Sequence[Sample]) -> dict[str, Table]:
@@ -171,6 +181,24 @@ def _usual(told: Mapping[Cell, Mapping[str, float]]) -> float:
         for owner, value in owners.items():
             by_owner.setdefault(owner, []).append(value)
     return median(median(values) for values in by_owner.values())
+
+
+def owners_apart(samples: Sequence[Sample]) -> float:
+    """Standard deviation of ln step between owners who measured the same cell, within APART; the belief set by hand weighs
+    as much as APART_WEIGHT such cells."""
+    told: dict[tuple[str, str, Cell], dict[str, list[float]]] = {}
+    for sample in samples:
+        cell = told.setdefault((sample.network, sample.gpu, sample.cell), {})
+        cell.setdefault(sample.owner, []).append(log(sample.step_s))
+    squares, free = APART_WEIGHT * OWNERS_APART**2, APART_WEIGHT
+    for owners in told.values():
+        logs = [median(values) for values in owners.values()]
+        if len(logs) >= FEWEST_SHARING:
+            middle = median(logs)
+            off = [min(abs(value - middle), log(MOST_APART) / 2) for value in logs]
+            squares += sum(value**2 for value in off)
+            free += len(logs) - 1
+    return float(min(max((squares / free) ** 0.5, APART[0]), APART[1]))
 
 
 def teaching_of(tables: Mapping[str, Table], samples: Sequence[Sample]) -> frozenset[str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.estimator.core.durations import Durations, digest_of, from_bytes, to_bytes, train
 from penstock.estimator.core.learn.saved import BadModel
+from penstock.estimator.core.quantiles import normal_quantile
 from penstock.estimator.core.runs import FinishedRun
 from penstock.estimator.core.step_plans import plans
 from penstock.estimator.core.step_samples import SHARED, Sample, lessons, name_of, samples_of
@@ -19,10 +20,8 @@ FEWEST_SAMPLES = 10  # runs that tell a step time with its placement; fewer are 
 HELD_OUT = 0.2  # the newest runs judge, the older ones teach
 MAX_JUDGED = 500  # an answer takes 0.3 ms
 WORSE_BY = 1.02  # a new model may be so much worse on recent runs: less is chance
-OWNERS_APART = (
-    0.3  # standard deviation of ln step between owners of a network: versions, precisions, input sizes
-)
 LEVEL = 0.9
+NORMAL_WIDTH = normal_quantile((1.0 + LEVEL) / 2.0)
 SEED = 0
 
 
@@ -100,10 +99,13 @@ def steps_of(durations: Durations, asked: Iterable[StepAsked]) -> dict[StepAsked
         told = model.steps([one.cell for one in mine])
         factor, cells = model.factor(LEVEL), len(model.table.cells)
         for one, log_s, spread in zip(mine, told.log_s.tolist(), told.spread.tolist(), strict=True):
-            wide = spread if own else math.hypot(spread, OWNERS_APART)
+            apart = 0.0 if own else durations.apart
+            wide = math.hypot(spread, apart)
             before = found[one]
             if before is None or (wide, not own) < (before.spread, not before.own):
-                found[one] = StepTold(log_s, wide, cells, own, factor * wide)
+                found[one] = StepTold(
+                    log_s, wide, cells, own, math.hypot(factor * spread, NORMAL_WIDTH * apart)
+                )
     return found
 
 
@@ -146,8 +148,16 @@ def _train(runs: Sequence[FinishedRun], taught: Durations | None = None) -> Dura
     learned = lessons(runs)
     chance = np.random.default_rng(SEED)
     if taught is None:
-        return train(learned.tables, (), (), (), chance, teaching=learned.teaching)
-    return train(learned.tables, learned.curves, learned.totals, learned.windows, chance, prior=taught.prior)
+        return train(learned.tables, (), (), (), chance, teaching=learned.teaching, apart=learned.apart)
+    return train(
+        learned.tables,
+        learned.curves,
+        learned.totals,
+        learned.windows,
+        chance,
+        prior=taught.prior,
+        apart=learned.apart,
+    )
 
 
 def judged(durations: Durations, newest: Sequence[Sample]) -> dict[str, float]:
