@@ -47,15 +47,17 @@ class Told:
         found: dict[str, Any] = (await self.cell.http.get(path, timeout=WITHIN_S)).json()
         return found
 
-    async def event(self, kind: type, job_id: str = "") -> Any:
-        """The first such event of the estimator."""
+    async def event(self, kind: type, **begins: str) -> Any:
+        """The first such event of the estimator whose fields begin so."""
         reader = self.cell.log.inner.reader({Partition(Topic.ESTIMATES, 0): 0})
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:
                     for record in await reader.read():
                         data = from_wire(record.headers, record.value, Topic.ESTIMATES).data
-                        if isinstance(data, kind) and getattr(data, "job_id", "") == job_id:
+                        if isinstance(data, kind) and all(
+                            getattr(data, name).startswith(start) for name, start in begins.items()
+                        ):
                             return data
         finally:
             await reader.close()
@@ -64,7 +66,7 @@ class Told:
         """Submitted at the door, estimated by the service, and queued by the placer."""
         answer = await self.cell.http.post("/v1/jobs", json=spec.model_dump(mode="json"))
         job_id = answer.json()["job_id"]
-        found: Estimate = (await self.event(JobEstimated, job_id)).estimate
+        found: Estimate = (await self.event(JobEstimated, job_id=job_id)).estimate
         self.placer.submit(job_id, spec, found)
         await self.send()
         return job_id, found
@@ -84,7 +86,8 @@ async def learned(dsn: str) -> AsyncIterator[Told]:
         await cell.log.inner.append([Message(Partition(Topic.JOBS, 0), b"from before")] * read_before)
         await told.send()
         async with serving(cell.log.inner, settings):
-            await told.event(ModelTrained)
+            for kind in ("resources", "steps"):
+                await told.event(ModelTrained, model_version=kind)
             await asyncio.sleep(0.2)  # told first, used then
             yield told
 
@@ -114,6 +117,13 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         found = await told.check(later)
         assert found["ok"] is True, found
         assert found["models"][0]["as_of"] == found["estimated_seq"], "earlier, nobody knew that card"
+
+        both, estimate = await told.estimated(SPEC.model_copy(update={"iterations": 7_000}))
+        found = await told.check(both)
+        assert found["ok"] is True, found
+        resources, steps = found["models"]
+        assert (resources["version"], steps["version"][:6]) == (estimate.model_version, "steps-")
+        assert steps["fields"]["run_ms"]["again"] == estimate.run_ms
 
         asked = SPEC.model_copy(
             update={"resources": SPEC.resources.model_copy(update={"gpu_memory_mib": 9_999})}
@@ -148,14 +158,16 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
         assert "No model was asked" in none["text"]
         problem(await told.cell.http.get("/v1/jobs/nobody/estimate/check"), 404)
 
-        [row] = (await told.get("/v1/estimator/models"))["models"]
+        row, steps = (await told.get("/v1/estimator/models"))["models"]
+        assert (steps["kind"], steps["in_use"], steps["whole"]) == ("steps", True, True)
         assert (row["version"], row["kind"], row["in_use"], row["whole"]) == (
             estimate.model_version, "resources", True, True,
         )  # fmt: skip
         assert row["runs"] <= JOBS
         assert row["metrics"]["error"] > 0
         await statement(dsn, "UPDATE models SET body = set_byte(body, length(body) - 1, 7)")
-        [row] = (await told.get("/v1/estimator/models"))["models"]
+        row, steps = (await told.get("/v1/estimator/models"))["models"]
+        assert not steps["whole"]
         assert (row["in_use"], row["whole"]) == (False, False)
         assert "digest does not match" in row["damage"]
         damaged = await told.check(job_id)

@@ -36,7 +36,9 @@ def test_every_room_is_in_the_wheel(files: set[str]) -> None:
 
 
 def test_tests_and_papers_stay_out(files: set[str]) -> None:
-    assert not [name for name in files if "testing" in name or name.endswith(".md") or "decisions" in name]
+    assert not [
+        name for name in files if "testing" in name or name.endswith((".md", ".png")) or "decisions" in name
+    ]
     assert "penstock/__init__.py" not in files, "penstock is a namespace: other distributions may add to it"
 
 

@@ -2,10 +2,14 @@
 
 Ada and Bob run the same few commands again and again; Eve sweeps batch sizes; Dan asks for whole cards and uses little; a
 newcomer appears each week. After two thirds a library is updated, and memory grows by a third.
+
+`python -m tests.unit.estimator.month JOBS FILE` writes it down, for `penstock estimator report --ledger FILE`.
 """
 
 import math
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +19,14 @@ from penstock.estimator.core.estimate import HistoryTier, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.nearest import NearestTier
 from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.step_tier import StepTier
+from penstock.estimator.core.step_training import read_steps, train_steps
 from penstock.estimator.core.training import ModelTier, read_model, train
-from penstock.events.doors import Bounds, EtaEstimated, TaskExited
+from penstock.events.doors import Bounds, EtaEstimated, StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.events.topics import Topic
 from penstock.testing.driver import CellDriver, node_spec
 
-MINUTE_MS, DAY_MS = 60_000, 86_400_000
+DAY_MS, LAUNCH_MS = 86_400_000, 20_000
 START_MS = 1_780_000_000_000
 FIRST_TRAINING, NEXT_TRAINING = 60, 1.5
 
@@ -76,18 +82,24 @@ def month(count: int, seed: int = 0) -> CellDriver:
     cell.join(node_spec("node-2", 8, model="A100", memory_mib=40_536, cores=96))
     runs: list[FinishedRun] = []
     known = Ledger(Topic.JOBS, 0, runs.append)
-    model, trained_on, current = ModelTier(known.cards), 0, None
+    model, steps = ModelTier(known.cards), StepTier(known.history, known.nearest, known.node_sizes)
+    trained_on, current, current_steps = 0, None, None
     folded = 0
     for number, spec in enumerate(jobs(count, chance)):
         for value in cell.values[folded:]:
             known.fold(value)
         folded = len(cell.values)
         if len(runs) >= max(FIRST_TRAINING, NEXT_TRAINING * trained_on):
-            trained, trained_on = train(runs, current), len(runs)
+            trained_on = len(runs)
+            trained = train(runs, current)
             if trained is not None and trained.promoted:
                 model.use(read_model(trained.body, trained.sha256))
                 current = trained.body
-        tiers = (HistoryTier(known.history), model, NearestTier(known.nearest))
+            stepped = train_steps(runs, current_steps, known.node_sizes.by_model())
+            if stepped is not None and stepped.model.promoted:
+                steps.use(read_steps(stepped.model.body, stepped.model.sha256))
+                current_steps = stepped.model.body
+        tiers = (HistoryTier(known.history), steps, model, NearestTier(known.nearest))
         cell.now_ms += int(30 * DAY_MS / count * chance.uniform(0.2, 1.0))
         cell.submit(f"job-{number:04}", spec, estimate(spec, tiers))
         run(cell, f"job-{number:04}", spec, chance, grown=1.33 if number > 0.66 * count else 1.0)
@@ -95,41 +107,50 @@ def month(count: int, seed: int = 0) -> CellDriver:
 
 
 def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generator, grown: float) -> None:
-    """Starts, tells its remaining time half-way, ends."""
+    """Starts, tells its steps, is told its remaining time half-way, ends."""
     truth = NETWORKS[spec.model or ""]
     assert spec.batch_size is not None
     assert spec.iterations is not None
     cell.start(job_id)
     step_ms = truth.step_ms * (0.3 + 0.7 * spec.batch_size / 32) * math.exp(chance.normal(0, 0.08))
-    run_ms = int(20_000 + step_ms * spec.iterations)
-    started_ms = cell.now_ms
-    cell.now_ms = started_ms + run_ms // 2
-    left = (run_ms - run_ms // 2) * math.exp(chance.normal(0, 0.06))
-    steps = spec.iterations / 2
-    cell.feed(
-        EtaEstimated(
-            job_id=job_id,
-            attempt=1,
-            at_ms=cell.now_ms,
-            done=spec.iterations // 2,
-            left_ms=Bounds(middle=left, low=left * 0.9, high=left * 1.11),
-            steps=Bounds(middle=steps, low=steps, high=steps),
-            step_ms=Bounds(middle=step_ms, low=0.9 * step_ms, high=1.1 * step_ms),
-            level=0.9,
-            source="iterations asked for",
+    run_ms = int(LAUNCH_MS + step_ms * spec.iterations)
+    started_ms, job = cell.now_ms, cell.job(job_id)
+    [worker] = job.tasks
+    node_id = job.tasks[worker].place.node_id
+    for phase, at_ms in (("launch", 0), ("train", LAUNCH_MS)):
+        cell.feed(
+            TaskPhaseChanged(
+                node_id=node_id, task_id=worker, token=job.token, phase=phase, at_ms=started_ms + at_ms
+            )
         )
-    )
-    cell.now_ms = started_ms + run_ms
+    for part in (0.1, 0.3, 0.5, 1.0):
+        cell.now_ms = started_ms + int(part * run_ms)
+        done = int(part * spec.iterations)
+        cell.feed(
+            StepsMeasured(
+                node_id=node_id,
+                task_id=worker,
+                token=job.token,
+                at_ms=cell.now_ms,
+                done=done,
+                total=spec.iterations,
+                steps=done // 2,
+                step_ms=step_ms,
+            )
+        )
+        if part == 0.5:
+            cell.feed(
+                remaining(job_id, cell.now_ms, run_ms / 2 * math.exp(chance.normal(0, 0.06)), done, step_ms)
+            )
     memory = (
         grown * (truth.fixed_mib + truth.mib_per_sample * spec.batch_size) * math.exp(chance.normal(0, 0.03))
     )
     cores = truth.cores * math.exp(chance.normal(0, 0.1))
-    [worker] = cell.job(job_id).tasks
     cell.feed(
         TaskExited(
-            node_id=cell.job(job_id).tasks[worker].place.node_id,
+            node_id=node_id,
             task_id=worker,
-            token=cell.job(job_id).token,
+            token=job.token,
             cause="exited",
             exit_code=0,
             started_ms=started_ms,
@@ -137,9 +158,28 @@ def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generato
             usage=Usage(
                 gpu_memory_mib=int(memory),
                 host_memory_mib=int(1_500 * math.exp(chance.normal(0, 0.2))),
-                cpu_ms=int(min(cores, len(cell.job(job_id).tasks[worker].place.cores)) * run_ms),
+                cpu_ms=int(min(cores, len(job.tasks[worker].place.cores)) * run_ms),
                 gpu_utilisation_percent=min(100.0, max(1.0, chance.normal(truth.busy_percent, 4))),
                 gpu_utilisation_std=float(abs(chance.normal(6, 1))),
             ),
         )
     )
+
+
+def remaining(job_id: str, now_ms: int, left_ms: float, done: int, step_ms: float) -> EtaEstimated:
+    """With a tenth to either side; `done` is the half."""
+    return EtaEstimated(
+        job_id=job_id,
+        attempt=1,
+        at_ms=now_ms,
+        done=done,
+        left_ms=Bounds(middle=left_ms, low=left_ms * 0.9, high=left_ms * 1.11),
+        steps=Bounds(middle=done, low=done, high=done),
+        step_ms=Bounds(middle=step_ms, low=0.9 * step_ms, high=1.1 * step_ms),
+        level=0.9,
+        source="iterations asked for",
+    )
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_bytes(b"\n".join(month(int(sys.argv[1])).values) + b"\n")

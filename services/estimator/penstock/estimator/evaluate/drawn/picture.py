@@ -239,9 +239,13 @@ def ratio_ticks(low: float, high: float) -> Sequence[tuple[float, str]]:
 
 
 def ticks_within(ticks: Sequence[tuple[float, str]], low: float, high: float) -> Sequence[tuple[float, str]]:
-    """Those on the axis; every so many of them where they are too many."""
-    inside = [tick for tick in ticks if low <= tick[0] <= high]
-    return inside[:: math.ceil(len(inside) / MOST_TICKS) or 1]
+    """Those on the logarithmic axis, in rising order, and so far apart that their labels have room."""
+    found: list[tuple[float, str]] = []
+    apart = (high / low) ** (1 / MOST_TICKS)
+    for value, text in ticks:
+        if low <= value <= high and (not found or value >= apart * found[-1][0]):
+            found.append((value, text))
+    return found
 
 
 def _text(pair: Pair) -> str:

@@ -86,7 +86,7 @@ def _pairs(picture: Picture) -> Figure | None:
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = _figure("pairs", picture, max(7.0, PANEL_IN * columns + 0.2), PANEL_IN * rows + 0.55)
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"hspace": 0.05})
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"hspace": 0.12})
     for axes, panel in zip(grid.flat, panels, strict=False):
         _pair(axes, panel)
     for axes in list(grid.flat)[len(panels) :]:
