@@ -128,6 +128,36 @@ def test_all_that_is_wrong_with_a_command_is_told_at_once(
     assert "a folder without a CSV file" in capsys.readouterr().err
 
 
+def test_columns_that_are_not_looked_at_are_named(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A column whose name we do not know would be missed in silence: "batchsize" is no batch size."""
+    lines = table.read_text().splitlines()
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "\n".join(
+            [f"{lines[0].replace('batch_cfg', 'batchsize')},rack", *(f"{line},7" for line in lines[1:])]
+        )
+    )
+    assert main(["evaluate", str(path), "--model", "linear", "--split", "both-precisions", "-o", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert orjson.loads(out)["columns_not_looked_at"] == ["batchsize", "rack"]
+    assert "columns that are not looked at: batchsize, rack" in err
+
+
+def test_what_belongs_to_step_times_is_refused_for_runs(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that is wrong at once; nothing is taken for something else."""
+    assert (
+        main(["evaluate", str(table), "--split", "placements", "--model", "genie", "--measured", "15"]) == 2
+    )
+    told = capsys.readouterr().err
+    assert "--split placements: of runs, choose cells, both-precisions" in told
+    assert "--model genie: of runs, choose penstock, liquid" in told
+    assert "--measured: of step times alone" in told
+
+
 def test_families_need_two_gpu_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A cluster with one kind of GPU cannot tell how its model does on others."""
     path = tmp_path / "runs.csv"

@@ -20,7 +20,12 @@ from penstock.estimator.core.learn.judge import (
     judge_on,
 )
 from penstock.estimator.core.learn.phases import Phased, judge_phases
+from penstock.estimator.core.throughput.judge import MODELS as STEP_MODELS
+from penstock.estimator.core.throughput.judge import SPLITS as STEP_SPLITS
+from penstock.estimator.evaluate import steps
 from penstock.estimator.evaluate.reading import BadData, Read, read_runs
+from penstock.estimator.evaluate.steps_reading import holds_steps
+from penstock.kernel.reading import shown
 
 OK, BAD_INPUT = 0, 2
 MOST_SEEDS = 1_000
@@ -30,22 +35,42 @@ Figures = dict[str, dict[str, dict[str, float]]]
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
-    to.add_argument("data", type=Path, help="a CSV file of measured runs, one a line, or a folder of such")
     to.add_argument(
-        "--split",
-        choices=tuple(SPLITS),
-        default="cells",
-        help=f"what is held out together, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
-        "families (GPU models), or single runs at random",
+        "data",
+        type=Path,
+        help="a CSV file of measured runs or of step times, one a line, or a folder of such",
     )
     to.add_argument(
-        "--against", type=Path, metavar="FILE", help="train on DATA, judge on these runs; no split"
+        "--kind",
+        choices=("runs", "steps"),
+        help="what DATA holds; by default steps where a header has placement and step_time",
+    )
+    to.add_argument(
+        "--split",
+        choices=tuple(dict.fromkeys((*SPLITS, *STEP_SPLITS))),
+        default="cells",
+        help=f"what is held out together. Of runs, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
+        "both-precisions (the same at any precision), families (GPU models), or single runs at random. Of steps: cells, or "
+        "placements at all batches",
+    )
+    to.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="train on DATA, judge on these; no split of what is in both",
     )
     to.add_argument(
         "--model",
         action="append",
-        choices=tuple(MODELS),
-        help="may be repeated; by default penstock and liquid",
+        choices=tuple(dict.fromkeys((*MODELS, *STEP_MODELS))),
+        help="may be repeated; by default penstock and liquid, of steps " + ", ".join(STEP_MODELS),
+    )
+    to.add_argument(
+        "--measured",
+        action="append",
+        metavar="N",
+        help="of steps: so many cells of a network, where its plan says, or a share of them by chance; may be repeated; "
+        f"by default {' and '.join(steps.MEASURED)}",
     )
     to.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat with N seeds; tells mean ± sd")
     to.add_argument("-o", "--output", choices=("table", "json"), default="table")
@@ -55,7 +80,19 @@ def run(asked: argparse.Namespace) -> int:
     """Exit codes: 0 done, 2 bad command or data."""
     if not 1 <= asked.seeds <= MOST_SEEDS:
         return refuse(f"--seeds: between 1 and {MOST_SEEDS}")
-    problems: list[str] = []
+    if asked.kind == "steps" or (asked.kind is None and holds_steps(asked.data)):
+        return steps.run(asked, tell)
+    problems = [
+        f"{option} {name}: of runs, choose {', '.join(known)}"
+        for option, names, known in (
+            ("--split", [asked.split], SPLITS),
+            ("--model", asked.model or (), MODELS),
+        )
+        for name in names
+        if name not in known
+    ]
+    if asked.measured:
+        problems.append("--measured: of step times alone")
     files: list[Read | None] = []
     for path in (asked.data, asked.against):
         try:
@@ -72,6 +109,8 @@ def run(asked: argparse.Namespace) -> int:
             for reason, count in file.reasons().items():
                 first = next(one.where for one in file.aside if one.reason == reason)
                 tell(f"  {count} × {reason} (first: {first})")
+        if file is not None and file.ignored:
+            tell(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
     models = list(dict.fromkeys(asked.model or ("penstock", "liquid")))
     try:
         found = {name: figures(name, read, against, asked.split, asked.seeds) for name in models}
@@ -132,10 +171,12 @@ def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Map
         whole = {
             "data": str(asked.data),
             "against": None if asked.against is None else str(asked.against),
+            "kind": "runs",
             "split": None if asked.against is not None else asked.split,
             "seeds": asked.seeds,
             "runs": len(read.runs),
             "set_aside": read.reasons(),
+            "columns_not_looked_at": list(read.ignored),
             "models": found,
             "highest_r2": ceiling,
         }

@@ -76,6 +76,8 @@ class Read:
     aside: tuple[SetAside, ...]
     phased: Phased | None = None
     """Those of the runs whose phases were measured; None: too few."""
+    ignored: tuple[str, ...] = ()
+    """Columns that were not looked at."""
 
     def reasons(self) -> Mapping[str, int]:
         """Reason → runs that it set aside, most first."""
@@ -91,10 +93,11 @@ def read_runs(path: Path) -> Read:
     measured: list[Mapping[str, float]] = []
     phases: list[Mapping[str, float]] = []
     aside: list[SetAside] = []
+    ignored: dict[str, None] = {}
     problems = []
     for file in files:
         try:
-            _read_file(file, tasks, measured, phases, aside)
+            ignored |= dict.fromkeys(_read_file(file, tasks, measured, phases, aside))
         except BadFile as error:
             problems.append(str(error))
     if problems:
@@ -104,7 +107,8 @@ def read_runs(path: Path) -> Read:
         [[row[name] for name in RESOURCES] for row in phases],
         [[row[name] for name in PHASES] for row in phases],
     )
-    read = Read(runs_of(tasks, measured), tuple(aside), phased if len(phased.tasks) >= FEWEST else None)
+    phased_enough = phased if len(phased.tasks) >= FEWEST else None
+    read = Read(runs_of(tasks, measured), tuple(aside), phased_enough, tuple(ignored))
     if not tasks:
         why = "; ".join(f"{count} × {reason}" for reason, count in read.reasons().items())
         raise BadData(f"{path}: no run can be learned from: {why or 'there is none below the header'}")
@@ -117,8 +121,9 @@ def _read_file(
     measured: list[Mapping[str, float]],
     phases: list[Mapping[str, float]],
     aside: list[SetAside],
-) -> None:
-    """A line that is no line of the table is set aside like a run that cannot be believed. Raises `BadFile`."""
+) -> Sequence[str]:
+    """The columns that were not looked at. A line that is no line of the table is set aside like a run that cannot be
+    believed. Raises `BadFile`."""
     text = text_of(path)
     columns = _columns(path, header_of(path, text))
     found: list[tuple[int, str]] = []
@@ -133,6 +138,7 @@ def _read_file(
             phases.append(run[2])
     found += [(problem.line, problem.text) for problem in problems]
     aside += [SetAside(f"{path.name}:{line}", reason) for line, reason in sorted(found)]
+    return [name for name in columns if name not in COLUMNS]
 
 
 def _columns(path: Path, names: Sequence[str]) -> Sequence[str]:

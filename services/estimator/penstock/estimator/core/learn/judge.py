@@ -74,12 +74,13 @@ MODELS: Mapping[str, Callable[[Runs, int], Trained]] = MappingProxyType(
 SPLITS: Mapping[str, Callable[[int, Task], Hashable]] = MappingProxyType(
     {
         "cells": lambda _, task: cell_of(task),
+        "both-precisions": lambda _, task: cell_of(task)[:3],
         "families": lambda _, task: task.gpu,
         "random": lambda row, _: row,
     }
 )
-"""Name → what runs share that are held out together: the cell (GPU model, GPUs, workload, precision), the GPU model,
-nothing."""
+"""Name → what runs share that are held out together: the cell (GPU model, GPUs, workload, precision), the same without
+its precision, the GPU model, nothing."""
 
 
 class TooFew(ValueError):
