@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
 
@@ -176,6 +177,45 @@ def test_wild_history_of_the_same_job_overflows_nothing() -> None:
     cell.begin("job", spec=spec)
     cell.tell("job", 10)
     assert tell(etas).left_ms.high <= MOST_LEFT_MS
+
+
+def wobbling(cell: Telling, etas: Etas, number: int, chance: np.random.Generator) -> None:
+    """One job whose steps wobble, slow down or speed up on the way; the placer commits what is said of it."""
+    iterations, batch = int(10 ** chance.uniform(2.5, 4)), int(2 ** chance.integers(4, 8))
+    ring, owner = ((1,), (2,), (4,))[number % 3], ("ada", "bob", "eve")[number % 3]
+    job_id, more = f"job-{number}", {"batch_size": batch, "iterations": iterations, "owner": owner}
+    cell.begin(job_id, ring, spec=JOB.model_copy(update={**more, "command": (f"{number % 11}.py",)}))
+    cell.tell(job_id, 1, total=iterations)
+    each_ms, drift, wobble = true_ms(ring, batch) * np.exp(chance.normal(0, 0.05)), chance.normal(0, 0.1), 0.0
+    done = 1
+    while done < iterations:
+        then = min(iterations, max(done + 1, int(done * 1.1)))
+        wobble = 0.7 * wobble + chance.normal(0, 0.05)
+        step_ms = float(each_ms * np.exp(drift * then / iterations + wobble))
+        cell.tell(job_id, then, steps=then - done, step_ms=step_ms, total=iterations)
+        cell.now_ms -= 1_000  # of the record: here only steps take time
+        done = then
+        if (found := etas.tell(job_id)) is not None:
+            cell.record(found)
+            cell.now_ms -= 1_000
+    cell.end(job_id)
+
+
+def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
+    """Sixty jobs teach the model, 150 are told by it: nine of ten end within what stood in the ledger at their half."""
+    cell, chance = Telling(), np.random.default_rng(3)
+    etas = Etas(cell.ledger)
+    for number in range(210):
+        if number == 60:
+            trained = train_steps(cell.kept, None, {})
+            assert trained is not None
+            etas.use(read_steps(trained.model.body, trained.model.sha256))
+        wobbling(cell, etas, number, chance)
+    told = [run.eta for run in cell.kept[60:] if run.eta is not None]
+    assert len(told) == 150, "each job was told in time"
+    held = sum(eta.low_ms <= eta.actual_ms <= eta.high_ms for eta in told) / len(told)
+    assert 0.85 <= held <= 0.97
+    assert np.median([abs(eta.left_ms / eta.actual_ms - 1) for eta in told]) < 0.1
 
 
 def test_a_finished_job_is_told_no_more() -> None:

@@ -1,7 +1,7 @@
 """When to say how long a running job will still take, and what.
 
 Said for each attempt once it has told its steps, and again when the time left has moved by more than a tenth against what
-was said, less the time since then. Rests on the ledger's time alone.
+was said, less the time since then, or out of the interval that was said. Rests on the ledger's time alone.
 """
 
 import math
@@ -153,7 +153,7 @@ def _own(runs: Runs | None, gpus: int) -> tuple[float, float] | None:
 
 
 def moved(last: Told | None, now: Told) -> bool:
-    """Whether `now` says something else than `last` does after the time between them."""
+    """Whether `now` says something else than `last` does after the time between them, or what `last` held impossible."""
     if last is None:
         return True
     gone_ms = now.at_ms - last.at_ms
@@ -162,6 +162,8 @@ def moved(last: Told | None, now: Told) -> bool:
     apart = [abs(one - other) for one, other in zip(before, now.left_ms, strict=True)]
     if max(apart) <= LEAST_MOVED_MS:
         return False
+    if not before[1] <= now.left_ms.middle <= before[2]:
+        return True
     return apart[0] > MOVED * wide or max(apart[1:]) > EDGE_MOVED * wide
 
 

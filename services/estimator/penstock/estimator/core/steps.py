@@ -30,10 +30,6 @@ MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argum
 MAX_TOLD = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
-HALF_FROM, HALF_TO = (
-    0.02,
-    0.5,
-)  # parts of an attempt: what was told of the remaining time between them is judged
 
 
 class Goal(NamedTuple):
@@ -275,9 +271,9 @@ class Progress:
         """What stood in the ledger at half of the attempt, less the time since then, against what was left."""
         began_ms = self.placed_ms if self.started_ms is None else self.started_ms
         lasted_ms = end_ms - began_ms
-        half_ms = began_ms + HALF_TO * lasted_ms
+        half_ms = began_ms + lasted_ms / 2
         before = [told for told in self.told if told.at_ms <= half_ms]
-        if not before or before[-1].at_ms < began_ms + HALF_FROM * lasted_ms or lasted_ms <= 0:
+        if not before or lasted_ms <= 0:
             return None
         gone_ms = half_ms - before[-1].at_ms
         middle, low, high = (max(0.0, part - gone_ms) for part in before[-1].left_ms)

@@ -10,7 +10,6 @@ from penstock.events.doors import EtaEstimated
 from penstock.events.envelope import Envelope, to_wire
 from penstock.kernel.clock import wall_ms
 from penstock.kernel.errors import AppendFailed
-from penstock.kernel.failpoints import hit
 from penstock.kernel.log import Log, Message, Partition
 
 LOG = logging.getLogger(__name__)
@@ -91,4 +90,3 @@ class Remaining:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
         self.told += len(messages)
-        hit("estimator.eta_sent")

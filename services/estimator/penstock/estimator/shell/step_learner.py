@@ -14,7 +14,6 @@ from penstock.estimator.shell.trainer import train_steps_on_latest
 from penstock.events.base import Event
 from penstock.events.codec import encode
 from penstock.kernel.errors import KernelError
-from penstock.kernel.failpoints import hit
 from penstock.kernel.pool import WorkerPool
 
 LOG = logging.getLogger(__name__)
@@ -86,7 +85,6 @@ class StepLearner:
     async def _take(self, store: RunStore, model: Trained, seq: int) -> None:
         """Kept, told, used: in this order, so that an estimate never names a model that nobody has."""
         await store.save_model(model, seq, STEPS)
-        hit("estimator.step_model_saved")
         learned = await asyncio.to_thread(read_steps, model.body, model.sha256)
         await self._tell_model(model)
         if model.promoted:
