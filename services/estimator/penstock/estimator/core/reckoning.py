@@ -158,14 +158,12 @@ def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
             reason = run.set_aside.partition(":")[0]
             aside[reason] = aside.get(reason, 0) + 1
     pairs = pairs_of(runs)
+    groups: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault((pair.tier, pair.field), []).append(pair)
     tiers: dict[str, dict[str, Score]] = {}
-    for tier in sorted({pair.tier for pair in pairs}):
-        mine = [pair for pair in pairs if pair.tier == tier]
-        tiers[tier] = {
-            name: score(name, [pair for pair in mine if pair.field == name])
-            for name in FIELDS
-            if any(pair.field == name for pair in mine)
-        }
+    for tier, name in sorted(groups, key=lambda group: (group[0], list(FIELDS).index(group[1]))):
+        tiers.setdefault(tier, {})[name] = score(name, groups[tier, name])
     estimated = [pair for pair in pairs if pair.tier != USER]
     worst = _worst(estimated)
     return Reckoning(
