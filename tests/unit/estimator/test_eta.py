@@ -246,3 +246,34 @@ class TestErrors:
         assert steady is not None
         assert found.high > 0.7
         assert steady.high == pytest.approx(0.5, rel=0.02)
+
+
+class TestLiars:
+    """Finished runs of somebody who lies teach as well; what they do to others is bounded."""
+
+    def test_steps_of_any_length_widen_an_interval_within_bounds(self) -> None:
+        wild = [[1e-6, 1e4] * 10, [1e4, 1e-6] * 10] * 40
+        found = step_time(STEADY, Learned(step_errors=learn_steps(wild)))
+        assert found is not None
+        assert found.middle == pytest.approx(0.5)
+        assert 0.5 / 5 < found.low
+        assert found.high < 0.5 * 5
+
+    def test_totals_of_any_size_widen_an_interval_within_bounds(self) -> None:
+        spread, errors = learn_runs([[1.0, 2.0**53]] * 100)
+        found = left_by_runs([1_000.0] * 10, 0.0, Learned(run_spread=spread, run_errors=errors))
+        assert found is not None
+        assert found.middle == pytest.approx(1_000)
+        assert 1_000 / 20 < found.low
+        assert found.high < 1_000 * 20
+
+    @pytest.mark.parametrize("end", [1e-9, 1e9])
+    def test_curves_of_any_shape_move_what_is_left_within_bounds(self, end: float) -> None:
+        """Whole curves that jump at their very first or their very last point."""
+        steps = np.geomspace(1, 2.0**53, 64)
+        jumps = np.where(np.arange(64) < 63, 5.0 + np.arange(64) * 1e-9, end)
+        model = learn_curves([("resnet", Curve(steps, jumps))] * 32)
+        seen = falling(0.5)
+        told = steps_to(seen, 1.05, 500, model, 0.9, "resnet")
+        assert told is not None
+        assert 500 * 0.01 <= told[0] <= 500 * 150

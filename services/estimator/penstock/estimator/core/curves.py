@@ -25,6 +25,11 @@ MAX_VALUE = 1e100  # what is larger is no loss but an overflow
 MOST_LEFT = 100.0  # ways back from the target; a run that diverged further is not further away
 LEAST_LEFT = 0.005  # part of the way; noise says no more
 STRETCH = (1.02, 30.0)  # the power law may say that it takes in all so many times what is done
+LOG_U = (
+    -4.6,
+    1.6,
+)  # of it as it is told: from 1 % more to 140 times what is done, whatever curves taught
+MOST_ERROR = 2.5  # of ln u, either side
 SPREAD = 1.0  # of ln u while no finished curve is known; by hand
 RIDGE = 1.0
 GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
@@ -90,8 +95,8 @@ def steps_to(
     own = model.own_errors[model.kinds.index(kind)] if kind in model.kinds else ()
     errors = own or (model.errors if kind in model.kinds else model.foreign_errors)
     off = median(own) if own else 0.0  # what curves of this kind do unlike the others
-    told = float(np.dot(model.weights, _features(seen, target))) + off
-    low, high = (edge - off for edge in edges(errors, level, SPREAD))
+    told = min(max(float(np.dot(model.weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
+    low, high = (min(max(edge - off, -MOST_ERROR), MOST_ERROR) for edge in edges(errors, level, SPREAD))
     last = max(done, float(seen.steps[-1]))
     gone = last - done
 

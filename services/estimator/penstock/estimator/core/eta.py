@@ -28,6 +28,10 @@ RUN_SPREAD = 0.2
 STEP_SPREAD = 0.1
 MOST_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
 LEAST_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
+# What others' runs can do to an interval, whatever they hold.
+MOST_STEP_ERROR = 1.5  # of ln: a run that slows down to a fifth
+MOST_RUN_SPREAD = 1.0
+MOST_RUN_ERROR = 5.0  # spreads
 RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
 
 
@@ -185,12 +189,12 @@ def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, .
     if not logs:
         return RUN_SPREAD, ()
     squares = sum(sum((one - sum(job) / len(job)) ** 2 for one in job) for job in logs)
-    spread = max(sqrt(squares / sum(len(job) - 1 for job in logs)), 1e-3)
+    spread = min(max(sqrt(squares / sum(len(job) - 1 for job in logs)), 1e-3), MOST_RUN_SPREAD)
     errors = []
     for job in logs:
         for place, one in enumerate(job):
             middle, wide = _told_by([*job[:place], *job[place + 1 :]], spread)
-            errors.append(abs(one - middle) / wide)
+            errors.append(min(abs(one - middle) / wide, MOST_RUN_ERROR))
     return spread, thinned(errors)
 
 
@@ -206,7 +210,8 @@ def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
             now = int(len(usable) * moment)
             told = step_time(Step(usable[:now]), Learned())
             if told is not None and now < len(usable):
-                errors.append(log(sum(usable[now:]) / (len(usable) - now) / told.middle))
+                error = log(sum(usable[now:]) / (len(usable) - now) / told.middle)
+                errors.append(min(max(error, -MOST_STEP_ERROR), MOST_STEP_ERROR))
     return thinned(errors)
 
 
