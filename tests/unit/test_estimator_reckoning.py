@@ -84,7 +84,7 @@ def test_what_was_set_aside_is_counted_by_reason_and_judges_nobody() -> None:
 def test_intervals_of_remaining_time_are_counted_on_both_sides() -> None:
     """Ten runs were told 60 s with 50 to 80 around it: one ended after 40 s, two after 100 s."""
     told = [ToldEta(60_000, 50_000, 80_000, actual) for actual in [60_000] * 7 + [40_000, 100_000, 100_000]]
-    found = remaining([*told, ToldEta(0, 0, 0, 500)])
+    found = remaining([*told, ToldEta(9_000, 8_000, 10_000, 0)])
     assert found is not None
     assert (found.runs, found.held.value, found.early, found.late) == (10, 0.7, 0.1, 0.2)
     assert found.median_off == 1
@@ -92,6 +92,17 @@ def test_intervals_of_remaining_time_are_counted_on_both_sides() -> None:
     assert found.held.low == pytest.approx(0.397, abs=0.001), "ten runs say little"
     assert found.held.high == pytest.approx(0.892, abs=0.001)
     assert remaining([]) is None
+
+
+def test_absurd_remaining_times_are_misses_and_nothing_worse() -> None:
+    """Somebody handed in words of a thousand years, of nothing, and of less than nothing measurable."""
+    told = [ToldEta(1e308, 0, 1.7e308, 1_000), ToldEta(0, 0, 0, 500), ToldEta(1e-308, 0, 1e-300, 1_000)]
+    found = remaining(told)
+    assert found is not None
+    assert found.runs == 3
+    assert found.held.value == pytest.approx(1 / 3)
+    assert found.late == pytest.approx(2 / 3)
+    assert found.p95_off < 1e12
 
 
 def test_a_share_of_few_runs_is_not_taken_for_certain() -> None:

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from penstock.cli import eta
 from penstock.cli.output import duration
 from penstock.events.codec import encode
 from penstock.events.doors import Bounds, EtaEstimated
-from penstock.gateway.core.eta import FIELDS, Standing, Word, ended, read_word, remaining
+from penstock.gateway.core.eta import FIELDS, MAX_LEFT_MS, Standing, Word, ended, read_word, remaining
 
 TOLD_MS = 1_000_000
 
@@ -143,3 +144,18 @@ def test_no_iterations_at_all_is_no_share() -> None:
     found = remaining(standing(), word(done=0, steps=nothing, left_ms=nothing), TOLD_MS)
     assert (found["share"], found["due"]) == (None, "overdue")
     assert "0 of 0 iterations" in shown(found)
+
+
+@pytest.mark.parametrize("ms", [1e308, 1e15, 1e-308, 0.4])
+def test_absurd_words_are_answered(ms: float) -> None:
+    """Whoever may hand in estimates may hand in nonsense: the answer can be written down and shown all the same."""
+    all_of_it = Bounds(middle=ms, low=0, high=1.7e308)
+    found = remaining(
+        standing(), word(left_ms=all_of_it, steps=all_of_it, step_ms=all_of_it), TOLD_MS + 60_000
+    )
+    assert 0 <= found["left_ms"]["middle"] <= found["left_ms"]["high"] <= MAX_LEFT_MS
+    assert 0 <= found["share"] <= 1
+    orjson.dumps(found)
+    assert shown(found)
+    assert eta.in_a_line(found)
+    assert eta.in_short(found)

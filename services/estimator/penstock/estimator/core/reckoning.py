@@ -17,6 +17,7 @@ STRETCHES = 8  # over which drift is shown
 FEWEST_RUNS = 3  # of an owner, to be named as one who over-asks
 OVER_ASKED = 1.5  # times what was used, by the median
 USER = "user"
+MOST_LEFT_MS = 100 * 366 * 86_400_000.0
 NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
 
 
@@ -221,9 +222,16 @@ def share(count: int, of: int) -> Share:
     return Share(of, value, max(0.0, middle - half), min(1.0, middle + half))
 
 
+def reckonable(told: ToldEta) -> ToldEta | None:
+    """With times from a millisecond to a century, so that every ratio of them is a number; None where nothing was left."""
+    if not told.actual_ms > 0:
+        return None
+    return ToldEta(*(min(max(ms, 1.0), MOST_LEFT_MS) for ms in told))
+
+
 def remaining(told: Sequence[ToldEta]) -> Remaining | None:
-    """Of runs whose remaining time was told; None for none."""
-    usable = [one for one in told if one.left_ms > 0 and one.actual_ms > 0]
+    """Of runs whose remaining time was told, in `reckonable` numbers; None for none."""
+    usable = [one for one in map(reckonable, told) if one is not None]
     if not usable:
         return None
     early = sum(one.actual_ms < one.low_ms for one in usable)

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.cluster.moves import JobStatus
 
+MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 TELL_PROGRESS = (
     "Let the training tell how far it is: `from penstock.sdk.progress import progress`, then "
@@ -98,7 +99,7 @@ def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
 def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
     """What the word says now. A word from the future (another machine's clock) counts from now."""
     age_ms = max(0, now_ms - word.at_ms)
-    left = {name: max(0, round(getattr(word.left_ms, name) - age_ms)) for name in ("middle", "low", "high")}
+    left = {name: _whole(getattr(word.left_ms, name) - age_ms) for name in ("middle", "low", "high")}
     due = "later" if left["middle"] else "any_moment" if left["high"] else "overdue"
     whole = word.done + word.steps.middle
     since = min(age_ms / word.step_ms.middle, word.steps.middle) if word.step_ms.middle > 0 else 0.0
@@ -116,6 +117,10 @@ def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
         "age_ms": age_ms,
         "model_version": word.model_version,
     }
+
+
+def _whole(ms: float) -> int:
+    return round(min(max(ms, 0.0), MAX_LEFT_MS))
 
 
 FIELDS = (

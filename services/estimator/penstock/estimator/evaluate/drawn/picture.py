@@ -16,6 +16,7 @@ from penstock.estimator.core.reckoning import (
     Score,
     Share,
     pairs_of,
+    reckonable,
     score,
     share,
 )
@@ -179,9 +180,9 @@ def picture_of(runs: Sequence[FinishedRun], found: Reckoning) -> Picture:
     for pair in pairs_of(runs):
         pairs[pair.field].append(pair)
     told = [
-        Told(run.job_id, run.eta.left_ms, run.eta.low_ms, run.eta.high_ms, run.eta.actual_ms)
+        Told(run.job_id, eta.left_ms, eta.low_ms, eta.high_ms, eta.actual_ms)
         for run in runs
-        if run.eta is not None and run.eta.left_ms > 0 and run.eta.actual_ms > 0
+        if run.eta is not None and (eta := reckonable(run.eta)) is not None
     ]
     ended = [run.measured.ended_ms for run in runs]
     return Picture(

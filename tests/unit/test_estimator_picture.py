@@ -1,0 +1,111 @@
+"""What is drawn of estimates: how much, on which axes, and that odd runs do not spoil it."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.estimator.core.history import Run
+from penstock.estimator.core.reckoning import reckon
+from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
+from penstock.estimator.evaluate.drawn import words
+from penstock.estimator.evaluate.drawn.page import page
+from penstock.estimator.evaluate.drawn.picture import (
+    MOST_POINTS,
+    Picture,
+    limits,
+    picture_of,
+    ratio_ticks,
+    ticks_within,
+    time_text,
+)
+from penstock.estimator.evaluate.drawn.png import save_all
+
+SECOND_MS = 1_000.0
+
+
+def run(
+    number: int, used_mib: float, *, tier: str = "model", version: str = "m1", eta: ToldEta | None = None
+) -> FinishedRun:
+    """Promised 1,000 MiB; ends in the minute of its number."""
+    return FinishedRun(
+        number,
+        f"<b>job-{number}</b>",
+        About(b"%d" % number, "<script>ada</script>", "resnet50", 64, 1, 0, ()),
+        Given(1, 1_000, 2, Card("T4", 15_360)),
+        Said(tier, version, 0.8, None, 2, 0, 1_000, 50.0),
+        Run(
+            ended_ms=60_000.0 * number,
+            seq=number,
+            run_ms=1_000,
+            gpu_memory_mib=used_mib,
+            gpu_utilisation_percent=40,
+        ),
+        "",
+        eta=eta,
+    )
+
+
+def drawn(runs: list[FinishedRun]) -> Picture:
+    return picture_of(runs, reckon(runs))
+
+
+def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_told() -> None:
+    """A year of a big cell: the page must still open, and say that points are left out."""
+    picture = drawn([run(number, 900) for number in range(MOST_POINTS + 500)])
+    [memory] = [panel for panel in picture.panels if panel.field == "gpu_memory_mib"]
+    assert (len(memory.groups[0].said), memory.left_out) == (MOST_POINTS, 500)
+    assert memory.score is not None
+    assert memory.score.runs == MOST_POINTS + 500, "figures are of all"
+    assert "points are left out" in words.section("pairs", picture).says
+
+
+def test_drift_shows_when_memory_grew_and_when_a_new_model_answered() -> None:
+    """A library was updated at the 120th run; the model learned of it at the 180th."""
+    runs = [run(n, 900 if n < 120 else 1_500, version="m1" if n < 180 else "m2") for n in range(240)]
+    picture = drawn(runs)
+    [memory] = [drift for drift in picture.drifts if drift.field == "gpu_memory_mib"]
+    before = [ratio for at, ratio in zip(memory.at_ms, memory.middle, strict=True) if at < 110 * 60_000]
+    after = [ratio for at, ratio in zip(memory.at_ms, memory.middle, strict=True) if at > 130 * 60_000]
+    assert set(before) == {1_000 / 900}
+    assert set(after) == {1_000 / 1_500}
+    assert [version for _, version in picture.versions] == ["m1", "m2"]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [run(0, 900)],
+        [run(0, float("nan"))],
+        [run(n, 1e-9) for n in range(40)],
+        [run(n, 900, tier="oracle") for n in range(30)],
+        [run(0, 900, eta=ToldEta(1e308, 0, 1.7e308, 1_000)), run(1, 900, eta=ToldEta(0, 0, 0, 500))],
+        [],
+    ],
+    ids=["one", "nothing-measured", "next-to-nothing-used", "a-tier-from-the-future", "absurd-times", "none"],
+)
+def test_odd_runs_are_drawn_without_harm(
+    runs: list[FinishedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a cell has seen, the report opens; names are shown as they are, never run."""
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path))
+    picture = drawn(runs)
+    text = page(picture, "penstock estimator report")
+    assert "<script>ada" not in text
+    assert "<b>job" not in text.partition('id="charts"')[0]
+    assert len(save_all(picture, tmp_path / "pictures")) <= 5
+
+
+def test_axes_hold_all_points_and_ticks_have_room() -> None:
+    low, high = limits([900.0, 1_000.0])
+    assert low < 900
+    assert high > 1_000
+    assert high / low == pytest.approx(4), "never so narrow that noise fills the picture"
+    ticks = [(2.0**power, str(power)) for power in range(30)]
+    assert 4 <= len(ticks_within(ticks, 1, 2.0**29)) <= 8
+    assert (1, "1") in ratio_ticks(0.3, 2.0)
+    assert (1, "1") in ratio_ticks(1e-3, 1e3)
+
+
+def test_times_are_told_as_people_say_them() -> None:
+    texts = [time_text(ms) for ms in (420, SECOND_MS, 90 * SECOND_MS, 7_200 * SECOND_MS, 400_000 * SECOND_MS)]
+    assert texts == ["420 ms", "1.0 s", "90.0 s", "2.0 h", "4.6 d"]
