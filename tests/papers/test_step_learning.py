@@ -1,0 +1,121 @@
+"""What the service learns of step times: Pollux' measurements as finished runs of three owners, asked about cells not shown.
+
+`test_genie_model.py` judges the model alone; here it is what the service makes of runs: tables with bounds, shared and
+owners' own, one training. `-s` shows every figure.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.papers.test_genie_model import MODELS, measured
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
+
+from penstock.cluster.nouns import JobSpec
+from penstock.estimator.core.history import Run
+from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock.estimator.core.step_training import StepAsked, TrainedSteps, read_steps, steps_of, train_steps
+from penstock.estimator.core.throughput.placements import Cell
+
+DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
+OWNERS = ("ada", "bob", "eve")
+ASKED = 3_000  # of the cells that were not shown
+LIGHT = 15
+
+pytestmark = pytest.mark.skipif(
+    not (DATA / "bert/placements.csv").is_file(),
+    reason=f"Pollux' step times are not in {DATA}; set PENSTOCK_DATA to the folder that holds pollux/",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a service."""
+    with threadpool_limits(1):
+        yield
+
+
+Told = list[tuple[str, Cell, float]]
+"""(network, cell, ln of the step in seconds)."""
+
+
+@cache
+def split(light: bool) -> tuple[Told, Told]:
+    """What is shown, in a random order, and what is asked."""
+    chance = np.random.default_rng(0)
+    shown: Told = []
+    hidden: Told = []
+    for network in MODELS:
+        cells = [
+            (network, *one) for one in zip(measured(network).cells, measured(network).log_s, strict=True)
+        ]
+        order = [cells[place] for place in chance.permutation(len(cells))]
+        count = LIGHT if light else len(order) // 2
+        shown += order[:count]
+        hidden += order[count:]
+    asked = [hidden[place] for place in chance.permutation(len(hidden))[:ASKED]]
+    return [shown[place] for place in chance.permutation(len(shown))], asked
+
+
+def run(seq: int, network: str, cell: Cell, log_s: float) -> FinishedRun:
+    gpus, step_ms = sum(cell.placement), 1_000 * math.exp(log_s)
+    spec = JobSpec(
+        owner=OWNERS[seq % 3], command=("train",), model=network, batch_size=round(cell.local_batch * gpus)
+    )
+    measured_run = Run(
+        ended_ms=1_000 * seq, seq=seq, run_ms=1_000 * step_ms, gpus=cell.placement[0], total_gpus=gpus,
+        iterations=1_000, step_ms=step_ms,
+    )  # fmt: skip
+    given = Given(cell.placement[0], 1_000, 4, Card("T4", 15_360))
+    return FinishedRun(
+        seq, f"job-{seq}", about(spec), given, None, measured_run, "", Steps(cell.placement, (step_ms,) * 4)
+    )
+
+
+@cache
+def trained(light: bool) -> TrainedSteps:
+    found = train_steps(
+        [run(seq, *one) for seq, one in enumerate(split(light)[0], 1)], None, {"T4": [4] * 16}
+    )
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("light", "median", "p95"),
+    [(False, 0.05, 0.18), (True, 0.08, 0.30)],
+    ids=["half of the cells", "15 each"],
+)
+def test_cells_that_nobody_ran(light: bool, median: float, p95: float) -> None:
+    """A fourth owner asks how long a step takes on placements and batches that the other three never had."""
+    model = trained(light).model
+    durations = read_steps(model.body, model.sha256).durations
+    asked = [(StepAsked("new", network, "T4", cell), log_s) for network, cell, log_s in split(light)[1]]
+    answers = steps_of(durations, [one for one, _ in asked])
+    off, held = [], 0
+    for one, log_s in asked:
+        told = answers[one]
+        assert told is not None
+        off.append(abs(math.expm1(told.log_s - log_s)))
+        held += abs(told.log_s - log_s) <= told.width
+    print(
+        f"\n{model.runs} runs: error of {len(off)} other cells median {np.median(off):.1%}, p95 "
+        f"{np.quantile(off, 0.95):.1%}; {held / len(off):.1%} within the interval"
+    )
+    assert np.median(off) <= median
+    assert np.quantile(off, 0.95) <= p95
+    assert held / len(off) >= 0.9
+
+
+def test_a_light_profile_is_what_is_asked_for() -> None:
+    """GENIE's few points: with 15 each nothing more is asked for; before that, a few placements that the nodes hold."""
+    assert trained(light=True).plans == ()
+    few = [run(seq, *one) for seq, one in enumerate(split(True)[0][:30], 1)]
+    found = train_steps(few, None, {"T4": [4] * 16})
+    assert found is not None
+    assert found.plans
+    assert all(max(probe.gpus_per_node) <= 4 for plan in found.plans for probe in plan.probes)
