@@ -22,6 +22,7 @@ BENCH_TIMEOUT_S = 900
 CALIBRATION = "machine_calibration_ms"
 """A fixed piece of pure Python: compare it before comparing times of different machines or moments."""
 README = Path(__file__).with_name("README.md")
+TABLE_HEAD = ("| name | value | unit | reach | |", "|---|---:|---|---:|---|")
 MARK_BEGIN, MARK_END = "<!-- measured -->", "<!-- end -->"
 
 
@@ -53,7 +54,7 @@ def main() -> int:
     Path(arguments.out).write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     _show(rows)
     if arguments.readme:
-        _into_readme(rows)
+        README.write_text(into_readme(README.read_text(), rows))
     for bench in failed:
         progress.print(f"[red]{bench} failed[/]; its error is above")
     return 1 if failed else 0
@@ -69,7 +70,9 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a few minutes in all; the goals are for full runs"
     )
     parser.add_argument("--out", default="bench.json", metavar="PATH")
-    parser.add_argument("--readme", action="store_true", help="also put the table into tests/bench/README.md")
+    parser.add_argument(
+        "--readme", action="store_true", help="also put the rows into the table of tests/bench/README.md"
+    )
     parser.add_argument(
         "--here", metavar="BENCH", help=argparse.SUPPRESS
     )  # in this process, values on stdout
@@ -105,18 +108,32 @@ def _elsewhere(bench: str, arguments: argparse.Namespace) -> dict[str, float] | 
     return values
 
 
-def _into_readme(rows: list[dict[str, Any]]) -> None:
-    """Replaces what stands between the README's marks. Figures that were not measured now are not in it."""
-    text = README.read_text()
+def into_readme(text: str, rows: list[dict[str, Any]]) -> str:
+    """The page with the rows of these benches put in place of their old ones; all others stay as they were measured.
+
+    In the order in which benches run. Figures that a bench no longer reports go with its old rows.
+    """
     head, rest = text.split(MARK_BEGIN)
-    _, tail = rest.split(MARK_END)
-    lines = ["| name | value | unit | reach | |", "|---|---:|---|---:|---|"]
-    lines += [
-        f"| `{row['name']}` | {_shown(row)} | {row['unit']} | {row['reach'] or ''} | {_verdict(row)} |"
-        for row in rows
-    ]
-    body = "\n".join(lines)
-    README.write_text(f"{head}{MARK_BEGIN}\n{body}\n{MARK_END}{tail}")
+    table, tail = rest.split(MARK_END)
+    lines: dict[str, list[str]] = {}
+    for line in table.strip().splitlines()[2:]:
+        lines.setdefault(_bench_of(line.split("`")[1]), []).append(line)
+    measured: dict[str, list[str]] = {}
+    for row in rows:
+        measured.setdefault(_bench_of(row["name"]), []).append(
+            f"| `{row['name']}` | {_shown(row)} | {row['unit']} | {row['reach'] or ''} | {_verdict(row)} |"
+        )
+    kept = {**lines, **measured}
+    body = "\n".join([*TABLE_HEAD, *(line for bench in BENCHES for line in kept.get(bench, ()))])
+    return f"{head}{MARK_BEGIN}\n{body}\n{MARK_END}{tail}"
+
+
+def _bench_of(name: str) -> str:
+    """That reports this figure; empty: none does any more."""
+    if name.startswith(CALIBRATION):
+        return name.removeprefix(f"{CALIBRATION}_")
+    goal = GOALS.get(name)
+    return "" if goal is None else goal.bench
 
 
 def _shown(row: dict[str, Any]) -> str:

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import uvloop
-from tests.bench import core, idle, pipeline, restart, simulator, submit
+from tests.bench import core, estimator, idle, pipeline, restart, simulator, submit
 from tests.bench.machine import quantile
 
 Values = dict[str, float]
@@ -25,11 +26,25 @@ class Size:
     """Of the smaller simulation; the larger one has ten times as many."""
     rate_per_s: float = pipeline.RATE_PER_S
     repeats: int = 3
+    runs: int = estimator.RUNS
+    """Finished ones that the estimator learns from."""
+    estimates: int = estimator.ONE_BY_ONE
+    at_once: int = estimator.AT_ONCE
 
 
-QUICK = Size(seconds=10.0, events=4_000, records=30_000, jobs=300, repeats=1)
+QUICK = Size(seconds=10.0, events=4_000, records=30_000, jobs=300, repeats=1, estimates=200)
 TINY = Size(
-    seconds=1.0, nodes=20, many_nodes=40, events=100, records=300, jobs=10, rate_per_s=50.0, repeats=1
+    seconds=1.0,
+    nodes=20,
+    many_nodes=40,
+    events=100,
+    records=300,
+    jobs=10,
+    rate_per_s=50.0,
+    repeats=1,
+    runs=120,
+    estimates=5,
+    at_once=20,
 )  # whether the benches work, not how fast anything is
 
 
@@ -80,6 +95,31 @@ def run_restart(size: Size) -> Values:
     return {"placer_restart_s": with_one, "placer_restart_without_snapshot_s": without}
 
 
+def run_estimator(size: Size) -> Values:
+    found = uvloop.run(estimator.measure(size.runs, size.nodes, size.estimates, size.at_once, size.repeats))
+    one_ms, forest_ms = median(found.one), median(found.forest)
+    return {
+        "estimator_one_p50_ms": one_ms,
+        "estimator_one_p99_ms": quantile(found.one, 0.99),
+        "estimator_one_cpu_p99_ms": quantile(found.one_cpu, 0.99),
+        "estimator_one_forest_ms": forest_ms,
+        "estimator_forest_ratio": forest_ms / one_ms,
+        "estimator_answer_p99_ms": quantile(found.answered, 0.99),
+        "estimator_1000_model_ms": median(found.together),
+        "estimator_1000_model_cpu_ms": median(found.together_cpu),
+        "estimator_1000_tiers_ms": median(found.at_once),
+        "estimator_1000_tiers_cpu_ms": median(found.at_once_cpu),
+        "estimator_1000_appended_ms": median(found.at_once_appended),
+        "estimator_training_cpu_s": found.training_cpu_s,
+        "estimator_training_s": found.training_s,
+        "estimator_training_one_p99_ms": quantile(found.one_training, 0.99),
+        "estimator_training_answer_p50_ms": median(found.answered_training),
+        "estimator_training_answer_p99_ms": quantile(found.answered_training, 0.99),
+        "estimator_rss_mib": found.rss_mib,
+        "estimator_others_cores": found.others_cores,
+    }
+
+
 def run_idle(size: Size) -> Values:
     found = uvloop.run(idle.measure(size.seconds))
     return {
@@ -99,5 +139,6 @@ RUNS: dict[str, Callable[[Size], Values]] = {
     "submit_kafka": lambda size: run_submit("kafka", size),
     "pipeline_kafka": lambda size: run_pipeline("kafka", size),
     "restart": run_restart,
+    "estimator": run_estimator,
     "idle": run_idle,
 }

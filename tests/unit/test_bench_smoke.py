@@ -1,7 +1,8 @@
 """The benches work: each runs at a tiny size. Nothing here says how fast anything is."""
 
 import pytest
-from tests.bench import core, idle, pipeline, restart
+from tests.bench import core, estimator, idle, pipeline, restart
+from tests.bench.__main__ import into_readme
 from tests.bench.benches import RUNS, TINY, run_simulator
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import calibrate_ms, quantile
@@ -29,6 +30,32 @@ async def test_the_embedded_pipeline_starts_every_job_once() -> None:
     assert run.jobs == len(run.latencies_ms) == round(TINY.seconds * TINY.rate_per_s)
     assert 0 < quantile(run.latencies_ms, 0.5) < 10_000
     assert set(run.cpu_us_per_job) == {"postgres", "services"}
+
+
+def test_one_bench_replaces_its_own_rows_of_the_table_and_no_others() -> None:
+    """Somebody measures his part again on a quiet machine; what the rest took a night to measure must stay."""
+    page = (
+        "before\n<!-- measured -->\n| name | value | unit | reach | |\n|---|---:|---|---:|---|\n"
+        "| `placer_core_p99_ms` | 0.194 | ms | ≤ 1 | met |\n| `machine_calibration_ms_core` | 21 | ms |  |  |\n"
+        "| `placer_restart_s` | 1.1 | s | ≤ 2 | met |\n| `placer_forgotten_s` | 9 | s |  |  |\n"
+        "| `machine_calibration_ms_restart` | 22 | ms |  |  |\n<!-- end -->\nafter\n"
+    )
+    rows = [
+        {"name": "placer_restart_s", "value": 2.5, "unit": "s", "reach": "≤ 2"},
+        {"name": "machine_calibration_ms_restart", "value": 19.0, "unit": "ms", "reach": None},
+        {"name": "idle_rss_mib", "value": 1_234.0, "unit": "MiB", "reach": None},
+    ]
+    found = into_readme(page, rows)
+    assert found.startswith("before\n<!-- measured -->\n")
+    assert found.endswith("\n<!-- end -->\nafter\n")
+    assert [line for line in found.splitlines() if line.startswith("| `")] == [
+        "| `placer_core_p99_ms` | 0.194 | ms | ≤ 1 | met |",
+        "| `machine_calibration_ms_core` | 21 | ms |  |  |",
+        "| `placer_restart_s` | 2.5 | s | ≤ 2 | not met |",
+        "| `machine_calibration_ms_restart` | 19 | ms |  |  |",
+        "| `idle_rss_mib` | 1,234 | MiB |  | not met |",
+    ]
+    assert into_readme(found, []) == found
 
 
 def test_every_figure_has_a_bench_and_every_bench_runs_somewhere() -> None:
@@ -62,3 +89,15 @@ async def test_everything_runs_in_one_process_for_the_idle_bench() -> None:
     found = await idle.measure(seconds=0.5, settle_s=0.5)
     assert 20 < found.rss_mib < 1_000
     assert found.messages_per_min >= 0
+
+
+@pytest.mark.postgres
+async def test_the_estimator_bench_watches_the_service_learn_and_answer() -> None:
+    """The bench replaces names of the service's shell; it must still see every estimate, alone, together and meanwhile."""
+    found = await estimator.measure(TINY.runs, TINY.nodes, TINY.estimates, TINY.at_once, times=1)
+    assert len(found.one) == len(found.answered) == TINY.estimates
+    assert 0 < found.together[0] <= found.at_once[0] < found.at_once_appended[0]
+    assert 0 < found.training_cpu_s < 60
+    assert len(found.one_training) == len(found.answered_training) > 0
+    assert 20 < found.rss_mib < 1_000
+    assert min(found.forest) > 0

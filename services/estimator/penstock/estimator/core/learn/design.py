@@ -32,7 +32,7 @@ WIDTH = 7
 FEWEST_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
 TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
-LEAST_FILL = -8.0  # in logarithms: 0.03 % of the card
+LEAST_FILL = math.exp(-8.0)  # 0.03 % of the card
 NO_LINE = (math.nan, math.nan, math.nan)
 
 Key = tuple[str, bool]
@@ -102,13 +102,15 @@ class Design:
             for task, wide in zip(tasks, half, strict=True)
         ]  # fmt: skip
         told = np.array(rows, dtype=np.float64).reshape(len(tasks), 10).T
-        gpus, card, batch, rate, bandwidth, year, usual, a, b, c = told
+        gpus, card, batch, _, _, _, usual, a, b, c = told
         batch = np.where(np.isnan(batch), np.exp(usual), batch)
-        with np.errstate(divide="ignore"):  # a line may begin at 0
-            fill = np.log((a + b * batch + c * batch / gpus) / card)
-        fill = np.where(np.isnan(a + batch), self.usual_fill, np.maximum(fill, LEAST_FILL))
-        columns = [np.log2(gpus), np.log(card), rate, bandwidth, year, np.log(batch) - usual, fill]
-        return np.column_stack(columns), np.array(half, dtype=np.intp)
+        fill = np.log(np.maximum((a + b * batch + c * batch / gpus) / card, LEAST_FILL))
+        columns = np.empty((len(tasks), WIDTH))
+        columns[:, GPUS], columns[:, CARD] = np.log2(gpus), np.log(card)
+        columns[:, [RATE, BANDWIDTH, YEAR]] = told[3:6].T
+        columns[:, BATCH] = np.log(batch) - usual
+        columns[:, FILL] = np.where(np.isnan(a + batch), self.usual_fill, fill)
+        return columns, np.array(half, dtype=np.intp)
 
     def _known(self, model: str, half: bool) -> tuple[float, float, float, float]:
         """The usual batch, as a logarithm, and the line, of a workload at this width or else the other; NaN: unknown."""

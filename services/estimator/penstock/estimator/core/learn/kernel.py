@@ -33,6 +33,7 @@ JITTER = 1e-6
 WIDEST = 14.0  # logarithms beyond e^±14 are no different; the search's long steps would overflow
 SEARCH_STEPS = 30  # the last of 100 change R² by less than 0.002
 AT_ONCE = 64  # rows of k: with 512 columns they stay in the core's own cache
+NOBODYS = -2
 FEW = 8  # jobs: below, looking for equal names costs more than it saves
 
 
@@ -55,7 +56,9 @@ class Weights:
 
     def side(self, inputs: Inputs) -> "Side":
         """These jobs as `between` needs its others; worth keeping where the same ones are asked about again and again."""
-        shared, own = (_right(x) for x in self._scaled(inputs))
+        middle = RATES + len(self.columns)
+        x = inputs.columns[:, list(self.columns)]
+        right = (_right(x, np.exp(log)) for log in (self.values[RATES:middle], self.values[middle:-1]))
         share, t = np.exp(self.values[:SHARES]), np.exp(self.values[SHARES:RATES])
         differs, narrow, on = (np.arange(8) & bit > 0 for bit in (2, 1, 4))
         on_any = np.exp(-t[0] * differs - t[1] * narrow)
@@ -65,7 +68,8 @@ class Weights:
             share[1] * on_any + share[3] * on_gpu,
             share[2] * on_any + share[4] * on,
         )
-        return Side(shared, own, inputs.workload, inputs.half, inputs.gpu, factors)
+        workload, gpu = (np.where(names < 0, NOBODYS, names) for names in (inputs.workload, inputs.gpu))
+        return Side((next(right), next(right)), workload, inputs.half, gpu, factors)
 
     def between(self, some: Inputs, others: "Inputs | Side") -> Floats:
         """k of each pair. Shape (some, others)."""
@@ -77,35 +81,31 @@ class Weights:
 
     def parts(self, some: Inputs, side: "Side") -> Iterator[tuple[slice, Floats]]:
         """k by AT_ONCE rows: which rows, and their k. Each part is gone with the next; so all of them fit the cache."""
-        shared, own = (_left(x) for x in self._scaled(some))
-        factors, kind = side.factors_of(some)
-        first = np.empty((min(AT_ONCE, len(kind)), len(side.gpu)))
-        second = np.empty_like(first)
+        left = _left(some.columns, self.columns)
+        (shared, own, rest), kind = side.factors_of(some)
+        buffers = np.empty((2, min(AT_ONCE, len(kind)), len(side.gpu)))
         for start in range(0, len(kind), AT_ONCE):
             rows = slice(start, start + AT_ONCE)
             mine = kind[rows]
-            here, beside = first[: len(mine)], second[: len(mine)]
-            _likeness(shared[rows], side.shared, here)
-            _likeness(own[rows], side.own, beside)
-            here *= factors[0][mine]
-            beside *= factors[1][mine]
-            here += beside
-            here += factors[2][mine]
-            yield rows, here
-
-    def _scaled(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        """Columns by the roots of their rates, of S₀ and of S₁."""
-        middle = RATES + len(self.columns)
-        x = inputs.columns[:, list(self.columns)]
-        return x * np.exp(self.values[RATES:middle] / 2), x * np.exp(self.values[middle:-1] / 2)
+            first, second = buffers[:, : len(mine)]
+            for right, here in zip(side.right, (first, second), strict=True):
+                np.matmul(left[rows], right, out=here)
+                np.minimum(here, 0.0, out=here)
+                np.exp(here, out=here)
+            first *= shared[mine]
+            second *= own[mine]
+            first += second
+            first += rest[mine]
+            yield rows, first
 
 
 class Side(NamedTuple):
-    """The others of `Weights.between`. `shared`, `own`: right factors of S₀ and S₁, see `_right`."""
+    """The others of `Weights.between`."""
 
-    shared: Floats
-    own: Floats
+    right: tuple[Floats, Floats]
+    """Right factors of S₀ and S₁, see `_right`."""
     workload: Indexes
+    """Here and in `gpu` a name never seen is NOBODYS, which is nobody's in the other side either."""
     half: Indexes
     gpu: Indexes
     factors: tuple[Floats, Floats, Floats]
@@ -117,33 +117,26 @@ class Side(NamedTuple):
         A kind is what the names say: workload, width and GPU model. There are few, so this costs little.
         """
         first, kind = _kinds(some)
-        workload, half, gpu = (column[first, None] for column in (some.workload, some.half, some.gpu))
-        work = (workload != self.workload) | (workload < 0)
-        same = (gpu == self.gpu) & (gpu >= 0)
-        case = (same * np.uint8(4)) | (work * np.uint8(2)) | (half != self.half)
+        case = (some.gpu[first, None] == self.gpu).view(np.uint8) << 2
+        case |= (some.workload[first, None] != self.workload).view(np.uint8) << 1
+        case |= (some.half[first, None] != self.half).view(np.uint8)
         return [table[case] for table in self.factors], kind
 
 
-def _left(x: Floats) -> Floats:
-    """The left factor of −|x − x'|² = 2·x·x' − |x|² − |x'|². Shape (n, d + 2)."""
-    n, d = x.shape
-    found = np.empty((n, d + 2))
-    np.multiply(x, 2, out=found[:, :d])
-    found[:, d] = -(x * x).sum(1)
-    found[:, d + 1] = -1.0
+def _left(columns: Floats, which: Sequence[int]) -> Floats:
+    """The left factor of −Σ r·(x − x')² = Σ (2·r·x'·x − r·x² − r·x'²): x, x² and 1. Shape (n, 2·d + 1)."""
+    d = len(which)
+    found = np.ones((len(columns), 2 * d + 1))
+    x = columns[:, list(which)]
+    found[:, :d] = x
+    found[:, d : 2 * d] = x * x
     return found
 
 
-def _right(x: Floats) -> Floats:
-    """The right factor of the same. Shape (d + 2, n)."""
-    return np.ascontiguousarray(np.column_stack([x, np.ones(len(x)), np.einsum("ij,ij->i", x, x)]).T)
-
-
-def _likeness(left: Floats, right: Floats, out: Floats) -> None:
-    """exp(−Σ r·(x − x')²) by one matrix product instead of a cube."""
-    np.matmul(left, right, out=out)
-    np.minimum(out, 0.0, out=out)
-    np.exp(out, out=out)
+def _right(x: Floats, rates: Floats) -> Floats:
+    """The right factor of the same. Shape (2·d + 1, n)."""
+    square = np.broadcast_to(-rates[:, None], x.T.shape)
+    return np.vstack([(2 * rates * x).T, square, -(x * x) @ rates])
 
 
 def _kinds(some: Inputs) -> tuple[Indexes, Indexes]:
