@@ -31,6 +31,7 @@ def word(done: int, left_ms: float) -> EtaEstimated:
 async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
     """One told twice, one told nothing, one waits, one has ended; a listing says the same of those that run."""
     placer = cell.placer
+    placer.now_ms = wall_ms()
     placer.join(node_spec("n0", 2))
     placer.run(["done"])
     for job_id in ("runs", "silent"):

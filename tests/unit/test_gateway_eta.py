@@ -14,21 +14,23 @@ from penstock.gateway.core.eta import FIELDS, MAX_LEFT_MS, Standing, Word, ended
 TOLD_MS = 1_000_000
 
 
-def word(attempt: int = 1, **changes: Any) -> Word:
-    """Ten minutes left when told, eight to fifteen; 3,000 of 10,000 iterations done."""
-    event = EtaEstimated(
-        job_id="j",
-        attempt=attempt,
-        at_ms=TOLD_MS,
-        done=3_000,
-        left_ms=Bounds(middle=600_000, low=480_000, high=900_000),
-        steps=Bounds(middle=7_000, low=7_000, high=7_000),
-        step_ms=Bounds(middle=85.7, low=68.6, high=128.6),
-        level=0.9,
-        source="iterations asked for",
-        model_version="steps-1",
-    )
-    return read_word(encode(event.model_copy(update=changes)))
+EVENT = EtaEstimated(
+    job_id="j",
+    attempt=1,
+    at_ms=TOLD_MS,
+    done=3_000,
+    left_ms=Bounds(middle=600_000, low=480_000, high=900_000),
+    steps=Bounds(middle=7_000, low=7_000, high=7_000),
+    step_ms=Bounds(middle=85.7, low=68.6, high=128.6),
+    level=0.9,
+    source="iterations asked for",
+    model_version="steps-1",
+)
+"""Ten minutes left when told, eight to fifteen; 3,000 of 10,000 iterations done."""
+
+
+def word(**changes: Any) -> Word:
+    return read_word(encode(EVENT.model_copy(update=changes)))
 
 
 def standing(
@@ -78,6 +80,17 @@ def test_what_has_passed_since_the_word_is_taken_off(
     passed = shown(remaining(standing(), word(), TOLD_MS), TOLD_MS + max(0, since_ms))
     assert words in passed, "--watch counts on without asking again"
     assert f"{found['share']:.0%} done" in passed
+
+
+def test_a_node_whose_clock_is_ahead_does_not_stop_the_countdown() -> None:
+    """It says that it measured in ten minutes' time; the ledger had that two minutes ago."""
+    ahead = read_word(encode(EVENT.model_copy(update={"at_ms": TOLD_MS + 600_000})), TOLD_MS)
+    found = remaining(standing(), ahead, TOLD_MS + 120_000)
+    assert (found["left_ms"]["middle"], found["age_ms"]) == (480_000, 120_000)
+    late = read_word(encode(EVENT), TOLD_MS + 50_000)
+    assert remaining(standing(), late, TOLD_MS + 60_000)["left_ms"]["middle"] == 540_000, (
+        "told late, counted from its moment"
+    )
 
 
 def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:

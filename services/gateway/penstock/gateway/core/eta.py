@@ -40,6 +40,8 @@ class Word(msgspec.Struct, frozen=True):
     level: float
     source: str
     model_version: str | None = None
+    heard_ms: int | None = None
+    """When the ledger took it in; `at_ms` is by the node's clock, which may be ahead. Not of the event itself."""
 
 
 class Standing(NamedTuple):
@@ -53,9 +55,9 @@ class Standing(NamedTuple):
     run_source: str
 
 
-def read_word(text: str | bytes) -> Word:
-    """The data of the event. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(text, type=Word)
+def read_word(text: str | bytes, heard_ms: int | None = None) -> Word:
+    """The data of the event, and when the ledger took it in. Raises `msgspec.DecodeError`."""
+    return msgspec.structs.replace(msgspec.json.decode(text, type=Word), heard_ms=heard_ms)
 
 
 def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[str, Any]:
@@ -97,8 +99,9 @@ def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
 
 
 def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
-    """What the word says now. A word from the future (another machine's clock) counts from now."""
-    age_ms = max(0, now_ms - word.at_ms)
+    """What the word says now. It was made before the ledger took it in, whatever the node's clock says."""
+    made_ms = word.at_ms if word.heard_ms is None else min(word.at_ms, word.heard_ms)
+    age_ms = max(0, now_ms - made_ms)
     left = {name: _whole(getattr(word.left_ms, name) - age_ms) for name in ("middle", "low", "high")}
     due = "later" if left["middle"] else "any_moment" if left["high"] else "overdue"
     whole = word.done + word.steps.middle

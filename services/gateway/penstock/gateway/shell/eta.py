@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 # Per job one look backwards along the index of its events; nothing is read of jobs that are not named.
 _WORDS = """
-SELECT json_build_object('job_id', word.job_id, 'data', word.data)::text FROM unnest($1::text[]) AS asked (job_id)
+SELECT json_build_object('job_id', word.job_id, 'at_ms', word.at_ms, 'data', word.data)::text FROM unnest($1::text[]) AS asked (job_id)
 CROSS JOIN LATERAL (
-    SELECT job_id, data FROM events
+    SELECT job_id, at_ms, data FROM events
     WHERE job_id = asked.job_id AND type = 'penstock.job.eta_estimated' ORDER BY seq DESC, n DESC LIMIT 1
 ) AS word
 """
@@ -30,7 +30,7 @@ async def words(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
     for text in await door.store.rows(_WORDS, list(job_ids)) if job_ids else ():
         row = orjson.loads(text)
         try:
-            found[row["job_id"]] = read_word(orjson.dumps(row["data"]))
+            found[row["job_id"]] = read_word(orjson.dumps(row["data"]), row["at_ms"])
         except msgspec.DecodeError as error:
             logger.warning("the remaining time of job %s cannot be read: %s", row["job_id"], error)
     return found
@@ -38,7 +38,10 @@ async def words(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
 
 def told(door: Door, row: Row, word: Word | None) -> dict[str, Any]:
     """The answer as of now. `row`: the job's, from memory or table."""
-    job_id, now_ms = row["job_id"], wall_ms()
+    job_id, now_ms = (
+        row["job_id"],
+        max(wall_ms(), door.follower.state.now_ms),
+    )  # the ledger is never ahead of now
     if row["outcome"] is not None:
         return ended(job_id, row["outcome"], row["ended_ms"], now_ms)
     job = door.follower.state.jobs.get(job_id)
