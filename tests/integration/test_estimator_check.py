@@ -1,6 +1,9 @@
 """The models that are kept, and whether the very one of then says the same again: from the ledger, the store and the gateway."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -71,6 +74,15 @@ class Told:
         await self.send()
         return job_id, found
 
+    async def penstock(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """The command as somebody types it."""
+        command = [sys.executable, "-c", "from penstock.cli.main import main; main()", *arguments]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        return await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+            env={**env, "PENSTOCK_SERVER": self.cell.url},
+        )  # fmt: skip
+
     async def check(self, job_id: str) -> dict[str, Any]:
         return await self.get(f"/v1/jobs/{job_id}/estimate/check")
 
@@ -125,6 +137,13 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         assert (resources["version"], steps["version"][:6]) == (estimate.model_version, "steps-")
         assert steps["fields"]["run_ms"]["again"] == estimate.run_ms
 
+        shown = await told.penstock("estimator", "check", both)
+        assert shown.returncode == 0, shown.stderr
+        assert f"✓ {steps['version']} says the same again: run_ms {estimate.run_ms}" in shown.stdout
+        listed = (await told.penstock("estimator", "models")).stdout.splitlines()
+        assert [line.split()[0] for line in listed] == ["VERSION", resources["version"], steps["version"]]
+        assert all("in use" in line and "whole" in line for line in listed[1:])
+
         asked = SPEC.model_copy(
             update={"resources": SPEC.resources.model_copy(update={"gpu_memory_mib": 9_999})}
         )
@@ -153,6 +172,9 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
             f"gpu_memory_mib {more.gpu_memory_mib} then and {estimate.worker.gpu_memory_mib} now"
             in forged["text"]
         )
+        shown = await told.penstock("estimator", "check", "forged")
+        assert shown.returncode == 1, "a pipeline can rely on it"
+        assert "✗" in shown.stdout
         none = await told.check("unknown")
         assert (none["ok"], none["models"]) == (None, [])
         assert "No model was asked" in none["text"]
