@@ -14,17 +14,16 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
 
-from penstock.estimator.core.throughput.genie import Run, fit_genie, predict_genie
+from penstock.estimator.core.throughput.judge import MODELS as LEARNERS
+from penstock.estimator.core.throughput.judge import errors, genies_light, light, noise, share_of, without
 from penstock.estimator.core.throughput.learn import learn_prior, reference_batch
-from penstock.estimator.core.throughput.model import StepModel, Task, fit
-from penstock.estimator.core.throughput.placements import Cell, Measurement, Placement, Table, table
-from penstock.estimator.core.throughput.plan import profile_plan
+from penstock.estimator.core.throughput.model import StepModel, fit
+from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, table
 from penstock.estimator.core.throughput.prior import WIDE, Prior
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 LIGHT = 15  # points of a light profile
-BATCH = 3  # of them between two fits, as nodes measure them at once
 SEEDS = 10
 
 pytestmark = pytest.mark.skipif(
@@ -74,22 +73,9 @@ def taught_without(model: str) -> Prior:
     return learn_prior([measured(other) for other in MODELS if other != model], np.random.default_rng(1))
 
 
-def part(whole: Table, kept: NDArray[np.int64]) -> Table:
-    return Table(tuple(whole.cells[index] for index in kept), whole.log_s[kept], whole.runs[kept])
-
-
 def light_profile(model: str, prior: Prior) -> StepModel:
-    """Measured where the plan says, BATCH cells at a time; the plan knows only which cells there are."""
     whole, chance = measured(model), np.random.default_rng(0)
-    done: list[int] = []
-    while True:
-        found = fit(
-            part(whole, np.array(sorted(done), dtype=np.int64)), prior, reference_batch(whole), chance
-        )
-        if len(done) == LIGHT:
-            return found
-        probes = profile_plan(found, whole.cells, [1.0] * len(whole.cells), BATCH)
-        done += [whole.cells.index(probe.cell) for probe in probes]
+    return fit(light(whole, prior, LIGHT, chance), prior, reference_batch(whole), chance)
 
 
 def judge(found: StepModel, asked: Table) -> tuple[Floats, NDArray[np.bool_]]:
@@ -97,11 +83,6 @@ def judge(found: StepModel, asked: Table) -> tuple[Floats, NDArray[np.bool_]]:
     steps = found.steps(list(asked.cells))
     off = steps.log_s - asked.log_s
     return np.abs(np.exp(off) - 1), np.abs(off) < found.factor(0.9) * steps.spread
-
-
-def unseen(found: StepModel, whole: Table) -> Table:
-    known = set(found.table.cells)
-    return part(whole, np.array([i for i, cell in enumerate(whole.cells) if cell not in known]))
 
 
 def show(name: str, errors: Floats, held: NDArray[np.bool_] | None = None) -> None:
@@ -113,7 +94,7 @@ def show(name: str, errors: Floats, held: NDArray[np.bool_] | None = None) -> No
 def profiled(model: str, known: str) -> tuple[Floats, NDArray[np.bool_], Floats]:
     """(errors, whether intervals hold them, errors on 6 to 16 nodes) after a light profile."""
     found = light_profile(model, taught_without(model) if known == "others" else WIDE)
-    error, inside = judge(found, unseen(found, measured(model)))
+    error, inside = judge(found, without(measured(model), found.table))
     return error, inside, judge(found, scaled_up(model))[0]
 
 
@@ -159,58 +140,39 @@ def test_half_measured_tells_the_other_half(unit: str) -> None:
         errors = []
         for model in MODELS:
             whole, chance = measured(model), np.random.default_rng(seed)
-            seen, asked = halves(whole, unit, chance)
-            error, inside = judge(fit(seen, taught_without(model), reference_batch(whole), chance), asked)
+            seen = share_of(whole, 0.5, unit, chance)
+            found = fit(seen, taught_without(model), reference_batch(whole), chance)
+            error, inside = judge(found, without(whole, seen))
             per_model[model].append(float(np.quantile(error, 0.95)))
             errors.append(error)
             held.append(inside)
         pooled.append(float(np.quantile(np.concatenate(errors), 0.95)))
-    p95 = {model: float(np.mean(found)) for model, found in per_model.items()}
+    p95 = {model: float(np.mean(each)) for model, each in per_model.items()}
     print(f"\nhalf of the {unit}, {SEEDS} seeds: p95 {p95}")
     print(f"mean of the models {np.mean(list(p95.values())):.3f}, pooled {np.mean(pooled):.3f}", end=" ")
     print(f"± {np.std(pooled):.3f}, 90 % intervals hold {np.concatenate(held).mean():.1%}")
     assert np.mean(list(p95.values())) <= {"cells": 0.13, "placements": 0.16}[unit]
+    assert np.mean(pooled) <= {"cells": 0.14, "placements": 0.18}[unit]
     assert 0.86 <= np.concatenate(held).mean() <= 0.94
 
 
-def halves(whole: Table, unit: str, chance: np.random.Generator) -> tuple[Table, Table]:
-    if unit == "cells":
-        inside = np.isin(np.arange(len(whole.cells)), chance.permutation(len(whole.cells))[::2])
-    else:
-        shapes: list[Placement] = sorted({cell.placement for cell in whole.cells})
-        kept = {shapes[index] for index in chance.permutation(len(shapes))[::2]}
-        inside = np.array([cell.placement in kept for cell in whole.cells])
-    return part(whole, np.flatnonzero(inside)), part(whole, np.flatnonzero(~inside))
+def test_half_measured_is_near_the_noise_of_one_measurement() -> None:
+    """Why 13 % over all cells of all models is out of reach: a single measurement lies off its own mean by 12 % in one of
+    twenty, and so would a model that knew every mean."""
+    found = np.concatenate([noise(measured(model)) for model in MODELS])
+    show("noise", found)
+    assert 0.11 < np.quantile(found, 0.95) < 0.13
 
 
 def test_genies_own_form_is_far_off_here() -> None:
     """Why our default is not `genie`: eq. 1–3 know no slow second node and no host that slows its GPUs."""
-    errors = []
+    found = []
     for model in MODELS:
-        step_s = dict(zip(measured(model).cells, np.exp(measured(model).log_s).tolist(), strict=True))
-        found = fit_genie(light_runs(step_s))
-        errors += [
-            abs(predict_genie(found, Task(gpus * batch, 1), len(shape), shape[0]).step_s / seconds - 1)
-            for (shape, batch), seconds in step_s.items()
-            if len(set(shape)) == 1 and (gpus := sum(shape))
-        ]
-    show("genie, B + N + G runs", np.array(errors))
-    assert 0.30 < np.quantile(errors, 0.95) < 3.0
-
-
-def light_runs(step_s: dict[Cell, float]) -> list[Run]:
-    """Up to 7 batches on one GPU, then 2–4 nodes and 2–4 GPUs at the middle batch, or the nearest measured."""
-    alone = sorted(batch for shape, batch in step_s if shape == (1,))
-    picked = sorted({alone[round(index * (len(alone) - 1) / 6)] for index in range(7)})
-    middle = alone[len(alone) // 2]
-    runs = [Run(batch, 1, 1, batch / step_s[Cell((1,), batch)]) for batch in picked]
-    for nodes, gpus in ((2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 4)):
-        shape = (gpus,) * nodes
-        wanted = middle / (nodes * gpus)
-        local = min(
-            (batch for other, batch in step_s if other == shape),
-            key=lambda batch: abs(float(np.log(batch / wanted))),
-        )
-        total = local * nodes * gpus
-        runs.append(Run(total, nodes, gpus, total / step_s[Cell(shape, local)]))
-    return runs
+        whole = measured(model)
+        shown = genies_light(whole, LIGHT)
+        speak = LEARNERS["genie"](shown, WIDE, 1.0, np.random.default_rng(0))
+        rest = without(whole, shown)
+        found.append(errors(speak(rest.cells), rest).relative)
+    off = np.concatenate(found)
+    show("genie, B + N + G runs", off)
+    assert 0.30 < np.quantile(off, 0.95) < 3.0

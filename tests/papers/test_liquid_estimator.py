@@ -1,9 +1,10 @@
 """Liquid §4 and §6.1: the forest, exactly, and what the paper says about it, on measured runs.
 
-Reference (R², Liquid's settings, cells never seen): memory 0.954, log throughput 0.971, utilisation mean 0.557, std 0.401,
-from one split whose test cells are not here. Single splits of a fifth of the cells that are here give 0.972 ± 0.011,
-0.974 ± 0.006, 0.634 ± 0.099 and 0.615 ± 0.054 (20 seeds): the first three references lie in that scatter, the last below
-it. So the four are floors here, not points.
+Reference (R², Liquid's settings), memory / log throughput / utilisation mean / std: 0.954 / 0.971 / 0.557 / 0.401 on cells never
+seen, 0.46 / 0.96 / 0.46 / 0.25 on GPU families never seen; each from one split whose test runs are not here. No definition
+over the runs that are here gives all four within 0.01 (services/estimator/README.md tells what was tried): the split decides.
+Single splits of another kind than `cells`, both precisions of a cell held out together, scatter about the first four, single
+splits of GPU models about the last. So the references are floors here, not points.
 """
 
 import os
@@ -24,6 +25,7 @@ needs_data = pytest.mark.skipif(
     reason=f"the telemetry is not in {DATA}; set PENSTOCK_DATA to the folder that holds lambda/",
 )
 REFERENCE = {MEMORY: 0.954, THROUGHPUT: 0.971, UTILISATION: 0.557, UTILISATION_STD: 0.401}
+OF_FAMILIES = {MEMORY: 0.46, THROUGHPUT: 0.96, UTILISATION: 0.46, UTILISATION_STD: 0.25}
 NEAR = 0.01
 
 
@@ -102,13 +104,19 @@ def test_the_reference_is_reached_on_cells_never_seen(runs: Runs) -> None:
 @needs_data
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_single_splits_scatter_about_the_reference(runs: Runs) -> None:
-    """The reference's own kind of split, a fifth of the cells, 30 times: all but its last figure lie in that scatter."""
-    found: dict[str, list[float]] = {name: [] for name in REFERENCE}
-    for seed in range(30):
-        held = next(folds(runs, "cells", seed))
-        judged = judge_on(runs.pick(~held), runs.pick(held), "liquid", seed)
-        for name, values in found.items():
-            values.append(judged[name].r2)
-    for name in (MEMORY, THROUGHPUT, UTILISATION):
-        assert min(found[name]) <= REFERENCE[name] <= max(found[name]), name
+@pytest.mark.parametrize(("split", "told"), [("both-precisions", REFERENCE), ("families", OF_FAMILIES)])
+def test_the_references_lie_in_the_scatter_of_single_splits(
+    runs: Runs, split: str, told: dict[str, float]
+) -> None:
+    """The reference's own kind of split, a fifth held out once, 40 times: no figure is outside what those give."""
+    found: dict[str, list[float]] = {name: [] for name in told}
+    for seed in range(8):
+        for held in folds(runs, split, seed):
+            judged = judge_on(runs.pick(~held), runs.pick(held), "liquid", seed)
+            for name, values in found.items():
+                values.append(judged[name].r2)
+    for name, values in found.items():
+        below = float(np.mean(np.array(values) <= told[name]))
+        print(f"\n{split}, {name}: {np.mean(values):.3f} ± {np.std(values):.3f}", end=", ")
+        print(f"reference {told[name]}, {below:.0%} of the splits at or below it", end="")
+        assert min(values) <= told[name] <= max(values), name

@@ -203,7 +203,7 @@ def _errors(names: Sequence[str], case: Case, drawn: Drawn, split: str, seed: in
 def _shown(case: Case, drawn: Drawn, split: str, seed: int) -> Table:
     chance = np.random.default_rng(seed)
     if case.asked is not None:
-        return share_of(case.pool, 1.0, "cells", chance)
+        return case.pool
     if drawn.points:
         return light(case.pool, case.prior, drawn.points, chance)
     return share_of(case.pool, drawn.share, split, chance)

@@ -10,7 +10,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from penstock.estimator.core.throughput.genie import Run, fit_genie, predict_genie
 from penstock.estimator.core.throughput.learn import reference_batch
-from penstock.estimator.core.throughput.model import MAX_CELLS, StepModel, Task, fit
+from penstock.estimator.core.throughput.model import MAX_CELLS, Task, fit
 from penstock.estimator.core.throughput.placements import Cell, Floats, Integers, Placement, Table
 from penstock.estimator.core.throughput.plan import MAX_CANDIDATES, profile_plan
 from penstock.estimator.core.throughput.prior import Prior
@@ -58,10 +58,10 @@ Learner = Callable[[Table, Prior, float, np.random.Generator], Speaks]
 
 
 def _ours(measured: Table, prior: Prior, reference: float, chance: np.random.Generator) -> Speaks:
-    return _speaking(fit(measured, prior, reference, chance))
+    """Of at most MAX_CELLS of the cells measured."""
+    some = np.sort(chance.permutation(len(measured.cells))[:MAX_CELLS])
+    model = fit(part(measured, some), prior, reference, chance)
 
-
-def _speaking(model: StepModel) -> Speaks:
     def speak(cells: Sequence[Cell]) -> Said:
         found = model.steps(list(cells))
         return Said(found.log_s, model.factor(LEVEL) * found.spread)
@@ -155,7 +155,7 @@ def genies_light(whole: Table, points: int) -> Table:
 
 
 def share_of(whole: Table, share: float, split: str, chance: np.random.Generator) -> Table:
-    """That share of the cells, or of the placements at all batches (`split`); at least one, at most MAX_CELLS cells."""
+    """That share of the cells, or of the placements at all batches (`split`); at least one."""
     if split == "cells":
         kept = chance.permutation(len(whole.cells))[: max(1, round(share * len(whole.cells)))]
     else:
@@ -163,7 +163,7 @@ def share_of(whole: Table, share: float, split: str, chance: np.random.Generator
         drawn = chance.permutation(len(shapes))[: max(1, round(share * len(shapes)))]
         some = {shapes[index] for index in drawn}
         kept = np.array([i for i, cell in enumerate(whole.cells) if cell.placement in some])
-    return part(whole, np.sort(chance.permutation(kept)[:MAX_CELLS]))
+    return part(whole, np.sort(kept))
 
 
 def part(whole: Table, kept: Integers) -> Table:
