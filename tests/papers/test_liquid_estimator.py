@@ -1,7 +1,7 @@
 """Liquid §4 and §6.1: the forest, exactly, and what the paper says about it, on measured runs.
 
 Reference (R², Liquid's settings), memory / log throughput / utilisation mean / std: 0.954 / 0.971 / 0.557 / 0.401 on cells never
-seen, 0.46 / 0.96 / 0.46 / 0.25 on GPU families never seen; each from one split whose test runs are not here. No definition
+seen, 0.46 / 0.96 / 0.46 / 0.25 on GPU families never seen; each, it seems, from one split whose test runs are not here. No definition
 over the runs that are here gives all four within 0.01 (services/estimator/README.md tells what was tried): the split decides.
 Single splits of another kind than `cells`, both precisions of a cell held out together, scatter about the first four, single
 splits of GPU models about the last. So the references are floors here, not points.
