@@ -1,9 +1,22 @@
 """Estimates for a command that nobody has run, from runs of the same network by other commands."""
 
+import math
+import random
+
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.estimate import estimate
 from penstock.estimator.core.history import Run, key_of
-from penstock.estimator.core.nearest import MAX_MODELS, MAX_OWNERS, MODELS_PER_OWNER, Nearest, NearestTier
+from penstock.estimator.core.nearest import (
+    FARTHEST,
+    MAX_MODELS,
+    MAX_OWNERS,
+    MODELS_PER_OWNER,
+    NEAREST,
+    OWN_RUNS,
+    Nearest,
+    NearestTier,
+    distance,
+)
 from penstock.estimator.core.runs import About
 
 
@@ -88,3 +101,36 @@ def test_a_sweep_pushes_out_only_its_own_networks() -> None:
     assert [run.host_memory_mib for _, run in nearest.to(spec())] == [1_000]
     assert len(nearest._models) == 1 + MODELS_PER_OWNER
     assert nearest.to(spec(model="m0")) == []
+
+
+def test_near_runs_are_found_as_by_looking_at_all_of_them() -> None:
+    """Many owners, batch sizes that repeat and that nobody told; runs come between the questions."""
+    chance = random.Random(1)
+    for _ in range(30):
+        nearest, runs = Nearest(), []
+        for seq in range(1, chance.randrange(2, 60)):
+            batch = (
+                chance.choice([None, 8, 9]) if chance.random() < 0.1 else chance.choice([8, 16, 32, 64, 100])
+            )
+            job = About(b"k", f"user-{seq % 20}", "bert", batch, chance.choice([1, 2]), 0, ())
+            runs.append((job, Run(ended_ms=1.0, seq=float(seq), run_ms=5.0)))
+            nearest.add(*runs[-1])
+            asked = About(b"k", "me", "bert", chance.choice([None, 1, 7, 16, 32]), 1, 0, ())
+            ranked = sorted(
+                (
+                    round(distance(one.batch_size, asked.batch_size), 9),
+                    abs(one.workers - 1),
+                    -run.seq,
+                    one.owner,
+                )
+                for one, run in runs
+                if distance(one.batch_size, asked.batch_size) <= math.log(FARTHEST)
+            )
+            best = [
+                entry
+                for at, entry in enumerate(ranked)
+                if [e[3] for e in ranked[:at]].count(entry[3]) < OWN_RUNS
+            ]
+            assert [(owner, -run.seq) for owner, run in nearest.to(asked)] == [
+                (owner, seq) for _, _, seq, owner in best[:NEAREST]
+            ]

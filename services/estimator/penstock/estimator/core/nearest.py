@@ -6,6 +6,7 @@ he has run a network, his word counts as it is: nothing contradicts it.
 """
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from operator import itemgetter
@@ -25,7 +26,8 @@ OWN_RUNS = 2  # of one owner among them
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
 MOST_ABOVE = 2.0  # so far may one owner's memory, cores and time exceed everybody else's and be believed
 MAX_REMEMBERED = 4_096  # answers
-LOG_FARTHEST = math.log(FARTHEST)
+DIGITS = 9
+LOG_FARTHEST = round(math.log(FARTHEST), DIGITS)
 RANK = itemgetter(0, 1, 2)
 DISCOUNT = 0.5  # of the confidence: another command, perhaps another person's
 
@@ -44,11 +46,14 @@ class Nearest:
         self._models: OrderedDict[str, OrderedDict[str, deque[_Kept]]] = OrderedDict()
         self._models_of: dict[str, OrderedDict[str, None]] = {}
         """Owner → the networks among these that he ran, least recently run first."""
+        self._lines: dict[str, _Line] = {}
+        """Of networks among these, as they were when they were last asked about."""
 
     def add(self, about: About, run: Run) -> None:
         """A sound run; one without the name of its network is near to nothing."""
         if about.model is None:
             return
+        self._lines.pop(about.model, None)
         owners = self._models.setdefault(about.model, OrderedDict())
         self._models.move_to_end(about.model)
         owners.setdefault(about.owner, deque(maxlen=RUNS_PER_OWNER)).append(
@@ -69,6 +74,7 @@ class Nearest:
 
     def _drop(self, model: str, owner: str) -> None:
         """This owner's runs of this network."""
+        self._lines.pop(model, None)
         owners, mine = self._models[model], self._models_of[owner]
         del owners[owner], mine[model]
         if not owners:
@@ -78,25 +84,70 @@ class Nearest:
 
     def to(self, spec: JobSpec | About) -> list[tuple[str, Run]]:
         """The nearest runs with their owners, nearest first, at most `OWN_RUNS` of each; [] if none is near enough."""
-        found: list[tuple[float, int, float, str, Run]] = []
-        log_batch, workers = _log(spec.batch_size), spec.workers
-        for owner, runs in self._models.get(spec.model or "", {}).items():
-            near = [
-                (far, abs(kept.workers - workers), -kept.run.seq, owner, kept.run)
-                for kept in runs
-                if (far := _distance(kept.log_batch, log_batch)) <= LOG_FARTHEST
+        near = self._line(spec.model or "").near(_log(spec.batch_size))
+        ranked = [
+            (far, abs(kept.workers - spec.workers), -kept.run.seq, owner, kept.run)
+            for far, owner, kept in near
+        ]
+        ranked.sort(key=RANK)
+        found: list[tuple[str, Run]] = []
+        count: dict[str, int] = {}
+        for *_, owner, run in ranked:
+            count[owner] = count.get(owner, 0) + 1
+            if count[owner] <= OWN_RUNS:
+                found.append((owner, run))
+        return found[:NEAREST]
+
+    def _line(self, model: str) -> "_Line":
+        line = self._lines.get(model)
+        if line is None:
+            owners = self._models.get(model, OrderedDict())
+            line = _Line([(owner, kept) for owner, runs in owners.items() for kept in runs])
+            if owners:
+                self._lines[model] = line
+        return line
+
+
+class _Line:
+    """The runs of one network in the order of their batch sizes, so that the near ones are found without the others."""
+
+    def __init__(self, runs: list[tuple[str, _Kept]]) -> None:
+        self._whole = all(kept.log_batch is not None for _, kept in runs)
+        """Whether each told its batch size."""
+        self._runs = sorted(runs, key=lambda entry: entry[1].log_batch or 0.0) if self._whole else runs
+        self._logs = [kept.log_batch or 0.0 for _, kept in self._runs]
+
+    def near(self, mine: float | None) -> list[tuple[float, str, _Kept]]:
+        """Distance, owner and run, in no order: all those among which the NEAREST are, at most OWN_RUNS of each owner."""
+        if mine is None or not self._whole:
+            return [
+                (far, owner, kept)
+                for owner, kept in self._runs
+                if (far := _distance(kept.log_batch, mine)) <= LOG_FARTHEST
             ]
-            if len(near) > OWN_RUNS:
-                near.sort(key=RANK)
-                del near[OWN_RUNS:]
-            found += near
-        found.sort(key=RANK)
-        return [(owner, run) for *_, owner, run in found[:NEAREST]]
+        right = bisect_left(self._logs, mine)
+        left, last, sure = right - 1, 0.0, 0
+        found: list[tuple[float, str, _Kept]] = []
+        count: dict[str, int] = {}
+        while True:
+            below = _distance(self._logs[left], mine) if left >= 0 else math.inf
+            above = _distance(self._logs[right], mine) if right < len(self._logs) else math.inf
+            far = min(below, above)
+            if far > LOG_FARTHEST or (sure >= NEAREST and far > last):
+                return found
+            at, left, right = (left, left - 1, right) if below <= above else (right, left, right + 1)
+            owner, kept = self._runs[at]
+            had = count[owner] = count.get(owner, 0) + 1
+            sure += had <= OWN_RUNS
+            last = far
+            found.append((far, owner, kept))
 
 
 def distance(one: int | None, other: int | None) -> float:
     """Logarithm of the ratio; jobs that both tell no batch size are equal, else it is as far as it may be."""
-    return _distance(_log(one), _log(other))
+    if one is None or other is None:
+        return 0.0 if one is other else math.log(FARTHEST)
+    return abs(math.log(one / other))
 
 
 def _log(batch_size: int | None) -> float | None:
@@ -104,10 +155,10 @@ def _log(batch_size: int | None) -> float | None:
 
 
 def _distance(one: float | None, other: float | None) -> float:
-    """The same between logarithms."""
+    """The same between logarithms, so rounded that twice and half as much are equally far."""
     if one is None or other is None:
         return 0.0 if one is other else LOG_FARTHEST
-    return abs(one - other)
+    return round(abs(one - other), DIGITS)
 
 
 class NearestTier:
