@@ -113,6 +113,7 @@ def run_estimator(size: Size) -> Values:
         "estimator_training_cpu_s": found.training_cpu_s,
         "estimator_training_s": found.training_s,
         "estimator_training_one_p99_ms": quantile(found.one_training, 0.99),
+        "estimator_training_ready_p99_ms": quantile(found.ready_training, 0.99),
         "estimator_training_answer_p50_ms": median(found.answered_training),
         "estimator_training_answer_p99_ms": quantile(found.answered_training, 0.99),
         "estimator_rss_mib": found.rss_mib,

@@ -20,7 +20,7 @@ from tests.bench.watched_estimator import Read
 
 from penstock.cluster.nouns import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
 from penstock.estimator.core.learn.liquid import LiquidModel
-from penstock.estimator.core.lifecycle import WATCHED
+from penstock.estimator.core.lifecycle import MOST_OVER
 from penstock.estimator.core.training import table
 from penstock.estimator.shell.runs import RunStore
 from penstock.events.base import Event
@@ -66,6 +66,8 @@ class Found:
     at_once_cpu: list[float] = field(default_factory=list)
     at_once_appended: list[float] = field(default_factory=list)
     """From records read to all estimates appended."""
+    ready_training: list[float] = field(default_factory=list)
+    """From record read to the call of append: what is left then is the log's."""
     one_training: list[float] = field(default_factory=list)
     answered_training: list[float] = field(default_factory=list)
     training_cpu_s: float = 0.0
@@ -178,7 +180,7 @@ async def while_training(cell: Cell, jobs: Iterator[JobSpec], pid: int, pids: di
     """Submissions at a steady rate from the runs that call for a training to the model that comes of it."""
     found = Found()
     sent: dict[str, JobSpec] = {}
-    await train(cell, jobs, "broken", WATCHED)
+    await train(cell, jobs, "broken", MOST_OVER)
     worker_s, began_s, cpu, models = _children_s(pid), perf_counter(), Cpu(pids), cell.models
     async with asyncio.timeout(TRAINING_TIMEOUT_S):
         while cell.models == models:
@@ -266,6 +268,7 @@ def _sort(found: Found, reads: list[Read], at_once: int) -> None:
             elif phase == "meanwhile":
                 found.one_training += [read.together_ms + each for each in read.each_ms]
                 found.answered_training += [read.appended_ms] * len(read.jobs)
+                found.ready_training += [read.computed_ms] * len(read.jobs)
     assert all(len(one.jobs) == at_once for one in times.values()), "one was told twice or not at all"
     found.together = [one.together_ms for one in times.values()]
     found.at_once = [one.together_ms + sum(one.each_ms) for one in times.values()]
