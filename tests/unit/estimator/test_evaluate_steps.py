@@ -82,13 +82,14 @@ def test_one_part_of_the_measurements_is_judged_by_the_other(
     month = tmp_path / "of/this/month.csv"
     month.parent.mkdir(parents=True)
     rows = [f"bert,{line}" for line in lines(0.2, seed=1) if line.startswith(("44,", "222,"))]
-    month.write_text("\n".join([f"model,{HEADER}", *rows]))
+    month.write_text("\n".join([f"model,{HEADER}", *rows, f"bert,{lines(0.2)[0]}"]))
     known = folder / "bert/placements.csv"
     kept = [line for line in known.read_text().splitlines() if not line.startswith(("44,", "222,"))]
     known.write_text("\n".join(kept))
     assert main(["evaluate", str(folder), "--against", str(month), "--model", "penstock"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    row = next(line.split() for line in told if "network bert" in line and "penstock" in line)
+    out, err = capsys.readouterr()
+    assert "bert: 1 cells of" in err
+    row = next(line.split() for line in out.splitlines() if "network bert" in line and "penstock" in line)
     assert row[0] == "all"
     assert row[-1] == str(len(rows))
 
@@ -109,6 +110,35 @@ def test_bad_measurements_are_set_aside_with_their_reason(
     assert f"{len(bad)} measurements set aside, 60 kept" in told
     assert "1 × step_time_s is no number (first: bert.csv:63)" in told
     assert "columns that are not looked at: sync_time" in told
+
+
+def test_absurd_but_possible_sizes_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Batches at the edge of what is accepted: nothing overflows, nobody crashes."""
+    rows = [
+        f"{shape},{batch},{step}"
+        for shape in ("1", "22", "44")
+        for batch, step in ((1, 1e-6), (2**31, 86400))
+    ]
+    path = tmp_path / "odd.csv"
+    path.write_text("\n".join([HEADER, *rows, "1,0.001,3", "2,5e-300,3"]))
+    assert (
+        main(
+            [
+                "evaluate",
+                str(path),
+                "--measured",
+                "0.5",
+                "--measured",
+                "3",
+                "--split",
+                "placements",
+                "-o",
+                "json",
+            ]
+        )
+        == 0
+    )
+    assert orjson.loads(capsys.readouterr().out)["cells"] == {"odd": 8}
 
 
 def test_nodes_of_any_size_have_a_spelling(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from penstock.estimator.evaluate.steps_reading import Steps, read_steps
 from penstock.kernel.reading import shown
 
 OK, BAD_INPUT = 0, 2
-MOST_POINTS = 200
+MOST_POINTS = 60
 MEASURED = ("15", "0.5")
 FEWEST_CELLS = 4  # for a half to be drawn
 NETWORK = "network"
@@ -87,6 +87,10 @@ def run(asked: argparse.Namespace, tell: Tell) -> int:
         if file is not None:
             _tell_of(str(path), file, tell)
     cases = _cases(read, against)
+    for case in cases:
+        twice = 0 if case.asked is None else len(case.asked.cells) - len(without(case.asked, case.pool).cells)
+        if twice:
+            tell(f"{case.model}: {twice} cells of {asked.against} are in {asked.data} too and are not asked")
     found: dict[str, Mapping[str, Mapping[Whose, Figures]]] = {}
     if all(case.asked is not None for case in cases):
         drawn = [Drawn("all", 0, 1.0)]

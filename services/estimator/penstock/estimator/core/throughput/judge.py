@@ -8,10 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
-from penstock.estimator.core.throughput.genie import Run, fit_genie, predict_genie
+from penstock.estimator.core.throughput.genie import MAX_RUNS, Run, fit_genie, predict_genie
 from penstock.estimator.core.throughput.learn import reference_batch
 from penstock.estimator.core.throughput.model import MAX_CELLS, Task, fit
-from penstock.estimator.core.throughput.placements import Cell, Floats, Integers, Placement, Table
+from penstock.estimator.core.throughput.placements import (
+    MAX_LOCAL_BATCH,
+    Cell,
+    Floats,
+    Integers,
+    Placement,
+    Table,
+)
 from penstock.estimator.core.throughput.plan import MAX_CANDIDATES, profile_plan
 from penstock.estimator.core.throughput.prior import Prior
 
@@ -90,7 +97,9 @@ def _genie(measured: Table, _: Prior, __: float, ___: np.random.Generator) -> Sp
     for cell, log_s in zip(measured.cells, measured.log_s.tolist(), strict=True):
         if _even(cell.placement):
             batch = cell.local_batch * sum(cell.placement)
-            runs.append(Run(batch, len(cell.placement), cell.placement[0], batch / math.exp(log_s)))
+            if batch <= MAX_LOCAL_BATCH:
+                runs.append(Run(batch, len(cell.placement), cell.placement[0], batch / math.exp(log_s)))
+    runs = runs[:MAX_RUNS]  # cells on the fewest nodes come first
     known = any(run.nodes == run.gpus_per_node == 1 for run in runs)
     model = fit_genie(runs) if known else None
 
