@@ -81,16 +81,17 @@ class Design:
     def of(self, tasks: Sequence[Task]) -> Inputs:
         """Any jobs, also of workloads and GPUs never seen: what is not known about those is the training's mean."""
         raw, half = self.raw(tasks)
-        filled = (raw - self.mean) / self.scale
-        filled[np.isnan(filled)] = 0.0
-        card, fill = raw[:, CARD], raw[:, FILL]
+        fill, unknown = raw[:, FILL], np.isnan(raw)
+        if unknown.any():
+            fill = np.where(unknown[:, FILL], self.usual_fill, fill)
+            raw = np.where(unknown, self.mean, raw)
         return Inputs(
-            columns=filled,
+            columns=(raw - self.mean) / self.scale,
             workload=np.array([self.workloads.get(task.model, -1) for task in tasks], dtype=np.intp),
             half=half,
             gpu=np.array([self.gpus.get(task.gpu, -1) for task in tasks], dtype=np.intp),
-            log_card=np.where(np.isnan(card), self.mean[CARD], card),
-            log_line=self.line_share * np.minimum(np.where(np.isnan(fill), self.usual_fill, fill), 0.0),
+            log_card=raw[:, CARD],
+            log_line=self.line_share * np.minimum(fill, 0.0),
             log_gpus=raw[:, GPUS] * math.log(2),
         )
 

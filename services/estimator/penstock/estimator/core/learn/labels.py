@@ -27,7 +27,10 @@ ABOVE_FULL = 101.0  # percent; one above 100, so that the root's slope stays fin
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`learned` maps measured values to what is learned, `told` back; both rise, so intervals map by their ends."""
+    """`learned` maps measured values to what is learned, `told` back; both rise, so intervals map by their ends.
+
+    Shape (jobs,), of `told` also (any, jobs).
+    """
 
     columns: tuple[int, ...]
     learned: Callable[[Floats, Inputs], Floats]

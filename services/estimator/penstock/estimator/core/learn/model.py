@@ -117,10 +117,8 @@ def told(name: str, learned: Learned, inputs: Inputs) -> Told:
     deviation *= np.where(new_work, 1.0, learned.width[inputs.workload])
     case = np.where(new_work, 2, inputs.gpu < 0)
     low, high = np.array(learned.spreads)[case].T
-    value, lower, upper = (
-        UNITS[name].told(learned.mean + learned.scale * z, inputs)
-        for z in (mean, mean - low * deviation, mean + high * deviation)
-    )
+    z = np.stack([mean, mean - low * deviation, mean + high * deviation])
+    value, lower, upper = UNITS[name].told(learned.mean + learned.scale * z, inputs)
     return Told(value, lower, upper, known)
 
 
