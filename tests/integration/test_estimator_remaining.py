@@ -7,10 +7,9 @@ from tests.integration.test_estimator_learns import answer
 from tests.integration.test_estimator_service import ESTIMATES, SETTINGS, serving
 from tests.integration.test_estimator_steps import Cell, spec
 
-from penstock.estimator.core.estimate import estimate
 from penstock.estimator.shell import remaining
 from penstock.estimator.shell.service import run
-from penstock.events.doors import EtaEstimated, JobEstimated
+from penstock.events.doors import EtaEstimated
 from penstock.events.envelope import Envelope, from_wire
 from penstock.events.topics import CELL_TOPICS, Topic
 from penstock.kernel.errors import NotAllowed
@@ -89,9 +88,7 @@ async def test_without_the_right_to_write_it_says_so_and_ends() -> None:
     """The cluster's rights were set up wrongly: no endless retry hides that, here as little as for submissions."""
     broker = MemoryBroker()
     placer = await cell(broker)
-    job = spec(64, "ada", 1_000, 1)
-    task = await placer.begin("job", job)
-    await placer.record(JobEstimated(job_id="job", estimate=estimate(job, ())))
+    task = await placer.begin("job", spec(64, "ada", 1_000, 1))
     await placer.steps(task, 100, 100, 50.0)
     broker.allow = {Topic.ESTIMATES: {"estimator"}}
     with pytest.raises(NotAllowed):

@@ -10,11 +10,15 @@ from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest, TaskPlacement, Usage
+from penstock.estimator.core.estimate import estimate
+from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.lifecycle import MIN_STEP_RUNS
+from penstock.estimator.core.recall import Recall
 from penstock.estimator.shell.runs import RunStore, estimator_schema
 from penstock.events.base import Event
 from penstock.events.doors import (
     EtaEstimated,
+    JobEstimated,
     JobSubmitted,
     ModelTrained,
     NodeJoined,
@@ -29,7 +33,10 @@ from penstock.events.facts import JobEnded, PlacementDecided
 from penstock.events.topics import CELL_TOPICS, Topic
 from penstock.kernel.log import Log, Message
 from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.kernel.migrations import load_migrations, migrate, schema_of
+from penstock.kernel.snapshots import save_snapshot
 from penstock.ledger.record import Draft, write
+from penstock.ledger.replica import Replica
 from penstock.testing.driver import node_spec
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
@@ -75,6 +82,7 @@ class Cell(Placer):
         task, gpus = f"{job_id}.1.w0", tuple(range(job.resources.gpus or 0))
         place = TaskPlacement(task_id=task, role="worker", rank=0, node_id="node-1", gpus=gpus)
         await self.record(JobSubmitted(job_id=job_id, spec=job))
+        await self.record(JobEstimated(job_id=job_id, estimate=estimate(job, ())))
         await self.record(PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)))
         started_ms = self.now_ms
         self.now_ms += LAUNCH_MS
@@ -261,4 +269,47 @@ async def test_what_to_measure_next_is_told(dsn: str) -> None:
     assert (plan.model, plan.gpu_model) == ("resnet50", "T4")
     assert plan.probes[0].spread_after < plan.probes[0].spread_before
     assert any(sum(probe.gpus_per_node) > 1 for probe in plan.probes)
+    await log.close()
+
+
+async def test_a_restart_beside_a_snapshot_goes_on_where_it_was(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The projector has kept a snapshot of the cell while a job runs: what that job told before is read again, so that one
+    step more, as long as the others, is no news."""
+    log, placer = await cell(1)
+    async with serving(log, settings(dsn)):
+        task = await placer.begin("running", spec(64, "eve", 10_000, 2))
+        await placer.steps(task, 1_000, 1_000, 100.0)
+        [(_, eta)] = await etas(log, 1)
+        await placer.record(eta)
+        await asyncio.sleep(0.3)  # until the position is written; nothing tells
+    connection = await asyncpg.connect(dsn)
+    await migrate(connection, schema_of("default"), load_migrations("penstock.projector.migrations"))
+    reader, replica = log.reader({LEDGER: 0}), Replica()
+    end = (await log.end_offsets([LEDGER]))[LEDGER]
+    while replica.offset < end:
+        for record in await reader.read():
+            replica.take(record.value, record.offset)
+    await reader.close()
+    await save_snapshot(connection, "default", replica)
+    await connection.close()
+    store = await RunStore.open(dsn, "default")
+    await store.add([], end)  # as it is after 20,000 records, or the next finished run
+    await store.close()
+    recalled: list[int] = []
+    recall = Ledger.recall
+
+    def spied(ledger: Ledger, records: Recall) -> None:
+        recall(ledger, records)
+        recalled.extend(job.progress.done for job in ledger.live.values() if job.progress is not None)
+
+    monkeypatch.setattr(Ledger, "recall", spied)
+    async with serving(log, settings(dsn)):
+        await placer.steps(task, 1, 1_001, 100.0)
+        await placer.steps(task, 1_000, 2_001, 500.0)
+        found = await etas(log, 2)
+    assert [eta.done for _, eta in found] == [1_000, 2_001]
+    assert recalled == [1_000]
+    assert found[1][1].step_ms.middle == pytest.approx(300, rel=0.1), "windows of both lives"
     await log.close()

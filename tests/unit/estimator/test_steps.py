@@ -1,5 +1,6 @@
 """What the fold knows of a running job, and that it knows it within bounds."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from penstock.cluster.nouns import TaskPlacement
 from penstock.estimator.core.eta import Bounds
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.lifecycle import MIN_STEP_RUNS, MOST_OVER, StepsDue
+from penstock.estimator.core.recall import MAX_RECALLED, Recall
 from penstock.estimator.core.runs import ToldEta
 from penstock.estimator.core.steps import (
     MAX_SPANS,
@@ -28,6 +30,7 @@ from penstock.estimator.core.steps import Telling as Line
 from penstock.events import doors
 from penstock.events.facts import JobEnded, JobRequeued
 from penstock.events.topics import Topic
+from penstock.ledger.record import Draft, Head, write
 from penstock.ledger.replica import Replica
 
 RECORD_MS = 1_000  # from one record to the next, as `Cell` has it
@@ -270,6 +273,55 @@ def test_after_a_snapshot_only_what_is_told_is_known() -> None:
     assert cell.ledger.live["job"].goal == Goal(1_000, None)
     assert math.isnan(found.phases_ms()["train"])
     assert found.windows.mean_ms == pytest.approx(100)
+
+
+def test_what_was_told_before_a_snapshot_is_recalled() -> None:
+    """As above, but the records since the oldest placement are read again: all is as if there had been no snapshot. Among
+    them a zombie's, which says that the job is done."""
+    cell = Telling()
+    cell.begin("long-gone", (1,))
+    cell.end("long-gone")
+    before = len(cell.values)
+    cell.begin("job", (2, 2))
+    cell.phase("job", "train", after_ms=3_000)
+    cell.tell("job", 1, loss=4.0)
+    cell.tell("job", 101, steps=100, step_ms=90.0, loss=3.0)
+    cell.record(told("job", cell.now_ms, 90_000.0))
+    _, zombie = write(
+        Head(cell.head.seq - 2, "0" * 32, 1),
+        Draft(1, cell.now_ms, {"timer_id": "t"}, "committed", None, (line_of("job", 900),)),
+    )
+    cell.values[-1:-1] = [zombie, b"\xff no record"]
+    cell.phase("job", "save", after_ms=1_000)
+    replica = Replica()
+    for offset, value in enumerate(cell.values):
+        replica.take(value, offset)
+    known = cell.progress("job")
+    cell.ledger = Ledger(Topic.JOBS, 0, cell.kept.append)
+    cell.ledger.begin_at(replica)
+    since = cell.ledger.recalls_from(replica.offset)
+    assert before < since < len(cell.values)
+    recall = Recall()
+    for value in cell.values[since:]:
+        recall.take(value)
+    cell.ledger.recall(recall)
+    assert dataclasses.replace(cell.progress("job"), placed_ms=0) == dataclasses.replace(known, placed_ms=0)
+    assert known.done == 101
+    cell.tell("job", 201, steps=100, step_ms=90.0)
+    assert cell.ledger.void == 0
+
+
+def test_not_more_is_recalled_than_bounds_allow() -> None:
+    """A job of a month, in a cell of ten million records; and a cell where nothing runs."""
+    ledger = Ledger(Topic.JOBS, 0)
+    assert ledger.recalls_from(500) == 500
+    ledger._recalls_from = 3
+    assert ledger.recalls_from(500) == 2
+    assert ledger.recalls_from(10_000_000) == 10_000_000 - MAX_RECALLED
+
+
+def line_of(job_id: str, done: int) -> doors.StepsMeasured:
+    return doors.StepsMeasured(node_id="node-1", task_id=f"{job_id}/1/0", token=1, at_ms=1, done=done)
 
 
 def told(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> doors.EtaEstimated:

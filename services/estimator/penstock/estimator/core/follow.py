@@ -14,6 +14,7 @@ from penstock.estimator.core.history import UNKNOWN, History, Run, bounded
 from penstock.estimator.core.killed import REASON, Killed
 from penstock.estimator.core.nearest import Nearest
 from penstock.estimator.core.node_sizes import NodeSizes
+from penstock.estimator.core.recall import MAX_RECALLED, Recall
 from penstock.estimator.core.rooms import Rooms
 from penstock.estimator.core.runs import (
     About,
@@ -123,6 +124,7 @@ class Ledger:
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._again: list[str] = []
         self._job_of_task: dict[str, str] = {}
+        self._recalls_from: int | None = None
 
     def begin_at(self, replica: Replica) -> None:
         """Goes on from a fold of the cell that somebody else has made (a snapshot); only before the first `fold`.
@@ -132,11 +134,10 @@ class Ledger:
         state, self._head = replica.state, replica.head
         self.jobs_offset = state.positions.get(self._jobs, 0)
         for node_id, node in state.nodes.items():
-            self.cards[node_id] = card_of(node.spec)
-            self.node_sizes.put(node_id, self.cards[node_id].model, len(node.spec.gpus))
-        for node in state.nodes.values():
+            card = self.cards[node_id] = card_of(node.spec)
             if node.status is not NodeStatus.GONE:
                 self.rooms.put(node.spec)
+                self.node_sizes.put(node_id, card.model, len(node.spec.gpus))
         self._early = OrderedDict((job_id, said(found)) for job_id, found in state.early_estimates.items())
         for job in state.jobs.values():
             estimate = job.estimate
@@ -158,9 +159,24 @@ class Ledger:
                     live.given.card.model,
                 )
                 live.progress.started_ms = job.running_ms
+                self._recalls_from = min(self._recalls_from or job.token, job.token)
                 live.partly = any(task.exited_ms is not None for task in workers.values())
                 self._job_of_task.update(dict.fromkeys(workers, job.job_id))
             self.live[job.job_id] = live
+
+    def recalls_from(self, offset: int) -> int:
+        """From which offset on records before the snapshot, which ends at `offset`, say how far running jobs are."""
+        if self._recalls_from is None:
+            return offset
+        oldest = self._recalls_from - 1  # a record's offset is at least its seq - 1: void ones lie between
+        return min(max(oldest, offset - MAX_RECALLED, 0), offset)
+
+    def recall(self, records: Recall) -> None:
+        """Folds what they say of the jobs that run in the snapshot; only between `begin_at` and the first `fold`."""
+        for found in records.until(self._head.id):
+            at = At(found.seq, found.now_ms, found.event_id)
+            for fact in found.facts:
+                HANDLERS[fact.type](self, at, fact.event())
 
     @property
     def seq(self) -> int:

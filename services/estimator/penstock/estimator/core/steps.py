@@ -211,7 +211,7 @@ class Progress:
     def start(self, task_id: str, node_ms: int, now_ms: int) -> None:
         if task_id in self.tasks:
             self.tasks[task_id].started(node_ms)
-            self.started_ms = now_ms if self.started_ms is None else self.started_ms
+            self.started_ms = now_ms if self.started_ms is None else min(self.started_ms, now_ms)
 
     def change(self, task_id: str, phase: Phase, node_ms: int) -> None:
         if task_id in self.tasks:

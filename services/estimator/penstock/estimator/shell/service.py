@@ -20,6 +20,7 @@ from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.history import key_of
 from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.recall import Recall
 from penstock.estimator.core.step_tier import StepTier
 from penstock.estimator.core.step_training import LearnedSteps
 from penstock.estimator.core.training import Learned, ModelTier
@@ -130,6 +131,7 @@ class Estimator:
             try:
                 start = await self.learner.begin(self.ledger, end)
                 known = self.learner.learned_from
+                await self._recall(start)
             except StoreError as error:
                 LOG.warning("%s; folding from the beginning", error)
         reader = self._log.reader({partition: start})
@@ -143,6 +145,21 @@ class Estimator:
             return reader.position(partition)
         finally:
             await reader.close()
+
+    async def _recall(self, until: int) -> None:
+        """How far running jobs are, from the records before the snapshot that ends at that offset."""
+        partition, since = self._ledger_partition, self.ledger.recalls_from(until)
+        if since >= until:
+            return
+        recall, reader = Recall(), self._log.reader({partition: since})
+        try:
+            while reader.position(partition) < until:
+                for record in await reader.read():
+                    if record.offset < until:
+                        recall.take(record.value)
+        finally:
+            await reader.close()
+        self.ledger.recall(recall)
 
     def _folded_to(self, offset: int) -> None:
         if self.learner is not None:
