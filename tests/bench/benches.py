@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import uvloop
-from tests.bench import core, estimator, idle, pipeline, restart, simulator, submit
+from tests.bench import core, estimator, idle, pipeline, restart, simulator, steps, submit
 from tests.bench.machine import quantile
 
 Values = dict[str, float]
@@ -121,6 +121,19 @@ def run_estimator(size: Size) -> Values:
     }
 
 
+def run_steps(size: Size) -> Values:
+    found = steps.measure(size.runs, size.at_once, size.repeats)
+    return {
+        "steps_training_cpu_s": found.training_s,
+        "steps_reading_cpu_ms": found.reading_ms,
+        "steps_one_cpu_p50_ms": median(found.one_ms),
+        "steps_one_cpu_p99_ms": quantile(found.one_ms, 0.99),
+        "steps_1000_cpu_ms": median(found.at_once_ms),
+        "steps_eta_cpu_p50_ms": median(found.eta_ms),
+        "steps_eta_cpu_p99_ms": quantile(found.eta_ms, 0.99),
+    }
+
+
 def run_idle(size: Size) -> Values:
     found = uvloop.run(idle.measure(size.seconds))
     return {
@@ -141,5 +154,6 @@ RUNS: dict[str, Callable[[Size], Values]] = {
     "pipeline_kafka": lambda size: run_pipeline("kafka", size),
     "restart": run_restart,
     "estimator": run_estimator,
+    "steps": run_steps,
     "idle": run_idle,
 }

@@ -3,7 +3,7 @@
 import pytest
 from tests.bench import core, estimator, idle, pipeline, restart
 from tests.bench.__main__ import into_readme
-from tests.bench.benches import RUNS, TINY, run_simulator
+from tests.bench.benches import RUNS, TINY, run_simulator, run_steps
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import calibrate_ms, quantile
 
@@ -21,6 +21,13 @@ def test_the_simulator_bench_ends_every_job_and_reports_every_figure() -> None:
     values = run_simulator(TINY)
     assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "simulator"}
     assert all(value > 0 for value in values.values())
+
+
+def test_the_bench_of_steps_reports_every_figure() -> None:
+    values = run_steps(TINY)
+    assert set(values) == {name for name, goal in GOALS.items() if goal.bench == "steps"}
+    assert all(value >= 0 for value in values.values())
+    assert values["steps_training_cpu_s"] > 0
 
 
 @pytest.mark.postgres

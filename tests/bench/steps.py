@@ -1,0 +1,152 @@
+"""What step times and remaining times cost: a training on 10,000 runs, run times of a read's jobs, one remaining time.
+
+In this process, by the processor's time alone: the service trains in a worker, and does the rest on its loop.
+"""
+
+from dataclasses import dataclass, field
+from math import exp, log
+from time import process_time, thread_time
+
+import numpy as np
+
+from penstock.cluster.nouns import JobSpec, ResourceRequest, TaskPlacement
+from penstock.estimator.core.etas import Etas
+from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.history import History, Run, key_of
+from penstock.estimator.core.nearest import Nearest
+from penstock.estimator.core.node_sizes import NodeSizes
+from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock.estimator.core.step_tier import StepTier
+from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
+from penstock.events.base import Event
+from penstock.events.doors import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
+from penstock.events.facts import PlacementDecided, PlacerSettings, TermStarted
+from penstock.events.topics import Topic
+from penstock.ledger.record import GENESIS, Draft, write
+from penstock.testing.driver import node_spec
+
+NETWORKS, OWNERS = 30, 20
+CARDS = {"T4": 3.0, "V100": 1.5, "A100": 1.0}
+RINGS = [(gpus,) * nodes for nodes in (1, 2, 3, 4, 6, 8) for gpus in (1, 2, 4, 8)]
+CURVE_POINTS, WINDOWS = 40, 20
+NODES = 1_000
+RUNNING = 100  # jobs that tell their steps
+SEED = 7
+
+
+@dataclass(slots=True)
+class Found:
+    """Of the processor."""
+
+    training_s: float = 0.0
+    reading_ms: float = 0.0
+    one_ms: list[float] = field(default_factory=list)
+    """One run time that nothing was prepared for."""
+    at_once_ms: list[float] = field(default_factory=list)
+    """Run times of so many different jobs of one read."""
+    eta_ms: list[float] = field(default_factory=list)
+
+
+def measure(runs: int, at_once: int, repeats: int) -> Found:
+    """`runs`: finished ones; `at_once`: jobs in one read."""
+    found, chance = Found(), np.random.default_rng(SEED)
+    month = [_run(seq, chance) for seq in range(1, runs + 1)]
+    began_s = process_time()
+    trained = train_steps(month, None, {})
+    found.training_s = process_time() - began_s
+    assert trained is not None, "so few runs teach nothing"
+    began_s = process_time()
+    learned = read_steps(trained.model.body, trained.model.sha256)
+    found.reading_ms = 1_000 * (process_time() - began_s)
+    for _ in range(repeats):
+        _ask(found, learned, at_once, chance)
+    _tell(found, learned, chance)
+    return found
+
+
+def _run(seq: int, chance: np.random.Generator) -> FinishedRun:
+    network, owner = int(chance.zipf(1.3)) % NETWORKS, int(chance.integers(OWNERS))
+    ring, batch = RINGS[int(chance.integers(len(RINGS)))], int(2 ** chance.integers(3, 12))
+    card = list(CARDS)[int(chance.integers(len(CARDS)))]
+    gpus, iterations = sum(ring), int(10 ** chance.uniform(2, 4))
+    step_s = CARDS[card] * (0.02 + 0.01 * network + 0.002 * (1 + network % 7) * batch / gpus)
+    step_s += 0.0 if gpus == 1 else 0.03 * log(1 + gpus) * len(ring) ** 0.5
+    step_ms = 1_000 * step_s * exp(chance.normal(0, 0.03))
+    spec = JobSpec(owner=f"owner-{owner}", command=("train",), model=f"net-{network}", batch_size=batch)
+    places = np.unique(np.geomspace(1, iterations, CURVE_POINTS).astype(int))
+    curve = tuple((float(step), 1 + 4 * step**-0.5 * exp(chance.normal(0, 0.02))) for step in places)
+    measured = Run(
+        ended_ms=1_000 * seq, seq=seq, run_ms=iterations * step_ms, gpus=ring[0], total_gpus=gpus,
+        iterations=iterations, step_ms=step_ms,
+    )  # fmt: skip
+    windows = tuple(step_ms * exp(chance.normal(0, 0.05)) for _ in range(WINDOWS))
+    given = Given(ring[0], 1_000, 4, Card(card, 16_384))
+    return FinishedRun(seq, f"job-{seq}", about(spec), given, None, measured, "", Steps(ring, windows, curve))
+
+
+def _spec(chance: np.random.Generator) -> JobSpec:
+    """Hardly two are alike."""
+    return JobSpec(
+        owner=f"owner-{chance.integers(OWNERS)}",
+        command=("train",),
+        model=f"net-{chance.integers(8)}",
+        batch_size=int(chance.integers(8, 2_000)),
+        iterations=int(chance.integers(100, 100_000)),
+        workers=int(chance.integers(1, 5)),
+        resources=ResourceRequest(gpus=int(2 ** chance.integers(4))),
+    )
+
+
+def _ask(found: Found, learned: LearnedSteps, at_once: int, chance: np.random.Generator) -> None:
+    nodes = NodeSizes()
+    for number in range(NODES):
+        nodes.put(f"node-{number}", list(CARDS)[number % len(CARDS)], 8)
+    tier = StepTier(History(), Nearest(), nodes)
+    tier.use(learned)
+    specs = [(spec, key_of(spec)) for spec in (_spec(chance) for _ in range(at_once))]
+    for spec, key in specs:
+        began_s = thread_time()
+        tier.guess(spec, key)
+        found.one_ms.append(1_000 * (thread_time() - began_s))
+    tier.use(learned)  # it forgets what it was asked
+    began_s = thread_time()
+    tier.prepare([spec for spec, _ in specs])
+    answers = [tier.guess(spec, key) for spec, key in specs]
+    found.at_once_ms.append(1_000 * (thread_time() - began_s))
+    assert any(answers), "the model knew nothing of any job"
+
+
+def _tell(found: Found, learned: LearnedSteps, chance: np.random.Generator) -> None:
+    """RUNNING jobs tell their steps and losses at growing distances; every telling is reckoned."""
+    ledger, head, now_ms = Ledger(Topic.JOBS, 0), GENESIS, 0
+    etas = Etas(ledger)
+    etas.use(learned)
+
+    def record(*facts: Event, term: int | None = None) -> None:
+        nonlocal head
+        draft = Draft(term or head.term, now_ms, {"timer_id": "t"}, "committed", None, facts)
+        head, value = write(head, draft)
+        ledger.fold(value)
+
+    record(TermStarted(term=1, placer_id="placer", settings=PlacerSettings()), term=1)
+    record(NodeJoined(node=node_spec("node", 8, model="T4", memory_mib=16_384)))
+    for number in range(RUNNING):
+        spec = _spec(chance).model_copy(update={"workers": 1, "target_loss": 0.5})
+        place = TaskPlacement(task_id=f"{number}/1/0", role="worker", rank=0, node_id="node", gpus=(0, 1))
+        record(
+            JobSubmitted(job_id=str(number), spec=spec),
+            PlacementDecided(job_id=str(number), attempt=1, tasks=(place,)),
+            TaskStarted(node_id="node", task_id=place.task_id, token=1, pid=1, started_ms=0),
+        )
+    done = 1
+    while done < 100_000:
+        then = done + 1 + done // 10
+        now_ms += 1_000
+        for number in range(RUNNING):
+            told = {"done": then, "steps": then - done, "step_ms": 0.01, "loss": 1 + 4 * then**-0.5}
+            task = {"node_id": "node", "task_id": f"{number}/1/0", "token": 1, "at_ms": now_ms}
+            record(StepsMeasured.model_validate({**told, **task}))
+            began_s = thread_time()
+            etas.tell(str(number))
+            found.eta_ms.append(1_000 * (thread_time() - began_s))
+        done = then
