@@ -68,9 +68,18 @@ class Telling(Cell):
             )
         )
 
-    def tell(self, job_id: str, done: int, steps: int = 0, step_ms: float = 0.0, attempt: int = 1, **more: Any) -> None:  # fmt: skip
-        """After the time that the window took."""
-        self.now_ms += round(steps * step_ms)
+    def tell(
+        self,
+        job_id: str,
+        done: int,
+        steps: int = 0,
+        step_ms: float = 0.0,
+        attempt: int = 1,
+        lasted_ms: int | None = None,
+        **more: Any,
+    ) -> None:
+        """After the time that the window took, unless it is said that another one passed."""
+        self.now_ms += round(steps * step_ms) if lasted_ms is None else lasted_ms
         self.record(
             StepsMeasured(
                 node_id="node-1", task_id=f"{job_id}/{attempt}/0", token=1, at_ms=self.node_ms, done=done,
