@@ -159,18 +159,32 @@ async def etas(log: Log, count: int) -> list[tuple[Envelope, EtaEstimated]]:
     return mine(await told(log, lambda found: len(mine(found)) >= count))
 
 
-async def cell(runs: int) -> tuple[Log, Cell]:
+async def models(log: Log, count: int) -> list[ModelTrained]:
+    """The first ones that were told."""
+
+    def those(found: list[Envelope]) -> list[ModelTrained]:
+        return [one.data for one in found if isinstance(one.data, ModelTrained)]
+
+    return those(await told(log, lambda found: len(those(found)) >= count))
+
+
+async def ran(placer: Cell, since: int, until: int) -> None:
     """Ada and Bob tried resnet50 on one, two and four GPUs with four batch sizes, each from a script of its own."""
+    for number in range(since, until):
+        batch, gpus = (16, 32, 64, 128)[number % 4], (1, 2, 4)[number % 3]
+        job = spec(batch, ("ada", "bob")[number % 2], 500 + 100 * number, gpus, number)
+        await placer.whole(f"run-{number}", job, 0.05 * (-1) ** number)
+
+
+async def cell(runs: int) -> tuple[Log, Cell]:
+    """A node with eight cards, and so many finished runs."""
     log: Log = MemoryLog(MemoryBroker())
     await log.start()
     await log.create(dict.fromkeys(CELL_TOPICS, 2))
     placer = Cell(log)
     await placer.start_term()
     await placer.record(NodeJoined(node=node_spec("node-1", 8, model="T4", memory_mib=15_360)))
-    for number in range(runs):
-        batch, gpus = (16, 32, 64, 128)[number % 4], (1, 2, 4)[number % 3]
-        job = spec(batch, ("ada", "bob")[number % 2], 500 + 100 * number, gpus, number)
-        await placer.whole(f"run-{number}", job, 0.05 * (-1) ** number)
+    await ran(placer, 0, runs)
     return log, placer
 
 
@@ -242,20 +256,25 @@ async def test_what_was_told_is_judged_when_the_job_ends(dsn: str) -> None:
     await log.close()
 
 
-async def test_a_tampered_model_of_steps_is_not_used(dsn: str) -> None:
-    """Somebody changed a byte in the database: the service says so, and the run time stays open until the next model."""
+async def test_a_tampered_model_of_steps_is_not_used_and_an_older_one_answers(dsn: str) -> None:
+    """Somebody changed a byte in the database, in the newest model and then in all: the service says so, and runs on."""
     log, placer = await cell(MIN_STEP_RUNS)
+    job = spec(96, "eve", 10_000, 4, 99)
     async with serving(log, settings(dsn)):
-        await first(ModelTrained, log)
+        older = (await first(ModelTrained, log)).model_version
+        await ran(placer, MIN_STEP_RUNS, 2 * MIN_STEP_RUNS)
+        newest = (await models(log, 2))[1]
+        assert newest.metrics["promoted"] == 1
     connection = await asyncpg.connect(dsn)
-    changed = await connection.execute(
-        f"UPDATE {estimator_schema('default')}.models SET body = set_byte(body, length(body) - 1, 7) WHERE kind = 'steps'"
-    )
+    change = f"UPDATE {estimator_schema('default')}.models SET body = set_byte(body, length(body) - 1, 7) WHERE version = $1"
+    sources = []
+    for version in (newest.model_version, older):
+        assert await connection.execute(change, version) == "UPDATE 1"
+        async with serving(log, settings(dsn)):
+            sources.append((await answer(placer, log, f"after-{version}", job)).estimate.source)
     await connection.close()
-    assert changed == "UPDATE 1"
-    async with serving(log, settings(dsn)):
-        found = (await answer(placer, log, "job", spec(96, "eve", 10_000, 4, 99))).estimate
-    assert "steps-" not in found.source
+    assert older in sources[0]
+    assert "steps-" not in sources[1]
     await log.close()
 
 
