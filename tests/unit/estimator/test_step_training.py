@@ -197,6 +197,10 @@ def test_the_batch_is_shared_by_the_gpus() -> None:
     assert sample is not None
     assert sample.cell == cell_of((2, 2, 4), 64), "the same ring, wherever it begins"
     assert sample.cell.local_batch == 8
+    gang = ran(1, ring=(4, 4), batch=64)
+    two = sample_of(gang._replace(about=gang.about._replace(workers=2)))
+    assert two is not None
+    assert (two.cell.local_batch, two.batch) == (16, 128), "a job file tells the batch of one worker"
 
 
 def test_nothing_to_judge_by_gives_no_figures(taught: list[FinishedRun]) -> None:

@@ -137,7 +137,7 @@ class Etas:
             return None
         if not progress.ring or not progress.gpu:
             return None
-        cell = cell_of(progress.ring, about.batch_size)
+        cell = cell_of(progress.ring, about.batch_size, about.workers)
         asked = StepAsked(about.owner, about.model, progress.gpu, cell)
         told = step_of(self._model.durations, asked)
         return None if told is None or told.spread > MOST_SPREAD else (told.log_s, told.spread)

@@ -73,9 +73,9 @@ def name_of(owner: str, network: str, gpu: str) -> str:
     return f"{owner} {network} {gpu}"
 
 
-def cell_of(placement: tuple[int, ...], batch_size: float) -> Cell:
-    """`batch_size`: samples per iteration over all GPUs. Source: GENIE §II-B."""
-    return Cell(ring(placement), batch_size / sum(placement))
+def cell_of(placement: tuple[int, ...], batch_size: float, workers: int = 1) -> Cell:
+    """`batch_size`: samples per iteration and worker, as job files have it; all GPUs share those of all workers evenly."""
+    return Cell(ring(placement), batch_size * workers / sum(placement))
 
 
 def sample_of(run: FinishedRun) -> Sample | None:
@@ -85,12 +85,12 @@ def sample_of(run: FinishedRun) -> Sample | None:
         return None
     if about.model is None or about.batch_size is None or not run.given.card.model:
         return None
-    cell = cell_of(steps.placement, about.batch_size)
+    cell = cell_of(steps.placement, about.batch_size, about.workers)
     if wrong(Measurement(cell, step_s)):
         return None
     gpus = sum(steps.placement)
     return Sample(
-        run.seq, about.owner, about.model, run.given.card.model, cell, step_s, gpus, about.batch_size
+        run.seq, about.owner, about.model, run.given.card.model, cell, step_s, gpus, cell.local_batch * gpus
     )
 
 

@@ -95,7 +95,8 @@ class StepTier:
             return
         for gpu, sizes in self._nodes.kinds(spec.gpu_models):
             if ring := densest(gpus_each, spec.workers, sizes):
-                yield StepAsked(spec.owner, spec.model, gpu, cell_of(ring, spec.batch_size)), ring
+                cell = cell_of(ring, spec.batch_size, spec.workers)
+                yield StepAsked(spec.owner, spec.model, gpu, cell), ring
 
     def _ask(self, asked: Iterable[StepAsked]) -> None:
         assert self._model is not None
