@@ -150,6 +150,8 @@ class TestOneOwner:
         assert NET not in tables_of(samples_of([honest[0], ran(3, "mallory", ring=(8,), step_ms=80_000_000)]))
         alone = tables_of(samples_of([ran(3, "mallory", ring=(8,), step_ms=80_000_000)]))
         assert NET in alone, "while nobody knows better"
+        far = tables_of(samples_of([ran(1, "ada", step_ms=1), ran(2, "ada", ring=(8,), step_ms=60_000)]))
+        assert len(far[NET].cells) == 2, "and she may have what she likes"
 
     def test_he_takes_a_bounded_part_of_the_tables(self) -> None:
         """He names a new network in each of 2,000 jobs; Ada's, a year old, still has its room."""

@@ -19,14 +19,8 @@ from penstock.estimator.core.throughput.placements import Cell, Measurement, Tab
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
 MAX_SHARED, MAX_OWN = 120, 80  # tables, the most recently used
-SHARED_CELLS, OWN_CELLS = (
-    4_000,
-    2_000,
-)  # over all of them, so that a training ends in seconds; a fit costs cells³
-MAX_TABLE_CELLS, LEAST_TABLE_CELLS = (
-    200,
-    40,
-)  # of a shared one, the most recently measured: as many as all have room for
+SHARED_CELLS, OWN_CELLS = 4_000, 2_000  # in all; a fit costs cells³, and a training shall end in seconds
+MAX_TABLE_CELLS, LEAST_TABLE_CELLS = 200, 40  # of a shared one, the newest; as many as all have room for
 MAX_OWN_TABLE_CELLS = 50  # an owner's own say how his runs differ; fewer than have their own scales
 APART, APART_WEIGHT = (0.05, 0.5), 10.0
 OF_ONE = 3  # a third of the tables, and of their cells, may be such to which one owner alone contributes
@@ -161,7 +155,7 @@ def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
     for sample in samples:
         found.setdefault(sample.cell, {}).setdefault(sample.owner, []).append(log(sample.step_s))
     told = {cell: {owner: median(logs) for owner, logs in owners.items()} for cell, owners in found.items()}
-    usual = _usual(told)
+    usual, alone = _usual(told), len({sample.owner for sample in samples}) == 1
     cells = []
     for cell, owners in told.items():
         middle = median(owners.values())
@@ -169,7 +163,7 @@ def shared_cells(samples: Sequence[Sample]) -> list[Measurement]:
             off, most = abs(middle - usual), MOST_BEYOND
         else:
             off, most = min(abs(value - middle) for value in owners.values()), MOST_APART**0.5
-        if off <= log(most):
+        if alone or off <= log(most):
             cells.append(Measurement(cell, exp(middle)))
     return cells
 
