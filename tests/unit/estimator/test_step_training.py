@@ -37,6 +37,7 @@ from penstock.estimator.core.step_training import (
     judged,
     read_steps,
     step_of,
+    steps_of,
     train_steps,
 )
 
@@ -152,6 +153,31 @@ class TestOneOwner:
         assert NET in alone, "while nobody knows better"
         far = tables_of(samples_of([ran(1, "ada", step_ms=1), ran(2, "ada", ring=(8,), step_ms=60_000)]))
         assert len(far[NET].cells) == 2, "and she may have what she likes"
+
+    @pytest.mark.parametrize("factor", [1e-3, 0.2, 5, 1e3])
+    def test_what_others_are_told_moves_within_bounds(self, factor: float) -> None:
+        """Ada and Bob ran four kinds of placements; he runs those and others, five hundred times, and all are a lie."""
+        honest, rings = month(60, ("ada", "bob")), ((1,), (2,), (4,), (4, 4), (2, 2), (8,), (8, 8), (1, 1))
+        lies = [
+            ran(
+                100 + number, "mallory", ring=ring, batch=2 ** (4 + number % 5),
+                step_ms=true_ms(ring, 2 ** (4 + number % 5)) * factor,
+            )
+            for number, ring in enumerate(rings * 60)
+        ]  # fmt: skip
+        asked = [
+            StepAsked("new", "resnet50", "T4", cell_of(ring, batch)) for ring in rings for batch in (24, 96)
+        ]
+        before, after = (
+            steps_of(read_steps(trained.model.body, trained.model.sha256).durations, asked)
+            for trained in (train_steps(runs, None, {}) for runs in (honest, honest + lies))
+            if trained is not None
+        )
+        for one in asked:
+            told, moved = before[one], after[one]
+            assert told is not None
+            assert moved is not None
+            assert abs(moved.log_s - told.log_s) <= math.log(2 * MOST_BEYOND)
 
     def test_he_takes_a_bounded_part_of_the_tables(self) -> None:
         """He names a new network in each of 2,000 jobs; Ada's, a year old, still has its room."""

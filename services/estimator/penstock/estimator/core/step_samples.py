@@ -26,7 +26,9 @@ APART, APART_WEIGHT = (0.05, 0.5), 10.0
 OF_ONE = 3  # a third of the tables, and of their cells, may be such to which one owner alone contributes
 FEWEST_SHARING = 2  # owners, for a shared cell to need no bound
 MOST_APART = 4.0  # times: beyond, two owners do not measure the same thing
-MOST_BEYOND = 16.0  # times: so far placements and batch sizes of one network are apart, seldom further
+MOST_BEYOND = (
+    8.0  # times the usual: in none of Pollux' six networks is a cell further than 4.6 from the median
+)
 MAX_TEACHING = 8  # tables that the prior is learned from; most of a training's time
 TEACHING_OF_ONE = 3  # of them with one and the same owner alone
 MAX_CURVES = 300
