@@ -20,8 +20,8 @@ from tests.bench.watched_estimator import Read
 
 from penstock.cluster.nouns import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
 from penstock.estimator.core.learn.liquid import LiquidModel
+from penstock.estimator.core.learn.training import table
 from penstock.estimator.core.lifecycle import MOST_OVER
-from penstock.estimator.core.training import table
 from penstock.estimator.shell.runs import RunStore
 from penstock.events.base import Event
 from penstock.events.doors import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited

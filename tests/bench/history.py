@@ -7,8 +7,8 @@ utilisation have a way of their own per network and kind, so that no simple law 
 import numpy as np
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.history import Run
 from penstock.estimator.core.learn.gpus import facts_of
+from penstock.estimator.core.needs.history import Run
 from penstock.estimator.core.runs import Card, FinishedRun, Given, about
 
 CARDS = (

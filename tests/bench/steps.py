@@ -12,12 +12,12 @@ import numpy as np
 from penstock.cluster.nouns import JobSpec, ResourceRequest, TaskPlacement
 from penstock.estimator.core.etas import Etas
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.history import History, Run, key_of
-from penstock.estimator.core.nearest import Nearest
-from penstock.estimator.core.node_sizes import NodeSizes
+from penstock.estimator.core.needs.history import History, Run, key_of
+from penstock.estimator.core.needs.nearest import Nearest
+from penstock.estimator.core.needs.node_sizes import NodeSizes
 from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock.estimator.core.step_tier import StepTier
-from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
+from penstock.estimator.core.steps.tier import StepTier
+from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
 from penstock.events.base import Event
 from penstock.events.doors import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
 from penstock.events.facts import PlacementDecided, PlacerSettings, TermStarted

@@ -14,7 +14,7 @@ from time import perf_counter, thread_time
 from typing import Any, Self, cast
 
 from penstock.cluster.nouns import Estimate, JobSpec
-from penstock.estimator.core.training import ModelTier
+from penstock.estimator.core.learn.training import ModelTier
 from penstock.estimator.shell import service
 from penstock.events.topics import Topic
 from penstock.kernel.log import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record

@@ -16,9 +16,9 @@ from tests.integration.test_estimator_service import (
 )
 
 from penstock.cluster.nouns import Estimate, JobSpec, TaskPlacement
-from penstock.estimator.core.killed import Killed
-from penstock.estimator.core.stage_book import Owned
-from penstock.estimator.core.stages import StageKey, StageProfile
+from penstock.estimator.core.needs.killed import Killed
+from penstock.estimator.core.stages.book import Owned
+from penstock.estimator.core.stages.profile import StageKey, StageProfile
 from penstock.estimator.shell import stages as module
 from penstock.estimator.shell.runs import RunStore
 from penstock.estimator.shell.stages import Staged

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from penstock.estimator.core.history import History, Run
+from penstock.estimator.core.learn.training import Trained
+from penstock.estimator.core.needs.history import History, Run
 from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
-from penstock.estimator.core.training import Trained
 from penstock.estimator.shell import runs as module
 from penstock.estimator.shell.runs import RunStore
 from penstock.kernel.errors import StoreError

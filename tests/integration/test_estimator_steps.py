@@ -10,9 +10,9 @@ from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest, TaskPlacement, Usage
-from penstock.estimator.core.estimate import estimate
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.lifecycle import MIN_STEP_RUNS
+from penstock.estimator.core.needs.estimate import estimate
 from penstock.estimator.core.recall import Recall
 from penstock.estimator.shell.runs import RunStore, estimator_schema
 from penstock.events.base import Event

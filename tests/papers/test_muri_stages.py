@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.runs import about
-from penstock.estimator.core.stage_book import StageLog
-from penstock.estimator.core.stages import Sample, StageKey, stage_profile
+from penstock.estimator.core.stages.book import StageLog
+from penstock.estimator.core.stages.profile import Sample, StageKey, stage_profile
 from penstock.events.doors import StageSample, StagesMeasured
 
 FILE = (

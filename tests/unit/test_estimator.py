@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
-from penstock.estimator.core import estimate as rules
 from penstock.estimator.core import follow
-from penstock.estimator.core.estimate import Guess, HistoryTier, confidence, estimate
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
+from penstock.estimator.core.needs import estimate as rules
+from penstock.estimator.core.needs.estimate import Guess, HistoryTier, confidence, estimate
+from penstock.estimator.core.needs.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
 from penstock.estimator.core.runs import About, Card, FinishedRun, Given
 from penstock.events.base import Event
 from penstock.events.doors import JobEstimated, JobSubmitted, NodeJoined, TaskExited

@@ -4,9 +4,9 @@ import math
 import random
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.estimate import estimate
-from penstock.estimator.core.history import Run, key_of
-from penstock.estimator.core.nearest import (
+from penstock.estimator.core.needs.estimate import estimate
+from penstock.estimator.core.needs.history import Run, key_of
+from penstock.estimator.core.needs.nearest import (
     FARTHEST,
     MAX_MODELS,
     MAX_OWNERS,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.estimator.core.history import Run
+from penstock.estimator.core.needs.history import Run
 from penstock.estimator.core.reckoning import reckon
 from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
 from penstock.estimator.evaluate.drawn import words

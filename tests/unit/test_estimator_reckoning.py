@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.estimator.core.history import Run
+from penstock.estimator.core.needs.history import Run
 from penstock.estimator.core.reckoning import STRETCHES, reckon, remaining, share
 from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.estimate import estimate
-from penstock.estimator.core.history import Run
 from penstock.estimator.core.learn import model as learned
 from penstock.estimator.core.learn.saved import BadModel
+from penstock.estimator.core.learn.training import FEWEST_RUNS, ModelTier, Trained, read_model, table, train
 from penstock.estimator.core.lifecycle import MIN_RUNS, Due
+from penstock.estimator.core.needs.estimate import estimate
+from penstock.estimator.core.needs.history import Run
 from penstock.estimator.core.runs import About, Card, Cards, FinishedRun, Given, Said
-from penstock.estimator.core.training import FEWEST_RUNS, ModelTier, Trained, read_model, table, train
 
 T4, V100 = Card("T4", 15_360), Card("V100", 16_384)
 PER_SAMPLE = {"resnet50": 90.0, "bert": 220.0, "vgg16": 120.0}

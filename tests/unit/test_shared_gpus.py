@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.cluster.nouns import Estimate, Gpu, JobSpec, ResourceRequest, ResourceVector
-from penstock.estimator.core.estimate import estimate as estimated
+from penstock.estimator.core.needs.estimate import estimate as estimated
 from penstock.events.doors import GpuFaulted, JobPlan, NodeChanged, PlanProposed
 from penstock.events.facts import PlacerSettings
 from penstock.ledger.index import Share

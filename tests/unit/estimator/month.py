@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest, Usage
-from penstock.estimator.core.estimate import HistoryTier, estimate
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.learn.training import ModelTier, read_model, train
+from penstock.estimator.core.needs.estimate import HistoryTier, estimate
+from penstock.estimator.core.needs.nearest import NearestTier
 from penstock.estimator.core.runs import FinishedRun
-from penstock.estimator.core.step_tier import StepTier
-from penstock.estimator.core.step_training import read_steps, train_steps
-from penstock.estimator.core.training import ModelTier, read_model, train
+from penstock.estimator.core.steps.tier import StepTier
+from penstock.estimator.core.steps.training import read_steps, train_steps
 from penstock.events.doors import Bounds, EtaEstimated, StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.events.topics import Topic
 from penstock.testing.driver import CellDriver, node_spec

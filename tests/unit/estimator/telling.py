@@ -6,11 +6,11 @@ import numpy as np
 from tests.unit.test_estimator import Cell, usage
 
 from penstock.cluster.nouns import JobSpec, TaskPlacement
-from penstock.estimator.core.estimate import estimate
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.history import Run
+from penstock.estimator.core.needs.estimate import estimate
+from penstock.estimator.core.needs.history import Run
 from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock.estimator.core.steps import Progress
+from penstock.estimator.core.steps.running import Progress
 from penstock.events.doors import JobEstimated, NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
 from penstock.events.facts import JobEnded, PlacementDecided
 from penstock.events.topics import Topic

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.cluster.nouns import Category, JobSpec, ResourceRequest, Trait
-from penstock.estimator.core.core_tier import JOBS_PER_OWNER, MAX_OWNERS, CoresTier, PastCores
-from penstock.estimator.core.estimate import Guess, estimate
-from penstock.estimator.core.history import Run
-from penstock.estimator.core.rooms import Rooms
+from penstock.estimator.core.needs.core_tier import JOBS_PER_OWNER, MAX_OWNERS, CoresTier, PastCores
+from penstock.estimator.core.needs.estimate import Guess, estimate
+from penstock.estimator.core.needs.history import Run
+from penstock.estimator.core.needs.rooms import Rooms
 from penstock.estimator.core.runs import NO_CARD, Given, about
 from penstock.testing.driver import node_spec
 

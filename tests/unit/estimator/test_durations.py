@@ -7,8 +7,9 @@ import numpy as np
 import orjson
 import pytest
 
-from penstock.estimator.core.curves import Curve
-from penstock.estimator.core.durations import (
+from penstock.estimator.core.learn.saved import BadModel
+from penstock.estimator.core.remaining.curves import Curve
+from penstock.estimator.core.steps.durations import (
     DIGEST,
     MAGIC,
     Durations,
@@ -17,7 +18,6 @@ from penstock.estimator.core.durations import (
     to_bytes,
     train,
 )
-from penstock.estimator.core.learn.saved import BadModel
 from penstock.estimator.core.throughput.model import Task
 from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, table
 

@@ -6,8 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.estimator.core.curves import Curve, CurveModel, curve, first_at, learn_curves, steps_to
-from penstock.estimator.core.eta import (
+from penstock.estimator.core.remaining.curves import (
+    Curve,
+    CurveModel,
+    curve,
+    first_at,
+    learn_curves,
+    steps_to,
+)
+from penstock.estimator.core.remaining.eta import (
     Asked,
     Bounds,
     Learned,
@@ -19,7 +26,7 @@ from penstock.estimator.core.eta import (
     left_by_runs,
     step_time,
 )
-from penstock.estimator.core.quantiles import edges, reach, thinned
+from penstock.estimator.core.remaining.quantiles import edges, reach, thinned
 
 STEADY = Step([0.5] * 20)
 

@@ -7,11 +7,11 @@ import pytest
 from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.eta import Bounds
 from penstock.estimator.core.etas import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
-from penstock.estimator.core.history import key_of
-from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
-from penstock.estimator.core.steps import Told
+from penstock.estimator.core.needs.history import key_of
+from penstock.estimator.core.remaining.eta import Bounds
+from penstock.estimator.core.steps.running import Told
+from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
 from penstock.events.doors import EtaEstimated
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.unit.estimator.telling import JOB, Telling, month, ran
 
 from penstock.estimator.core.etas import Etas
-from penstock.estimator.core.history import key_of
-from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
-from penstock.estimator.core.steps import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
+from penstock.estimator.core.needs.history import key_of
+from penstock.estimator.core.steps.running import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
+from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
 from penstock.events.doors import EtaEstimated
 
 MOST = 1 << 53

@@ -4,12 +4,12 @@ import pytest
 from tests.unit.test_estimator import SPEC, Cell, usage
 
 from penstock.cluster.nouns import Estimate, JobSpec, ResourceRequest, TaskPlacement
-from penstock.estimator.core.bounds import Bounds
-from penstock.estimator.core.core_tier import CoresTier
-from penstock.estimator.core.estimate import Guess, HistoryTier, estimate
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
-from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.needs.bounds import Bounds
+from penstock.estimator.core.needs.core_tier import CoresTier
+from penstock.estimator.core.needs.estimate import Guess, HistoryTier, estimate
+from penstock.estimator.core.needs.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
+from penstock.estimator.core.needs.nearest import NearestTier
 from penstock.estimator.core.runs import FinishedRun, about
 from penstock.events.doors import JobEstimated, NodeJoined, TaskExited
 from penstock.events.facts import JobEnded, JobRequeued, NodeLost, PlacementDecided

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cluster.nouns import Estimate, JobSpec
-from penstock.estimator.core.bounds import Bounds
-from penstock.estimator.core.core_tier import CoresTier
-from penstock.estimator.core.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.history import History, Run, bounded
-from penstock.estimator.core.nearest import MOST_ABOVE, NearestTier
+from penstock.estimator.core.learn.training import train
+from penstock.estimator.core.needs.bounds import Bounds
+from penstock.estimator.core.needs.core_tier import CoresTier
+from penstock.estimator.core.needs.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
+from penstock.estimator.core.needs.history import History, Run, bounded
+from penstock.estimator.core.needs.nearest import MOST_ABOVE, NearestTier
 from penstock.estimator.core.runs import MOST_HOST_MEMORY_MIB, MOST_RUN_MS, NO_CARD, Given, about
-from penstock.estimator.core.stage_book import StageLog
-from penstock.estimator.core.stages import StageKey
-from penstock.estimator.core.training import train
+from penstock.estimator.core.stages.book import StageLog
+from penstock.estimator.core.stages.profile import StageKey
 from penstock.estimator.shell.service import Estimator
 from penstock.events.doors import JobSubmitted, StageSample, StagesMeasured
 from penstock.events.topics import Topic

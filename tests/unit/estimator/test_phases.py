@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.history import Run, Runs
-from penstock.estimator.core.nearest import Nearest
+from penstock.estimator.core.needs.history import Run, Runs
+from penstock.estimator.core.needs.nearest import Nearest
 from penstock.estimator.core.phases import phase_ms
 from penstock.estimator.core.runs import about
 

@@ -7,7 +7,7 @@ from tests.unit.test_estimator import Cell
 
 from penstock.cluster.nouns import JobSpec
 from penstock.estimator.core.runs import About, about
-from penstock.estimator.core.stage_book import (
+from penstock.estimator.core.stages.book import (
     KEYS_PER_OWNER,
     MAX_KEYS,
     OWNERS_PER_KEY,
@@ -16,7 +16,7 @@ from penstock.estimator.core.stage_book import (
     combined,
     moved,
 )
-from penstock.estimator.core.stages import LEAST_ITERATIONS, StageKey, StageProfile
+from penstock.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
 from penstock.events.doors import StageSample, StagesMeasured
 from penstock.events.facts import JobEnded
 

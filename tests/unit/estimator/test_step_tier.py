@@ -4,12 +4,12 @@ import pytest
 from tests.unit.estimator.telling import month, ran, true_ms
 
 from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
-from penstock.estimator.core.history import History, key_of
-from penstock.estimator.core.nearest import Nearest, NearestTier
-from penstock.estimator.core.node_sizes import NodeSizes, densest
-from penstock.estimator.core.step_tier import StepTier
-from penstock.estimator.core.step_training import LearnedSteps, read_steps, train_steps
+from penstock.estimator.core.needs.estimate import HistoryTier, Tier, estimate
+from penstock.estimator.core.needs.history import History, key_of
+from penstock.estimator.core.needs.nearest import Nearest, NearestTier
+from penstock.estimator.core.needs.node_sizes import NodeSizes, densest
+from penstock.estimator.core.steps.tier import StepTier
+from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=5_000)
 

@@ -5,11 +5,11 @@ import math
 import pytest
 from tests.unit.estimator.telling import month, ran, true_ms
 
-from penstock.estimator.core.durations import OWNERS_APART, digest_of, from_bytes
 from penstock.estimator.core.learn.saved import BadModel
 from penstock.estimator.core.runs import FinishedRun, Steps
-from penstock.estimator.core.step_plans import MOST_PROBES, placements
-from penstock.estimator.core.step_samples import (
+from penstock.estimator.core.steps.durations import OWNERS_APART, digest_of, from_bytes
+from penstock.estimator.core.steps.plans import MOST_PROBES, placements
+from penstock.estimator.core.steps.samples import (
     MAX_CURVES,
     MAX_OWN,
     MAX_OWN_TABLE_CELLS,
@@ -31,7 +31,7 @@ from penstock.estimator.core.step_samples import (
     tables_of,
     teaching_of,
 )
-from penstock.estimator.core.step_training import (
+from penstock.estimator.core.steps.training import (
     FEWEST_SAMPLES,
     StepAsked,
     judged,

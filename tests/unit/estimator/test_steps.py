@@ -8,12 +8,12 @@ import pytest
 from tests.unit.estimator.telling import JOB, Telling, ran
 
 from penstock.cluster.nouns import TaskPlacement
-from penstock.estimator.core.eta import Bounds
 from penstock.estimator.core.follow import Ledger
 from penstock.estimator.core.lifecycle import MIN_STEP_RUNS, MOST_OVER, StepsDue
 from penstock.estimator.core.recall import MAX_RECALLED, Recall
+from penstock.estimator.core.remaining.eta import Bounds
 from penstock.estimator.core.runs import ToldEta
-from penstock.estimator.core.steps import (
+from penstock.estimator.core.steps.running import (
     MAX_SPANS,
     MAX_TOLD,
     MAX_WINDOWS,
@@ -26,7 +26,7 @@ from penstock.estimator.core.steps import (
     goal_of,
     ring_of,
 )
-from penstock.estimator.core.steps import Telling as Line
+from penstock.estimator.core.steps.running import Telling as Line
 from penstock.events import doors
 from penstock.events.facts import JobEnded, JobRequeued
 from penstock.events.topics import Topic

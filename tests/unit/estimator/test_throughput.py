@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock.estimator.core.quantiles import student_quantile
+from penstock.estimator.core.remaining.quantiles import student_quantile
 from penstock.estimator.core.throughput.genie import (
     Run,
     fit_genie,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from penstock.cluster.moves import JobStatus
 from penstock.cluster.nouns import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.cluster.trusted import trusted
-from penstock.estimator.core.estimate import estimate
+from penstock.estimator.core.needs.estimate import estimate
 from penstock.events import doors, facts
 from penstock.events.base import Event
 from penstock.events.facts import Order, PlacerSettings

@@ -1,8 +1,8 @@
 """The estimator over its lives: its own fold and its own rule, over the lab's log; it keeps nothing."""
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.estimate import HistoryTier, estimate
 from penstock.estimator.core.follow import Ledger
+from penstock.estimator.core.needs.estimate import HistoryTier, estimate
 from penstock.events.doors import JobEstimated, JobSubmitted
 from penstock.events.envelope import from_wire
 from penstock.events.errors import EventError

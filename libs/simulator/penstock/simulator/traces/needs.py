@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, floor
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
-from penstock.estimator.core.estimate import estimate
+from penstock.estimator.core.needs.estimate import estimate
 from penstock.events.facts import TypicalTask
 from penstock.policies.fgd import typical_tasks
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of

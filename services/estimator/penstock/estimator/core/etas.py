@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from penstock.estimator.core.curves import curve
-from penstock.estimator.core.eta import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
 from penstock.estimator.core.follow import Ledger, LiveJob
-from penstock.estimator.core.history import Runs
+from penstock.estimator.core.needs.history import Runs
 from penstock.estimator.core.phases import phase_ms
-from penstock.estimator.core.step_samples import cell_of, kind_of
-from penstock.estimator.core.step_tier import MOST_SPREAD
-from penstock.estimator.core.step_training import LearnedSteps, StepAsked, step_of
-from penstock.estimator.core.steps import Progress, Told
+from penstock.estimator.core.remaining.curves import curve
+from penstock.estimator.core.remaining.eta import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
+from penstock.estimator.core.steps.running import Progress, Told
+from penstock.estimator.core.steps.samples import cell_of, kind_of
+from penstock.estimator.core.steps.tier import MOST_SPREAD
+from penstock.estimator.core.steps.training import LearnedSteps, StepAsked, step_of
 from penstock.events import doors
 
 MOVED = 0.1  # of the time left: below, nobody plans otherwise

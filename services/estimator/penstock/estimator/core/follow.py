@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from penstock.cluster.moves import NodeStatus
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.core_tier import PastCores
-from penstock.estimator.core.eta import Bounds
-from penstock.estimator.core.history import UNKNOWN, History, Run, bounded
-from penstock.estimator.core.killed import REASON, Killed
-from penstock.estimator.core.nearest import Nearest
-from penstock.estimator.core.node_sizes import NodeSizes
+from penstock.estimator.core.needs.core_tier import PastCores
+from penstock.estimator.core.needs.history import UNKNOWN, History, Run, bounded
+from penstock.estimator.core.needs.killed import REASON, Killed
+from penstock.estimator.core.needs.nearest import Nearest
+from penstock.estimator.core.needs.node_sizes import NodeSizes
+from penstock.estimator.core.needs.rooms import Rooms
 from penstock.estimator.core.recall import MAX_RECALLED, Recall
-from penstock.estimator.core.rooms import Rooms
+from penstock.estimator.core.remaining.eta import Bounds
 from penstock.estimator.core.runs import (
     About,
     Cards,
@@ -28,8 +28,8 @@ from penstock.estimator.core.runs import (
     given,
     said,
 )
-from penstock.estimator.core.stage_book import Owned, StageLog
-from penstock.estimator.core.steps import (
+from penstock.estimator.core.stages.book import Owned, StageLog
+from penstock.estimator.core.steps.running import (
     NO_GOAL,
     Goal,
     Progress,

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Literal
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.history import Runs
-from penstock.estimator.core.nearest import Nearest, believed
+from penstock.estimator.core.needs.history import Runs
+from penstock.estimator.core.needs.nearest import Nearest, believed
 from penstock.estimator.core.runs import About
 
 Around = Literal["launch_ms", "save_ms"]

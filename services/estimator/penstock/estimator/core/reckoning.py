@@ -7,8 +7,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.estimator.core.eta import LEVEL
-from penstock.estimator.core.killed import REASON
+from penstock.estimator.core.needs.killed import REASON
+from penstock.estimator.core.remaining.eta import LEVEL
 from penstock.estimator.core.runs import FinishedRun, ToldEta
 
 WORST = 10

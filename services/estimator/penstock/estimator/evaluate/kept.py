@@ -16,13 +16,13 @@ import asyncpg
 import orjson
 
 from penstock.cluster.nouns import Estimate, JobSpec
-from penstock.estimator.core.estimate import Guess
 from penstock.estimator.core.follow import HANDLERS, At, Ledger
-from penstock.estimator.core.history import key_of
 from penstock.estimator.core.learn.saved import BadModel
-from penstock.estimator.core.step_tier import StepTier
-from penstock.estimator.core.step_training import LearnedSteps, read_steps
-from penstock.estimator.core.training import Learned, ModelTier, read_model
+from penstock.estimator.core.learn.training import Learned, ModelTier, read_model
+from penstock.estimator.core.needs.estimate import Guess
+from penstock.estimator.core.needs.history import key_of
+from penstock.estimator.core.steps.tier import StepTier
+from penstock.estimator.core.steps.training import LearnedSteps, read_steps
 from penstock.estimator.shell.runs import RESOURCES, STEPS, estimator_schema
 from penstock.events.topics import Topic
 from penstock.kernel.errors import ConfigurationError, KernelError, StoreError

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.history import MAX_KEYS, RUNS_PER_KEY
+from penstock.estimator.core.learn.training import BadModel, Learned, Trained, read_model
 from penstock.estimator.core.lifecycle import Due
+from penstock.estimator.core.needs.history import MAX_KEYS, RUNS_PER_KEY
 from penstock.estimator.core.runs import FinishedRun
-from penstock.estimator.core.stage_book import Owned
-from penstock.estimator.core.stages import StageKey
-from penstock.estimator.core.step_training import LearnedSteps
-from penstock.estimator.core.training import BadModel, Learned, Trained, read_model
+from penstock.estimator.core.stages.book import Owned
+from penstock.estimator.core.stages.profile import StageKey
+from penstock.estimator.core.steps.training import LearnedSteps
 from penstock.estimator.shell.runs import RunStore
 from penstock.estimator.shell.stages import Staged
 from penstock.estimator.shell.step_learner import StepLearner

@@ -10,11 +10,11 @@ from typing import Any
 import asyncpg
 import orjson
 
-from penstock.estimator.core.history import UNKNOWN, History, Run
-from penstock.estimator.core.killed import Killed
+from penstock.estimator.core.learn.training import Trained
+from penstock.estimator.core.needs.history import UNKNOWN, History, Run
+from penstock.estimator.core.needs.killed import Killed
 from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, Steps, ToldEta
-from penstock.estimator.core.stage_book import Owned
-from penstock.estimator.core.training import Trained
+from penstock.estimator.core.stages.book import Owned
 from penstock.estimator.shell.stages import Staged, forget_stages, read_stages, write_stages
 from penstock.kernel.errors import StoreError
 from penstock.kernel.migrations import load_migrations, migrate, schema_of

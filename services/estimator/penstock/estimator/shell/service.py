@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.bounds import Bounds
-from penstock.estimator.core.core_tier import CoresTier
-from penstock.estimator.core.estimate import HistoryTier, Tier, estimate
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.history import key_of
-from penstock.estimator.core.nearest import NearestTier
+from penstock.estimator.core.learn.training import Learned, ModelTier
+from penstock.estimator.core.needs.bounds import Bounds
+from penstock.estimator.core.needs.core_tier import CoresTier
+from penstock.estimator.core.needs.estimate import HistoryTier, Tier, estimate
+from penstock.estimator.core.needs.history import key_of
+from penstock.estimator.core.needs.nearest import NearestTier
 from penstock.estimator.core.recall import Recall
-from penstock.estimator.core.step_tier import StepTier
-from penstock.estimator.core.step_training import LearnedSteps
-from penstock.estimator.core.training import Learned, ModelTier
+from penstock.estimator.core.steps.tier import StepTier
+from penstock.estimator.core.steps.training import LearnedSteps
 from penstock.estimator.shell.learner import Learner
 from penstock.estimator.shell.remaining import Remaining
 from penstock.events.codec import encode

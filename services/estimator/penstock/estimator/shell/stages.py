@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import asyncpg
 
-from penstock.estimator.core.stage_book import MAX_KEYS, OWNERS_PER_KEY, Owned
-from penstock.estimator.core.stages import StageKey, StageProfile
+from penstock.estimator.core.stages.book import MAX_KEYS, OWNERS_PER_KEY, Owned
+from penstock.estimator.core.stages.profile import StageKey, StageProfile
 
 ROWS_KEPT = MAX_KEYS * (OWNERS_PER_KEY + 1)  # as many as the memory holds
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 
 from penstock.estimator.core.learn.saved import BadModel
+from penstock.estimator.core.learn.training import Trained
 from penstock.estimator.core.lifecycle import StepsDue
-from penstock.estimator.core.step_training import LearnedSteps, read_steps
-from penstock.estimator.core.training import Trained
+from penstock.estimator.core.steps.training import LearnedSteps, read_steps
 from penstock.estimator.shell.runs import STEPS, RunStore
 from penstock.estimator.shell.trainer import train_steps_on_latest
 from penstock.events.base import Event

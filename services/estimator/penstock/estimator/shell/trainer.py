@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import asyncpg
 
+from penstock.estimator.core.learn.training import Trained, train
 from penstock.estimator.core.runs import FinishedRun
-from penstock.estimator.core.step_training import TrainedSteps, train_steps
-from penstock.estimator.core.training import Trained, train
+from penstock.estimator.core.steps.training import TrainedSteps, train_steps
 from penstock.estimator.shell.runs import RunStore
 from penstock.kernel.errors import StoreError
 

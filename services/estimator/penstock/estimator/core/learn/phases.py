@@ -13,7 +13,7 @@ import numpy as np
 from penstock.estimator.core.learn.judge import Judged, Predictions, folds, judge
 from penstock.estimator.core.learn.liquid import PHASES, PhaseModel
 from penstock.estimator.core.learn.runs import Floats, Mask, Runs, Task
-from penstock.estimator.core.nearest import FARTHEST, NEAREST
+from penstock.estimator.core.needs.nearest import FARTHEST, NEAREST
 
 RESOURCES = ("cores", "host_memory_mib", "input_mib")
 """What the forest looks at beside the task. Source: Liquid §6.1."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.estimator.core.quantiles import student_quantile
+from penstock.estimator.core.remaining.quantiles import student_quantile
 from penstock.estimator.core.throughput.model import Prediction, Task
 from penstock.estimator.core.throughput.placements import MAX_GPUS_PER_NODE, MAX_LOCAL_BATCH, MAX_NODES
 

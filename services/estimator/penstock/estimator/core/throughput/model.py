@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.estimator.core.quantiles import normal_quantile, student_quantile
+from penstock.estimator.core.remaining.quantiles import normal_quantile, student_quantile
 from penstock.estimator.core.throughput.fit import BELIEF, Explained, parameters_of, scales_of, spread_of
 from penstock.estimator.core.throughput.physics import shape_of, slopes
 from penstock.estimator.core.throughput.placements import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.cluster.nouns import WHOLE_GPU
 from penstock.estimator.core.runs import About
-from penstock.estimator.core.stages import (
+from penstock.estimator.core.stages.profile import (
     LEAST_ITERATIONS,
     Sample,
     StageKey,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isclose, log2
 from typing import NamedTuple
 
-from penstock.estimator.core.durations import Durations
-from penstock.estimator.core.step_samples import SHARED, Sample, name_of
+from penstock.estimator.core.steps.durations import Durations
+from penstock.estimator.core.steps.samples import SHARED, Sample, name_of
 from penstock.estimator.core.throughput.model import StepModel
 from penstock.estimator.core.throughput.placements import Cell, ring, wrong_placement
 from penstock.estimator.core.throughput.plan import profile_plan

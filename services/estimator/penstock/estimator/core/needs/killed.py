@@ -13,8 +13,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.estimate import DEFAULT_HOST_MEMORY_MIB
-from penstock.estimator.core.nearest import FARTHEST, distance
+from penstock.estimator.core.needs.estimate import DEFAULT_HOST_MEMORY_MIB
+from penstock.estimator.core.needs.nearest import FARTHEST, distance
 from penstock.estimator.core.runs import About
 
 RAISED = 2.0  # times what was promised when it was killed

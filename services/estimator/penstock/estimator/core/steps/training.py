@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.estimator.core.durations import Durations, digest_of, from_bytes, to_bytes, train
 from penstock.estimator.core.learn.saved import BadModel
-from penstock.estimator.core.quantiles import normal_quantile
+from penstock.estimator.core.learn.training import Trained
+from penstock.estimator.core.remaining.quantiles import normal_quantile
 from penstock.estimator.core.runs import FinishedRun
-from penstock.estimator.core.step_plans import plans
-from penstock.estimator.core.step_samples import SHARED, Sample, lessons, name_of, samples_of
+from penstock.estimator.core.steps.durations import Durations, digest_of, from_bytes, to_bytes, train
+from penstock.estimator.core.steps.plans import plans
+from penstock.estimator.core.steps.samples import SHARED, Sample, lessons, name_of, samples_of
 from penstock.estimator.core.throughput.placements import Cell
-from penstock.estimator.core.training import Trained
 from penstock.events.doors import ProfilePlanned
 
 FEWEST_SAMPLES = 10  # runs that tell a step time with its placement; fewer are their own history

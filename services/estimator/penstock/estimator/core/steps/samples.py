@@ -12,9 +12,9 @@ from math import exp, isfinite, log
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from penstock.estimator.core.curves import Curve, curve
-from penstock.estimator.core.durations import OWNERS_APART
+from penstock.estimator.core.remaining.curves import Curve, curve
 from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.steps.durations import OWNERS_APART
 from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, ring, table, wrong
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so

@@ -13,9 +13,9 @@ from math import nan
 from typing import Literal, NamedTuple
 
 from penstock.cluster.nouns import JobSpec, TaskPlacement
-from penstock.estimator.core.curves import MAX_VALUE
-from penstock.estimator.core.eta import Bounds
-from penstock.estimator.core.history import UNKNOWN
+from penstock.estimator.core.needs.history import UNKNOWN
+from penstock.estimator.core.remaining.curves import MAX_VALUE
+from penstock.estimator.core.remaining.eta import Bounds
 from penstock.estimator.core.runs import Steps, ToldEta
 from penstock.estimator.core.throughput.placements import Cell, Measurement, wrong, wrong_placement
 

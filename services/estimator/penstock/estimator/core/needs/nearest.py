@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.estimate import DEFAULT_HOST_MEMORY_MIB, Guess, guess_from, held_memory_mib
-from penstock.estimator.core.history import Run, Runs, bounded
+from penstock.estimator.core.needs.estimate import DEFAULT_HOST_MEMORY_MIB, Guess, guess_from, held_memory_mib
+from penstock.estimator.core.needs.history import Run, Runs, bounded
 from penstock.estimator.core.runs import About
 
 MAX_MODELS = 1_000  # least recently used ones go; about 20 MB when full

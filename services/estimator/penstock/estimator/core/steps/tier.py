@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
-from penstock.estimator.core.estimate import DEFAULT_GPUS, Guess
-from penstock.estimator.core.history import MAX_VALUE, History, Runs, key_of
-from penstock.estimator.core.nearest import Nearest
-from penstock.estimator.core.node_sizes import NodeSizes, densest
+from penstock.estimator.core.needs.estimate import DEFAULT_GPUS, Guess
+from penstock.estimator.core.needs.history import MAX_VALUE, History, Runs, key_of
+from penstock.estimator.core.needs.nearest import Nearest
+from penstock.estimator.core.needs.node_sizes import NodeSizes, densest
 from penstock.estimator.core.phases import AROUND, phase_ms
-from penstock.estimator.core.step_samples import cell_of
-from penstock.estimator.core.step_training import LearnedSteps, StepAsked, StepTold, knows, steps_of
+from penstock.estimator.core.steps.samples import cell_of
+from penstock.estimator.core.steps.training import LearnedSteps, StepAsked, StepTold, knows, steps_of
 from penstock.estimator.core.throughput.placements import Placement
 
 MAX_REMEMBERED = 4_096  # answers of the model

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
-from penstock.estimator.core.estimate import DEFAULT_GPUS, Guess
 from penstock.estimator.core.learn.model import Model, within
 from penstock.estimator.core.learn.model import train as fit
 from penstock.estimator.core.learn.runs import (
@@ -26,6 +25,7 @@ from penstock.estimator.core.learn.runs import (
 )
 from penstock.estimator.core.learn.saved import BadModel, from_bytes, to_bytes
 from penstock.estimator.core.learn.saved import version_of as digest_of
+from penstock.estimator.core.needs.estimate import DEFAULT_GPUS, Guess
 from penstock.estimator.core.runs import Card, Cards, FinishedRun
 
 __all__ = ["BadModel", "Learned", "ModelTier", "Trained", "read_model", "train"]

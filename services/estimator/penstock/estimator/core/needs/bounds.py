@@ -1,9 +1,9 @@
 """What is done to learned needs before the user's word: raised after a kill, cut to the largest node."""
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
-from penstock.estimator.core.estimate import DEFAULT_GPUS, MEMORY_PERCENT, Guess
-from penstock.estimator.core.killed import Killed
-from penstock.estimator.core.rooms import Most, Rooms
+from penstock.estimator.core.needs.estimate import DEFAULT_GPUS, MEMORY_PERCENT, Guess
+from penstock.estimator.core.needs.killed import Killed
+from penstock.estimator.core.needs.rooms import Most, Rooms
 
 
 class Bounds:

@@ -14,10 +14,10 @@ import math
 from collections import OrderedDict, deque
 
 from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.cores import MAX_CORES, CoreJob, PastJob, n_start
-from penstock.estimator.core.estimate import CORES_HEADROOM, DEFAULT, DEFAULT_GPUS, Guess
-from penstock.estimator.core.history import Run
-from penstock.estimator.core.rooms import Most, Rooms
+from penstock.estimator.core.needs.cores import MAX_CORES, CoreJob, PastJob, n_start
+from penstock.estimator.core.needs.estimate import CORES_HEADROOM, DEFAULT, DEFAULT_GPUS, Guess
+from penstock.estimator.core.needs.history import Run
+from penstock.estimator.core.needs.rooms import Most, Rooms
 from penstock.estimator.core.runs import About, Given
 
 MAX_OWNERS = 1_000  # least recently used ones go; about 10 MB when full

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from math import exp, inf, isfinite, log, sqrt
 from typing import NamedTuple
 
-from penstock.estimator.core.curves import MAX_VALUE, MOMENTS, Curve, CurveModel, steps_to
-from penstock.estimator.core.quantiles import (
+from penstock.estimator.core.remaining.curves import MAX_VALUE, MOMENTS, Curve, CurveModel, steps_to
+from penstock.estimator.core.remaining.quantiles import (
     ENOUGH_ERRORS,
     NORMAL,
     edges,

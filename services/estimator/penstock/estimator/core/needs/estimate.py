@@ -20,7 +20,7 @@ from penstock.cluster.nouns import (
     JobSpec,
     ResourceVector,
 )
-from penstock.estimator.core.history import MAX_VALUE, History, Runs, key_of
+from penstock.estimator.core.needs.history import MAX_VALUE, History, Runs, key_of
 
 TierName = Literal["user", "history", "model", "nearest", "default"]
 

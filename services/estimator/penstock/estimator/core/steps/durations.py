@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from penstock.estimator.core.curves import Curve, CurveModel, learn_curves
-from penstock.estimator.core.eta import Learned, learn_runs, learn_steps
 from penstock.estimator.core.learn.saved import BadModel
+from penstock.estimator.core.remaining.curves import Curve, CurveModel, learn_curves
+from penstock.estimator.core.remaining.eta import Learned, learn_runs, learn_steps
 from penstock.estimator.core.throughput.learn import learn_prior, reference_batch
 from penstock.estimator.core.throughput.model import MAX_CELLS, StepModel, fit
 from penstock.estimator.core.throughput.physics import PARAMETERS

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.estimator.core.quantiles import ENOUGH_ERRORS, edges, thinned
+from penstock.estimator.core.remaining.quantiles import ENOUGH_ERRORS, edges, thinned
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,1 @@
+"""How long a running job still takes: loss curves, iterations, intervals."""

@@ -1,0 +1,1 @@
+"""What an iteration spends its time on. Source: Muri §5."""
