@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.cluster.nouns import JobSpec, TaskPlacement, Usage
-from penstock.estimator.shell import service
+from penstock.estimator.shell import sending
 from penstock.estimator.shell.service import run
 from penstock.events.base import Event
 from penstock.events.doors import JobCancelRequested, JobEstimated, JobSubmitted, TaskExited
@@ -209,7 +209,7 @@ async def test_what_cannot_be_read_is_left_to_the_placer(log: Log) -> None:
 
 async def test_an_append_of_unknown_outcome_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker restarts under the estimator's hands, before the write and once more after it."""
-    monkeypatch.setattr(service, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(sending, "FIRST_BACKOFF_S", 0.01)
     broker = MemoryBroker()
     log = MemoryLog(broker)
     placer = await prepared(log)

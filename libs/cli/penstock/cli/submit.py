@@ -17,6 +17,27 @@ FileFlag = Annotated[
     str | None, typer.Option("--file", "-f", metavar="FILE", help="Job file in YAML; - for stdin.")
 ]
 
+CommandWords = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Program and arguments, after --.")
+]
+ModelFlag = Annotated[str | None, typer.Option(help="Name of the network, to learn from earlier runs.")]
+CategoryFlag = Annotated[
+    str | None, typer.Option(metavar=CATEGORIES, help="What it learns from; says how many cores it needs.")
+]
+TraitFlag = Annotated[
+    list[str] | None, typer.Option(metavar=TRAITS, help="What its training does with cores; may be repeated.")
+]
+IterationsFlag = Annotated[
+    int | None, typer.Option(help="How many it will run: its remaining time is told from them.")
+]
+TargetLossFlag = Annotated[
+    float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
+]
+KeyFlag = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="The same key submits once; by default from the CI's variables."),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(
@@ -28,9 +49,7 @@ def add_to(app: typer.Typer) -> None:
 
 def submit(
     ctx: typer.Context,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Program and arguments, after --.")
-    ] = None,
+    command: CommandWords = None,
     file: FileFlag = None,
     name: Annotated[str | None, typer.Option(help="Shown in tables; by default the script's name.")] = None,
     owner: Annotated[str | None, typer.Option(help="By default you.")] = None,
@@ -43,24 +62,12 @@ def submit(
     bandwidth: Annotated[str | None, typer.Option(metavar="10Gbit", help="Per worker.")] = None,
     workers: Annotated[int | None, typer.Option(help="They start together or not at all.")] = None,
     parameter_servers: Annotated[int | None, typer.Option(help="Beside the workers.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name of the network, to learn from earlier runs.")
-    ] = None,
+    model: ModelFlag = None,
     batch_size: Annotated[int | None, typer.Option(help="Per worker.")] = None,
-    category: Annotated[
-        str | None,
-        typer.Option(metavar=CATEGORIES, help="What it learns from; says how many cores it needs."),
-    ] = None,
-    trait: Annotated[
-        list[str] | None,
-        typer.Option(metavar=TRAITS, help="What its training does with cores; may be repeated."),
-    ] = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="How many it will run: its remaining time is told from them.")
-    ] = None,
-    target_loss: Annotated[
-        float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
-    ] = None,
+    category: CategoryFlag = None,
+    trait: TraitFlag = None,
+    iterations: IterationsFlag = None,
+    target_loss: TargetLossFlag = None,
     gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
@@ -77,10 +84,7 @@ def submit(
         bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")
     ] = False,
     propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
-    idempotency_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="The same key submits once; by default from the CI's variables."),
-    ] = None,
+    idempotency_key: KeyFlag = None,
     dry_run: Annotated[bool, typer.Option(help="Only check the job and print it.")] = False,
     output: Output = Format.TABLE,
 ) -> None:

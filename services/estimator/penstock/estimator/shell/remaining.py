@@ -2,20 +2,16 @@
 waits for the loop gets it in between."""
 
 import asyncio
-import logging
 
 from penstock.estimator.core.etas import Etas
 from penstock.estimator.core.follow import Ledger
+from penstock.estimator.shell.sending import send
 from penstock.events.doors import EtaEstimated
 from penstock.events.envelope import Envelope, to_wire
 from penstock.kernel.clock import wall_ms
-from penstock.kernel.errors import AppendFailed
 from penstock.kernel.log import Log, Message, Partition
 
-LOG = logging.getLogger(__name__)
-
 MOST_AT_ONCE = 64  # in one append
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between appends that failed
 
 
 class Remaining:
@@ -77,16 +73,5 @@ class Remaining:
         return Message(self._estimates, value, headers, self._cell)
 
     async def _send(self, messages: list[Message]) -> None:
-        """Until the append succeeds."""
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                await self._log.append(messages)
-                break
-            except AppendFailed as error:
-                LOG.warning(
-                    "%d remaining times not sent, trying again in %.2f s: %s", len(messages), pause_s, error
-                )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        await send(self._log, messages, "remaining times")
         self.told += len(messages)

@@ -26,13 +26,14 @@ from penstock.estimator.core.steps.tier import StepTier
 from penstock.estimator.core.steps.training import LearnedSteps
 from penstock.estimator.shell.learner import Learner
 from penstock.estimator.shell.remaining import Remaining
+from penstock.estimator.shell.sending import send
 from penstock.events.codec import encode
 from penstock.events.doors import JobEstimated, JobSubmitted
 from penstock.events.envelope import Envelope, from_wire, to_wire
 from penstock.events.errors import EventError
 from penstock.events.topics import Topic
 from penstock.kernel.clock import wall_ms
-from penstock.kernel.errors import AppendFailed, StoreError
+from penstock.kernel.errors import StoreError
 from penstock.kernel.failpoints import hit
 from penstock.kernel.log import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.kernel.open_log import open_log
@@ -42,7 +43,6 @@ from penstock.telemetry.tracing import Attribute, Tracing, tracing
 LOG = logging.getLogger(__name__)
 
 PACE_MS = 6  # speed.md rule 1
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between appends that failed; a broker restarts in 3–5 s
 SOURCE = "/penstock/estimator"
 
 
@@ -247,18 +247,7 @@ class Estimator:
         return messages
 
     async def _send(self, messages: Sequence[Message]) -> None:
-        """Until the append succeeds: repeating an estimate is harmless, leaving one out is not."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                await self._log.append(messages)
-                break
-            except AppendFailed as error:
-                LOG.warning(
-                    "%d estimates not sent, trying again in %.2f s: %s", len(messages), backoff_s, error
-                )
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+        await send(self._log, messages, "estimates")
         self.counts.sent += len(messages)
         hit("estimator.estimate_sent")
 
