@@ -6,7 +6,7 @@ import pytest
 from penstock.estimator.core.learn import process
 from penstock.estimator.core.learn.design import WIDTH, Inputs
 from penstock.estimator.core.learn.kernel import SHARES, Weights
-from penstock.estimator.core.learn.process import Fit, sample
+from penstock.estimator.core.learn.process import Fit, Remembering, sample
 from penstock.estimator.core.learn.runs import Floats
 
 COLUMNS = (0, 1, 5)
@@ -108,3 +108,29 @@ def test_a_sample_is_all_where_they_are_few() -> None:
     assert len(set(drawn)) == 50
     assert (np.diff(drawn) > 0).all()
     assert (drawn == sample(1_000, 50, 0)).all()
+
+
+def test_what_is_remembered_is_what_is_computed(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that differ only in what this process does not look at have one answer; more of them than it remembers, too."""
+    monkeypatch.setattr(process, "MAX_REMEMBERED", 30)
+    asked, kept = jobs(40, 9), Remembering(fit.process())
+    others = asked.columns.copy()
+    others[:, [column for column in range(WIDTH) if column not in COLUMNS]] += 1.0
+    alike = Inputs(others, *(getattr(asked, name) for name in Inputs.__slots__[1:]))
+    mean, variance = fit.process().predict(asked)
+    for told in (kept.predict(asked), kept.predict(alike), kept.predict(asked)):
+        assert told[0] == pytest.approx(mean)
+        assert told[1] == pytest.approx(variance)
+    one_by_one = [kept.predict(alike.pick(np.array([row])))[0][0] for row in (3, 3, 39)]
+    assert one_by_one == pytest.approx([mean[3], mean[3], mean[39]])
+
+
+def test_a_question_that_was_asked_before_is_not_computed_again(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, asked = Remembering(fit.process()), jobs(4, 9)
+    before = kept.predict(asked)
+    monkeypatch.setattr(Weights, "parts", lambda *_: pytest.fail("it computed"))
+    again = kept.predict(asked.pick(np.array([2, 0, 2])))
+    assert again[0].tolist() == before[0][[2, 0, 2]].tolist()
+    assert again[1].tolist() == before[1][[2, 0, 2]].tolist()

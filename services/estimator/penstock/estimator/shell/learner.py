@@ -6,13 +6,13 @@ process is read again from the ledger, since runs and position are written toget
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.learn.training import BadModel, Learned, Trained, read_model
+from penstock.estimator.core.learn.training import BadModel, Learned, Trained, read_model, rehearse
 from penstock.estimator.core.lifecycle import Due
 from penstock.estimator.core.needs.history import MAX_KEYS, RUNS_PER_KEY
-from penstock.estimator.core.runs import FinishedRun
+from penstock.estimator.core.runs import Card, Cards, FinishedRun
 from penstock.estimator.core.stages.book import Owned
 from penstock.estimator.core.stages.profile import StageKey
 from penstock.estimator.core.steps.training import LearnedSteps
@@ -63,6 +63,7 @@ class Learner:
         self._use = use
         self._pool = WorkerPool(niceness=NICENESS)
         self._store: RunStore | None = None
+        self._cards = Cards()
         self._pending: list[FinishedRun] = []
         self._staged: dict[tuple[StageKey, str], Staged] = {}
         self._wake = asyncio.Event()
@@ -100,6 +101,7 @@ class Learner:
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
         self._steps.nodes = ledger.node_sizes.by_model
+        self._cards = ledger.cards
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
         if end < self.learned_from:
@@ -199,7 +201,7 @@ class Learner:
     async def _take(self, trained: Trained, seq: int) -> None:
         """Kept, told, used: in this order, so that an estimate never names a model that nobody has."""
         assert self._store is not None
-        learned = await asyncio.to_thread(read_model, trained.body, trained.sha256)
+        learned = await asyncio.to_thread(_ready, trained, self._cards.kinds)
         await self._store.save_model(trained, seq)
         hit("estimator.model_saved")
         await self._tell(trained)
@@ -230,3 +232,8 @@ class Learner:
         """Ends the worker; a training under way is lost and comes again."""
         self._pool.close()
         await self._drop_store()
+
+
+def _ready(trained: Trained, cards: Sequence[Card]) -> Learned:
+    """On a thread: answers go on."""
+    return rehearse(read_model(trained.body, trained.sha256), cards)

@@ -105,6 +105,7 @@ class Estimator:
         reader = self._log.reader(
             {self._jobs: self.ledger.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
         )
+        self._model.rehearse()
         unestimated = self.ledger.unestimated()
         self._prepare([spec for _, _, spec in unestimated])
         missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]

@@ -71,6 +71,13 @@ class Weights:
         workload, gpu = (np.where(names < 0, NOBODYS, names) for names in (inputs.workload, inputs.gpu))
         return Side((next(right), next(right)), workload, inputs.half, gpu, factors)
 
+    def keys(self, inputs: Inputs) -> list[bytes]:
+        """Of each job what k looks at: jobs with equal keys have equal k with any other."""
+        names = (inputs.workload, inputs.half, inputs.gpu)
+        rows = np.column_stack([inputs.columns[:, list(self.columns)], *names])
+        whole, width = rows.tobytes(), rows.itemsize * rows.shape[1]
+        return [whole[start : start + width] for start in range(0, len(whole), width)]
+
     def between(self, some: Inputs, others: "Inputs | Side") -> Floats:
         """k of each pair. Shape (some, others)."""
         side = others if isinstance(others, Side) else self.side(others)

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.estimator.core.learn.design import Design, Inputs, design_of, lines_of
 from penstock.estimator.core.learn.kernel import Weights
 from penstock.estimator.core.learn.labels import UNITS
-from penstock.estimator.core.learn.process import MAX_LEARNING, Fit, Process, sample
+from penstock.estimator.core.learn.process import MAX_LEARNING, Fit, Process, Remembering, sample
 from penstock.estimator.core.learn.runs import (
     LABELS,
     MEMORY,
@@ -107,9 +107,9 @@ class Model:
         return UNITS[name].told(learned.mean + learned.scale * learned.process.mean(inputs), inputs)
 
 
-def told(name: str, learned: Learned, inputs: Inputs) -> Told:
-    """The predictions of one label."""
-    mean, variance = learned.process.predict(inputs)
+def told(name: str, learned: Learned, inputs: Inputs, process: Process | Remembering | None = None) -> Told:
+    """The predictions of one label. `process`: that label's, where it is asked another way."""
+    mean, variance = (process or learned.process).predict(inputs)
     weights = learned.process.weights
     known = 1 - np.minimum(variance / weights.prior, 1.0)
     deviation = np.sqrt(variance + weights.noise)

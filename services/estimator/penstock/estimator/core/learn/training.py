@@ -12,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster.nouns import WHOLE_GPU, JobSpec
-from penstock.estimator.core.learn.model import Model, within
+from penstock.estimator.core.learn.design import Inputs
+from penstock.estimator.core.learn.model import Model, Told, told, within
 from penstock.estimator.core.learn.model import train as fit
+from penstock.estimator.core.learn.process import Remembering
 from penstock.estimator.core.learn.runs import (
     MEMORY,
     UTILISATION,
@@ -28,7 +30,7 @@ from penstock.estimator.core.learn.saved import version_of as digest_of
 from penstock.estimator.core.needs.estimate import DEFAULT_GPUS, Guess
 from penstock.estimator.core.runs import Card, Cards, FinishedRun
 
-__all__ = ["BadModel", "Learned", "ModelTier", "Trained", "read_model", "train"]
+__all__ = ["BadModel", "Learned", "ModelTier", "Trained", "read_model", "rehearse", "train"]
 
 FEWEST_RUNS = 30  # that tell their network and their GPU; below, nothing can be held out
 HELD_OUT = 0.2  # the newest runs judge, the older ones teach
@@ -36,6 +38,8 @@ WORSE_BY = 1.02  # a new model may be so much worse on recent runs: less is chan
 LEAST_KNOWN = 0.2  # of 1: below, the model says nothing, for nothing like it was measured
 MOST_CONFIDENCE = 0.9  # the interval holds nine runs in ten
 MAX_REMEMBERED = 4_096  # answers
+USUAL_GPUS = (1, 2, 4, 8)  # of a worker
+MOST_REHEARSED = 8_192  # questions; 0.1 s
 SEED = 0
 
 
@@ -57,13 +61,38 @@ class Learned(NamedTuple):
 
     version: str
     model: Model
+    memory: Remembering | None
+    """Its process of GPU memory; None where no run measured that."""
+
+    def tell_memory(self, inputs: Inputs) -> Told | None:
+        """As the model's `predict` tells it."""
+        if self.memory is None:
+            return None
+        return told(MEMORY, self.model.labels[MEMORY], inputs, self.memory)
 
 
 def read_model(body: bytes, digest: str) -> Learned:
     """Raises `BadModel`, also for a whole model that is not the one of this digest."""
     if digest_of(body) != digest:
         raise BadModel("another model than the one that was written here")
-    return Learned(version_of(digest), from_bytes(body))
+    model = from_bytes(body)
+    memory = model.labels.get(MEMORY)
+    return Learned(version_of(digest), model, None if memory is None else Remembering(memory.process))
+
+
+def rehearse(learned: Learned, cards: Sequence[Card]) -> Learned:
+    """Asks about the memory of each network on usual numbers of these GPUs, which is then remembered: it depends on the
+    batch by its line alone, so that hardly any job waits for it. Returns the same model."""
+    networks = sorted(learned.model.design.workloads)
+    asked = [
+        _task(_Asked(network, None, gpus, 1, 0, (card,)), card)
+        for network in networks
+        for gpus in USUAL_GPUS
+        for card in cards
+    ]
+    if asked:
+        learned.tell_memory(learned.model.design.of(asked[:MOST_REHEARSED]))
+    return learned
 
 
 def version_of(digest: str) -> str:
@@ -190,6 +219,11 @@ class ModelTier:
         self._model = model
         self._known.clear()
 
+    def rehearse(self) -> None:
+        """As `rehearse`, on the cards that are there now; for a service that begins."""
+        if self._model is not None:
+            rehearse(self._model, self._cards.kinds)
+
     def prepare(self, specs: Iterable[JobSpec]) -> None:
         """Asks the model about jobs that arrive together, all at once: `guess` of each then has its answer at hand.
 
@@ -233,7 +267,7 @@ def _answers(learned: Learned, wanted: Sequence[_Asked]) -> list[Guess | None]:
     """One for each, in their order; by two questions to the model, however many there are."""
     tasks = [_task(asked, card) for asked in wanted for card in asked.cards]
     inputs = learned.model.design.of(tasks)
-    memory = learned.model.predict(inputs, (MEMORY,)).get(MEMORY)
+    memory = learned.tell_memory(inputs)
     if memory is None:
         return [None] * len(wanted)
     ends = list(accumulate(len(asked.cards) for asked in wanted))

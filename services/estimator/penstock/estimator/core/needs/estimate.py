@@ -34,6 +34,7 @@ DEFAULT_GPU_MEMORY_MIB = 0  # no demand on the GPU's size; it is not shared, so 
 DEFAULT_UTILISATION_PERCENT = 100.0
 DEFAULT_CONFIDENCE = 0.1  # above nothing, below one run
 PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_utilisation_percent=0.0)
+NO_SERVER = ResourceVector()
 
 MEMORY_PERCENT = 110  # of the largest run seen: too little memory kills a job, too much only wastes some
 CORES_HEADROOM = 1.25  # over busy cores: a run never shows more than it was given, so it must be able to grow
@@ -218,7 +219,7 @@ def estimate(
         source = f"{source}; {found.partly}"
     return Estimate(
         worker=worker,
-        parameter_server=PARAMETER_SERVER if spec.parameter_servers else ResourceVector(),
+        parameter_server=PARAMETER_SERVER if spec.parameter_servers else NO_SERVER,
         run_ms=found.run_ms,
         confidence=1.0 if told_all else found.confidence,
         tier="user" if told_all else found.tier,
