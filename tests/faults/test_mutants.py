@@ -64,8 +64,8 @@ MUTANTS = (
         (f"{GUARDS}::test_a_failed_append_of_orders_loses_none",),
     ),
     Mutant(
-        "awaiting the estimates' append", "penstock.estimator.shell.service",
-        "                await self._log.append(messages)", "                asyncio.ensure_future(self._log.append(messages))",
+        "awaiting the estimates' append", "penstock.estimator.shell.sending",
+        "            await log.append(messages)", "            asyncio.ensure_future(log.append(messages))",
         (f"{GUARDS}::test_an_estimate_is_sent_until_it_arrives",),
     ),
     Mutant(

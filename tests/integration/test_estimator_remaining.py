@@ -7,7 +7,7 @@ from tests.integration.test_estimator_learns import answer
 from tests.integration.test_estimator_service import ESTIMATES, SETTINGS, serving
 from tests.integration.test_estimator_steps import Cell, spec
 
-from penstock.estimator.shell import remaining
+from penstock.estimator.shell import sending
 from penstock.estimator.shell.service import run
 from penstock.events.doors import EtaEstimated
 from penstock.events.envelope import Envelope, from_wire
@@ -40,7 +40,7 @@ async def told(broker: MemoryBroker, count: int) -> list[Envelope]:
 
 async def test_an_append_of_unknown_outcome_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker restarts under the estimator's hands: what got there before comes once more, as itself."""
-    monkeypatch.setattr(remaining, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(sending, "FIRST_BACKOFF_S", 0.01)
     broker = MemoryBroker()
     placer = await cell(broker)
     task = await placer.begin("job", spec(64, "ada", 1_000, 1))

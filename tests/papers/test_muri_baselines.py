@@ -19,8 +19,8 @@ from penstock.simulator.truths.catalogue import work_for
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 WITHIN = 1e-4  # 0.01 %
 POLICIES = {"srtf": "SRTF", "srsf": "SRSF", "tiresias": "Tiresias_L"}
-QUICK = ("trace3", "trace3_pr", "trace1", "trace1_pr", "trace4_pr")
-LONG = ("trace4", "trace2", "trace2_pr")
+QUICK = ("trace3", "trace3_pr")
+LONG = ("trace1", "trace1_pr", "trace2", "trace2_pr", "trace4", "trace4_pr")
 
 needs_data = pytest.mark.skipif(
     not (DATA / "reference_results.csv").is_file(),
