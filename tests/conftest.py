@@ -18,7 +18,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from penstock.kernel.postgres import resolve_dsn
+from penstock.runtime.postgres import resolve_dsn
 from penstock.testing.kafka import KafkaBroker, kafka_broker
 from penstock.testing.parts import prepare_for
 

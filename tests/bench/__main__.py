@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
 from tests.bench.figures import BENCHES, GOALS
 from tests.bench.machine import CORES, calibrate_ms, keep_to_two_cores
 

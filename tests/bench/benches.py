@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import uvloop
+
 from tests.bench import core, estimator, idle, pipeline, restart, simulator, steps, submit
 from tests.bench.machine import quantile
 

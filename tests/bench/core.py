@@ -10,17 +10,17 @@ from time import perf_counter
 
 import numpy as np
 
-from penstock.cluster.nouns import Estimate, ResourceVector
-from penstock.events.base import Event
-from penstock.events.doors import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.events.facts import PlacerSettings, TermStarted
 from penstock.ledger.check import check
 from penstock.ledger.evolve import begin
 from penstock.ledger.record import GENESIS, Draft, write
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
-from penstock.placer.core.step import PlacerCore
+from penstock.model.event import Event
+from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.ledger_events import PlacerSettings, TermStarted
+from penstock.model.types import Estimate, ResourceVector
 from penstock.testing.driver import job_spec, node_spec
+from penstock_services.placer.core.step import PlacerCore
 
 GPUS_PER_NODE = 8
 LOAD = 0.9

@@ -13,27 +13,27 @@ from dataclasses import dataclass, field, fields
 from time import perf_counter
 
 import psutil
+
+from penstock.clock import wall_ms
+from penstock.ledger.record import GENESIS, Draft, write
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition, Reader
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.event import Event
+from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
+from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
+from penstock.testing.driver import node_spec
+from penstock.testing.kafka import penstock_topics
+from penstock_services.estimator.core.learn.liquid import LiquidModel
+from penstock_services.estimator.core.learn.training import table
+from penstock_services.estimator.core.lifecycle import MOST_OVER
+from penstock_services.estimator.shell.runs import RunStore
 from tests.bench.history import CARDS, Month
 from tests.bench.machine import Cpu
 from tests.bench.servers import Servers, process, servers
 from tests.bench.watched_estimator import Read
-
-from penstock.cluster.nouns import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
-from penstock.estimator.core.learn.liquid import LiquidModel
-from penstock.estimator.core.learn.training import table
-from penstock.estimator.core.lifecycle import MOST_OVER
-from penstock.estimator.shell.runs import RunStore
-from penstock.events.base import Event
-from penstock.events.doors import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.facts import JobEnded, PlacementDecided, PlacerSettings, TermStarted
-from penstock.events.topics import Topic
-from penstock.kernel.clock import wall_ms
-from penstock.kernel.log import Log, Message, Partition, Reader
-from penstock.kernel.open_log import open_log
-from penstock.ledger.record import GENESIS, Draft, write
-from penstock.testing.driver import node_spec
-from penstock.testing.kafka import penstock_topics
 
 JOBS, LEDGER, ESTIMATES = (Partition(topic, 0) for topic in (Topic.JOBS, Topic.LEDGER, Topic.ESTIMATES))
 RUNS = 10_000
@@ -291,6 +291,7 @@ def forest_ms(runs: int, asked: int) -> list[float]:
 
 if __name__ == "__main__":  # python -m tests.bench.estimator: for work on speed
     import uvloop
+
     from tests.bench.machine import keep_to_two_cores, quantile
 
     keep_to_two_cores()

@@ -6,10 +6,10 @@ utilisation have a way of their own per network and kind, so that no simple law 
 
 import numpy as np
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.learn.gpus import facts_of
-from penstock.estimator.core.needs.history import Run
-from penstock.estimator.core.runs import Card, FinishedRun, Given, about
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock_services.estimator.core.learn.gpus import facts_of
+from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.runs import Card, FinishedRun, Given, about
 
 CARDS = (
     Card("T4", 15_360), Card("2080TI", 11_264), Card("V100", 32_510), Card("A10", 23_028), Card("A6000", 49_140),

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from penstock.log.open import open_log
+from penstock.log.port import Log, Partition
+from penstock.runtime.service import main
+from penstock.runtime.settings import Settings
+from penstock.testing.kafka import penstock_topics
 from tests.bench.machine import Cpu
 from tests.bench.servers import process, servers
-
-from penstock.kernel.log import Log, Partition
-from penstock.kernel.open_log import open_log
-from penstock.kernel.service import main
-from penstock.kernel.settings import Settings
-from penstock.testing.kafka import penstock_topics
 
 SETTLE_S = 5.0  # after the start, until the last of its own messages and rows are written
 
@@ -75,8 +75,8 @@ async def _everything(
 ) -> None:
     """The services as `penstock up` composes them, and a node-reporter beside them."""
     from penstock.local.services import Services
-    from penstock.node_reporter.options import Options
-    from penstock.node_reporter.shell.run import runner
+    from penstock_services.node_reporter.options import Options
+    from penstock_services.node_reporter.shell.run import runner
 
     folder = Path(sys.argv[1])
     os.environ["PENSTOCK_GATEWAY_BIND"] = "127.0.0.1:0"

@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from penstock.kernel.log import Log
-from penstock.kernel.open_log import open_log
-from penstock.kernel.service import main
-from penstock.kernel.settings import Settings
+from penstock.log.open import open_log
+from penstock.log.port import Log
+from penstock.runtime.service import main
+from penstock.runtime.settings import Settings
 from penstock.testing.driver import node_spec
 from penstock.testing.fake_nodes import FakeNodes
 
@@ -25,7 +25,7 @@ def fake_nodes(log: Log, count: int, gpus: int, run_ms: float) -> FakeNodes:
 
 
 class NodesProcess:
-    """A service, as penstock.kernel.service runs it."""
+    """A service, as penstock.runtime.service runs it."""
 
     def __init__(self, count: int, gpus: int, path: Path) -> None:
         self._count, self._gpus, self._path = count, gpus, path

@@ -15,24 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import asyncpg
+
+from penstock.clock import wall_ms
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.migrations import schema_of
+from penstock.runtime.service import settle_gc
+from penstock.runtime.settings import Settings
+from penstock.testing.kafka import penstock_topics
+from penstock_services.estimator.shell.service import run as run_estimator
+from penstock_services.placer.shell.service import run as run_placer
+from penstock_services.projector.shell.service import run as run_projector
 from tests.bench.machine import Cpu, keep_to_two_cores, quantile
 from tests.bench.nodes import RUN_MS, fake_nodes
 from tests.bench.servers import Servers, process, servers
-
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.shell.service import run as run_estimator
-from penstock.events.doors import JobSubmitted
-from penstock.events.envelope import Envelope, to_wire
-from penstock.events.topics import Topic
-from penstock.kernel.clock import wall_ms
-from penstock.kernel.log import Log, Message, Partition
-from penstock.kernel.migrations import schema_of
-from penstock.kernel.open_log import open_log
-from penstock.kernel.service import settle_gc
-from penstock.kernel.settings import Settings
-from penstock.placer.shell.service import run as run_placer
-from penstock.projector.shell.service import run as run_projector
-from penstock.testing.kafka import penstock_topics
 
 NODES, GPUS_PER_NODE = 1_000, 8
 RATE_PER_S = 1_050  # offered; above the 1,000 to be reached, so that reaching it is no accident of the pacing
@@ -199,7 +199,7 @@ async def on_kafka(found: Servers, nodes: int, rate_per_s: float, seconds: float
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(log.close)
         for name in ("placer", "estimator", "projector"):
-            child = await stack.enter_async_context(process(name, ["-m", f"penstock.{name}"], found))
+            child = await stack.enter_async_context(process(name, ["-m", f"penstock_services.{name}"], found))
             pids[name] = child.pid
         argv = ["-m", "tests.bench.nodes", str(nodes), str(GPUS_PER_NODE), str(seen_path)]
         child = await stack.enter_async_context(process("nodes", argv, found))

@@ -9,8 +9,8 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from penstock.events.facts import PlacerSettings
 from penstock.ledger.state import CellState
+from penstock.model.ledger_events import PlacerSettings
 from penstock.policies.base import Chance, assign
 from penstock.policies.profiles import PROFILES, policy_for
 from penstock.testing import builders as b

@@ -11,23 +11,23 @@ import asyncio
 import time
 
 import asyncpg
-from tests.bench.core import CoreBench
-from tests.bench.servers import Servers, servers, start_process
 
-from penstock.cluster.nouns import JobSpec
-from penstock.events.doors import JobSubmitted
-from penstock.events.envelope import Envelope, to_wire
-from penstock.events.topics import Topic
-from penstock.kernel.clock import wall_ms
-from penstock.kernel.log import MAX_BATCH_RECORDS, Log, Message, Partition
-from penstock.kernel.migrations import schema_of
-from penstock.kernel.open_log import open_log
-from penstock.kernel.snapshots import save_snapshot
+from penstock.clock import wall_ms
 from penstock.ledger.record import read
 from penstock.ledger.replica import Replica
-from penstock.placer.shell.term import ledger_headers
-from penstock.projector.shell.service import SNAPSHOT_RECORDS, prepare_schema
+from penstock.log.open import open_log
+from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
+from penstock.runtime.migrations import schema_of
+from penstock.runtime.snapshots import save_snapshot
 from penstock.testing.kafka import penstock_topics
+from penstock_services.placer.shell.term import ledger_headers
+from penstock_services.projector.shell.service import SNAPSHOT_RECORDS, prepare_schema
+from tests.bench.core import CoreBench
+from tests.bench.servers import Servers, servers, start_process
 
 LEDGER_RECORDS = 100_000
 NODES = 1_000
@@ -71,7 +71,7 @@ async def restart_s(found: Servers, log: Log, job_id: str) -> float:
     await log.append([Message(Partition(Topic.JOBS, 0), value, headers)])
     reader = log.reader({LEDGER: (await log.end_offsets([LEDGER]))[LEDGER]})
     began = time.perf_counter()
-    placer = start_process("placer", ["-m", "penstock.placer"], found)
+    placer = start_process("placer", ["-m", "penstock_services.placer"], found)
     try:
         while True:
             records = await reader.read(timeout_ms=ANSWER_TIMEOUT_MS)
@@ -99,6 +99,7 @@ async def measure(records: int = LEDGER_RECORDS, nodes: int = NODES, repeats: in
 
 if __name__ == "__main__":  # python -m tests.bench.restart: for work on speed
     import uvloop
+
     from tests.bench.machine import keep_to_two_cores
 
     keep_to_two_cores()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from penstock.kernel.postgres import embedded_postgres
-from penstock.kernel.settings import Settings
+from penstock.runtime.postgres import embedded_postgres
+from penstock.runtime.settings import Settings
 from penstock.testing.kafka import kafka_broker, penstock_topics
 from penstock.testing.processes import Child
 

@@ -10,7 +10,7 @@ from time import process_time
 
 import numpy as np
 
-from penstock.events.facts import PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob

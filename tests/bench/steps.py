@@ -9,21 +9,21 @@ from time import process_time, thread_time
 
 import numpy as np
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest, TaskPlacement
-from penstock.estimator.core.etas import Etas
-from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.needs.history import History, Run, key_of
-from penstock.estimator.core.needs.nearest import Nearest
-from penstock.estimator.core.needs.node_sizes import NodeSizes
-from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock.estimator.core.steps.tier import StepTier
-from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
-from penstock.events.base import Event
-from penstock.events.doors import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
-from penstock.events.facts import PlacementDecided, PlacerSettings, TermStarted
-from penstock.events.topics import Topic
 from penstock.ledger.record import GENESIS, Draft, write
+from penstock.model.event import Event
+from penstock.model.external_events import JobSubmitted, NodeJoined, StepsMeasured, TaskStarted
+from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
 from penstock.testing.driver import node_spec
+from penstock_services.estimator.core.etas import Etas
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.needs.history import History, Run, key_of
+from penstock_services.estimator.core.needs.nearest import Nearest
+from penstock_services.estimator.core.needs.node_sizes import NodeSizes
+from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock_services.estimator.core.steps.tier import StepTier
+from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
 
 NETWORKS, OWNERS = 30, 20
 CARDS = {"T4": 3.0, "V100": 1.5, "A100": 1.0}

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-from tests.bench.servers import Servers, bench_folder, process, servers
 
-from penstock.kernel.task_logs import log_path
+from penstock.runtime.task_logs import log_path
 from penstock.testing.processes import Child, free_port
+from tests.bench.servers import Servers, bench_folder, process, servers
 
 RATE_PER_S = 5.0
 WARM_UP_JOBS = 10  # not counted: first connections, first imports
@@ -76,8 +76,16 @@ async def _services(found: Servers) -> AsyncIterator[tuple[str, Path]]:
     env = {"PENSTOCK_GATEWAY_BIND": bind, "PENSTOCK_LOG_DIR": str(logs)}
     async with contextlib.AsyncExitStack() as stack:
         for name in ("placer", "estimator", "projector", "gateway"):
-            await stack.enter_async_context(process(name, ["-m", f"penstock.{name}"], found, env))
-        argv = ["-m", "penstock.node_reporter", "--node-id", "node-0", "--drain", "--virtual-gpus", "8"]
+            await stack.enter_async_context(process(name, ["-m", f"penstock_services.{name}"], found, env))
+        argv = [
+            "-m",
+            "penstock_services.node_reporter",
+            "--node-id",
+            "node-0",
+            "--drain",
+            "--virtual-gpus",
+            "8",
+        ]
         argv += ["--cores", "8", "--state-dir", str(found.folder / "node"), "--log-dir", str(logs)]
         await stack.enter_async_context(process("node-0", argv, found))
         yield f"http://{bind}", logs

@@ -13,14 +13,14 @@ from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any, Self, cast
 
-from penstock.cluster.nouns import Estimate, JobSpec
-from penstock.estimator.core.learn.training import ModelTier
-from penstock.estimator.shell import service
-from penstock.events.topics import Topic
-from penstock.kernel.log import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
-from penstock.kernel.open_log import open_log
-from penstock.kernel.service import main
-from penstock.kernel.settings import Settings
+from penstock.log.open import open_log
+from penstock.log.port import MAX_READ_RECORDS, Log, Message, Partition, Reader, Record
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, JobSpec
+from penstock.runtime.service import main
+from penstock.runtime.settings import Settings
+from penstock_services.estimator.core.learn.training import ModelTier
+from penstock_services.estimator.shell import service
 
 MARK = b"estimate-"  # how the id of an estimate's event begins
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, strays
 
 pytestmark = pytest.mark.postgres

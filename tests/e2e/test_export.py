@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.conftest import Installation
 
 pytestmark = pytest.mark.postgres

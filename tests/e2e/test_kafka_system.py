@@ -14,16 +14,16 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.conftest import with_database
 
-from penstock.events.topics import Topic
-from penstock.kernel.errors import NotAllowed
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.open_log import open_log
+from penstock.errors import NotAllowed
+from penstock.log.open import open_log
+from penstock.log.port import Message, Partition
+from penstock.model.topics import Topic
 from penstock.testing.build_cache import INFRA, REPOSITORY
 from penstock.testing.kafka import ADMIN, KafkaBroker, kafka_broker
 from penstock.testing.processes import Child, free_port
 from penstock.testing.system import Gateway, clean_environment, python_service
+from tests.conftest import with_database
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -93,7 +93,7 @@ def database(admin_dsn: str, name: str) -> Iterator[str]:
 def set_up(broker: KafkaBroker, identity: str = ADMIN) -> int:
     """Step 2 of infra/kafka/README.md, word for word but for the address; its exit status."""
     readme = (INFRA / "kafka" / "README.md").read_text()
-    [line] = [line for line in readme.splitlines() if "penstock.kernel.kafka_setup" in line]
+    [line] = [line for line in readme.splitlines() if "penstock.log.kafka_setup" in line]
     line = line.replace("kafka://admin:PASSWORD@HOST:9092", broker.url(identity))
     argv = [sys.executable, *shlex.split(line)[1:]]
     done = subprocess.run(
@@ -158,7 +158,7 @@ def test_the_read_models_equal_a_replay(system: System) -> None:
     """The same auditor does not trust the tables either: asked of the gateway, and of the projector itself."""
     found = system.gateway.post("/v1/projections/verify")
     assert found["ok"], found
-    argv = [sys.executable, "-m", "penstock.projector", "verify"]
+    argv = [sys.executable, "-m", "penstock_services.projector", "verify"]
     done = subprocess.run(
         argv, env=system.environment("projector"), capture_output=True, text=True, timeout=30, check=False
     )
@@ -188,7 +188,7 @@ def test_only_an_administrator_gives_rights(system: System) -> None:
 
 def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> None:
     """Two secrets were mixed up in a deployment: the first line of the log must be enough to see it."""
-    argv = [sys.executable, "-m", "penstock.placer"]
+    argv = [sys.executable, "-m", "penstock_services.placer"]
     done = subprocess.run(
         argv, env=system.environment("estimator"), capture_output=True, text=True, timeout=30, check=False
     )

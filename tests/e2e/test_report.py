@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.conftest import Installation
 
 pytestmark = pytest.mark.postgres

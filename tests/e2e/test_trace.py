@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.kernel.settings import Settings
-from penstock.telemetry.tracing import tracing
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import tracing
 from penstock.testing.jaeger import JaegerServer, jaeger_server
 from penstock.testing.kafka import kafka_broker
 from penstock.testing.system import Gateway, installation

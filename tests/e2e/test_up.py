@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, Installation, environment, left_in, strays
 
 pytestmark = pytest.mark.postgres
@@ -147,7 +148,7 @@ def test_a_stopped_gateway_is_unreachable_not_a_crash(up: Installation) -> None:
 def test_json_holds_the_documented_keys(up: Installation) -> None:
     """Scripts rest on these; libs/cli/README.md documents them."""
     up.run("submit", "--name", "keys", "--gpus", "1", "--", "true")
-    readme = (ROOT / "libs/cli/README.md").read_text()
+    readme = (ROOT / "libs/penstock/cli/README.md").read_text()
     rows = {
         "jobs": listed(up, "get", "jobs")["jobs"],
         "nodes": listed(up, "get", "nodes")["nodes"],
@@ -278,7 +279,7 @@ def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation
     reporters = [
         line
         for line in strays(up.folder)
-        if "penstock.node_reporter" in line and f"--node-id {node} " in line
+        if "penstock_services.node_reporter" in line and f"--node-id {node} " in line
     ]
     assert len(reporters) == 1
     os.kill(int(reporters[0].partition(":")[0]), signal.SIGKILL)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from penstock.kernel.log import Log
-from penstock.kernel.open_log import open_log
+from penstock.log.open import open_log
+from penstock.log.port import Log
 from penstock.testing.fault_cell import FaultCell
 from penstock.testing.kafka import KafkaBroker, kafka_broker
 from penstock.testing.zygote import Zygote
@@ -50,8 +50,8 @@ def scale(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     modules = [
-        "penstock.placer", "penstock.estimator", "penstock.node_reporter", "penstock.testing.judge_node",
-        *(name for name in ("penstock.projector", "penstock.gateway") if find_spec(f"{name}.__main__")),
+        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "penstock.testing.judge_node",
+        *(name for name in ("penstock_services.projector", "penstock_services.gateway") if find_spec(f"{name}.__main__")),
     ]  # fmt: skip
     found = Zygote(modules, {"PENSTOCK_TAKEOVER_MS": str(TAKEOVER_MS)})
     yield found

@@ -8,18 +8,18 @@ import httpx
 import numpy as np
 import pytest
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.events.doors import DeadLettered, JobSubmitted
-from penstock.events.envelope import from_wire
-from penstock.events.errors import EventError
-from penstock.events.topics import INPUT_TOPICS, Topic, node_partition
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.settings import Settings
-from penstock.projector.shell.rebuild import verify
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import from_wire
+from penstock.model.errors import EventError
+from penstock.model.external_events import DeadLettered, JobSubmitted
+from penstock.model.topics import INPUT_TOPICS, Topic, node_partition
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.settings import Settings
 from penstock.testing.fault_cell import FaultCell
 from penstock.testing.garbage import Garbage, Generator
 from penstock.testing.judge import judge, read_all
 from penstock.testing.kafka import KafkaBroker
+from penstock_services.projector.shell.rebuild import verify
 
 from .conftest import SEED, MakeCell
 

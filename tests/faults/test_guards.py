@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from msgspec import structs
 
-from penstock.cluster.moves import JobStatus
-from penstock.estimator.shell import service as estimator
-from penstock.events.base import Event
-from penstock.events.doors import (
+from penstock.errors import AppendFailed
+from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
+from penstock.ledger.replica import Replica
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.event import Event
+from penstock.model.external_events import (
     JobCancelRequested,
     JobEstimated,
     JobSubmitted,
@@ -18,19 +22,15 @@ from penstock.events.doors import (
     TaskExited,
     TaskStarted,
 )
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.facts import PlacementDecided, PlacerSettings, StartTask, TermStarted
-from penstock.events.topics import Topic, node_partition
-from penstock.kernel.errors import AppendFailed
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
-from penstock.ledger.replica import Replica
-from penstock.placer.core.orders import start_orders
-from penstock.placer.shell import service as placer
+from penstock.model.ledger_events import PlacementDecided, PlacerSettings, StartTask, TermStarted
+from penstock.model.topics import Topic, node_partition
+from penstock.model.transitions import JobStatus
 from penstock.testing.chaos import SETTINGS, TOPICS
 from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
 from penstock.testing.virtual_time import run_virtually
+from penstock_services.estimator.shell import service as estimator
+from penstock_services.placer.core.orders import start_orders
+from penstock_services.placer.shell import service as placer
 
 LEDGER = Partition(Topic.LEDGER, 0)
 ORDERS = Partition(Topic.ORDERS, node_partition("n1"))

@@ -20,9 +20,9 @@ TIMEOUT_S = 100.0
 TESTS_FAILED = 1  # pytest's exit status
 
 GUARDS = "tests/faults/test_guards.py"
-SERVICE = "penstock.placer.shell.service"
-GUARD = "penstock.placer.core.guard"
-DECIDE = "penstock.placer.core.decide"
+SERVICE = "penstock_services.placer.shell.service"
+GUARD = "penstock_services.placer.core.guard"
+DECIDE = "penstock_services.placer.core.decide"
 RECORD = "penstock.ledger.record"
 APPEND = '            await self._log.append(messages)\n            hit("placer.record_appended")'
 APPLY = "            moved = await self.connection.fetchrow(\n"
@@ -58,13 +58,13 @@ MUTANTS = (
         (f"{GUARDS}::test_a_failed_append_to_the_ledger_costs_no_decision",),
     ),
     Mutant(
-        "awaiting the orders' append", "penstock.placer.shell.dispatch",
+        "awaiting the orders' append", "penstock_services.placer.shell.dispatch",
         '            await self._log.append(messages)\n            hit("placer.orders_sent")',
         "            asyncio.ensure_future(self._log.append(messages))",
         (f"{GUARDS}::test_a_failed_append_of_orders_loses_none",),
     ),
     Mutant(
-        "awaiting the estimates' append", "penstock.estimator.shell.sending",
+        "awaiting the estimates' append", "penstock_services.estimator.shell.sending",
         "            await log.append(messages)", "            asyncio.ensure_future(log.append(messages))",
         (f"{GUARDS}::test_an_estimate_is_sent_until_it_arrives",),
     ),
@@ -80,7 +80,7 @@ MUTANTS = (
         (f"{GUARDS}::test_a_dead_letter_survives_a_crash_beside_its_record",),
     ),
     Mutant(
-        "own term read back before deciding", "penstock.placer.shell.term",
+        "own term read back before deciding", "penstock_services.placer.shell.term",
         "if ours and replica.head.term == term:", "if True:",
         (f"{GUARDS}::test_a_placer_decides_only_once_its_own_term_was_read_back",),
     ),
@@ -89,7 +89,7 @@ MUTANTS = (
         (f"{GUARDS}::test_a_replaced_placer_stands_by",),
     ),
     Mutant(
-        "no order for a task that is lost", "penstock.placer.core.orders",
+        "no order for a task that is lost", "penstock_services.placer.core.orders",
         "for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED", "for task in job.tasks.values() if task.started_ms is None",
         (f"{GUARDS}::test_a_task_lost_to_a_reboot_is_not_ordered_under_the_new_boot",),
     ),
@@ -126,21 +126,21 @@ MUTANTS = (
         (f"{GUARDS}::test_the_head_of_the_queue_is_overtaken_only_so_often",), 2,
     ),
     Mutant(
-        "sync of the node's journal", "penstock.node_reporter.shell.journal",
+        "sync of the node's journal", "penstock_services.node_reporter.shell.journal",
         "'FULL' if durable else 'NORMAL'", "'NORMAL'",
         ("tests/faults/test_disk.py",),
     ),
     Mutant(
-        "waiting for the sync before acting", "penstock.node_reporter.shell.node",
+        "waiting for the sync before acting", "penstock_services.node_reporter.shell.node",
         "durable=bool(inputs)", "durable=False",
         ("tests/faults/test_disk.py",),
     ),
     Mutant(
-        "node's token check", "penstock.node_reporter.core.machine", "    if order.token < highest:\n", "    if False:\n",
+        "node's token check", "penstock_services.node_reporter.core.machine", "    if order.token < highest:\n", "    if False:\n",
         ("tests/unit/test_node_core.py",),
     ),
     Mutant(
-        "cursor in the same transaction", "penstock.projector.shell.store", APPLY,
+        "cursor in the same transaction", "penstock_services.projector.shell.store", APPLY,
         "            await self.connection.execute(\n"
         "                'UPDATE positions SET next_offset = $2 WHERE cell = $1', self._cell, replica.offset\n"
         "            )\n"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.postgres import PostgresServer
-from penstock.kernel.settings import Settings
-from penstock.projector.shell.rebuild import verify
+from penstock.runtime.postgres import PostgresServer
+from penstock.runtime.settings import Settings
 from penstock.testing.fault_cell import FaultCell
 from penstock.testing.judge import judge
 from penstock.testing.kafka import KafkaBroker
+from penstock_services.projector.shell.rebuild import verify
 
 from .conftest import MakeCell
 

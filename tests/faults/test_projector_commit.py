@@ -6,12 +6,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.kernel.errors import StoreError
+from penstock.errors import StoreError
 from penstock.ledger.replica import Replica
-from penstock.projector.core.projection import Projection
-from penstock.projector.shell.service import prepare_schema
-from penstock.projector.shell.store import Store
 from penstock.testing.driver import CellDriver, node_spec
+from penstock_services.projector.core.projection import Projection
+from penstock_services.projector.shell.service import prepare_schema
+from penstock_services.projector.shell.store import Store
 
 SCHEMA = "penstock"
 

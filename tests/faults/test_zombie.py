@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from penstock.events.topics import Topic
-from penstock.kernel.log import Partition
 from penstock.ledger.record import GENESIS, RawRecord, read_valid
+from penstock.log.port import Partition
+from penstock.model.topics import Topic
 from penstock.testing.fault_cell import FaultCell, Slot
 from penstock.testing.judge import judge, read_all
 from penstock.testing.kafka import KafkaBroker
@@ -44,7 +44,7 @@ async def cell(request: pytest.FixtureRequest, make_cell: MakeCell, dsn: str) ->
 
 
 def placer(name: str, *, standby: bool = False) -> Slot:
-    return Slot(name, "penstock.placer", env={"PENSTOCK_STANDBY": "1"} if standby else {})
+    return Slot(name, "penstock_services.placer", env={"PENSTOCK_STANDBY": "1"} if standby else {})
 
 
 async def records(cell: FaultCell) -> list[RawRecord]:

@@ -10,18 +10,18 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.integration.test_estimator_service import serving
-from tests.unit.estimator.month import month
 
-from penstock.cluster.nouns import Estimate, JobSpec
-from penstock.estimator.shell.runs import estimator_schema
-from penstock.events.doors import JobEstimated, ModelTrained
-from penstock.events.envelope import from_wire
-from penstock.events.topics import Topic
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.settings import Settings
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import from_wire
+from penstock.model.external_events import JobEstimated, ModelTrained
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, JobSpec
+from penstock.runtime.settings import Settings
 from penstock.testing.driver import CellDriver, node_spec
 from penstock.testing.gateway_cell import Cell, problem, running
+from penstock_services.estimator.shell.runs import estimator_schema
+from tests.integration.test_estimator_service import serving
+from tests.unit.estimator.month import month
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(180)]
 

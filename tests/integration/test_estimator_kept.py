@@ -3,6 +3,28 @@
 import asyncio
 
 import pytest
+
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Log
+from penstock.model.envelope import from_wire
+from penstock.model.external_events import (
+    JobEstimated,
+    JobSubmitted,
+    StageSample,
+    StagesMeasured,
+    StagesProfiled,
+    TaskExited,
+)
+from penstock.model.ledger_events import JobEnded, PlacementDecided
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, JobSpec, TaskPlacement
+from penstock.runtime.settings import Settings
+from penstock_services.estimator.core.needs.killed import Killed
+from penstock_services.estimator.core.stages.book import Owned
+from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
+from penstock_services.estimator.shell import stages as module
+from penstock_services.estimator.shell.runs import RunStore
+from penstock_services.estimator.shell.stages import Staged
 from tests.integration.test_estimator_runs import run
 from tests.integration.test_estimator_service import (
     ESTIMATES,
@@ -14,28 +36,6 @@ from tests.integration.test_estimator_service import (
     prepared,
     serving,
 )
-
-from penstock.cluster.nouns import Estimate, JobSpec, TaskPlacement
-from penstock.estimator.core.needs.killed import Killed
-from penstock.estimator.core.stages.book import Owned
-from penstock.estimator.core.stages.profile import StageKey, StageProfile
-from penstock.estimator.shell import stages as module
-from penstock.estimator.shell.runs import RunStore
-from penstock.estimator.shell.stages import Staged
-from penstock.events.doors import (
-    JobEstimated,
-    JobSubmitted,
-    StageSample,
-    StagesMeasured,
-    StagesProfiled,
-    TaskExited,
-)
-from penstock.events.envelope import from_wire
-from penstock.events.facts import JobEnded, PlacementDecided
-from penstock.events.topics import Topic
-from penstock.kernel.log import Log
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,19 +5,19 @@ import asyncio
 import asyncpg
 import numpy as np
 import pytest
-from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared, serving
 
-from penstock.cluster.nouns import JobSpec, TaskPlacement, Usage
-from penstock.estimator.core.lifecycle import MIN_RUNS
-from penstock.estimator.shell.runs import RunStore, estimator_schema
-from penstock.events.doors import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
-from penstock.events.envelope import from_wire
-from penstock.events.facts import JobEnded, PlacementDecided
-from penstock.events.topics import Topic
-from penstock.kernel.log import Log
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Log
+from penstock.model.envelope import from_wire
+from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
+from penstock.model.ledger_events import JobEnded, PlacementDecided
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec, TaskPlacement, Usage
+from penstock.runtime.settings import Settings
 from penstock.testing.driver import node_spec
+from penstock_services.estimator.core.lifecycle import MIN_RUNS
+from penstock_services.estimator.shell.runs import RunStore, estimator_schema
+from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared, serving
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.cluster.nouns import JobSpec
-from penstock.events.doors import JobSubmitted
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.topics import CELL_TOPICS, Topic
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.log import Log, Message, Partition
-from penstock.kernel.settings import Settings
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.types import JobSpec
+from penstock.runtime.settings import Settings
 
 pytestmark = pytest.mark.postgres
 
@@ -31,7 +31,7 @@ async def process(dsn: str, failpoint: str = "") -> AsyncIterator[asyncio.subpro
         "PENSTOCK_FAILPOINT": failpoint,
     }
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.estimator", env=environment, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "penstock_services.estimator", env=environment, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert child.stdout is not None

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from penstock.estimator.core.learn.training import Trained
-from penstock.estimator.core.needs.history import History, Run
-from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said
-from penstock.estimator.shell import runs as module
-from penstock.estimator.shell.runs import RunStore
-from penstock.kernel.errors import StoreError
+from penstock.errors import StoreError
+from penstock_services.estimator.core.learn.training import Trained
+from penstock_services.estimator.core.needs.history import History, Run
+from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock_services.estimator.shell import runs as module
+from penstock_services.estimator.shell.runs import RunStore
 
 pytestmark = pytest.mark.postgres
 

@@ -7,21 +7,21 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from penstock.cluster.nouns import JobSpec, TaskPlacement, Usage
-from penstock.estimator.shell import sending
-from penstock.estimator.shell.service import run
-from penstock.events.base import Event
-from penstock.events.doors import JobCancelRequested, JobEstimated, JobSubmitted, TaskExited
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.facts import JobEnded, PlacementDecided, PlacerSettings, TermStarted
-from penstock.events.topics import CELL_TOPICS, Topic
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.errors import NotAllowed
-from penstock.kernel.log import Headers, Log, Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
+from penstock.errors import NotAllowed
 from penstock.ledger.record import GENESIS, Draft, Head, write
-from penstock.telemetry.context import job_context, to_traceparent
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Headers, Log, Message, Partition
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.event import Event
+from penstock.model.external_events import JobCancelRequested, JobEstimated, JobSubmitted, TaskExited
+from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.types import JobSpec, TaskPlacement, Usage
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.context import job_context, to_traceparent
+from penstock_services.estimator.shell import sending
+from penstock_services.estimator.shell.service import run
 
 SETTINGS = Settings(log_url="unused: the log is given", cell_index=1)
 SPEC = JobSpec(owner="ada", command=("python", "train.py"))

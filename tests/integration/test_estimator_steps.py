@@ -6,17 +6,14 @@ from typing import TypeVar
 
 import asyncpg
 import pytest
-from tests.integration.test_estimator_learns import answer, settings
-from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest, TaskPlacement, Usage
-from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.lifecycle import MIN_STEP_RUNS
-from penstock.estimator.core.needs.estimate import estimate
-from penstock.estimator.core.recall import Recall
-from penstock.estimator.shell.runs import RunStore, estimator_schema
-from penstock.events.base import Event
-from penstock.events.doors import (
+from penstock.ledger.record import Draft, write
+from penstock.ledger.replica import Replica
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Log, Message
+from penstock.model.envelope import Envelope, from_wire
+from penstock.model.event import Event
+from penstock.model.external_events import (
     EtaEstimated,
     JobEstimated,
     JobSubmitted,
@@ -28,16 +25,19 @@ from penstock.events.doors import (
     TaskPhaseChanged,
     TaskStarted,
 )
-from penstock.events.envelope import Envelope, from_wire
-from penstock.events.facts import JobEnded, PlacementDecided
-from penstock.events.topics import CELL_TOPICS, Topic
-from penstock.kernel.log import Log, Message
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.migrations import load_migrations, migrate, schema_of
-from penstock.kernel.snapshots import save_snapshot
-from penstock.ledger.record import Draft, write
-from penstock.ledger.replica import Replica
+from penstock.model.ledger_events import JobEnded, PlacementDecided
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement, Usage
+from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.snapshots import save_snapshot
 from penstock.testing.driver import node_spec
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.lifecycle import MIN_STEP_RUNS
+from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.estimator.core.recall import Recall
+from penstock_services.estimator.shell.runs import RunStore, estimator_schema
+from tests.integration.test_estimator_learns import answer, settings
+from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 
@@ -304,7 +304,7 @@ async def test_a_restart_beside_a_snapshot_goes_on_where_it_was(
         await placer.record(eta)
         await asyncio.sleep(0.3)  # until the position is written; nothing tells
     connection = await asyncpg.connect(dsn)
-    await migrate(connection, schema_of("default"), load_migrations("penstock.projector.migrations"))
+    await migrate(connection, schema_of("default"), load_migrations("penstock_services.projector.migrations"))
     reader, replica = log.reader({LEDGER: 0}), Replica()
     end = (await log.end_offsets([LEDGER]))[LEDGER]
     while replica.offset < end:

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from penstock.events.doors import JobCancelRequested, JobSubmitted
-from penstock.events.topics import Topic
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.errors import AppendFailed, LogError, NotAllowed, TooLarge
+from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
+from penstock.log.embedded import EmbeddedLog
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.topics import Topic
 from penstock.testing.gateway_cell import JSON, SPEC, WITHIN_S, Cell, Faulty, problem, running
 from penstock.testing.hand_placer import HandPlacer
 
@@ -250,7 +250,7 @@ async def gateway_process(
         "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.gateway", env=environment, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "penstock_services.gateway", env=environment, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None

@@ -12,15 +12,15 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from penstock.events.topics import Topic
-from penstock.gateway.shell import service as gateway_service
-from penstock.gateway.shell.options import Options
-from penstock.kernel.errors import ConfigurationError
-from penstock.kernel.postgres import PostgresServer
-from penstock.kernel.snapshots import save_snapshot
+from penstock.errors import ConfigurationError
 from penstock.ledger.replica import Replica
+from penstock.model.topics import Topic
+from penstock.runtime.postgres import PostgresServer
+from penstock.runtime.snapshots import save_snapshot
 from penstock.testing.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
 from penstock.testing.hand_placer import node_spec
+from penstock_services.gateway.shell import service as gateway_service
+from penstock_services.gateway.shell.options import Options
 
 pytestmark = pytest.mark.postgres
 

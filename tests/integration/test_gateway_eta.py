@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from penstock.events.doors import Bounds, EtaEstimated
-from penstock.kernel.clock import wall_ms
+from penstock.clock import wall_ms
+from penstock.model.external_events import Bounds, EtaEstimated
 from penstock.testing.gateway_cell import Cell, problem, running
 from penstock.testing.hand_placer import node_spec
 

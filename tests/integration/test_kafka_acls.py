@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.events.topics import Topic
-from penstock.kernel.errors import LogError, NotAllowed
-from penstock.kernel.kafka_log import KafkaLog, Sasl
-from penstock.kernel.log import Message, Partition
+from penstock.errors import LogError, NotAllowed
+from penstock.log.kafka import KafkaLog, Sasl
+from penstock.log.port import Message, Partition
+from penstock.model.topics import Topic
 from penstock.testing.kafka import ADMIN, KafkaBroker, acl_table
 
 pytestmark = pytest.mark.kafka
@@ -66,6 +66,6 @@ async def test_a_wrong_password_gets_nowhere(
     guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old secret is still mounted after a rotation: the service must say so and not look idle."""
-    monkeypatch.setattr("penstock.kernel.kafka_log.START_LIMIT_S", 1.0)  # it looks like a broker that is away
+    monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
     with pytest.raises(LogError, match="placer"):
         await KafkaLog(guarded_kafka.bootstrap, "placer", sasl=Sasl("placer", "yesterday's")).start()

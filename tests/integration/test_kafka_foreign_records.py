@@ -6,11 +6,11 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
-from penstock.events.doors import JobCancelRequested
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.kernel import kafka_names
-from penstock.kernel.kafka_log import KafkaLog
-from penstock.kernel.log import Headers, Message, Partition, Record
+from penstock.log import kafka_names
+from penstock.log.kafka import KafkaLog
+from penstock.log.port import Headers, Message, Partition, Record
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.external_events import JobCancelRequested
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.events.topics import NODE_PARTITIONS, Topic
+from penstock.model.topics import NODE_PARTITIONS, Topic
 from penstock.testing import build_cache
 from penstock.testing.build_cache import Part, obtain
 from penstock.testing.kafka import KafkaBroker, kafka_broker

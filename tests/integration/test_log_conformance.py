@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.kafka_log import KafkaLog
-from penstock.kernel.log import Log
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.kafka import KafkaLog
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Log
 from penstock.testing.log_conformance import LogConformance, LogFactory
 
 

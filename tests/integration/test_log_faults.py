@@ -10,13 +10,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.events.topics import Topic
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.errors import AppendFailed, NotAllowed
-from penstock.kernel.kafka_log import KafkaLog
-from penstock.kernel.log import Log, Message, Partition, Record
-from penstock.kernel.open_log import open_log
-from penstock.kernel.postgres import PostgresServer
+from penstock.errors import AppendFailed, NotAllowed
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.kafka import KafkaLog
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition, Record
+from penstock.model.topics import Topic
+from penstock.runtime.postgres import PostgresServer
 from penstock.testing.kafka import KafkaBroker, kafka_broker
 
 WRITERS = 4

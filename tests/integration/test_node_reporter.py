@@ -16,18 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.events import doors
-from penstock.events.envelope import from_wire
-from penstock.events.facts import SetCores
-from penstock.events.topics import Topic, node_partition
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.task_logs import log_path
-from penstock.node_reporter.options import Options
-from penstock.node_reporter.shell import sampler
-from penstock.node_reporter.shell.journal import Journal
-from penstock.node_reporter.shell.spawner import Spawner
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
+from penstock.model import external_events
+from penstock.model.envelope import from_wire
+from penstock.model.ledger_events import SetCores
+from penstock.model.topics import Topic, node_partition
+from penstock.runtime.task_logs import log_path
 from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell import sampler
+from penstock_services.node_reporter.shell.journal import Journal
+from penstock_services.node_reporter.shell.spawner import Spawner
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def nothing_left(options: Options) -> Iterator[None]:
 
 async def test_a_task_starts_runs_and_ends_with_its_code(node: Options, cell: Cell) -> None:
     """The ordinary life: joined, ordered, started, exited; its output is in its log."""
-    joined = await cell.until(doors.NodeJoined)
+    joined = await cell.until(external_events.NodeJoined)
     assert [gpu.index for gpu in joined.node.gpus] == [0, 1]
     await cell.order(start_order(7, "sh", "-c", "echo hello; exit 3"))
-    started = await cell.until(doors.TaskStarted)
-    exited = await cell.until(doors.TaskExited)
+    started = await cell.until(external_events.TaskStarted)
+    exited = await cell.until(external_events.TaskExited)
     assert (started.token, exited.token, exited.cause, exited.exit_code, exited.signal) == (
         7,
         7,
@@ -90,12 +90,12 @@ async def test_a_missing_program_fails_to_start_and_says_what_to_do(node: Option
     await cell.order(
         start_order(1, "no-such-program"), start_order(2, "true", gpus=(1,), workdir="/no/such/folder")
     )
-    first = await cell.until(doors.TaskExited, task_id="job-1.1.0")
-    second = await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    first = await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+    second = await cell.until(external_events.TaskExited, task_id="job-2.1.0")
     assert first.cause == second.cause == "start_failed"
     assert "no-such-program" in first.detail
     assert "/no/such/folder" in second.detail
-    assert not cell.events(doors.TaskStarted)
+    assert not cell.events(external_events.TaskStarted)
 
 
 async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Options, cell: Cell) -> None:
@@ -104,11 +104,11 @@ async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Optio
         "import signal,time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
     await cell.order(start_order(1, sys.executable, "-c", script))
-    await cell.until(doors.TaskStarted)
+    await cell.until(external_events.TaskStarted)
     await eventually(lambda: "deaf" in log_path(node.log_dir, "job-1", "job-1.1.0").read_text())
     before = time.monotonic()
     await cell.order(stop_order(2, "job-1.1.0", grace_ms=400))
-    exited = await cell.until(doors.TaskExited)
+    exited = await cell.until(external_events.TaskExited)
     assert 0.39 < time.monotonic() - before < 10  # the script itself would end after 60 s
     assert (exited.cause, exited.signal) == ("stopped", 9)
 
@@ -118,9 +118,9 @@ async def test_grandchildren_die_before_the_exit_is_reported(node: Options, cell
     await cell.order(
         start_order(1, "sh", "-c", "sleep 61 & setsid sleep 62 & (setsid sleep 63 &) ; sleep 0.2; exit 4")
     )
-    await cell.until(doors.TaskStarted)
+    await cell.until(external_events.TaskStarted)
     await eventually(lambda: len(sleeps(node)) == 3)
-    exited = await cell.until(doors.TaskExited)
+    exited = await cell.until(external_events.TaskExited)
     assert exited.exit_code == 4
     assert sleeps(node) == []
 
@@ -134,20 +134,20 @@ async def test_a_predecessor_alive_holds_its_successor_back(node: Options, cell:
     diary = node.state_dir / "diary"
     script = f"echo begin >> {diary}; sleep 0.3; echo end >> {diary}"
     await cell.order(*[start_order(token, "sh", "-c", script) for token in (1, 2)])
-    await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    await cell.until(external_events.TaskExited, task_id="job-2.1.0")
     assert diary.read_text().split() == ["begin", "end", "begin", "end"]
 
 
 async def test_stale_and_zombie_orders_are_refused(node: Options, cell: Cell) -> None:
     """A suspended placer's old order; and a start that comes after its job was cancelled."""
     await cell.order(start_order(9))
-    await cell.until(doors.TaskExited)
+    await cell.until(external_events.TaskExited)
     await cell.order(start_order(8), stop_order(20, "job-15.1.0"), start_order(15, gpus=(1,)))
-    first = await cell.until(doors.OrderRefused, task_id="job-8.1.0")
+    first = await cell.until(external_events.OrderRefused, task_id="job-8.1.0")
     assert (first.reason, first.highest_token) == ("stale_token", 9)
-    second = await cell.until(doors.OrderRefused, task_id="job-15.1.0")
+    second = await cell.until(external_events.OrderRefused, task_id="job-15.1.0")
     assert (second.reason, second.highest_token) == ("stale_token", 20)
-    assert len(cell.events(doors.TaskStarted)) == 1
+    assert len(cell.events(external_events.TaskStarted)) == 1
 
 
 async def test_an_idle_node_says_nothing_and_does_nothing(
@@ -155,7 +155,7 @@ async def test_an_idle_node_says_nothing_and_does_nothing(
 ) -> None:
     """Heartbeat-free: after a task has come and gone, three seconds pass without a message or a wake-up."""
     await cell.order(start_order(1))
-    await cell.until(doors.TaskExited)
+    await cell.until(external_events.TaskExited)
     await asyncio.sleep(0.3)
 
     def said() -> int:
@@ -190,7 +190,7 @@ async def test_the_task_sees_its_place_and_no_secret(
         3, sys.executable, "-c", script, gpus=(0, 1), cores=(2,), env={"LR": "0.1"}, host_memory_mib=512
     )
     await cell.order(order)
-    await cell.until(doors.TaskExited)
+    await cell.until(external_events.TaskExited)
     seen = json.loads(log_path(node.log_dir, "job-3", "job-3.1.0").read_text())
     usable = sorted(os.sched_getaffinity(0))
     assert seen["cores"] == [usable[2 % len(usable)]]
@@ -210,12 +210,12 @@ async def test_the_task_sees_its_place_and_no_secret(
 
 async def test_cores_of_a_running_task_are_changed(node: Options, cell: Cell) -> None:
     await cell.order(start_order(1, "sleep", "60", cores=(0, 1)))
-    started = await cell.until(doors.TaskStarted)
+    started = await cell.until(external_events.TaskStarted)
     await cell.order(SetCores(token=2, node_id=NODE, task_id=started.task_id, cores=(1,)))
     usable = sorted(os.sched_getaffinity(0))
     await eventually(lambda: os.sched_getaffinity(started.pid) == {usable[1 % len(usable)]})
     await cell.order(stop_order(3, started.task_id))
-    exited = await cell.until(doors.TaskExited)
+    exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
 
 
@@ -223,7 +223,7 @@ async def test_a_memory_cap_holds(node: Options, cell: Cell) -> None:
     """Without a cgroup the cap is RLIMIT_DATA: the allocation fails inside the program."""
     hungry = "x = bytearray(3 << 30); print('had it')"
     await cell.order(start_order(1, sys.executable, "-c", hungry, host_memory_mib=256))
-    exited = await cell.until(doors.TaskExited)
+    exited = await cell.until(external_events.TaskExited)
     assert exited.exit_code == 1
     assert "MemoryError" in log_path(node.log_dir, "job-1", "job-1.1.0").read_text()
 
@@ -231,10 +231,10 @@ async def test_a_memory_cap_holds(node: Options, cell: Cell) -> None:
 async def test_a_killed_guardian_takes_its_task_with_it(node: Options, cell: Cell) -> None:
     """The OOM killer chose the shim: the program dies too, and what it started, before the exit is reported."""
     await cell.order(start_order(1, "sh", "-c", "setsid sleep 64 & sleep 65"))
-    started = await cell.until(doors.TaskStarted)
+    started = await cell.until(external_events.TaskStarted)
     await eventually(lambda: len(sleeps(node)) == 2)
     psutil.Process(started.pid).parent().kill()  # type: ignore[union-attr]
-    exited = await cell.until(doors.TaskExited)
+    exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("lost", signal.SIGKILL)
     assert sleeps(node) == []
 
@@ -242,14 +242,14 @@ async def test_a_killed_guardian_takes_its_task_with_it(node: Options, cell: Cel
 async def test_a_killed_launcher_costs_no_task(node: Options, cell: Cell) -> None:
     """The reporter starts over from its journal: the task runs on, and the next one starts."""
     await cell.order(start_order(1, "sh", "-c", "sleep 1; exit 6"))
-    await cell.until(doors.TaskStarted)
+    await cell.until(external_events.TaskStarted)
     (launcher,) = [p for p in ours(node) if p.name() == "penstock-launch"]
     launcher.kill()
-    joined = await cell.until(doors.NodeJoined, count=2)
+    joined = await cell.until(external_events.NodeJoined, count=2)
     assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
     await cell.order(start_order(2, gpus=(1,)))
-    await cell.until(doors.TaskExited, task_id="job-2.1.0")
-    assert (await cell.until(doors.TaskExited, task_id="job-1.1.0")).exit_code == 6
+    await cell.until(external_events.TaskExited, task_id="job-2.1.0")
+    assert (await cell.until(external_events.TaskExited, task_id="job-1.1.0")).exit_code == 6
 
 
 async def test_a_long_log_keeps_its_head_and_its_end(
@@ -260,7 +260,7 @@ async def test_a_long_log_keeps_its_head_and_its_end(
         await cell.order(
             start_order(1, "sh", "-c", "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last")
         )
-        await cell.until(doors.TaskExited)
+        await cell.until(external_events.TaskExited)
     text = log_path(options.log_dir, "job-1", "job-1.1.0").read_text()
     assert text.startswith("first\n")
     assert text.endswith("\nlast\n")
@@ -274,9 +274,9 @@ async def test_malformed_orders_are_dead_lettered_and_the_next_one_is_obeyed(
     partition = Partition(Topic.ORDERS, node_partition(NODE))
     await cell.log.append([Message(partition, b"{", (("ce_id", b"\xff"),)), Message(partition, b"")])
     await cell.order(start_order(1))
-    await cell.until(doors.TaskExited)
+    await cell.until(external_events.TaskExited)
     letters = [from_wire(r.headers, r.value).data for r in broker.records(Partition(Topic.DEAD_LETTERS, 0))]
-    assert [letter.reason for letter in letters if isinstance(letter, doors.DeadLettered)] == [
+    assert [letter.reason for letter in letters if isinstance(letter, external_events.DeadLettered)] == [
         "undecodable"
     ] * 2
 
@@ -285,19 +285,21 @@ async def test_orders_of_other_nodes_are_not_ours(node: Options, cell: Cell) -> 
     """Several nodes share a partition."""
     other = start_order(5).model_copy(update={"node_id": "n2"})
     await cell.order(other, start_order(1))
-    await cell.until(doors.TaskExited, task_id="job-1.1.0")
-    assert {event.task_id for event in cell.events(doors.TaskStarted, doors.OrderRefused)} == {"job-1.1.0"}  # type: ignore[attr-defined]
+    await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+    assert {
+        event.task_id for event in cell.events(external_events.TaskStarted, external_events.OrderRefused)
+    } == {"job-1.1.0"}  # type: ignore[attr-defined]
 
 
 async def test_a_log_that_fails_is_sat_out(node: Options, cell: Cell, broker: MemoryBroker) -> None:
     """Appends fail before and after the write: the events come under the same ids, none is lost."""
-    await cell.until(doors.NodeJoined)
+    await cell.until(external_events.NodeJoined)
     await cell.order(start_order(1, "sh", "-c", "sleep 0.2; exit 2"))
     for after_write in (False, True, False):
         broker.fail_next_append(after_write=after_write)
-    exited = await cell.until(doors.TaskExited)
+    exited = await cell.until(external_events.TaskExited)
     assert exited.exit_code == 2
-    assert len(cell.ids(doors.TaskStarted)) == len(cell.ids(doors.TaskExited)) == 1
+    assert len(cell.ids(external_events.TaskStarted)) == len(cell.ids(external_events.TaskExited)) == 1
 
 
 async def test_a_drained_node_stops_its_tasks_and_leaves(
@@ -306,11 +308,11 @@ async def test_a_drained_node_stops_its_tasks_and_leaves(
     """`--drain`: the machine is to be taken away; every exit is proven before the node says that it left."""
     async with working(replace(options, drain=True, drain_grace_ms=300), MemoryLog(broker, "n")) as stop:
         await cell.order(start_order(1, "sleep", "60"))
-        await cell.until(doors.TaskStarted)
+        await cell.until(external_events.TaskStarted)
         stop.set()
-        left = await cell.until(doors.NodeLeft)
+        left = await cell.until(external_events.NodeLeft)
     assert left.proof == "shutdown"
-    assert isinstance(cell.events()[-2], doors.TaskExited)
+    assert isinstance(cell.events()[-2], external_events.TaskExited)
     assert ours(options) == []
 
 
@@ -320,13 +322,13 @@ async def test_a_script_tells_its_phases(node: Options, cell: Cell) -> None:
         "from penstock.sdk.phases import phase\nfor name in ('launch', 'train', 'train', 'save'): phase(name)"
     )
     await cell.order(start_order(1, sys.executable, "-c", script))
-    await cell.until(doors.TaskExited)
+    await cell.until(external_events.TaskExited)
     told = [type(event).__name__ for event in cell.events()[1:]]
     assert told == ["TaskStarted", *["TaskPhaseChanged"] * 3, "TaskExited"]
     phases = [
         event.phase
-        for event in cell.events(doors.TaskPhaseChanged)
-        if isinstance(event, doors.TaskPhaseChanged)
+        for event in cell.events(external_events.TaskPhaseChanged)
+        if isinstance(event, external_events.TaskPhaseChanged)
     ]
     assert phases == ["launch", "train", "save"]
 
@@ -340,13 +342,13 @@ async def test_telemetry_is_published_on_change_only(
     await cell.order(
         start_order(1, "sleep", "2", gpus=(0,)), start_order(2, sys.executable, "-c", grow, gpus=(1,))
     )
-    await cell.until(doors.TaskExited, task_id="job-1.1.0")
-    exited = await cell.until(doors.TaskExited, task_id="job-2.1.0")
+    await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+    exited = await cell.until(external_events.TaskExited, task_id="job-2.1.0")
     records = broker.records(Partition(Topic.TELEMETRY, node_partition(NODE)))
     samples = [from_wire(record.headers, record.value).data for record in records]
     memory: dict[str | None, list[int | None]] = {"job-1.1.0": [], "job-2.1.0": []}
     for sample in samples:
-        assert isinstance(sample, doors.TelemetrySampled)
+        assert isinstance(sample, external_events.TelemetrySampled)
         memory[sample.task_id].append(sample.host_memory_mib)
     assert len(memory["job-1.1.0"]) <= 4, "of twenty looks; it may be seen while it starts"
     assert max(mib or 0 for mib in memory["job-2.1.0"]) >= 100
@@ -372,7 +374,7 @@ async def test_the_token_is_durable_before_the_spawn(
     monkeypatch.setattr(Spawner, "spawn", spy_spawn)
     async with working(options, MemoryLog(broker, "n")):
         await cell.order(start_order(1))
-        await cell.until(doors.TaskExited)
+        await cell.until(external_events.TaskExited)
     assert calls == ["starting durable=True", "spawn", "running durable=False", "ended durable=False"]
 
 
@@ -381,14 +383,14 @@ async def test_a_log_that_was_made_anew_is_read_from_its_end(options: Options, b
     async with working(options, MemoryLog(broker, "n")):
         cell = Cell(MemoryLog(broker, "placer"))
         await cell.order(start_order(1))
-        await cell.until(doors.TaskExited)
+        await cell.until(external_events.TaskExited)
     anew = MemoryBroker()
     anew.create(TOPICS)
     cell = Cell(MemoryLog(anew, "placer"))
     async with working(options, MemoryLog(anew, "n")):
-        await cell.until(doors.NodeJoined, count=2)
+        await cell.until(external_events.NodeJoined, count=2)
         await cell.order(start_order(2))
-        assert (await cell.until(doors.TaskExited)).exit_code == 0
+        assert (await cell.until(external_events.TaskExited)).exit_code == 0
 
 
 async def test_a_cgroup_gets_the_cap_the_task_and_is_asked_about_oom(
@@ -402,7 +404,7 @@ async def test_a_cgroup_gets_the_cap_the_task_and_is_asked_about_oom(
     script = f"printf 'oom 1\\noom_kill 1\\n' > {own}/memory.events; kill -9 $$"
     async with working(replace(options, cgroup=group), MemoryLog(broker, "n")):
         await cell.order(start_order(1, "sh", "-c", script, host_memory_mib=256))
-        exited = await cell.until(doors.TaskExited)
+        exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("out_of_memory", signal.SIGKILL)
     assert (own / "memory.max").read_text() == str(256 << 20)
     assert (own / "cgroup.procs").read_text() == "0"
@@ -414,4 +416,4 @@ async def test_an_unwritable_log_folder_costs_the_log_and_not_the_task(
     (tmp_path / "logs").write_text("a file where the folder should be")
     async with working(options, MemoryLog(broker, "n")):
         await cell.order(start_order(1, "sh", "-c", "echo unheard; exit 2"))
-        assert (await cell.until(doors.TaskExited)).exit_code == 2
+        assert (await cell.until(external_events.TaskExited)).exit_code == 2

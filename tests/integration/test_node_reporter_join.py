@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.events import doors
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
-from penstock.node_reporter.options import Options
-from penstock.node_reporter.shell import node as node_module
-from penstock.node_reporter.shell.run import runner
-from penstock.node_reporter.shell.spawner import read_json
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.model import external_events
+from penstock.runtime.settings import Settings
 from penstock.testing.node_cell import NODE, TOPICS, Cell, start_order, working
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell import node as node_module
+from penstock_services.node_reporter.shell.run import runner
+from penstock_services.node_reporter.shell.spawner import read_json
 
 
 async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Path) -> None:
@@ -30,19 +30,21 @@ async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Pa
     broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, MemoryLog(broker, "node-reporter")):
-        await cell.until(doors.NodeJoined)
+        await cell.until(external_events.NodeJoined)
     await cell.order(start_order(7, "sleep", "2"))
     for _ in range(6):  # more than the first life after it sees
         broker.fail_next_append(after_write=True)
     async with working(options, MemoryLog(broker, "node-reporter")):
-        await cell.until(doors.NodeJoined, count=4)  # by now the order was read, if it was not held back
+        await cell.until(
+            external_events.NodeJoined, count=4
+        )  # by now the order was read, if it was not held back
     async with working(options, MemoryLog(broker, "node-reporter")):
-        await cell.until(doors.TaskExited)
+        await cell.until(external_events.TaskExited)
     started: set[str] = set()
     for event in cell.events():
-        if isinstance(event, doors.TaskStarted):
+        if isinstance(event, external_events.TaskStarted):
             started.add(event.task_id)
-        if isinstance(event, doors.NodeJoined):
+        if isinstance(event, external_events.NodeJoined):
             assert started <= {task.task_id for task in event.tasks}
 
 
@@ -79,11 +81,11 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     dead = MemoryLog(broker, "node-reporter")
     stop = asyncio.Event()
     first = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=dead))
-    await cell.until(doors.NodeJoined)
+    await cell.until(external_events.NodeJoined)
     await dead.close()
     stop.set()
     async with working(replace(options, drain=False), MemoryLog(broker, "node-reporter")):
-        await cell.until(doors.NodeJoined, count=2)
+        await cell.until(external_events.NodeJoined, count=2)
     await first
     kinds = [type(event).__name__ for event in cell.events()]
     assert kinds == ["NodeJoined", "NodeLeft", "NodeJoined"]
@@ -107,11 +109,11 @@ async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path
     broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, MemoryLog(broker, "node-reporter")):
-        known = (await cell.until(doors.NodeJoined)).incarnation
-    await cell.until(doors.NodeLeft)
+        known = (await cell.until(external_events.NodeJoined)).incarnation
+    await cell.until(external_events.NodeLeft)
     await cell.order(start_order(7, "sleep", "60", incarnation=known))
     async with working(replace(options, drain=False), MemoryLog(broker, "node-reporter")):
-        now = (await cell.until(doors.NodeJoined, count=2)).incarnation
+        now = (await cell.until(external_events.NodeJoined, count=2)).incarnation
         await cell.order(start_order(8, "true", gpus=(1,), incarnation=now))
-        await cell.until(doors.TaskExited)
-    assert [event.token for event in cell.events(doors.TaskStarted)] == [8]
+        await cell.until(external_events.TaskExited)
+    assert [event.token for event in cell.events(external_events.TaskStarted)] == [8]

@@ -10,13 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.events import doors
-from penstock.events.topics import Topic
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.kafka_log import KafkaLog
-from penstock.kernel.log import Partition
-from penstock.kernel.task_logs import log_path
-from penstock.node_reporter.options import Options
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.kafka import KafkaLog
+from penstock.log.port import Partition
+from penstock.model import external_events
+from penstock.model.topics import Topic
+from penstock.runtime.task_logs import log_path
 from penstock.testing.node_cell import (
     NODE,
     TOPICS,
@@ -27,6 +26,7 @@ from penstock.testing.node_cell import (
     start_order,
     stop_order,
 )
+from penstock_services.node_reporter.options import Options
 
 pytestmark = pytest.mark.postgres
 
@@ -75,12 +75,12 @@ async def test_killed_anywhere_a_task_runs_once_and_its_code_arrives(
         await cell.order(start_order(1, "sh", "-c", script))
         await victim.killed()
     async with reporter_process(options, dsn):
-        exited = await cell.until(doors.TaskExited)
+        exited = await cell.until(external_events.TaskExited)
         await cell.order(start_order(1, "sh", "-c", script), start_order(2, "true"))
-        await cell.until(doors.TaskExited, task_id="job-2.1.0")
+        await cell.until(external_events.TaskExited, task_id="job-2.1.0")
     assert (exited.exit_code, exited.cause, exited.token) == (5, "exited", 1)
     assert diary.read_text().split() == ["began"]
-    ids = cell.ids(doors.TaskStarted), cell.ids(doors.TaskExited)
+    ids = cell.ids(external_events.TaskStarted), cell.ids(external_events.TaskExited)
     assert [len(found) for found in ids] == [2, 2], "one start and one exit for each of the two tasks"
 
 
@@ -94,10 +94,10 @@ async def test_the_token_is_on_disk_before_anything_follows_from_it(
         await victim.killed()
     async with reporter_process(options, dsn):
         await cell.order(start_order(8))
-        refused = await cell.until(doors.OrderRefused)
+        refused = await cell.until(external_events.OrderRefused)
         assert (refused.task_id, refused.highest_token) == ("job-8.1.0", 9)
-        await cell.until(doors.TaskExited, task_id="job-9.1.0")
-    assert {event.task_id for event in cell.events(doors.TaskStarted)} == {"job-9.1.0"}  # type: ignore[attr-defined]
+        await cell.until(external_events.TaskExited, task_id="job-9.1.0")
+    assert {event.task_id for event in cell.events(external_events.TaskStarted)} == {"job-9.1.0"}  # type: ignore[attr-defined]
 
 
 async def test_a_tombstone_survives(dsn: str, options: Options, cell: Cell) -> None:
@@ -107,9 +107,9 @@ async def test_a_tombstone_survives(dsn: str, options: Options, cell: Cell) -> N
         await victim.killed()
     async with reporter_process(options, dsn):
         await cell.order(start_order(8))
-        assert (await cell.until(doors.OrderRefused)).highest_token == 9
-    assert cell.events(doors.TaskStarted) == []
-    assert len(cell.ids(doors.TaskExited)) == 1
+        assert (await cell.until(external_events.OrderRefused)).highest_token == 9
+    assert cell.events(external_events.TaskStarted) == []
+    assert len(cell.ids(external_events.TaskExited)) == 1
 
 
 async def test_a_running_task_is_found_again_and_can_be_stopped(
@@ -118,29 +118,29 @@ async def test_a_running_task_is_found_again_and_can_be_stopped(
     """kill -9 while a task runs: the successor joins with it, hears its exit, stops it on request."""
     async with reporter_process(options, dsn) as victim:
         await cell.order(start_order(1, "sleep", "60"))
-        started = await cell.until(doors.TaskStarted)
+        started = await cell.until(external_events.TaskStarted)
         await victim.kill()
     assert psutil.pid_exists(started.pid)
     async with reporter_process(options, dsn):
-        joined = await cell.until(doors.NodeJoined, count=2)
+        joined = await cell.until(external_events.NodeJoined, count=2)
         assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
         await cell.order(stop_order(2, "job-1.1.0"))
-        exited = await cell.until(doors.TaskExited)
+        exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
-    assert len(cell.ids(doors.TaskStarted)) == 1
+    assert len(cell.ids(external_events.TaskStarted)) == 1
 
 
 async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options, cell: Cell) -> None:
     """Killed during the grace of a task that ignores SIGTERM: the successor keeps the deadline."""
     async with reporter_process(options, dsn) as victim:
         await cell.order(start_order(1, "sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"))
-        await cell.until(doors.TaskStarted)
+        await cell.until(external_events.TaskStarted)
         await eventually(lambda: "deaf" in log_path(options.log_dir, "job-1", "job-1.1.0").read_text())
         await cell.order(stop_order(2, "job-1.1.0", grace_ms=800))
         await asyncio.sleep(0.2)
         await victim.kill()
     async with reporter_process(options, dsn):
-        exited = await cell.until(doors.TaskExited)
+        exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGKILL)
 
 
@@ -148,30 +148,32 @@ async def test_exits_are_told_before_the_node_joins(dsn: str, options: Options, 
     """A task ended while no reporter was there: its code is on disk, and whoever hears NodeJoined knows it."""
     async with reporter_process(options, dsn) as victim:
         await cell.order(start_order(1, "sh", "-c", "sleep 0.3; exit 7"))
-        await cell.until(doors.TaskStarted)
+        await cell.until(external_events.TaskStarted)
         await victim.kill()
     await eventually(lambda: not ours(options))
     async with reporter_process(options, dsn):
-        joined = await cell.until(doors.NodeJoined, count=2)
+        joined = await cell.until(external_events.NodeJoined, count=2)
     assert joined.tasks == ()
     once = {
         envelope.id: envelope.data for envelope in cell.envelopes
     }  # killed before the acknowledgement: repeats
     told = [type(event).__name__ for event in once.values()]
     assert told == ["NodeJoined", "TaskStarted", "TaskExited", "NodeJoined"]
-    assert [event.exit_code for event in once.values() if isinstance(event, doors.TaskExited)] == [7]
+    assert [event.exit_code for event in once.values() if isinstance(event, external_events.TaskExited)] == [
+        7
+    ]
 
 
 async def test_orphans_are_dead_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
     """The journal was lost (a new disk): what runs under our marks and nobody knows must not hold a GPU."""
     async with reporter_process(options, dsn) as victim:
         await cell.order(start_order(1, "sh", "-c", "setsid sleep 61 & sleep 62"))
-        started = await cell.until(doors.TaskStarted)
+        started = await cell.until(external_events.TaskStarted)
         await victim.kill()
     for path in options.state_dir.glob("journal.sqlite*"):
         path.unlink()
     async with reporter_process(options, dsn):
-        joined = await cell.until(doors.NodeJoined, count=2)
+        joined = await cell.until(external_events.NodeJoined, count=2)
         assert joined.tasks == ()
         assert (
             not psutil.pid_exists(started.pid) or psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE
@@ -183,10 +185,10 @@ async def test_sigterm_leaves_tasks_running(dsn: str, options: Options, cell: Ce
     """An upgrade of the reporter: stop, start, nothing happened to the training."""
     async with reporter_process(options, dsn) as first:
         await cell.order(start_order(1, "sh", "-c", "sleep 1.5; exit 3"))
-        await cell.until(doors.TaskStarted)
+        await cell.until(external_events.TaskStarted)
         assert await first.terminate() == 0
     async with reporter_process(options, dsn):
-        assert (await cell.until(doors.TaskExited)).exit_code == 3
+        assert (await cell.until(external_events.TaskExited)).exit_code == 3
 
 
 async def test_two_reporters_do_not_share_a_state_folder(dsn: str, options: Options, cell: Cell) -> None:
@@ -202,17 +204,17 @@ async def test_a_full_disk_stops_orders_and_not_tasks(dsn: str, options: Options
     """The journal cannot be written: no order is acted on; once there is room again, the order is obeyed."""
     async with reporter_process(options, dsn) as reporter:
         await cell.order(start_order(1, "sh", "-c", "sleep 0.2; exit 4", gpus=(1,)))
-        await cell.until(doors.TaskStarted)
+        await cell.until(external_events.TaskStarted)
         resource.prlimit(reporter.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         await cell.order(start_order(2, "true"))
         await asyncio.sleep(1)
-        assert len(cell.events(doors.TaskStarted)) == 1
+        assert len(cell.events(external_events.TaskStarted)) == 1
         assert len([p for p in ours(options) if p.name() == "true"]) == 0
         resource.prlimit(
             reporter.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         )
-        await cell.until(doors.TaskExited, task_id="job-2.1.0")
-        assert (await cell.until(doors.TaskExited, task_id="job-1.1.0")).exit_code == 4
+        await cell.until(external_events.TaskExited, task_id="job-2.1.0")
+        assert (await cell.until(external_events.TaskExited, task_id="job-1.1.0")).exit_code == 4
     await eventually(lambda: not [p for p in ours(options) if p.name() == "sh"])
 
 
@@ -229,9 +231,9 @@ async def test_on_kafka_the_same_story(kafka_bootstrap: str, options: Options) -
         await victim.killed()
     async with reporter_process(options, url):
         await cell.order(start_order(1, "sleep", "60"), stop_order(2, "job-1.1.0"))
-        exited = await cell.until(doors.TaskExited)
+        exited = await cell.until(external_events.TaskExited)
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
-    assert len(cell.ids(doors.TaskStarted)) == 1
+    assert len(cell.ids(external_events.TaskStarted)) == 1
     await cell.close()
     await log.close()
 
@@ -253,8 +255,10 @@ async def test_many_tasks_under_many_kills(dsn: str, options: Options, cell: Cel
             await victim.kill()
     async with reporter_process(options, dsn):
         for token in range(1, 31):
-            said = await cell.until(doors.TaskExited, doors.OrderRefused, task_id=f"job-{token}.1.0")
-            if isinstance(said, doors.TaskExited):
+            said = await cell.until(
+                external_events.TaskExited, external_events.OrderRefused, task_id=f"job-{token}.1.0"
+            )
+            if isinstance(said, external_events.TaskExited):
                 assert said.exit_code == token
     ran = []
     for gpu in (0, 1):
@@ -262,7 +266,9 @@ async def test_many_tasks_under_many_kills(dsn: str, options: Options, cell: Cel
         assert [line.split()[0] for line in lines] == ["begin", "end"] * (len(lines) // 2)
         ran += [int(line.split()[1]) for line in lines[::2]]
     refused = {
-        event.token for event in cell.events(doors.OrderRefused) if isinstance(event, doors.OrderRefused)
+        event.token
+        for event in cell.events(external_events.OrderRefused)
+        if isinstance(event, external_events.OrderRefused)
     }
     assert len(ran) == len(set(ran)), "a task ran twice"
     assert set(ran) | refused == set(range(1, 31)), "a task was lost"

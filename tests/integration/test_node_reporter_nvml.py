@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.events import doors
-from penstock.events.envelope import from_wire
-from penstock.events.topics import Topic, node_partition
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.log import Partition
-from penstock.kernel.task_logs import log_path
-from penstock.node_reporter.options import Options
-from penstock.node_reporter.shell.faults import classify
-from penstock.node_reporter.shell.inventory import identifier
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.port import Partition
+from penstock.model import external_events
+from penstock.model.envelope import from_wire
+from penstock.model.topics import Topic, node_partition
+from penstock.runtime.task_logs import log_path
 from penstock.testing.fake_nvml import build_fake_nvml
 from penstock.testing.node_cell import NODE, TOPICS, Cell, reporter_process, start_order
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.faults import classify
+from penstock_services.node_reporter.shell.inventory import identifier
 
 pytestmark = pytest.mark.postgres
 XID, ECC = 8, 2
@@ -45,7 +45,7 @@ async def test_gpus_are_found_used_measured_and_their_faults_told(
     }
     options = Options(NODE, tmp_path / "state", tmp_path / "logs")
     async with reporter_process(options, dsn, env=env):
-        joined = await cell.until(doors.NodeJoined)
+        joined = await cell.until(external_events.NodeJoined)
         assert [(gpu.index, gpu.memory_mib) for gpu in joined.node.gpus] == [
             (0, 16_384),
             (1, 16_384),
@@ -53,22 +53,26 @@ async def test_gpus_are_found_used_measured_and_their_faults_told(
         ]
         assert joined.node.gpus[0].model == "Tesla-V100-SXM2-fake"
         await cell.order(start_order(1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; sleep 4", gpus=(2,)))
-        exited = await cell.until(doors.TaskExited)
+        exited = await cell.until(external_events.TaskExited)
         assert log_path(options.log_dir, "job-1", "job-1.1.0").read_text().strip() == joined.node.gpus[2].uuid
         assert exited.usage.gpu_utilisation_percent == 73
         assert exited.usage.gpu_memory_mib == 1_024
         with events.open("w") as file:
             file.write(f"1 {XID} 31\n2 {XID} 79\n0 {ECC} 5\n")
-        await cell.until(doors.GpuFaulted, count=2)
+        await cell.until(external_events.GpuFaulted, count=2)
     told = [
-        (e.gpu, e.fault, e.code) for e in cell.events(doors.GpuFaulted) if isinstance(e, doors.GpuFaulted)
+        (e.gpu, e.fault, e.code)
+        for e in cell.events(external_events.GpuFaulted)
+        if isinstance(e, external_events.GpuFaulted)
     ]
     assert told == [(2, "fell_off_bus", 79), (0, "ecc", 5)]
     reader = cell.log.reader({Partition(Topic.TELEMETRY, node_partition(NODE)): 0})
     samples = [from_wire(record.headers, record.value).data for record in await reader.read(timeout_ms=1_000)]
     await reader.close()
     assert 73 in [
-        sample.gpu_utilisation_percent for sample in samples if isinstance(sample, doors.TelemetrySampled)
+        sample.gpu_utilisation_percent
+        for sample in samples
+        if isinstance(sample, external_events.TelemetrySampled)
     ]
 
 

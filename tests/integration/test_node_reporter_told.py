@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.cluster.nouns import TaskPlacement
-from penstock.events import doors
-from penstock.events.base import Event
-from penstock.events.facts import Peer
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.task_logs import log_path
-from penstock.node_reporter.options import Options
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.model import external_events
+from penstock.model.event import Event
+from penstock.model.ledger_events import Peer
+from penstock.model.types import TaskPlacement
+from penstock.runtime.task_logs import log_path
 from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
 from penstock.testing.schemas import ROOT
+from penstock_services.node_reporter.options import Options
 
 TASK = "job-1.1.0"
 
@@ -54,31 +54,33 @@ def nothing_left(options: Options) -> Iterator[None]:
             process.kill()
 
 
-def steps_of(cell: Cell, task_id: str = TASK) -> list[doors.StepsMeasured]:
-    found = [event for event in cell.events() if isinstance(event, doors.StepsMeasured)]
+def steps_of(cell: Cell, task_id: str = TASK) -> list[external_events.StepsMeasured]:
+    found = [event for event in cell.events() if isinstance(event, external_events.StepsMeasured)]
     return [event for event in found if event.task_id == task_id]
 
 
-def stages_of(cell: Cell) -> list[doors.StagesMeasured]:
-    return [event for event in cell.events() if isinstance(event, doors.StagesMeasured)]
+def stages_of(cell: Cell) -> list[external_events.StagesMeasured]:
+    return [event for event in cell.events() if isinstance(event, external_events.StagesMeasured)]
 
 
-async def finished(cell: Cell, task_id: str = TASK, exit_code: int | None = 0) -> doors.TaskExited:
-    exited = await cell.until(doors.TaskExited, task_id=task_id)
-    assert isinstance(exited, doors.TaskExited)
+async def finished(cell: Cell, task_id: str = TASK, exit_code: int | None = 0) -> external_events.TaskExited:
+    exited = await cell.until(external_events.TaskExited, task_id=task_id)
+    assert isinstance(exited, external_events.TaskExited)
     assert exited.exit_code == exit_code
     return exited
 
 
 async def test_the_example_of_the_readme_tells_its_progress(node: Options, cell: Cell) -> None:
     """A newcomer copies it; every line of it must be true."""
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "libs/sdk/README.md").read_text(), re.DOTALL)
+    (script,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "libs/penstock/sdk/README.md").read_text(), re.DOTALL
+    )
     await cell.order(start_order(1, sys.executable, "-c", script))
     await finished(cell)
     kinds = [type(event).__name__ for event in cell.events()[1:]]
     assert kinds[0] == "TaskStarted"
     assert kinds[-1] == "TaskExited", "what a task tells is told before its end"
-    phases = [event.phase for event in cell.events() if isinstance(event, doors.TaskPhaseChanged)]
+    phases = [event.phase for event in cell.events() if isinstance(event, external_events.TaskPhaseChanged)]
     assert phases == ["launch", "train", "save"]
     first, *later = steps_of(cell)
     assert (first.done, first.total, first.steps) == (1, 2_000, 0)
@@ -189,16 +191,16 @@ sys.exit(4)
 async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> None:
     """It floods its FIFO with all that is known to hurt; another task starts, tells and ends meanwhile."""
     await cell.order(start_order(1, sys.executable, "-c", HOSTILE))
-    await cell.until(doors.TaskStarted)
+    await cell.until(external_events.TaskStarted)
     honest = "from penstock.sdk.progress import progress\nfor n in range(1, 31): progress(n, 30, 1 / n)"
     await cell.order(start_order(2, sys.executable, "-c", honest, gpus=(1,)))
     await finished(cell, "job-2.1.0")
     assert [event.done for event in steps_of(cell, "job-2.1.0")] == [1, 30]
     await finished(cell, exit_code=4)
     told = [event for event in cell.events() if getattr(event, "task_id", "") == TASK]
-    assert len([event for event in told if isinstance(event, doors.StepsMeasured)]) <= 201
-    assert len([event for event in told if isinstance(event, doors.StagesMeasured)]) <= 16
-    assert len([event for event in told if isinstance(event, doors.TaskPhaseChanged)]) <= 1_000
+    assert len([event for event in told if isinstance(event, external_events.StepsMeasured)]) <= 201
+    assert len([event for event in told if isinstance(event, external_events.StagesMeasured)]) <= 16
+    assert len([event for event in told if isinstance(event, external_events.TaskPhaseChanged)]) <= 1_000
     assert steps_of(cell)[-1].done == 1 << 50, "after all that, an honest line is heard"
 
 
@@ -228,19 +230,19 @@ async def test_what_was_told_while_the_reporter_was_down_is_told_by_the_next(
     go = tmp_path / "go"
     async with working(options, MemoryLog(broker, "before")):
         await cell.order(start_order(1, sys.executable, "-c", SLOW.format(go=str(go))))
-        await cell.until(doors.StepsMeasured)
+        await cell.until(external_events.StepsMeasured)
     go.touch()
     log = log_path(options.log_dir, "job-1", TASK)
     await eventually(lambda: "trained" in log.read_text())
-    assert len(cell.events(doors.StepsMeasured)) == 1
+    assert len(cell.events(external_events.StepsMeasured)) == 1
     async with working(options, MemoryLog(broker, "after")):
-        await cell.until(doors.StagesMeasured)
+        await cell.until(external_events.StagesMeasured)
         go.unlink()
         await finished(cell)
     told = steps_of(cell)
     assert told[0].done == 10
     assert told[-1].done == told[-1].total == 60
-    assert len({*cell.ids(doors.StepsMeasured)}) == len(told) >= 2
+    assert len({*cell.ids(external_events.StepsMeasured)}) == len(told) >= 2
     (stages,) = stages_of(cell)
     assert [(sample.gpu, sample.cpu) for sample in stages.samples if sample.gpu] == [(1, 0)]
 
@@ -255,16 +257,16 @@ async def test_a_task_that_replaced_its_fifo_does_not_keep_the_next_reporter_fro
     )
     async with working(options, MemoryLog(broker, "before")):
         await cell.order(start_order(1, sys.executable, "-c", script))
-        await cell.until(doors.TaskStarted)
+        await cell.until(external_events.TaskStarted)
         await eventually(lambda: "done" in log_path(options.log_dir, "job-1", TASK).read_text())
     async with working(options, MemoryLog(broker, "after")):
         await finished(cell, exit_code=3)
-    assert not cell.events(doors.TaskPhaseChanged)
+    assert not cell.events(external_events.TaskPhaseChanged)
 
 
 async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, broker: MemoryBroker) -> None:
     """The events wait in the journal and come once, in order, before the exit."""
-    await cell.until(doors.NodeJoined)
+    await cell.until(external_events.NodeJoined)
     script = (
         "import time; from penstock.sdk.progress import progress; time.sleep(0.2)\n"
         "for n in (1, 50, 100): progress(n, 100)"
@@ -274,5 +276,8 @@ async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, bro
         broker.fail_next_append(after_write=after_write)
     await finished(cell)
     told: dict[str, Event] = {envelope.id: envelope.data for envelope in cell.envelopes}
-    assert [event.done for event in told.values() if isinstance(event, doors.StepsMeasured)] == [1, 100]
+    assert [event.done for event in told.values() if isinstance(event, external_events.StepsMeasured)] == [
+        1,
+        100,
+    ]
     assert [name for name in told if "/steps/" in name] == [f"{NODE}/{TASK}/1/steps/{n}" for n in (1, 100)]

@@ -6,23 +6,23 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.shell.service import run as run_estimator
-from penstock.events.base import Event
-from penstock.events.doors import JobCancelRequested, JobSubmitted
-from penstock.events.envelope import Envelope, to_wire
-from penstock.events.topics import Topic
-from penstock.kernel.log import Log, Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
 from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
-from penstock.placer.core.decide import Decider
-from penstock.placer.shell.replay import Replayer
-from penstock.placer.shell.service import run as run_placer
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.event import Event
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.settings import Settings
 from penstock.testing.driver import node_spec
 from penstock.testing.fake_nodes import FakeNodes
 from penstock.testing.kafka import penstock_topics
+from penstock_services.estimator.shell.service import run as run_estimator
+from penstock_services.placer.core.decide import Decider
+from penstock_services.placer.shell.replay import Replayer
+from penstock_services.placer.shell.service import run as run_placer
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)
@@ -169,7 +169,9 @@ async def test_an_input_that_cannot_be_applied_is_set_aside(
             raise RuntimeError("a bug")
         return original(self, state, event)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("penstock.placer.core.decide.CHOICES", _with("penstock.job.cancel_requested", broken))
+    monkeypatch.setattr(
+        "penstock_services.placer.core.decide.CHOICES", _with("penstock.job.cancel_requested", broken)
+    )
     cell.nodes.run_ms = 300
     async with cell.placer():
         await cell.submit("poison")
@@ -183,6 +185,6 @@ async def test_an_input_that_cannot_be_applied_is_set_aside(
 
 
 def _with(kind: str, choice: object) -> dict[str, object]:
-    from penstock.placer.core.decide import CHOICES
+    from penstock_services.placer.core.decide import CHOICES
 
     return {**CHOICES, kind: choice}

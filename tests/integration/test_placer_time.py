@@ -4,19 +4,19 @@ import asyncio
 
 import pytest
 
-from penstock.cluster.nouns import JobSpec
-from penstock.events.doors import JobSubmitted
-from penstock.events.envelope import Envelope, to_wire
-from penstock.events.topics import Topic
-from penstock.kernel import clock
-from penstock.kernel.clock import LedgerClock, wall_ms
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
+from penstock import clock
+from penstock.clock import LedgerClock, wall_ms
 from penstock.ledger.replica import Replica
-from penstock.placer.shell import service, term
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
+from penstock.runtime.settings import Settings
 from penstock.testing.fault_cell import TOPICS
 from penstock.testing.virtual_time import run_virtually
+from penstock_services.placer.shell import service, term
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)

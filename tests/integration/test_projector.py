@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from penstock.events.topics import Topic
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.errors import ConfigurationError, StoreError
-from penstock.kernel.log import Log, Message, Partition
-from penstock.kernel.migrations import Migration, load_migrations, migrate, schema_of
-from penstock.kernel.open_log import open_log
-from penstock.kernel.settings import Settings
-from penstock.kernel.snapshots import load_latest, save_snapshot
+from penstock.errors import ConfigurationError, StoreError
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
-from penstock.projector.core.projection import Projection
-from penstock.projector.shell import service
-from penstock.projector.shell.rebuild import rebuild, verify
-from penstock.projector.shell.store import Overtaken, Store
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition
+from penstock.model.topics import Topic
+from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
+from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import load_latest, save_snapshot
 from penstock.testing.hand_placer import HandPlacer, node_spec
 from penstock.testing.kafka import KafkaBroker
+from penstock_services.projector.core.projection import Projection
+from penstock_services.projector.shell import service
+from penstock_services.projector.shell.rebuild import rebuild, verify
+from penstock_services.projector.shell.store import Overtaken, Store
 
 pytestmark = pytest.mark.postgres
 WITHIN_S = 20.0
@@ -102,7 +102,7 @@ async def assert_equals_replay(settings: Settings, log: Log) -> None:
 async def projector_process(dsn: str, failpoint: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
     environment = {**os.environ, "PENSTOCK_DSN": dsn, "PENSTOCK_LOG": dsn, "PENSTOCK_FAILPOINT": failpoint}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.projector", env=environment, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "penstock_services.projector", env=environment, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -306,7 +306,7 @@ async def test_old_events_are_forgotten(
         await reached(dsn, len(placer.values))
         connection = await asyncpg.connect(dsn)
         async with asyncio.timeout(WITHIN_S):
-            while await connection.fetchval("SELECT min(seq) FROM penstock.events") < len(placer.values) - 20:
+            while await connection.fetchval("SELECT min(seq) FROM penstock.model") < len(placer.values) - 20:
                 await asyncio.sleep(0.01)
         await connection.close()
     await assert_equals_replay(cell, log)
@@ -314,7 +314,7 @@ async def test_old_events_are_forgotten(
 
 async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
     """Whatever text a user manages to submit, the tables go on."""
-    from penstock.cluster.nouns import JobSpec
+    from penstock.model.types import JobSpec
 
     placer = HandPlacer()
     placer.join(node_spec("n0", 1))
@@ -327,7 +327,7 @@ async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: 
 
 async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
     """Two services start at once and both migrate; later somebody edits an applied file."""
-    files = load_migrations("penstock.projector.migrations")
+    files = load_migrations("penstock_services.projector.migrations")
     assert files
     first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     applied = await asyncio.gather(migrate(first, "penstock", files), migrate(second, "penstock", files))
@@ -356,7 +356,7 @@ async def test_a_changed_migration_ends_the_service_until_it_is_mended(
     await connection.execute("UPDATE penstock.migrations SET sha256 = repeat('0', 64)")
     with pytest.raises(ConfigurationError, match="was changed after it was applied"):
         await asyncio.wait_for(service.run(cell, asyncio.Event(), log=log), WITHIN_S)
-    files = load_migrations("penstock.projector.migrations")
+    files = load_migrations("penstock_services.projector.migrations")
     for file in files:
         await connection.execute(
             "UPDATE penstock.migrations SET sha256 = $2 WHERE name = $1", file.name, file.sha256

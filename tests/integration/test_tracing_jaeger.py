@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from penstock.kernel.settings import Settings
-from penstock.telemetry.context import job_context
-from penstock.telemetry.tracing import Tracing, tracing
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.context import job_context
+from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock.testing.jaeger import JaegerServer
 
 pytestmark = pytest.mark.jaeger

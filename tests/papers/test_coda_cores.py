@@ -11,7 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.estimator.core.needs.cores import Category, CoreJob, Next, PastJob, Seen, n_start, search, walk
+from penstock_services.estimator.core.needs.cores import (
+    Category,
+    CoreJob,
+    Next,
+    PastJob,
+    Seen,
+    n_start,
+    search,
+    walk,
+)
 
 FILE = (
     Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))

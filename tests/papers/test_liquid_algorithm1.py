@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.events import doors
 from penstock.ledger.check import check
 from penstock.ledger.state import CellState, Demand
+from penstock.model import external_events
 from penstock.policies.base import Chance
 from penstock.policies.liquid import Liquid, PairCost
 from penstock.testing import builders as b
@@ -144,9 +144,9 @@ def clusters(draw: st.DrawFn) -> CellState:
             b.placed_on(state, job, node_id)
     for spec in specs:
         if draw(st.integers(0, 9)) == 0:
-            b.apply(state, doors.NodeSuspected(node_id=spec.node_id, reason="silence"))
+            b.apply(state, external_events.NodeSuspected(node_id=spec.node_id, reason="silence"))
         if spec.gpus and draw(st.integers(0, 9)) == 0:
-            b.apply(state, doors.GpuFaulted(node_id=spec.node_id, gpu=0, fault="ecc"))
+            b.apply(state, external_events.GpuFaulted(node_id=spec.node_id, gpu=0, fault="ecc"))
     return state
 
 

@@ -13,11 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.estimator.core.learn.judge import Judged, cross_judge, folds, judge_on
-from penstock.estimator.core.learn.liquid import REGRESSORS, LiquidModel, PhaseModel, regressor
-from penstock.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD, Runs, Task
-from penstock.estimator.evaluate.reading import read_runs
 from penstock.testing import measured_runs as cluster
+from penstock_services.estimator.core.learn.judge import Judged, cross_judge, folds, judge_on
+from penstock_services.estimator.core.learn.liquid import REGRESSORS, LiquidModel, PhaseModel, regressor
+from penstock_services.estimator.core.learn.runs import (
+    MEMORY,
+    THROUGHPUT,
+    UTILISATION,
+    UTILISATION_STD,
+    Runs,
+    Task,
+)
+from penstock_services.estimator.evaluate.reading import read_runs
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
 needs_data = pytest.mark.skipif(

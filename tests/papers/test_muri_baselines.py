@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.events.facts import PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Simulation
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.runs import about
-from penstock.estimator.core.stages.book import StageLog
-from penstock.estimator.core.stages.profile import Sample, StageKey, stage_profile
-from penstock.events.doors import StageSample, StagesMeasured
+from penstock.model.external_events import StageSample, StagesMeasured
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.runs import about
+from penstock_services.estimator.core.stages.book import StageLog
+from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
 
 FILE = (
     Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.events.facts import PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import read_trace

@@ -12,14 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.papers.test_genie_model import MODELS, measured
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
 
-from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.needs.history import Run
-from penstock.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock.estimator.core.steps.training import StepAsked, TrainedSteps, read_steps, steps_of, train_steps
-from penstock.estimator.core.throughput.placements import Cell
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock_services.estimator.core.steps.training import (
+    StepAsked,
+    TrainedSteps,
+    read_steps,
+    steps_of,
+    train_steps,
+)
+from penstock_services.estimator.core.throughput.placements import Cell
+from tests.papers.test_genie_model import MODELS, measured
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
 OWNERS = ("ada", "bob", "eve")

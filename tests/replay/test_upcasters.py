@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.events import codec
-from penstock.events.base import REGISTRY, Event
-from penstock.events.codec import decode, decode_trusted, encode
-from penstock.events.errors import Invalid, UnknownVersion
-from penstock.events.upcasters import UPCASTERS
+from penstock.model import codec
+from penstock.model.codec import decode, decode_trusted, encode
+from penstock.model.errors import Invalid, UnknownVersion
+from penstock.model.event import REGISTRY, Event
+from penstock.model.upcasters import UPCASTERS
 from penstock.testing.schemas import LOCK, ROOT
 
 GOLDEN = sorted((ROOT / "schemas/examples").glob("*.json"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.events.facts import PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob

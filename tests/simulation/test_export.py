@@ -8,7 +8,6 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulation.stories import ends, simulation
 
 from penstock.simulator.commands.export import lines_of, read_ledger
 from penstock.simulator.commands.main import main
@@ -19,6 +18,7 @@ from penstock.simulator.traces.history import History, Left, Told, node_rows
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.writing import write_lines
+from tests.simulation.stories import ends, simulation
 
 EIGHTH_S = 0.125  # such times are exact in doubles and in milliseconds alike
 CLUSTER = "2x4"

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.events.facts import PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.arrivals import PATIENCE_S, UNTIL, Endless, fill

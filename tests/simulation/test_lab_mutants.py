@@ -45,8 +45,8 @@ def test_there_are_as_many_mutants_as_were_promised() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     for part in (
         "penstock.ledger.",
-        "penstock.placer.core.",
-        "penstock.node_reporter.core.",
+        "penstock_services.placer.core.",
+        "penstock_services.node_reporter.core.",
         "penstock.policies.",
     ):
         assert any(mutant.module.startswith(part) for mutant in MUTANTS), part

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.events.facts import TypicalTask
+from penstock.model.ledger_events import TypicalTask
 from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge
 from penstock.simulator.traces.jobs import Shape, TraceJob

@@ -48,13 +48,13 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def arguments(trace: Path, profile: str, *more: str) -> argparse.Namespace:
-    return parser().parse_args(["simulate", str(trace), "--cluster", CLUSTER, "--profile", profile, *more])
+def arguments(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> argparse.Namespace:
+    return parser().parse_args(["simulate", str(trace), "--cluster", cluster, "--profile", profile, *more])
 
 
-def run(trace: Path, profile: str, *more: str) -> Simulation:
+def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simulation:
     """As `penstock simulate` does it."""
-    asked = arguments(trace, profile, *more)
+    asked = arguments(trace, profile, *more, cluster=cluster)
     given = judge(asked)
     simulation = given.simulation(profile, asked.seed, given.trace(asked.seed))
     while simulation.step():

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.cluster.moves import NodeStatus
 from penstock.ledger.replica import Replica
+from penstock.model.transitions import NodeStatus
 from penstock.simulator.commands.main import main
 from penstock.simulator.commands.reporting import MAX_PAGE_BYTES
 from penstock.simulator.engine import Options, Simulation
@@ -437,7 +437,7 @@ def test_every_chart_can_be_drawn_both_ways(tmp_path: Path) -> None:
 
 def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> None:
     """A newcomer types the example line by line; the figures of its table are those that the terminal shows."""
-    text = (Path(__file__).parents[2] / "libs/simulator/README.md").read_text()
+    text = (Path(__file__).parents[2] / "libs/penstock/simulator/README.md").read_text()
     typed = re.findall(r"^\$ penstock (.*)$", text, re.MULTILINE)
     assert [line.split()[0] for line in typed] == ["simulate", "compare", "report"]
     told = ""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel.reading import BadFile
+from penstock.runtime.reading import BadFile
 from penstock.simulator.commands.exits import BadCommand
 from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge

@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from penstock.events.facts import PlacerSettings
-from penstock.kernel.reading import BadFile
+from penstock.model.ledger_events import PlacerSettings
+from penstock.runtime.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.reading import BadFile
+from penstock.runtime.reading import BadFile
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.truths.convergence import Convergence, LossCurve
 from penstock.simulator.truths.tables import read_charrnn, read_curves

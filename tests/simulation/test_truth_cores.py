@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.reading import BadFile
+from penstock.runtime.reading import BadFile
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.truths.cores import MIB_PER_GB, Cpu
 from penstock.simulator.truths.tables import SENSITIVITY, read_sensitivity

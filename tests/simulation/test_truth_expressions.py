@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.events.doors import TelemetrySampled
-from penstock.events.facts import PlacerSettings
-from penstock.kernel.reading import BadFile
+from penstock.model.external_events import TelemetrySampled
+from penstock.model.ledger_events import PlacerSettings
+from penstock.runtime.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import Trace
@@ -155,7 +155,7 @@ def test_no_truth_rests_on_what_penstock_decides_with(module: str) -> None:
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     allowed = {"penstock.simulator.traces.jobs", *(f"penstock.simulator.truths.{name}" for name in PURE)}
-    allowed |= {"penstock.cluster.nouns", "penstock.cluster.trusted", "penstock.events.doors"}
+    allowed |= {"penstock.model.types", "penstock.model.trusted", "penstock.model.external_events"}
     ours = {name for name in names if name.startswith("penstock")}
     assert ours <= allowed
     assert not names & {

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from penstock.cluster.nouns import TaskPlacement
+from penstock.model.types import TaskPlacement
 from penstock.simulator.traces.jobs import Stages, TraceJob
 from penstock.simulator.truths.sharing import Bandwidth, Links, Phases, SharedNode, flows_of, most_flows
 from penstock.simulator.truths.steps import StageTimes

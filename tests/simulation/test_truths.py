@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.events.doors import JobProgress
-from penstock.kernel.reading import BadFile
+from penstock.model.external_events import JobProgress
+from penstock.runtime.reading import BadFile
 from penstock.simulator.traces.jobs import Stages, TraceJob
 from penstock.simulator.truths.measured import read_model
 from penstock.simulator.truths.muri import MuriWork

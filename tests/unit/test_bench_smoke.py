@@ -1,6 +1,7 @@
 """The benches work: each runs at a tiny size. Nothing here says how fast anything is."""
 
 import pytest
+
 from tests.bench import core, estimator, idle, pipeline, restart
 from tests.bench.__main__ import into_readme
 from tests.bench.benches import RUNS, TINY, run_simulator, run_steps

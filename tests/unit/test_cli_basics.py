@@ -14,10 +14,10 @@ from penstock.cli.app import app, hoist
 from penstock.cli.exits import MEANING, OF_JOB, Exit, Stop, of_job
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.output import duration, memory
-from penstock.cluster.moves import TERMINAL
-from penstock.cluster.nouns import JobSpec
-from penstock.events import doors, facts  # noqa: F401 - fill the registry
-from penstock.events.base import REGISTRY
+from penstock.model import external_events, ledger_events  # noqa: F401 - fill the registry
+from penstock.model.event import REGISTRY
+from penstock.model.transitions import TERMINAL
+from penstock.model.types import JobSpec
 
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def test_every_ending_of_a_job_has_an_exit_code_and_every_code_a_meaning() -> No
 
 def test_the_readme_holds_the_same_table_as_the_code() -> None:
     """People read the table in the README and write it into their pipelines."""
-    text = (ROOT / "libs/cli/README.md").read_text()
+    text = (ROOT / "libs/penstock/cli/README.md").read_text()
     for code, meaning in MEANING.items():
         assert f"| {code.value} | {meaning} |" in text
 

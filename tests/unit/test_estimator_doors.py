@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.follow import Ledger
-from penstock.estimator.shell.service import Estimator
-from penstock.events.doors import JobEstimated, JobSubmitted
-from penstock.events.envelope import from_wire
-from penstock.events.topics import Topic
-from penstock.kernel.log import Headers, Partition, Record
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
-from penstock.telemetry.tracing import Tracing
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Headers, Partition, Record
+from penstock.model.envelope import from_wire
+from penstock.model.external_events import JobEstimated, JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.shell.service import Estimator
 
 GENERATED = 1_500
 GOOD = JobSubmitted(

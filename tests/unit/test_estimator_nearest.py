@@ -3,10 +3,10 @@
 import math
 import random
 
-from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.needs.estimate import estimate
-from penstock.estimator.core.needs.history import Run, key_of
-from penstock.estimator.core.needs.nearest import (
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.estimator.core.needs.history import Run, key_of
+from penstock_services.estimator.core.needs.nearest import (
     FARTHEST,
     MAX_MODELS,
     MAX_OWNERS,
@@ -17,7 +17,7 @@ from penstock.estimator.core.needs.nearest import (
     NearestTier,
     distance,
 )
-from penstock.estimator.core.runs import About
+from penstock_services.estimator.core.runs import About
 
 
 def about(owner: str = "ada", model: str | None = "resnet50", batch: int | None = 64) -> About:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.estimator.core.needs.history import Run
-from penstock.estimator.core.reckoning import reckon
-from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
-from penstock.estimator.evaluate.drawn import words
-from penstock.estimator.evaluate.drawn.page import page
-from penstock.estimator.evaluate.drawn.picture import (
+from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.reckoning import reckon
+from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
+from penstock_services.estimator.evaluate.drawn import words
+from penstock_services.estimator.evaluate.drawn.page import page
+from penstock_services.estimator.evaluate.drawn.picture import (
     MOST_POINTS,
     Picture,
     limits,
@@ -18,7 +18,7 @@ from penstock.estimator.evaluate.drawn.picture import (
     ticks_within,
     time_text,
 )
-from penstock.estimator.evaluate.drawn.png import save_all
+from penstock_services.estimator.evaluate.drawn.png import save_all
 
 SECOND_MS = 1_000.0
 

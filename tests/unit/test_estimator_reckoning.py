@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from penstock.estimator.core.needs.history import Run
-from penstock.estimator.core.reckoning import STRETCHES, reckon, remaining, share
-from penstock.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
+from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.reckoning import STRETCHES, reckon, remaining, share
+from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
 
 
 def run(

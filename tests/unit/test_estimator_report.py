@@ -6,13 +6,13 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.unit.estimator.month import month as month_of
 
-from penstock.cluster.nouns import Usage
-from penstock.estimator.evaluate.command import main
-from penstock.events.doors import TaskExited
 from penstock.ledger.record import GENESIS, read_valid
+from penstock.model.external_events import TaskExited
+from penstock.model.types import Usage
 from penstock.testing.driver import CellDriver, estimate, node_spec
+from penstock_services.estimator.evaluate.command import main
+from tests.unit.estimator.month import month as month_of
 
 
 @pytest.fixture

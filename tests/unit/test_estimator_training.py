@@ -5,14 +5,21 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.learn import model as learned
-from penstock.estimator.core.learn.saved import BadModel
-from penstock.estimator.core.learn.training import FEWEST_RUNS, ModelTier, Trained, read_model, table, train
-from penstock.estimator.core.lifecycle import MIN_RUNS, Due
-from penstock.estimator.core.needs.estimate import estimate
-from penstock.estimator.core.needs.history import Run
-from penstock.estimator.core.runs import About, Card, Cards, FinishedRun, Given, Said
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock_services.estimator.core.learn import model as learned
+from penstock_services.estimator.core.learn.saved import BadModel
+from penstock_services.estimator.core.learn.training import (
+    FEWEST_RUNS,
+    ModelTier,
+    Trained,
+    read_model,
+    table,
+    train,
+)
+from penstock_services.estimator.core.lifecycle import MIN_RUNS, Due
+from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.runs import About, Card, Cards, FinishedRun, Given, Said
 
 T4, V100 = Card("T4", 15_360), Card("V100", 16_384)
 PER_SAMPLE = {"resnet50": 90.0, "bert": 220.0, "vgg16": 120.0}

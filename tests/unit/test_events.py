@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from penstock.events import doors, facts
-from penstock.events.base import REGISTRY, Event, event, wire_type
-from penstock.events.codec import decode, decode_trusted, encode
-from penstock.events.envelope import Envelope, from_wire, rfc3339, to_wire, topic_of
-from penstock.events.errors import EventError, Invalid, TooBig, Undecodable, UnknownType, UnknownVersion
-from penstock.events.topics import MAX_EVENT_BYTES, NODE_PARTITIONS, Topic, node_partition
 from penstock.ledger.record import Draft, Head, read, write
+from penstock.model import external_events, ledger_events
+from penstock.model.codec import decode, decode_trusted, encode
+from penstock.model.envelope import Envelope, from_wire, rfc3339, to_wire, topic_of
+from penstock.model.errors import EventError, Invalid, TooBig, Undecodable, UnknownType, UnknownVersion
+from penstock.model.event import REGISTRY, Event, event, wire_type
+from penstock.model.topics import MAX_EVENT_BYTES, NODE_PARTITIONS, Topic, node_partition
 from penstock.testing.examples import EXAMPLES, JOB, START_MS
 from penstock.testing.schemas import ROOT
 
@@ -98,7 +98,7 @@ def test_unknown_fields_are_ignored_at_every_depth() -> None:
 
 def test_events_are_frozen() -> None:
     """Two handlers share one event object; neither may change it under the other."""
-    cancelled = doors.JobCancelRequested(job_id=JOB)
+    cancelled = external_events.JobCancelRequested(job_id=JOB)
     with pytest.raises(ValidationError, match="frozen"):
         cancelled.reason = "another"  # type: ignore[misc]
 
@@ -107,9 +107,9 @@ def test_events_are_frozen() -> None:
 def test_numbers_that_json_lacks_are_refused(number: float) -> None:
     """A diverging run reports loss NaN; a NaN in the ledger would make replays differ for ever."""
     with pytest.raises(ValidationError, match="finite"):
-        doors.TelemetrySampled(node_id="n", at_ms=1, loss=number)
+        external_events.TelemetrySampled(node_id="n", at_ms=1, loss=number)
     with pytest.raises(ValidationError, match="finite"):
-        doors.ModelTrained(
+        external_events.ModelTrained(
             model_version="m",
             sha256="0" * 64,
             runs=1,
@@ -118,10 +118,10 @@ def test_numbers_that_json_lacks_are_refused(number: float) -> None:
             metrics={"mape": number},
         )
     with pytest.raises(ValidationError, match="JSON"):
-        facts.FactEntry(type="x", data={"deep": [{"score": number}]})
+        ledger_events.FactEntry(type="x", data={"deep": [{"score": number}]})
     wire = f'{{"node_id":"n","at_ms":1,"loss":{json.dumps(number)}}}'.encode()
     with pytest.raises(Invalid, match="loss"):
-        decode("penstock.telemetry.sampled.v1", wire)
+        decode("penstock.runtime.tracing.sampled.v1", wire)
 
 
 def test_every_bad_field_is_named_at_once() -> None:
@@ -254,7 +254,7 @@ def test_facts_have_no_topic() -> None:
 def test_the_ledgers_fast_writer_and_the_model_agree() -> None:
     """The placer writes records without building models; whoever reads with the model sees the same bytes."""
     model = EXAMPLES["penstock.ledger.record.v1"]
-    assert isinstance(model, facts.LedgerRecord)
+    assert isinstance(model, ledger_events.LedgerRecord)
     draft = Draft(
         term=model.term,
         now_ms=model.now_ms,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.cluster.nouns import MAX_JOB_ID_CHARS, JobSpec
-from penstock.events.doors import JobSubmitted
-from penstock.events.envelope import Envelope
-from penstock.gateway.core.problems import Problem
-from penstock.gateway.shell.events import _check_door
+from penstock.model.envelope import Envelope
+from penstock.model.external_events import JobSubmitted
+from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec
+from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.events import _check_door
 
 
 def submission(job_id: str) -> Envelope:

@@ -7,9 +7,17 @@ import pytest
 
 from penstock.cli import eta
 from penstock.cli.output import duration
-from penstock.events.codec import encode
-from penstock.events.doors import Bounds, EtaEstimated
-from penstock.gateway.core.eta import FIELDS, MAX_LEFT_MS, Standing, Word, ended, read_word, remaining
+from penstock.model.codec import encode
+from penstock.model.external_events import Bounds, EtaEstimated
+from penstock_services.gateway.core.eta import (
+    FIELDS,
+    MAX_LEFT_MS,
+    Standing,
+    Word,
+    ended,
+    read_word,
+    remaining,
+)
 
 TOLD_MS = 1_000_000
 

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from penstock.kernel.embedded_log import EmbeddedLog
-from penstock.kernel.embedded_schema import pack_headers, unpack_headers
-from penstock.kernel.errors import AppendFailed, ConfigurationError, KernelError, NotAllowed
-from penstock.kernel.group_commit import GroupCommit, PartlyFailed
-from penstock.kernel.kafka_log import KafkaLog
-from penstock.kernel.log import MAX_BATCH_RECORDS, Message, Partition
-from penstock.kernel.open_log import open_log
-from penstock.kernel.pacing import BURST_READS, Pacer
+from penstock.errors import AppendFailed, ConfigurationError, KernelError, NotAllowed
+from penstock.log.batching import BURST_READS, Pacer
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.embedded_schema import pack_headers, unpack_headers
+from penstock.log.group_commit import GroupCommit, PartlyFailed
+from penstock.log.kafka import KafkaLog
+from penstock.log.open import open_log
+from penstock.log.port import MAX_BATCH_RECORDS, Message, Partition
 
 JOBS, LEDGER = Partition("penstock.jobs.v1", 0), Partition("penstock.ledger.v1", 0)
 

@@ -3,15 +3,15 @@
 import orjson
 import pytest
 
-from penstock.cluster.moves import IllegalMove
-from penstock.events.doors import JobSubmitted
-from penstock.events.facts import JobEnded, PlacerSettings, TermStarted
 from penstock.ledger.check import check
 from penstock.ledger.evolve import evolve
 from penstock.ledger.index import NodeIndex, bits
 from penstock.ledger.record import GENESIS, Draft, Head, extend, read, read_valid, record_id, write
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
+from penstock.model.external_events import JobSubmitted
+from penstock.model.ledger_events import JobEnded, PlacerSettings, TermStarted
+from penstock.model.transitions import IllegalMove
 from penstock.testing.driver import CellDriver, job_spec, node_spec
 
 CAUSE: dict[str, object] = {"topic": "penstock.jobs.v1", "partition": 0, "offset": 0, "event_id": "e"}

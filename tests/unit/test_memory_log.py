@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.kernel.errors import AppendFailed, NotAllowed
-from penstock.kernel.log import Message, Partition
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
+from penstock.errors import AppendFailed, NotAllowed
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
 
 LEDGER = Partition("penstock.ledger.v1", 0)
 

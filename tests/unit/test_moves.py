@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cluster.moves import (
+from penstock.model.transitions import (
     JOB_MOVES,
     NODE_MOVES,
     TASK_MOVES,
@@ -118,7 +118,7 @@ def test_nothing_that_holds_resources_ends_by_a_word() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_diagrams_do_not_depend_on_the_hash_seed(seed: str) -> None:
     """Each process hashes differently; the docs would differ in every other commit."""
-    code = "from penstock.cluster.moves import *; print(mermaid(JOB_MOVES))"
+    code = "from penstock.model.transitions import *; print(mermaid(JOB_MOVES))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": seed},

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cluster.nouns import Gpu, NodeSpec, TaskPlacement
-from penstock.events.base import Event
-from penstock.events.doors import OrderRefused, TaskExited, TaskStarted
-from penstock.events.facts import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
-from penstock.node_reporter.core import machine
-from penstock.node_reporter.core.environment import base_environment, task_environment
-from penstock.node_reporter.core.machine import (
+from penstock.model.event import Event
+from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
+from penstock.model.ledger_events import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
+from penstock.model.types import Gpu, NodeSpec, TaskPlacement
+from penstock_services.node_reporter.core import machine
+from penstock_services.node_reporter.core.environment import base_environment, task_environment
+from penstock_services.node_reporter.core.machine import (
     Drain,
     Gone,
     GraceOver,
@@ -28,7 +28,7 @@ from penstock.node_reporter.core.machine import (
     Spawned,
     step,
 )
-from penstock.node_reporter.core.state import MAX_ENDED_REMEMBERED, Forget, NodeState, Status, check
+from penstock_services.node_reporter.core.state import MAX_ENDED_REMEMBERED, Forget, NodeState, Status, check
 
 
 def start(

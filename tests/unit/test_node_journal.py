@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.nouns import TaskPlacement
-from penstock.events.doors import OrderRefused
-from penstock.events.facts import StartTask
-from penstock.kernel.log import Message, Partition
-from penstock.node_reporter.core.state import Context, Forget, Put, Status, Task, check
-from penstock.node_reporter.shell.journal import Journal, JournalFailed, Said
+from penstock.log.port import Message, Partition
+from penstock.model.external_events import OrderRefused
+from penstock.model.ledger_events import StartTask
+from penstock.model.types import TaskPlacement
+from penstock_services.node_reporter.core.state import Context, Forget, Put, Status, Task, check
+from penstock_services.node_reporter.shell.journal import Journal, JournalFailed, Said
 
 COUNTER = r"""
 #define _GNU_SOURCE
@@ -26,8 +26,8 @@ int penstock_syncs(void) { return count; }
 WRITER = """
 import ctypes, json, sys
 from pathlib import Path
-from penstock.node_reporter.core.state import Put, Status, Task
-from penstock.node_reporter.shell.journal import Journal
+from penstock_services.node_reporter.core.state import Put, Status, Task
+from penstock_services.node_reporter.shell.journal import Journal
 syncs = ctypes.CDLL(None).penstock_syncs
 journal, counts = Journal(Path(sys.argv[1])), []
 for number in range(20):

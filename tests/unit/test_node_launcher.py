@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node_reporter.shell.launcher import Output, write_whole
+from penstock_services.node_reporter.shell.launcher import Output, write_whole
 
 
 def refuse(_descriptor: int) -> None:

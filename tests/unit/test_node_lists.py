@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.reading import BadFile
+from penstock.runtime.reading import BadFile
 from penstock.simulator.commands.main import main
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, BadCluster, cluster_of, gpu_count
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.events.doors import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
-from penstock.node_reporter.core.told import MAX_CHANGES, MAX_STAGES, MAX_STEPS, Hearing, Told
-from penstock.node_reporter.shell.listener import BYTES_A_PERIOD, Listener
+from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
 from penstock.sdk.lines import LINE_BYTES
 from penstock.testing.schemas import ROOT
+from penstock_services.node_reporter.core.told import MAX_CHANGES, MAX_STAGES, MAX_STEPS, Hearing, Told
+from penstock_services.node_reporter.shell.listener import BYTES_A_PERIOD, Listener
 
 NOW_MS = 1_700_000_000_000
 KEY = ("job-1.1.0", 7)
@@ -67,7 +67,7 @@ def test_lines_become_events_with_names_of_their_own() -> None:
 
 def test_the_lines_in_the_readme_are_understood() -> None:
     """Trainings in C++ or Julia write them by hand, as they stand there."""
-    text = (ROOT / "libs/sdk/README.md").read_text()
+    text = (ROOT / "libs/penstock/sdk/README.md").read_text()
     (lines,) = re.findall(r"```\n(train\n.*?)```", text, re.DOTALL)
     ear = hearing()
     told = ear.hear(lines.encode(), NOW_MS)

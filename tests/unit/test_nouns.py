@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from penstock.cluster import nouns
-from penstock.cluster.nouns import (
+from penstock.model import types
+from penstock.model.types import (
     MAX_ARGV_BYTES,
     MAX_ENV_ENTRIES,
     MAX_GANG_TASKS,
@@ -178,7 +178,7 @@ def test_back_off_and_confidence_have_ranges() -> None:
 
 
 def all_nouns() -> list[type[BaseModel]]:
-    return [kind for _, kind in inspect.getmembers(nouns, inspect.isclass) if issubclass(kind, Noun)]
+    return [kind for _, kind in inspect.getmembers(types, inspect.isclass) if issubclass(kind, Noun)]
 
 
 @pytest.mark.parametrize("noun", all_nouns(), ids=lambda noun: noun.__name__)
@@ -193,7 +193,7 @@ def test_names_of_quantities_end_with_their_unit(noun: type[BaseModel]) -> None:
 
 def test_the_nouns_import_nothing_that_acts() -> None:
     """The simulator and every core use these very classes: no clock, file or chance may hide in them."""
-    tree = ast.parse(inspect.getsource(nouns))
+    tree = ast.parse(inspect.getsource(types))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported == {"typing", "pydantic"}
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
-from penstock.events.base import Event
-from penstock.events.doors import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.events.facts import (
+from penstock.ledger.evolve import begin, evolve
+from penstock.ledger.state import CellState
+from penstock.model.event import Event
+from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.ledger_events import (
     Candidate,
     JobEnded,
     JobQueued,
@@ -16,11 +17,10 @@ from penstock.events.facts import (
     PlacementDecided,
     PlacementExplanation,
 )
-from penstock.kernel.settings import Settings
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.state import CellState
-from penstock.telemetry.phases import JobSpans, decide_placement
-from penstock.telemetry.tracing import Tracing, tracing
+from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.phases import JobSpans, decide_placement
+from penstock.runtime.tracing.tracer import Tracing, tracing
 
 SUBMITTED = JobSubmitted(job_id="job-1", spec=JobSpec(command=("train",), workers=2))
 ESTIMATED = JobEstimated(

@@ -2,10 +2,11 @@
 
 import pytest
 
-from penstock.cluster.moves import JobStatus, NodeStatus
-from penstock.events.base import wire_type
-from penstock.events.codec import decode, encode
-from penstock.events.doors import (
+from penstock.ledger.evolve import evolve
+from penstock.ledger.state import CellState, JobState
+from penstock.model.codec import decode, encode
+from penstock.model.event import wire_type
+from penstock.model.external_events import (
     GpuFaulted,
     JobCancelRequested,
     JobEstimated,
@@ -19,10 +20,9 @@ from penstock.events.doors import (
     TaskExited,
     TaskStarted,
 )
-from penstock.events.facts import PlacerSettings, StartTask, StopTask
-from penstock.events.topics import MAX_EVENT_BYTES
-from penstock.ledger.evolve import evolve
-from penstock.ledger.state import CellState, JobState
+from penstock.model.ledger_events import PlacerSettings, StartTask, StopTask
+from penstock.model.topics import MAX_EVENT_BYTES
+from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.policies.baselines import FirstFit
 from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from penstock.cluster.moves import JobStatus
-from penstock.cluster.nouns import TaskPlacement
-from penstock.events.doors import (
+from penstock.model.external_events import (
     JobCancelRequested,
     JobEstimated,
     JobPlan,
@@ -16,9 +14,11 @@ from penstock.events.doors import (
     RunningTask,
     TaskExited,
 )
-from penstock.events.facts import PlacerSettings, StopTask
-from penstock.placer.core.orders import start_orders, stray_orders
+from penstock.model.ledger_events import PlacerSettings, StopTask
+from penstock.model.transitions import JobStatus
+from penstock.model.types import TaskPlacement
 from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from penstock_services.placer.core.orders import start_orders, stray_orders
 
 
 @pytest.fixture

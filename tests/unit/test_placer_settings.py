@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.events.facts import PlacerSettings
-from penstock.kernel.errors import ConfigurationError
-from penstock.placer.shell.term import placer_settings
+from penstock.errors import ConfigurationError
+from penstock.model.ledger_events import PlacerSettings
+from penstock_services.placer.shell.term import placer_settings
 
 
 def test_every_setting_has_a_variable() -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.kernel.pool import PoolBusy, WorkerDied, WorkerPool
+from penstock.runtime.pool import PoolBusy, WorkerDied, WorkerPool
 
 
 def compute(seconds: float) -> int:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cluster.nouns import JobSpec
-from penstock.events.doors import GpuFaulted, JobCancelRequested, NodeJoined
 from penstock.ledger.replica import Replica
-from penstock.projector.core.projection import Projection
-from penstock.projector.shell.store import REPLACED, _json
+from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeJoined
+from penstock.model.types import JobSpec
 from penstock.testing.hand_placer import HandPlacer, node_spec
+from penstock_services.projector.core.projection import Projection
+from penstock_services.projector.shell.store import REPLACED, _json
 
 Tables = dict[str, dict[tuple[object, ...], dict[str, Any]]]
 

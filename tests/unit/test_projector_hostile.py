@@ -3,11 +3,11 @@
 import orjson
 import pytest
 
-from penstock.events.doors import TaskStarted
 from penstock.ledger.replica import Replica
-from penstock.projector.core.projection import Projection
-from penstock.projector.shell.store import _json
+from penstock.model.external_events import TaskStarted
 from penstock.testing.driver import CellDriver, node_spec
+from penstock_services.projector.core.projection import Projection
+from penstock_services.projector.shell.store import _json
 
 BIGINT = 1 << 63
 

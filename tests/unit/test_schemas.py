@@ -13,9 +13,9 @@ import pytest
 import yaml
 from pydantic import Field
 
-from penstock.cluster.nouns import Identifier, Noun, ShortText
-from penstock.events.base import REGISTRY, Event, wire_type
-from penstock.events.topics import Topic
+from penstock.model.event import REGISTRY, Event, wire_type
+from penstock.model.topics import Topic
+from penstock.model.types import Identifier, Noun, ShortText
 from penstock.testing.asyncapi import structure_problems
 from penstock.testing.compatibility import breaks
 from penstock.testing.examples import EXAMPLES

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.events.doors import StagesMeasured, StepsMeasured
-from penstock.node_reporter.core.told import Hearing
+from penstock.model.external_events import StagesMeasured, StepsMeasured
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
 from penstock.sdk.progress import Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
+from penstock_services.node_reporter.core.told import Hearing
 
 
 class Clock:

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.cluster.nouns import Estimate, Gpu, JobSpec, ResourceRequest, ResourceVector
-from penstock.estimator.core.needs.estimate import estimate as estimated
-from penstock.events.doors import GpuFaulted, JobPlan, NodeChanged, PlanProposed
-from penstock.events.facts import PlacerSettings
 from penstock.ledger.index import Share
 from penstock.ledger.snapshot import dump, load
+from penstock.model.external_events import GpuFaulted, JobPlan, NodeChanged, PlanProposed
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.types import Estimate, Gpu, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.base import Chance, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES
 from penstock.policies.validate import validate
 from penstock.testing.driver import CellDriver, job_spec, node_spec
+from penstock_services.estimator.core.needs.estimate import estimate as estimated
 
 
 def share(milli: int, *, memory_mib: int = 1_000, cores: int = 1) -> Estimate:

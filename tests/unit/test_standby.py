@@ -1,10 +1,10 @@
 """When a placer that stands by loses patience."""
 
-from penstock.events.facts import TimerSet, TimerSubject
-from penstock.kernel.clock import LedgerClock
+from penstock.clock import LedgerClock
 from penstock.ledger.evolve import evolve
 from penstock.ledger.replica import Replica
-from penstock.placer.shell.standby import TAKEOVER_MS, _patience_ms
+from penstock.model.ledger_events import TimerSet, TimerSubject
+from penstock_services.placer.shell.standby import TAKEOVER_MS, _patience_ms
 
 HOUR_MS = 3_600_000
 

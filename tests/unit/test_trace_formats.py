@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.unit.bad_traces import problems
 
-from penstock.kernel.reading import BadFile
+from penstock.runtime.reading import BadFile
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.writing import COLUMNS, trace_lines, write_lines
+from tests.unit.bad_traces import problems
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
 GAVEL = "{}\tpython3 main.py -b 64\timages\t--steps\t1\t{}\t{}\t1\t-1.000000\t{}\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.unit.bad_traces import problems
 
-from penstock.kernel.reading import BadFile
+from penstock.runtime.reading import BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
 from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of
+from tests.unit.bad_traces import problems
 
 HEADER = "job_id,submit_s,duration_s,gpus\n"
 

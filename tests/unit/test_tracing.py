@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from penstock.kernel.settings import Settings
-from penstock.telemetry import tracing as module
-from penstock.telemetry.context import from_traceparent, job_context, to_traceparent, well_formed
-from penstock.telemetry.tracing import HeldTracing, Tracing, tracing
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing import tracer as module
+from penstock.runtime.tracing.context import from_traceparent, job_context, to_traceparent, well_formed
+from penstock.runtime.tracing.tracer import HeldTracing, Tracing, tracing
 
 SETTINGS = Settings(log_url="postgresql://nowhere/log", otlp="http://127.0.0.1:9")
 SUBMITTED_MS = 1_700_000_000_000
@@ -234,7 +234,7 @@ def test_a_dead_collector_is_told_once(caplog: pytest.LogCaptureFixture) -> None
             placer.phase("run", f"job-{number}", 1, 1, 2)
         placer.close()
     assert exporter.batches >= 3
-    assert [r.name for r in caplog.records] == ["penstock.telemetry"]
+    assert [r.name for r in caplog.records] == ["penstock.runtime.tracing"]
     assert "http://127.0.0.1:9/v1/traces" in caplog.text
 
 
@@ -246,7 +246,7 @@ def test_a_collector_that_refuses_connections_delays_nothing(caplog: pytest.LogC
             placer.phase("run", "job-1", 1, 1, 2)
             assert time.monotonic() - began_s < 1.5  # the first use imports OpenTelemetry
         assert time.monotonic() - began_s < 2 * module.CLOSE_TIMEOUT_S + 1.5
-    assert [r.name for r in caplog.records if r.levelno >= logging.WARNING] == ["penstock.telemetry"]
+    assert [r.name for r in caplog.records if r.levelno >= logging.WARNING] == ["penstock.runtime.tracing"]
 
 
 def test_closing_does_not_wait_for_a_collector_that_hangs(

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from penstock.cluster.nouns import ResourceVector
-from penstock.cluster.trusted import trusted
-from penstock.events.codec import decode, encode
-from penstock.events.doors import JobProgress, TaskStarted
-from penstock.events.facts import PlacerSettings
+from penstock.model.codec import decode, encode
+from penstock.model.external_events import JobProgress, TaskStarted
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.trusted import trusted
+from penstock.model.types import ResourceVector
 from penstock.simulator.engine import Simulation
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob

@@ -1,4 +1,4 @@
-"""What a cluster installs: one wheel with every room of the product, and nothing of its tests."""
+"""What a cluster installs: one wheel with the whole product, and nothing of its tests."""
 
 import subprocess
 import sys
@@ -21,29 +21,29 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_every_room_is_in_the_wheel(files: set[str]) -> None:
-    """A room forgotten in pyproject's `sources` would be missing on every node, and in no test that runs here."""
-    for source in [
-        *ROOT.glob("libs/*/penstock/*/__init__.py"),
-        *ROOT.glob("services/*/penstock/*/__init__.py"),
-    ]:
-        room = source.parent.name
-        if room == "testing":
-            continue
-        for module in source.parent.rglob("*"):
-            if module.is_file() and "__pycache__" not in module.parts:
-                assert f"penstock/{module.relative_to(source.parent.parent)}" in files
+def test_the_whole_product_is_in_the_wheel(files: set[str]) -> None:
+    """A module forgotten in the packaging would be missing on every node, and in no test that runs here."""
+    for package in (ROOT / "libs/penstock", ROOT / "services/penstock_services"):
+        for module in package.rglob("*"):
+            if "testing" in module.parts or "decisions" in module.parts or "__pycache__" in module.parts:
+                continue
+            if module.is_file() and module.suffix not in {".md", ".png"}:
+                assert str(module.relative_to(package.parent)) in files
 
 
 def test_tests_and_papers_stay_out(files: set[str]) -> None:
     assert not [
         name for name in files if "testing" in name or name.endswith((".md", ".png")) or "decisions" in name
     ]
-    assert "penstock/__init__.py" not in files, "penstock is a namespace: other distributions may add to it"
 
 
 def test_each_service_has_its_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(project["optional-dependencies"]) == EXTRAS
-    services = {place.name for place in (ROOT / "services").iterdir() if place.is_dir()}
+    services = {
+        place.name.replace("_", "-")
+        for place in (ROOT / "services/penstock_services").iterdir()
+        if (place / "__main__.py").exists()
+    }
     assert services <= EXTRAS
+    assert {f"penstock-{name}" for name in services} | {"penstock"} == set(project["scripts"])

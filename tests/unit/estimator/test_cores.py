@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.estimator.core.needs.cores import CoreJob, Next, PastJob, Seen, n_start, search, walk
+from penstock_services.estimator.core.needs.cores import CoreJob, Next, PastJob, Seen, n_start, search, walk
 
 Speed = Callable[[int], float]
 Step = Callable[[int, Sequence[Seen], int], Next]

@@ -7,9 +7,9 @@ import numpy as np
 import orjson
 import pytest
 
-from penstock.estimator.core.learn.saved import BadModel
-from penstock.estimator.core.remaining.curves import Curve
-from penstock.estimator.core.steps.durations import (
+from penstock_services.estimator.core.learn.saved import BadModel
+from penstock_services.estimator.core.remaining.curves import Curve
+from penstock_services.estimator.core.steps.durations import (
     DIGEST,
     MAGIC,
     Durations,
@@ -18,8 +18,8 @@ from penstock.estimator.core.steps.durations import (
     to_bytes,
     train,
 )
-from penstock.estimator.core.throughput.model import Task
-from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.throughput.model import Task
+from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
 
 SHAPES = [(gpus,) * nodes for nodes in (1, 2, 3) for gpus in (1, 2, 4)]
 CELLS = [Cell(shape, batch) for shape in SHAPES for batch in (8.0, 16.0, 32.0)]

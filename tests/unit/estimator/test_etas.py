@@ -4,15 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
 
-from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.etas import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
-from penstock.estimator.core.needs.history import key_of
-from penstock.estimator.core.remaining.eta import Bounds
-from penstock.estimator.core.steps.running import Told
-from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
-from penstock.events.doors import EtaEstimated
+from penstock.model.external_events import EtaEstimated
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.etas import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
+from penstock_services.estimator.core.needs.history import key_of
+from penstock_services.estimator.core.remaining.eta import Bounds
+from penstock_services.estimator.core.steps.running import Told
+from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.estimator.telling import JOB, Telling, month, ran
 
-from penstock.estimator.core.etas import Etas
-from penstock.estimator.core.needs.history import key_of
-from penstock.estimator.core.steps.running import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
-from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
-from penstock.events.doors import EtaEstimated
+from penstock.model.external_events import EtaEstimated
+from penstock_services.estimator.core.etas import Etas
+from penstock_services.estimator.core.needs.history import key_of
+from penstock_services.estimator.core.steps.running import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
+from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from tests.unit.estimator.telling import JOB, Telling, month, ran
 
 MOST = 1 << 53
 WHOLE = st.one_of(st.integers(1, 50), st.integers(1, MOST), st.just(MOST))

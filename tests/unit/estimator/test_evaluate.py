@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
-from penstock.estimator.evaluate.command import main
-from penstock.estimator.evaluate.reading import BadData, read_runs
 from penstock.testing import measured_runs as cluster
+from penstock_services.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
+from penstock_services.estimator.evaluate.command import main
+from penstock_services.estimator.evaluate.reading import BadData, read_runs
 
 HEADER = "gpu,num_gpu,workload,precision,batch_cfg,gmem_max_mib,util_mean,util_std,throughput"
 

@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 import pytest
 
-from penstock.estimator.core.throughput.judge import (
+from penstock_services.estimator.core.throughput.judge import (
     Said,
     errors,
     genies_light,
@@ -16,11 +16,11 @@ from penstock.estimator.core.throughput.judge import (
     share_of,
     without,
 )
-from penstock.estimator.core.throughput.placements import Cell, Measurement, Table, table
-from penstock.estimator.core.throughput.prior import WIDE
-from penstock.estimator.evaluate.command import main
-from penstock.estimator.evaluate.reading import BadData
-from penstock.estimator.evaluate.steps_reading import holds_steps, read_steps
+from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.throughput.prior import WIDE
+from penstock_services.estimator.evaluate.command import main
+from penstock_services.estimator.evaluate.reading import BadData
+from penstock_services.estimator.evaluate.steps_reading import holds_steps, read_steps
 
 SHAPES = ("1", "2", "4", "11", "22", "12", "44", "111", "222", "444", "1111", "2222")
 BATCHES = (8, 16, 32, 64, 128)

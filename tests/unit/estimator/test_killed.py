@@ -1,21 +1,21 @@
 """Jobs that were killed for their host memory: what the next one is promised, and for whom that counts."""
 
 import pytest
-from tests.unit.test_estimator import SPEC, Cell, usage
 
-from penstock.cluster.nouns import Estimate, JobSpec, ResourceRequest, TaskPlacement
-from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.needs.bounds import Bounds
-from penstock.estimator.core.needs.core_tier import CoresTier
-from penstock.estimator.core.needs.estimate import Guess, HistoryTier, estimate
-from penstock.estimator.core.needs.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
-from penstock.estimator.core.needs.nearest import NearestTier
-from penstock.estimator.core.runs import FinishedRun, about
-from penstock.events.doors import JobEstimated, NodeJoined, TaskExited
-from penstock.events.facts import JobEnded, JobRequeued, NodeLost, PlacementDecided
-from penstock.events.topics import Topic
 from penstock.ledger.replica import Replica
+from penstock.model.external_events import JobEstimated, NodeJoined, TaskExited
+from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, PlacementDecided
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
 from penstock.testing.driver import node_spec
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.needs.bounds import Bounds
+from penstock_services.estimator.core.needs.core_tier import CoresTier
+from penstock_services.estimator.core.needs.estimate import Guess, HistoryTier, estimate
+from penstock_services.estimator.core.needs.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
+from penstock_services.estimator.core.needs.nearest import NearestTier
+from penstock_services.estimator.core.runs import FinishedRun, about
+from tests.unit.test_estimator import SPEC, Cell, usage
 
 NODE_MIB = 131_072
 

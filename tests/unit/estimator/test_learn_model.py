@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.estimator.core.learn.design import memory_line
-from penstock.estimator.core.learn.judge import cross_judge, floor, folds, judge_on
-from penstock.estimator.core.learn.labels import UNITS
-from penstock.estimator.core.learn.model import FEWEST_ALONE, Model, cells, fair, merged, train
-from penstock.estimator.core.learn.runs import (
+from penstock.testing import measured_runs as cluster
+from penstock_services.estimator.core.learn.design import memory_line
+from penstock_services.estimator.core.learn.judge import cross_judge, floor, folds, judge_on
+from penstock_services.estimator.core.learn.labels import UNITS
+from penstock_services.estimator.core.learn.model import FEWEST_ALONE, Model, cells, fair, merged, train
+from penstock_services.estimator.core.learn.runs import (
     LABELS,
     MEMORY,
     THROUGHPUT,
@@ -20,7 +21,6 @@ from penstock.estimator.core.learn.runs import (
     card_mib,
     runs_of,
 )
-from penstock.testing import measured_runs as cluster
 
 
 @pytest.fixture(scope="module")

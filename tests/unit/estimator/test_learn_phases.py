@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.estimator.core.learn.judge import TooFew
-from penstock.estimator.core.learn.phases import Phased, judge_phases, nearest_phases, phased_of
-from penstock.estimator.core.learn.runs import Task
+from penstock_services.estimator.core.learn.judge import TooFew
+from penstock_services.estimator.core.learn.phases import Phased, judge_phases, nearest_phases, phased_of
+from penstock_services.estimator.core.learn.runs import Task
 
 
 def measured() -> Phased:

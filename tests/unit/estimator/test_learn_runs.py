@@ -4,8 +4,15 @@ import math
 
 import pytest
 
-from penstock.estimator.core.learn.gpus import GPUS, facts_of
-from penstock.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, Task, card_mib, set_aside
+from penstock_services.estimator.core.learn.gpus import GPUS, facts_of
+from penstock_services.estimator.core.learn.runs import (
+    MEMORY,
+    THROUGHPUT,
+    UTILISATION,
+    Task,
+    card_mib,
+    set_aside,
+)
 
 TASK = Task("resnet50", "V100", 2.0, "FP16", 64.0)
 GOOD = {MEMORY: 14_000.0, UTILISATION: 93.0, THROUGHPUT: 700.0}

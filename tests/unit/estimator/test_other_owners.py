@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cluster.nouns import Estimate, JobSpec
-from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.learn.training import train
-from penstock.estimator.core.needs.bounds import Bounds
-from penstock.estimator.core.needs.core_tier import CoresTier
-from penstock.estimator.core.needs.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
-from penstock.estimator.core.needs.history import History, Run, bounded
-from penstock.estimator.core.needs.nearest import MOST_ABOVE, NearestTier
-from penstock.estimator.core.runs import MOST_HOST_MEMORY_MIB, MOST_RUN_MS, NO_CARD, Given, about
-from penstock.estimator.core.stages.book import StageLog
-from penstock.estimator.core.stages.profile import StageKey
-from penstock.estimator.shell.service import Estimator
-from penstock.events.doors import JobSubmitted, StageSample, StagesMeasured
-from penstock.events.topics import Topic
-from penstock.kernel.memory_log import MemoryBroker, MemoryLog
-from penstock.kernel.settings import Settings
-from penstock.telemetry.tracing import Tracing
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, JobSpec
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
 from penstock.testing.driver import node_spec
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.learn.training import train
+from penstock_services.estimator.core.needs.bounds import Bounds
+from penstock_services.estimator.core.needs.core_tier import CoresTier
+from penstock_services.estimator.core.needs.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
+from penstock_services.estimator.core.needs.history import History, Run, bounded
+from penstock_services.estimator.core.needs.nearest import MOST_ABOVE, NearestTier
+from penstock_services.estimator.core.runs import MOST_HOST_MEMORY_MIB, MOST_RUN_MS, NO_CARD, Given, about
+from penstock_services.estimator.core.stages.book import StageLog
+from penstock_services.estimator.core.stages.profile import StageKey
+from penstock_services.estimator.shell.service import Estimator
 
 MODELS = ("resnet50", "bert")
 NODE_MIB, NODE_CORES, CARD_MIB = 131_072, 32, 16_384

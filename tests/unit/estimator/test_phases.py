@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.needs.history import Run, Runs
-from penstock.estimator.core.needs.nearest import Nearest
-from penstock.estimator.core.phases import phase_ms
-from penstock.estimator.core.runs import about
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.needs.history import Run, Runs
+from penstock_services.estimator.core.needs.nearest import Nearest
+from penstock_services.estimator.core.phases import phase_ms
+from penstock_services.estimator.core.runs import about
 
 
 def job(owner: str = "bob", model: str | None = "bert") -> JobSpec:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.test_estimator import Cell
 
-from penstock.cluster.nouns import JobSpec
-from penstock.estimator.core.runs import About, about
-from penstock.estimator.core.stages.book import (
+from penstock.model.external_events import StageSample, StagesMeasured
+from penstock.model.ledger_events import JobEnded
+from penstock.model.types import JobSpec
+from penstock_services.estimator.core.runs import About, about
+from penstock_services.estimator.core.stages.book import (
     KEYS_PER_OWNER,
     MAX_KEYS,
     OWNERS_PER_KEY,
@@ -16,9 +17,8 @@ from penstock.estimator.core.stages.book import (
     combined,
     moved,
 )
-from penstock.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
-from penstock.events.doors import StageSample, StagesMeasured
-from penstock.events.facts import JobEnded
+from penstock_services.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
+from tests.unit.test_estimator import Cell
 
 KEY = StageKey("resnet18", 64, 4)
 

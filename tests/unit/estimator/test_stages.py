@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.estimator.core.stages.profile import (
+from penstock_services.estimator.core.stages.profile import (
     LEAST_ITERATIONS,
     Sample,
     StageBook,

@@ -1,15 +1,15 @@
 """Run times of jobs that tell their iterations, among everything else that an estimate says."""
 
 import pytest
-from tests.unit.estimator.telling import month, ran, true_ms
 
-from penstock.cluster.nouns import JobSpec, ResourceRequest
-from penstock.estimator.core.needs.estimate import HistoryTier, Tier, estimate
-from penstock.estimator.core.needs.history import History, key_of
-from penstock.estimator.core.needs.nearest import Nearest, NearestTier
-from penstock.estimator.core.needs.node_sizes import NodeSizes, densest
-from penstock.estimator.core.steps.tier import StepTier
-from penstock.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from penstock.model.types import JobSpec, ResourceRequest
+from penstock_services.estimator.core.needs.estimate import HistoryTier, Tier, estimate
+from penstock_services.estimator.core.needs.history import History, key_of
+from penstock_services.estimator.core.needs.nearest import Nearest, NearestTier
+from penstock_services.estimator.core.needs.node_sizes import NodeSizes, densest
+from penstock_services.estimator.core.steps.tier import StepTier
+from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from tests.unit.estimator.telling import month, ran, true_ms
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=5_000)
 

@@ -3,13 +3,12 @@
 import math
 
 import pytest
-from tests.unit.estimator.telling import month, ran, true_ms
 
-from penstock.estimator.core.learn.saved import BadModel
-from penstock.estimator.core.runs import FinishedRun, Steps
-from penstock.estimator.core.steps.durations import OWNERS_APART, digest_of, from_bytes
-from penstock.estimator.core.steps.plans import MOST_PROBES, placements
-from penstock.estimator.core.steps.samples import (
+from penstock_services.estimator.core.learn.saved import BadModel
+from penstock_services.estimator.core.runs import FinishedRun, Steps
+from penstock_services.estimator.core.steps.durations import OWNERS_APART, digest_of, from_bytes
+from penstock_services.estimator.core.steps.plans import MOST_PROBES, placements
+from penstock_services.estimator.core.steps.samples import (
     MAX_CURVES,
     MAX_OWN,
     MAX_OWN_TABLE_CELLS,
@@ -31,7 +30,7 @@ from penstock.estimator.core.steps.samples import (
     tables_of,
     teaching_of,
 )
-from penstock.estimator.core.steps.training import (
+from penstock_services.estimator.core.steps.training import (
     FEWEST_SAMPLES,
     StepAsked,
     judged,
@@ -40,6 +39,7 @@ from penstock.estimator.core.steps.training import (
     steps_of,
     train_steps,
 )
+from tests.unit.estimator.telling import month, ran, true_ms
 
 NODES = {"T4": [8, 8]}
 NET = name_of(SHARED, "resnet50", "T4")

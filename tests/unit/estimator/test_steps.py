@@ -5,15 +5,19 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.estimator.telling import JOB, Telling, ran
 
-from penstock.cluster.nouns import TaskPlacement
-from penstock.estimator.core.follow import Ledger
-from penstock.estimator.core.lifecycle import MIN_STEP_RUNS, MOST_OVER, StepsDue
-from penstock.estimator.core.recall import MAX_RECALLED, Recall
-from penstock.estimator.core.remaining.eta import Bounds
-from penstock.estimator.core.runs import ToldEta
-from penstock.estimator.core.steps.running import (
+from penstock.ledger.record import Draft, Head, write
+from penstock.ledger.replica import Replica
+from penstock.model import external_events
+from penstock.model.ledger_events import JobEnded, JobRequeued
+from penstock.model.topics import Topic
+from penstock.model.types import TaskPlacement
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.lifecycle import MIN_STEP_RUNS, MOST_OVER, StepsDue
+from penstock_services.estimator.core.recall import MAX_RECALLED, Recall
+from penstock_services.estimator.core.remaining.eta import Bounds
+from penstock_services.estimator.core.runs import ToldEta
+from penstock_services.estimator.core.steps.running import (
     MAX_SPANS,
     MAX_TOLD,
     MAX_WINDOWS,
@@ -26,12 +30,8 @@ from penstock.estimator.core.steps.running import (
     goal_of,
     ring_of,
 )
-from penstock.estimator.core.steps.running import Telling as Line
-from penstock.events import doors
-from penstock.events.facts import JobEnded, JobRequeued
-from penstock.events.topics import Topic
-from penstock.ledger.record import Draft, Head, write
-from penstock.ledger.replica import Replica
+from penstock_services.estimator.core.steps.running import Telling as Line
+from tests.unit.estimator.telling import JOB, Telling, ran
 
 RECORD_MS = 1_000  # from one record to the next, as `Cell` has it
 
@@ -60,7 +60,7 @@ def test_a_whole_job_tells_its_phases_steps_and_losses() -> None:
     began_ms = [task.began_ms for task in cell.progress("job").tasks.values()]
     for rank, began in enumerate(began_ms):
         assert began is not None
-        exited = doors.TaskExited(
+        exited = external_events.TaskExited(
             node_id="node-1", task_id=f"job/1/{rank}", token=1, cause="exited", exit_code=0,
             started_ms=began, exited_ms=cell.node_ms,
         )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_window_is_no_longer_than_its_task_has_run() -> None:
     cell = Telling()
     cell.begin("job")
     cell.record(
-        doors.StepsMeasured(
+        external_events.StepsMeasured(
             node_id="node-1",
             task_id="job/1/0",
             token=1,
@@ -320,13 +320,15 @@ def test_not_more_is_recalled_than_bounds_allow() -> None:
     assert ledger.recalls_from(10_000_000) == 10_000_000 - MAX_RECALLED
 
 
-def line_of(job_id: str, done: int) -> doors.StepsMeasured:
-    return doors.StepsMeasured(node_id="node-1", task_id=f"{job_id}/1/0", token=1, at_ms=1, done=done)
+def line_of(job_id: str, done: int) -> external_events.StepsMeasured:
+    return external_events.StepsMeasured(
+        node_id="node-1", task_id=f"{job_id}/1/0", token=1, at_ms=1, done=done
+    )
 
 
-def told(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> doors.EtaEstimated:
-    around = doors.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
-    return doors.EtaEstimated(
+def told(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> external_events.EtaEstimated:
+    around = external_events.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
+    return external_events.EtaEstimated(
         job_id=job_id, attempt=attempt, at_ms=at_ms, done=1, left_ms=around, steps=around, step_ms=around,
         level=0.9, source="s",
     )  # fmt: skip

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from penstock.estimator.core.remaining.quantiles import student_quantile
-from penstock.estimator.core.throughput.genie import (
+from penstock_services.estimator.core.remaining.quantiles import student_quantile
+from penstock_services.estimator.core.throughput.genie import (
     Run,
     fit_genie,
     light_profile,
@@ -15,9 +15,14 @@ from penstock.estimator.core.throughput.genie import (
     startup_s,
     throughput,
 )
-from penstock.estimator.core.throughput.learn import MAX_SCALE, MAX_SPREADS, learn_prior, reference_batch
-from penstock.estimator.core.throughput.model import MAX_CELLS, StepModel, Task, fit
-from penstock.estimator.core.throughput.placements import (
+from penstock_services.estimator.core.throughput.learn import (
+    MAX_SCALE,
+    MAX_SPREADS,
+    learn_prior,
+    reference_batch,
+)
+from penstock_services.estimator.core.throughput.model import MAX_CELLS, StepModel, Task, fit
+from penstock_services.estimator.core.throughput.placements import (
     Cell,
     Measurement,
     Placement,
@@ -26,8 +31,8 @@ from penstock.estimator.core.throughput.placements import (
     ring,
     table,
 )
-from penstock.estimator.core.throughput.plan import profile_plan
-from penstock.estimator.core.throughput.prior import WIDE, Prior
+from penstock_services.estimator.core.throughput.plan import profile_plan
+from penstock_services.estimator.core.throughput.prior import WIDE, Prior
 
 BATCHES = (8, 16, 32, 64)
 EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]

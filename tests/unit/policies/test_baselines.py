@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.events.facts import PlacerSettings
 from penstock.ledger.check import check
+from penstock.model.ledger_events import PlacerSettings
 from penstock.policies.base import Chance
 from penstock.policies.profiles import PROFILES, UnknownProfile, policy_for
 from penstock.testing import builders as b

@@ -5,16 +5,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.cluster.moves import JobStatus, TaskStatus
-from penstock.cluster.nouns import Estimate, JobSpec, NodeSpec, ResourceVector
-from penstock.events.facts import PlacementDecided, PlacerSettings
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState, JobState
-from penstock.placer.core.step import Step
+from penstock.model.ledger_events import PlacementDecided, PlacerSettings
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
 from penstock.testing import builders as b
 from penstock.testing.driver import CellDriver
+from penstock_services.placer.core.step import Step
 
 GIB = 1_024
 

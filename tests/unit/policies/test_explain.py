@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.events import doors, facts
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState
+from penstock.model import external_events, ledger_events
 from penstock.policies.base import Chance
 from penstock.policies.capacity import never_fits
 from penstock.policies.explain import Explanation, UnknownJob, explain
@@ -51,7 +51,7 @@ def test_backoff():
     due = state.now_ms + b.STEP_MS + 2_000
     b.apply(
         state,
-        doors.TaskExited(
+        external_events.TaskExited(
             node_id="n0",
             task_id=task_id,
             token=job.token,
@@ -60,11 +60,11 @@ def test_backoff():
             started_ms=0,
             exited_ms=0,
         ),
-        facts.JobRequeued(job_id=job.job_id, attempt=1, reason="failed", not_before_ms=due),
-        facts.TimerSet(
+        ledger_events.JobRequeued(job_id=job.job_id, attempt=1, reason="failed", not_before_ms=due),
+        ledger_events.TimerSet(
             timer_id=timer_id(job.job_id, "backoff"),
             at_ms=due,
-            about=facts.TimerSubject(kind="backoff", id=job.job_id, attempt=1),
+            about=ledger_events.TimerSubject(kind="backoff", id=job.job_id, attempt=1),
         ),
     )
     answer = explain(state, job.job_id)
@@ -77,7 +77,7 @@ def test_cell_frozen():
     """A switch died and most nodes fell silent at once (LAW 5)."""
     state = b.cell()
     b.queued(state)
-    b.apply(state, facts.CellFrozen(reason="3 of 4 nodes lost within 60 s"))
+    b.apply(state, ledger_events.CellFrozen(reason="3 of 4 nodes lost within 60 s"))
     assert why(state) == (Reason.CELL_FROZEN, "later")
 
 
@@ -86,8 +86,8 @@ def test_no_nodes():
     state = b.cell(nodes=0)
     b.queued(state)
     assert why(state) == (Reason.NO_NODES, "later")
-    b.apply(state, doors.NodeJoined(node=b.node()))
-    b.apply(state, facts.NodeLost(node_id="n0"))
+    b.apply(state, external_events.NodeJoined(node=b.node()))
+    b.apply(state, ledger_events.NodeLost(node_id="n0"))
     assert why(state) == (Reason.NO_NODES, "later")
 
 
@@ -102,7 +102,7 @@ def test_about_to_start():
 
 def test_behind_in_queue():
     """Only the first two of the queue are tried; the third would fit but is not looked at."""
-    state = b.cell(nodes=1, gpus=2, settings=facts.PlacerSettings(backfill_window=2))
+    state = b.cell(nodes=1, gpus=2, settings=ledger_events.PlacerSettings(backfill_window=2))
     busy(state, "running", "n0", gpus=1)
     for i in range(2):
         b.queued(state, f"large-{i}", worker=b.need(gpus=2))
@@ -114,7 +114,7 @@ def test_behind_in_queue():
 
 def test_overtake_limit():
     """Small jobs have slipped past the large one twice; now they must wait for it."""
-    state = b.cell(nodes=1, gpus=4, settings=facts.PlacerSettings(max_overtakes=2))
+    state = b.cell(nodes=1, gpus=4, settings=ledger_events.PlacerSettings(max_overtakes=2))
     b.queued(state, "large", worker=b.need(gpus=4))
     for i in range(2):
         b.placed(state, b.queued(state, f"small-{i}"))
@@ -127,7 +127,7 @@ def test_nodes_suspect():
     """The only node is silent; silence is not death, so the job waits for it."""
     state = b.cell(nodes=1)
     b.queued(state)
-    b.apply(state, doors.NodeSuspected(node_id="n0", reason="its watch broke"))
+    b.apply(state, external_events.NodeSuspected(node_id="n0", reason="its watch broke"))
     assert why(state) == (Reason.NODES_SUSPECT, "later")
     assert explain(state, "job-1").histogram == {"nodes_suspect": 1}
 
@@ -271,18 +271,18 @@ def test_never_turns_into_later_when_a_larger_node_joins_and_back_when_it_is_gon
     state = b.cell(nodes=1, gpus=2)
     b.queued(state, worker=b.need(gpus=4))
     assert why(state)[1] == "never"
-    b.apply(state, doors.NodeJoined(node=b.node("large", gpus=4)))
+    b.apply(state, external_events.NodeJoined(node=b.node("large", gpus=4)))
     assert why(state)[1] == "now"
-    b.apply(state, doors.NodeSuspected(node_id="large", reason="silence"))
+    b.apply(state, external_events.NodeSuspected(node_id="large", reason="silence"))
     assert why(state) == (Reason.NODES_SUSPECT, "later")
-    b.apply(state, facts.NodeLost(node_id="large"))
+    b.apply(state, ledger_events.NodeLost(node_id="large"))
     assert why(state) == (Reason.NEVER_FITS_GPUS, "never")
 
 
 def test_a_faulted_gpu_may_be_repaired():
     """One of eight GPUs fell off the bus: a job of eight waits, it is not hopeless."""
     state = b.cell(nodes=1)
-    b.apply(state, doors.GpuFaulted(node_id="n0", gpu=3, fault="fell_off_bus"))
+    b.apply(state, external_events.GpuFaulted(node_id="n0", gpu=3, fault="fell_off_bus"))
     b.queued(state, worker=b.need(gpus=8))
     assert why(state) == (Reason.GPUS_BUSY, "later")
 
@@ -349,7 +349,7 @@ def test_never_is_no_false_alarm_and_exact_for_equal_tasks(
 def test_a_policys_own_order_decides_whose_turn_it_is():
     """Under srtf the short job is owed all four GPUs, of which two are still being given back; the long one fits
     the other two, but it is not its turn."""
-    driver = CellDriver(facts.PlacerSettings(profile="srtf"))
+    driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4))
     for job_id, gpus, run_ms in (("running", 2, 1_000_000), ("short", 4, 10_000), ("long", 1, 5_000_000)):
         driver.submit(job_id, None, estimate(gpus).model_copy(update={"run_ms": run_ms}))
@@ -367,7 +367,7 @@ def test_a_policys_own_order_decides_whose_turn_it_is():
 def test_a_job_that_the_policy_ranks_behind_is_told_who_comes_first():
     """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is free."""
     for profile, rank in (("srtf", 8), ("tiresias", 8), ("sjf", 8)):
-        driver = CellDriver(facts.PlacerSettings(profile=profile))
+        driver = CellDriver(ledger_events.PlacerSettings(profile=profile))
         driver.join(node_spec("n0", 4), node_spec("n1", 4))
         for number in range(7):
             driver.submit(f"s{number}", None, estimate(1).model_copy(update={"run_ms": 1_000 + number}))
@@ -389,7 +389,7 @@ def test_a_job_that_the_policy_ranks_behind_is_told_who_comes_first():
 
 def test_a_job_that_the_policy_has_chosen_is_told_what_it_lacks():
     """Its turn has come, but cores, which the plan does not count, are taken: the detail says cores."""
-    driver = CellDriver(facts.PlacerSettings(profile="srtf"))
+    driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4, cores=8))
     driver.submit("a", None, estimate(1, cores=6).model_copy(update={"run_ms": 1_000}))
     driver.submit("b", None, estimate(1, cores=6).model_copy(update={"run_ms": 2_000}))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from penstock.cluster.moves import JobStatus
-from penstock.cluster.nouns import TaskPlacement
 from penstock.ledger.check import check
 from penstock.ledger.state import CellState, JobState
+from penstock.model.transitions import JobStatus
+from penstock.model.types import TaskPlacement
 from penstock.policies.base import Chance, assign
 from penstock.policies.hived import Block, BuddyCells, choose, cost, free_cells
 from penstock.testing import builders as b

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.cluster.moves import JobStatus
-from penstock.events.facts import PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.transitions import JobStatus
 from penstock.policies.base import Chance
 from penstock.policies.explain import explain
 from penstock.policies.profiles import in_force, policy_for

@@ -5,13 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from penstock.cluster.moves import JobStatus
-from penstock.cluster.nouns import ResourceVector
-from penstock.events import doors
-from penstock.events.facts import PlacerSettings, TypicalTask
 from penstock.ledger.check import check
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import CellState
+from penstock.model import external_events
+from penstock.model.ledger_events import PlacerSettings, TypicalTask
+from penstock.model.transitions import JobStatus
+from penstock.model.types import ResourceVector
 from penstock.policies.base import Chance, Plan, Policy
 from penstock.policies.fgd import recent_tasks, typical_tasks
 from penstock.policies.profiles import policy_for
@@ -172,7 +172,10 @@ class Churn:
         node = self.state.nodes[f"n{self.chance.integers(12)}"]
         if node.spec.gpus:
             gpu = int(self.chance.integers(len(node.spec.gpus)))
-            b.apply(self.state, doors.GpuFaulted(node_id=node.spec.node_id, gpu=gpu, fault="xid", code=79))
+            b.apply(
+                self.state,
+                external_events.GpuFaulted(node_id=node.spec.node_id, gpu=gpu, fault="xid", code=79),
+            )
 
 
 @pytest.mark.parametrize("profile", FAMILY)

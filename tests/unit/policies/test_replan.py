@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.cluster.moves import JobStatus
-from penstock.events.doors import JobProgress, NodeChanged, NodeLeft, WorkProgressed
-from penstock.events.facts import PlacerSettings
 from penstock.ledger.snapshot import dump, load
+from penstock.model.external_events import JobProgress, NodeChanged, NodeLeft, WorkProgressed
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.transitions import JobStatus
 from penstock.policies.ordered import shortest_remaining_service
 from penstock.policies.replan import Nodes
 from penstock.policies.service import attained_s, remaining_s

@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.events.facts import PlacerSettings
 from penstock.ledger.replica import Replica
-from penstock.placer.core.step import PlacerCore
+from penstock.model.ledger_events import PlacerSettings
 from penstock.policies.profiles import PROFILES
 from penstock.testing.driver import CellDriver, node_spec
+from penstock_services.placer.core.step import PlacerCore
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))

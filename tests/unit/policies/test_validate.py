@@ -4,37 +4,39 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.cluster.nouns import TaskPlacement
-from penstock.events import doors, facts
 from penstock.ledger.check import check
 from penstock.ledger.state import CellState
+from penstock.model import external_events, ledger_events
+from penstock.model.types import TaskPlacement
 from penstock.policies.base import Chance, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.validate import validate
 from penstock.testing import builders as b
 
 
-def plan_of(state: CellState, job_id: str) -> doors.JobPlan:
+def plan_of(state: CellState, job_id: str) -> external_events.JobPlan:
     """What a proposer would compute for this job on this state."""
     job = state.jobs[job_id]
     plan = Liquid(0.5).place(state, job, Chance(0, "batch"))
     assert plan is not None
-    return doors.JobPlan(job_id=job_id, tasks=assign(state, job, plan).tasks)
+    return external_events.JobPlan(job_id=job_id, tasks=assign(state, job, plan).tasks)
 
 
 def batch(
-    *plans: doors.JobPlan, read: tuple[doors.ReadVersion, ...] = (), kind: str = "batch"
-) -> doors.PlanProposed:
-    return doors.PlanProposed(proposal_id="p1", proposer="batcher", kind=kind, plans=plans, read=read)  # type: ignore[arg-type]
+    *plans: external_events.JobPlan, read: tuple[external_events.ReadVersion, ...] = (), kind: str = "batch"
+) -> external_events.PlanProposed:
+    return external_events.PlanProposed(
+        proposal_id="p1", proposer="batcher", kind=kind, plans=plans, read=read
+    )  # type: ignore[arg-type]
 
 
-def changed(plan: doors.JobPlan, which: int = 0, **fields: object) -> doors.JobPlan:
+def changed(plan: external_events.JobPlan, which: int = 0, **fields: object) -> external_events.JobPlan:
     tasks = list(plan.tasks)
     tasks[which] = TaskPlacement(**{**tasks[which].model_dump(), **fields})
-    return doors.JobPlan(job_id=plan.job_id, tasks=tuple(tasks))
+    return external_events.JobPlan(job_id=plan.job_id, tasks=tuple(tasks))
 
 
-def verdict(state: CellState, proposal: doors.Proposal) -> tuple[bool, str]:
+def verdict(state: CellState, proposal: external_events.Proposal) -> tuple[bool, str]:
     before = [(node.free(), node.version) for node in state.nodes.values()]
     answer = validate(state, proposal)
     assert before == [(node.free(), node.version) for node in state.nodes.values()]
@@ -50,14 +52,17 @@ def test_a_sound_batch_is_accepted_and_folds():
     b.queued(state, "a", workers=2, parameter_servers=1)
     b.queued(state, "b", worker=b.need(gpus=4))
     read = (
-        *(doors.ReadVersion(kind="job", id=i, version=state.jobs[i].version) for i in "ab"),
-        *(doors.ReadVersion(kind="node", id=n, version=state.nodes[n].version) for n in ("n0", "n1")),
+        *(external_events.ReadVersion(kind="job", id=i, version=state.jobs[i].version) for i in "ab"),
+        *(
+            external_events.ReadVersion(kind="node", id=n, version=state.nodes[n].version)
+            for n in ("n0", "n1")
+        ),
     )
     first = plan_of(state, "a")
     second = changed(plan_of(state, "b"), node_id="n1", gpus=(0, 1, 2, 3))
     assert verdict(state, batch(first, second, read=read)) == (True, "")
     for plan in (first, second):
-        b.apply(state, facts.PlacementDecided(job_id=plan.job_id, attempt=1, tasks=plan.tasks))
+        b.apply(state, ledger_events.PlacementDecided(job_id=plan.job_id, attempt=1, tasks=plan.tasks))
     assert check(state) == []
 
 
@@ -77,14 +82,14 @@ def test_what_was_read_has_moved_on():
     state = b.cell(nodes=1, gpus=4)
     job = b.queued(state, "a")
     plan = plan_of(state, "a")
-    node_read = doors.ReadVersion(kind="node", id="n0", version=state.nodes["n0"].version)
-    job_read = doors.ReadVersion(kind="job", id="a", version=job.version)
+    node_read = external_events.ReadVersion(kind="node", id="n0", version=state.nodes["n0"].version)
+    job_read = external_events.ReadVersion(kind="job", id="a", version=job.version)
     b.placed(state, b.queued(state, "other"))
     assert verdict(state, batch(plan, read=(node_read,))) == (False, "stale")
     assert verdict(state, batch(plan, read=(job_read,))) == (False, "infeasible")  # same GPU, by now taken
     b.placed(state, job)
     assert verdict(state, batch(plan, read=(job_read,))) == (False, "stale")
-    unknown = doors.ReadVersion(kind="node", id="n9", version=1)
+    unknown = external_events.ReadVersion(kind="node", id="n9", version=1)
     assert verdict(state, batch(plan, read=(unknown,))) == (False, "stale")
 
 
@@ -93,10 +98,13 @@ def test_the_job_is_not_there_to_be_placed():
     state = b.cell(nodes=1, gpus=4)
     job = b.queued(state, "a")
     plan = plan_of(state, "a")
-    assert verdict(state, batch(doors.JobPlan(job_id="ghost", tasks=plan.tasks))) == (False, "unknown_job")
-    b.apply(state, facts.CellFrozen(reason="most nodes vanished"))
+    assert verdict(state, batch(external_events.JobPlan(job_id="ghost", tasks=plan.tasks))) == (
+        False,
+        "unknown_job",
+    )
+    b.apply(state, ledger_events.CellFrozen(reason="most nodes vanished"))
     assert verdict(state, batch(plan)) == (False, "wrong_state")
-    b.apply(state, facts.CellThawed(reason="they are back"))
+    b.apply(state, ledger_events.CellThawed(reason="they are back"))
     b.placed(state, job)
     assert verdict(state, batch(plan)) == (False, "wrong_state")
     b.exited(state, job)
@@ -114,7 +122,7 @@ def test_the_job_is_not_there_to_be_placed():
         (lambda p: changed(p, cores=(0, 1, 2)), "invalid"),
         (lambda p: changed(p, host_memory_mib=1), "invalid"),
         (lambda p: changed(p, gpu_memory_mib=16_384), "invalid"),
-        (lambda p: doors.JobPlan(job_id="a", tasks=p.tasks[:1]), "invalid"),
+        (lambda p: external_events.JobPlan(job_id="a", tasks=p.tasks[:1]), "invalid"),
         (lambda p: changed(p, gpus=(0, 4)), "infeasible"),
         (lambda p: changed(p, cores=(64,)), "infeasible"),
         (lambda p: changed(p, node_id="n9"), "infeasible"),
@@ -124,7 +132,9 @@ def test_the_job_is_not_there_to_be_placed():
         (lambda p: changed(p, node_id="filled"), "infeasible"),
     ],
 )
-def test_each_way_to_be_wrong(change: Callable[[doors.JobPlan], doors.JobPlan], reason: str):
+def test_each_way_to_be_wrong(
+    change: Callable[[external_events.JobPlan], external_events.JobPlan], reason: str
+):
     """A proposer with a bug, or with a picture of the cell that was never true."""
     state = b.cell_of(
         [
@@ -135,8 +145,8 @@ def test_each_way_to_be_wrong(change: Callable[[doors.JobPlan], doors.JobPlan], 
             b.node("filled"),
         ]
     )
-    b.apply(state, doors.NodeSuspected(node_id="silent", reason="silence"))
-    b.apply(state, doors.GpuFaulted(node_id="faulted", gpu=1, fault="ecc"))
+    b.apply(state, external_events.NodeSuspected(node_id="silent", reason="silence"))
+    b.apply(state, external_events.GpuFaulted(node_id="faulted", gpu=1, fault="ecc"))
     b.placed_on(state, b.queued(state, "memory", worker=b.need(gpus=0, host_memory_mib=262_000)), "filled")
     b.queued(state, "a", workers=2, gpu_models=("V100",), worker=b.need(gpus=2))
     plan = plan_of(state, "a")
@@ -158,9 +168,11 @@ def test_what_this_placer_does_not_act_on_is_unsupported():
     head = {"proposal_id": "p", "proposer": "x"}
     for proposal in (
         batch(plan, kind="group"),
-        doors.MigrationProposed(**head, plan=plan, reason="slow"),
-        doors.CoresProposed(**head, task_id="a.1.w0", cores=2, reason="starved"),
-        doors.ThrottleProposed(**head, task_id="a.1.w0", memory_bandwidth_percent=50, reason="noisy"),
+        external_events.MigrationProposed(**head, plan=plan, reason="slow"),
+        external_events.CoresProposed(**head, task_id="a.1.w0", cores=2, reason="starved"),
+        external_events.ThrottleProposed(
+            **head, task_id="a.1.w0", memory_bandwidth_percent=50, reason="noisy"
+        ),
     ):
         assert verdict(state, proposal) == (False, "unsupported")
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cluster.moves import JobStatus, NodeStatus
-from penstock.cluster.trusted import trusted
-from penstock.events.doors import JobProgress
-from penstock.events.facts import JobRank, PlacerSettings
 from penstock.ledger.snapshot import dump, load
 from penstock.ledger.state import MAX_NOTES, CellState, JobState, Notes
+from penstock.model.external_events import JobProgress
+from penstock.model.ledger_events import JobRank, PlacerSettings
+from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.trusted import trusted
 from penstock.policies.base import RunSet
 from penstock.policies.ordered import Ordered
 from penstock.policies.profiles import policy_for

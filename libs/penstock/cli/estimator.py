@@ -1,0 +1,163 @@
+"""`penstock estimator …`: reports and judgements by `python -m penstock_services.estimator.evaluate`; models by the gateway."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.exits import Exit, Stop
+from penstock.cli.export import pour
+from penstock.cli.local import PASS_ALL
+from penstock.cli.output import Format, console, dump, plain_table
+from penstock.cli.tables import clock
+
+PATIENCE_S = 600.0  # a check may fold the whole ledger
+COMMAND = (sys.executable, "-m", "penstock_services.estimator.evaluate")
+
+
+def add_to(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True)
+    group.command()(report)
+    group.command()(models)
+    group.command()(check)
+    group.command(context_settings=PASS_ALL, add_help_option=False)(evaluate)
+    app.add_typer(
+        group,
+        name="estimator",
+        help="What jobs are expected to need: judge it.",
+        rich_help_panel="Simulation",
+    )
+
+
+def report(
+    ctx: typer.Context,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read a ledger, one record a line, instead of the cell's."),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.html", help="Write a page with charts, whole in one file."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
+    ] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+) -> None:
+    """Say and draw how estimates did against what jobs used: predicted against actual, per tier, over time, who over-asks,
+    the worst jobs, and how often intervals of remaining time held."""
+    _need_the_estimator("report")
+    arguments = [*COMMAND, "report", "-o", output]
+    for option, path in (("--report", page), ("--png", png)):
+        if path is not None:
+            arguments += [option, str(path)]
+    if ledger is not None:
+        sys.stdout.flush()
+        os.execv(sys.executable, [*arguments, "--ledger", str(ledger)])
+    client = gateway(ctx)
+    last_seq = int(client.get("/v1/status")["seq"])
+    raise typer.Exit(pour(client, last_seq, [*arguments, "--events", "-"]))
+
+
+def evaluate(ctx: typer.Context) -> None:
+    """Say how well models predict measured runs that they were not shown. `penstock estimator evaluate --help` lists the options."""
+    _need_the_estimator("evaluate")
+    sys.stdout.flush()
+    os.execv(sys.executable, [*COMMAND, "evaluate", *ctx.args])
+
+
+def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
+    """List the models that are kept: what they learned from, how they did, which one answers, whether they are whole."""
+    answer = gateway(ctx).get("/v1/estimator/models", patience_s=PATIENCE_S)
+    _stop_at_error(answer)
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+        return
+    rows = rows_of(answer, "models")
+    if not rows:
+        console().print("No model yet: one is trained once 50 runs have finished.")
+        return
+    table = plain_table(
+        "VERSION", "KIND", "RUNS", "THEIR DATA", "ERROR", "", "STATE", right=("RUNS", "ERROR")
+    )
+    for row in rows:
+        promoted = "in use" if row["in_use"] else "promoted" if row["promoted"] else "not promoted"
+        whole = "[green]whole[/]" if row["whole"] else f"[red]damaged[/]: {escape(row['damage'])}"
+        data = f"{clock(row['first_run_ms'])} to {clock(row['last_run_ms'])}"
+        style = "bold" if row["in_use"] else ""
+        table.add_row(
+            row["version"],
+            row["kind"],
+            f"{row['runs']:,}",
+            data,
+            _error(row["metrics"]),
+            promoted,
+            whole,
+            style=style,
+        )
+    console().print(table)
+
+
+def _error(metrics: Mapping[str, float]) -> str:
+    """On the newest runs, which it was not shown; and what the model before it had there."""
+    for name in ("error", "step_error"):
+        if name in metrics:
+            before = metrics.get(f"before_{name}")
+            return f"{metrics[name]:.3f}" + ("" if before is None else f" (before {before:.3f})")
+    return "–"
+
+
+def check(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
+    """Ask the model that a job was estimated with again, the very version of then: does it say the same?
+
+    Exit code 1 if it does not, or is no longer kept, or was changed.
+    """
+    client = gateway(ctx)
+    found = find_job(client, job)
+    answer = client.get(f"/v1/jobs/{found['job_id']}/estimate/check", patience_s=PATIENCE_S)
+    _stop_at_error(answer)
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+    else:
+        _show(answer)
+    if answer["ok"] is False:
+        raise typer.Exit(int(Exit.PROBLEM))
+
+
+def _show(answer: Mapping[str, Any]) -> None:
+    screen = console()
+    screen.print(
+        f"[bold]{answer['job_id']}[/]  estimated in record {answer['estimated_seq']}", highlight=False
+    )
+    screen.print(f"[dim]{escape(answer['source'])}[/]", soft_wrap=True)
+    for row in answer["models"]:
+        mark = "[green]✓[/]" if row["verdict"] == "same" else "[red]✗[/]"
+        as_of = "" if row["as_of"] is None else f" [dim](with what was known at record {row['as_of']})[/]"
+        screen.print(f"{mark} {escape(row['text'])}{as_of}", soft_wrap=True)
+    if not answer["models"]:
+        screen.print(escape(answer["text"]), soft_wrap=True)
+
+
+def _stop_at_error(answer: Mapping[str, Any]) -> None:
+    """The gateway's command ended without an answer. Raises `Stop`."""
+    if answer.get("error"):
+        last = str(answer["error"]).splitlines()[-1]
+        raise Stop(Exit.PROBLEM, last.removeprefix("penstock: "))
+
+
+def _need_the_estimator(verb: str) -> None:
+    """Raises `Stop`."""
+    if (
+        importlib.util.find_spec("sklearn") is None
+        or importlib.util.find_spec("penstock_services.estimator") is None
+    ):
+        raise Stop(
+            Exit.PROBLEM,
+            f"`penstock estimator {verb}` needs the estimator; pip install 'penstock[estimator]'",
+        )

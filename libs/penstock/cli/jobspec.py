@@ -1,0 +1,111 @@
+"""From a job file and flags to the job that is submitted, and the key under which it is."""
+
+import getpass
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.cli.exits import Exit, Stop
+from penstock.model.types import JobSpec
+from penstock.sdk.jobfile import BadJob, parse_job
+
+MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
+
+CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("github", ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB")),
+    ("gitlab", ("CI_SERVER_HOST", "CI_JOB_ID")),
+    ("buildkite", ("BUILDKITE_JOB_ID",)),
+    ("circleci", ("CIRCLE_WORKFLOW_JOB_ID",)),
+    ("azure", ("SYSTEM_COLLECTIONID", "SYSTEM_JOBID")),
+    ("jenkins", ("JENKINS_URL", "BUILD_TAG")),
+)
+"""Per CI system the variables that name one attempt of one of its jobs. A system counts when all are set."""
+
+
+def read_job_file(path: str) -> dict[str, Any]:
+    """The mapping in a YAML job file; `-` reads stdin. Raises `Stop` with line and column."""
+    try:
+        if path == "-":
+            text = sys.stdin.read(MAX_FILE_BYTES + 1)
+        else:
+            with open(path, encoding="utf-8") as file:
+                text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise Stop(Exit.BAD_SPEC, f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Stop(Exit.BAD_SPEC, f"{path}: is no UTF-8 text; a job file is YAML") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise Stop(
+            Exit.BAD_SPEC,
+            f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; a job file is a dozen lines of YAML",
+        )
+    try:
+        found = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise Stop(Exit.BAD_SPEC, f"{path}{where}: is no valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
+    return found
+
+
+def build(fields: Mapping[str, Any], where: str) -> JobSpec:
+    """The job these fields describe; owner and workdir default to who and where we are. Raises `Stop`."""
+    fields = {"owner": _user(), **fields}
+    folder = fields.get("workdir")
+    if folder is None or isinstance(folder, str):
+        fields["workdir"] = os.path.join(os.getcwd(), os.path.expanduser(folder or ""))
+        fields["workdir"] = os.path.normpath(fields["workdir"])
+    try:
+        return parse_job(fields)
+    except BadJob as error:
+        lines = [f"{where}: {problem}" for problem in error.problems]
+        raise Stop(Exit.BAD_SPEC, "\n".join(lines)) from error
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid-{os.getuid()}"
+
+
+def pairs(values: list[str], flag: str) -> dict[str, str]:
+    """`NAME=VALUE` flags as a mapping. Raises `Stop`."""
+    found: dict[str, str] = {}
+    for text in values:
+        name, mark, value = text.partition("=")
+        if not mark or not name:
+            raise Stop(Exit.BAD_SPEC, f"{flag} {text}: give NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def default_name(command: list[str]) -> str:
+    """A job's name from its command: the script, else the program, without folder and ending."""
+    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
+    stem = Path(script).name.rsplit(".", 1)[0]
+    name = "".join(
+        letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "-" for letter in stem
+    )
+    return name.strip("._-")[:64] or "job"
+
+
+def idempotency_key(spec: JobSpec, env: Mapping[str, str] = os.environ) -> str:
+    """In CI: the same for the same job of the same CI attempt, so that a repeated step submits once. Else random."""
+    for system, names in CI_VARIABLES:
+        values = [env.get(name, "") for name in names]
+        if all(values):
+            text = json.dumps([system, *values, spec.model_dump(mode="json")], sort_keys=True)
+            return f"ci-{system}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return f"cli-{secrets.token_hex(16)}"

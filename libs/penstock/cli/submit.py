@@ -1,0 +1,167 @@
+"""`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
+
+from typing import Annotated, Any, get_args
+
+import typer
+
+from penstock.cli import follow, jobspec
+from penstock.cli.client import Gateway
+from penstock.cli.common import Output, gateway
+from penstock.cli.exits import Exit, Stop
+from penstock.cli.output import Format, dump, remark
+from penstock.model.types import Category, JobSpec, Trait
+
+CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
+
+FileFlag = Annotated[
+    str | None, typer.Option("--file", "-f", metavar="FILE", help="Job file in YAML; - for stdin.")
+]
+
+CommandWords = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Program and arguments, after --.")
+]
+ModelFlag = Annotated[str | None, typer.Option(help="Name of the network, to learn from earlier runs.")]
+CategoryFlag = Annotated[
+    str | None, typer.Option(metavar=CATEGORIES, help="What it learns from; says how many cores it needs.")
+]
+TraitFlag = Annotated[
+    list[str] | None, typer.Option(metavar=TRAITS, help="What its training does with cores; may be repeated.")
+]
+IterationsFlag = Annotated[
+    int | None, typer.Option(help="How many it will run: its remaining time is told from them.")
+]
+TargetLossFlag = Annotated[
+    float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
+]
+KeyFlag = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="The same key submits once; by default from the CI's variables."),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        rich_help_panel="Jobs",
+        context_settings={"allow_interspersed_args": False},
+        epilog="Exit codes: see `penstock --help`.",
+    )(submit)
+
+
+def submit(
+    ctx: typer.Context,
+    command: CommandWords = None,
+    file: FileFlag = None,
+    name: Annotated[str | None, typer.Option(help="Shown in tables; by default the script's name.")] = None,
+    owner: Annotated[str | None, typer.Option(help="By default you.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Per worker; estimated if left out, like all needs.")
+    ] = None,
+    cores: Annotated[int | None, typer.Option(help="Per worker.")] = None,
+    host_memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Per worker.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="On each GPU.")] = None,
+    bandwidth: Annotated[str | None, typer.Option(metavar="10Gbit", help="Per worker.")] = None,
+    workers: Annotated[int | None, typer.Option(help="They start together or not at all.")] = None,
+    parameter_servers: Annotated[int | None, typer.Option(help="Beside the workers.")] = None,
+    model: ModelFlag = None,
+    batch_size: Annotated[int | None, typer.Option(help="Per worker.")] = None,
+    category: CategoryFlag = None,
+    trait: TraitFlag = None,
+    iterations: IterationsFlag = None,
+    target_loss: TargetLossFlag = None,
+    gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
+    workdir: Annotated[str | None, typer.Option(help="On the node; by default the current folder.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
+    queue_timeout: Annotated[
+        str | None, typer.Option(metavar="10m", help="Give up after waiting so long.")
+    ] = None,
+    run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
+    grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")
+    ] = False,
+    propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
+    idempotency_key: KeyFlag = None,
+    dry_run: Annotated[bool, typer.Option(help="Only check the job and print it.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Submit a job and follow it to its end. Ctrl-C stops following; the job goes on."""
+    fields = jobspec.read_job_file(file) if file is not None else {}
+    flags: dict[str, Any] = {
+        "name": name, "owner": owner, "workers": workers, "parameter_servers": parameter_servers,
+        "model": model, "batch_size": batch_size, "category": category, "traits": trait, "iterations": iterations,
+        "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir,
+        "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace,
+    }  # fmt: skip
+    fields |= {field: value for field, value in flags.items() if value is not None}
+    needs = {
+        "gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth,
+    }  # fmt: skip
+    sections: dict[str, dict[str, Any]] = {
+        "resources": {field: value for field, value in needs.items() if value is not None},
+        "retry": {} if max_attempts is None else {"max_attempts": max_attempts},
+        "env": jobspec.pairs(env or [], "--env"),
+        "labels": jobspec.pairs(label or [], "--label"),
+    }
+    spec = _spec(fields, sections, command, file or "command line")
+    if dry_run:
+        dump(spec.model_dump(mode="json"), Format.YAML if output is not Format.JSON else Format.JSON)
+        return
+    key = idempotency_key or jobspec.idempotency_key(spec)
+    raise typer.Exit(_hand_in(gateway(ctx), spec, key, output, detach=detach, propagate=propagate))
+
+
+def _hand_in(
+    client: Gateway, spec: JobSpec, key: str, output: Format, *, detach: bool, propagate: bool
+) -> int:
+    """Submits, and follows unless detached; the exit code."""
+    answer = client.post("/v1/jobs", spec.model_dump(mode="json"), {"Idempotency-Key": key})
+    job_id = str(answer["job_id"])
+    if not detach:
+        return _follow(client, job_id, output, propagate)
+    if output in (Format.JSON, Format.YAML):
+        dump(answer, output)
+    else:
+        print(job_id)
+    return 0
+
+
+def _spec(
+    fields: dict[str, Any], sections: dict[str, dict[str, Any]], command: list[str] | None, source: str
+) -> JobSpec:
+    """The job of file and flags together. Raises `Stop` with every problem."""
+    for section, more in sections.items():
+        _merge(fields, section, more)
+    if command:
+        fields["command"] = command
+    if not fields.get("command"):
+        raise Stop(Exit.BAD_SPEC, "nothing to run; give a command after --, or a job file with -f")
+    if "name" not in fields and isinstance(fields["command"], list):
+        fields["name"] = jobspec.default_name([str(word) for word in fields["command"]])
+    return jobspec.build(fields, source)
+
+
+def _follow(client: Gateway, job_id: str, output: Format, propagate: bool) -> int:
+    """Follows to the end; Ctrl-C detaches."""
+    quiet = output in (Format.JSON, Format.YAML)
+    try:
+        job = follow.to_end(client, job_id, quiet=quiet)
+    except KeyboardInterrupt:
+        remark(
+            f"\nStopped following; {job_id} goes on.\n  penstock watch {job_id}\n  penstock cancel {job_id}"
+        )
+        return int(Exit.DETACHED)
+    if quiet:
+        dump(job, output)
+    return follow.exit_code(job, propagate=propagate)
+
+
+def _merge(fields: dict[str, Any], section: str, more: dict[str, Any]) -> None:
+    """Flags win over the file, field by field. A section that is no mapping is left for the parser to refuse."""
+    if more:
+        known = fields.get(section) or {}
+        if isinstance(known, dict):
+            fields[section] = {**known, **more}

@@ -1,0 +1,447 @@
+"""The one fold of the ledger: `evolve(state, fact)` is mechanical and makes no choices.
+
+Every reader (placer, gateway, projector, simulator, replay) folds with this function; all of them
+therefore agree. A fact that the tables of legal moves forbid raises `IllegalMove`: a bug to stop at.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.ledger.record import RawRecord
+from penstock.ledger.state import (
+    HOLDING,
+    MAX_EARLY_ESTIMATES,
+    MAX_ENDED_REMEMBERED,
+    CellState,
+    JobState,
+    NodeState,
+    TaskState,
+    Timer,
+    full_mask,
+)
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.model.transitions import (
+    JOB_MOVES,
+    NODE_MOVES,
+    TASK_MOVES,
+    JobStatus,
+    NodeStatus,
+    TaskStatus,
+    move,
+)
+from penstock.model.types import NodeSpec
+
+INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
+LOSSES = frozenset({"node_lost", "refused"})
+
+
+def fold(state: CellState, record: RawRecord) -> None:
+    """Folds one valid record: time, position, facts."""
+    begin(state, record.seq, record.now_ms, record.term)
+    cause = record.cause
+    if cause.topic is not None:
+        state.positions[cause.topic, cause.partition] = cause.offset + 1
+    for fact in record.facts:
+        evolve(state, fact.event())
+
+
+def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
+    """A record begins: its seq is the token of what it decides, its time the only clock."""
+    state.seq = seq
+    state.now_ms = now_ms
+    state.term = term
+
+
+def evolve(state: CellState, fact: Event) -> None:
+    """Folds one fact. Facts without effect on the state (a model was trained) are ignored."""
+    handler = HANDLERS.get(fact.TYPE)
+    if handler is not None:
+        handler(state, fact)
+
+
+# ------------------------------------------------------------------------------------------------ jobs
+
+
+def timer_id(subject_id: str, kind: str) -> str:
+    """One timer per subject and kind."""
+    return f"{subject_id}:{kind}"
+
+
+def _drop_timers(state: CellState, job_id: str, *kinds: str) -> None:
+    """What a timer waited for has come: it will not fire."""
+    timers = state.timers
+    for kind in kinds:
+        timers.pop(f"{job_id}:{kind}", None)
+
+
+def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
+    old = job.status
+    if status not in JOB_MOVES[old]:
+        move(JOB_MOVES, old, status, f"job {job.job_id} at seq {state.seq}")
+    job.status = status
+    job.version += 1
+    if old is JobStatus.QUEUED:
+        state.queue.pop(job.order, None)
+        state.notes.add(job.job_id)
+    if status is JobStatus.QUEUED:
+        state.queue[job.order] = job.job_id
+        state.notes.add(job.job_id)
+        job.queued_ms = state.now_ms
+    if status in HOLDING:
+        state.holding[job.order] = job.job_id
+    elif old in HOLDING:
+        del state.holding[job.order]
+
+
+def _job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None:
+    job = JobState(fact.job_id, fact.spec, state.seq, state.now_ms)
+    state.jobs[job.job_id] = job
+    estimate = state.early_estimates.pop(job.job_id, None)
+    if estimate is not None:
+        job.estimate = estimate
+        _set_job(state, job, JobStatus.QUEUED)
+
+
+def _job_estimated(state: CellState, fact: external_events.JobEstimated) -> None:
+    job = state.jobs.get(fact.job_id)
+    if job is None:
+        state.early_estimates[fact.job_id] = fact.estimate
+        if len(state.early_estimates) > MAX_EARLY_ESTIMATES:
+            state.early_estimates.popitem(last=False)
+        return
+    job.estimate = fact.estimate
+    _set_job(state, job, JobStatus.QUEUED)
+
+
+def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -> None:
+    job = state.jobs[fact.job_id]
+    head = state.head_of_queue()
+    if head is not None and head is not job:
+        head.overtaken += 1
+    _set_job(state, job, JobStatus.LAUNCHING)
+    job.attempt = fact.attempt
+    job.token = state.seq
+    job.placed_ms = state.now_ms
+    job.running_ms = job.stop_reason = job.exit_code = None
+    job.failure = job.failure_cause = ""
+    job.overtaken = 0
+    _mark_unschedulable(state, job, "")
+    _drop_timers(state, job.job_id, "queue_timeout")
+    job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
+    for place in fact.tasks:
+        node = state.nodes[place.node_id]
+        node.give(place)
+        node.tasks[place.task_id] = job.job_id
+        state.reindex(node)
+
+
+def _stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
+    job = state.jobs[fact.job_id]
+    if job.status is not JobStatus.STOPPING:
+        _set_job(state, job, JobStatus.STOPPING)
+    job.stop_reason = fact.reason
+    job.stop_token = state.seq
+    for task in job.tasks.values():
+        if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
+            task.status = move(TASK_MOVES, task.status, TaskStatus.STOPPING, task.place.task_id)
+
+
+def _job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
+    job = state.jobs[fact.job_id]
+    if job.running_ms is not None:
+        job.served_ms += state.now_ms - job.running_ms
+    job.tasks = {}
+    job.stop_reason = None
+    _drop_timers(state, job.job_id, "run_timeout", "launch_timeout")
+    job.placed_ms = job.running_ms = None
+    if fact.reason in INFRASTRUCTURE:
+        job.infrastructure_retries += 1
+        job.losses += fact.reason in LOSSES
+    _set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
+
+
+def _job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
+    _set_job(state, state.jobs[fact.job_id], JobStatus.QUEUED)
+
+
+def _work_progressed(state: CellState, fact: external_events.WorkProgressed) -> None:
+    """Jobs that have ended meanwhile are passed over."""
+    for told in fact.jobs:
+        job = state.jobs.get(told.job_id)
+        if job is not None:
+            job.attained_s = told.attained_s
+            job.remaining_s = told.remaining_s
+            job.told_ms = state.now_ms
+            if job.status is JobStatus.QUEUED:
+                state.notes.add(job.job_id)
+
+
+def _jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
+    for rank in fact.ranks:
+        job = state.jobs[rank.job_id]
+        job.rank = (rank.level, 0 if rank.chosen else 1, rank.position)
+        if job.status is JobStatus.QUEUED:
+            state.notes.add(job.job_id)
+
+
+def _job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:
+    job = state.jobs[fact.job_id]
+    _mark_unschedulable(state, job, fact.reason)
+    if fact.reason:
+        state.queue.pop(job.order, None)
+    else:
+        state.queue[job.order] = job.job_id
+    state.notes.add(job.job_id)
+    job.version += 1
+
+
+def _mark_unschedulable(state: CellState, job: JobState, reason: str) -> None:
+    """Such a job stands beside the queue: nobody waits behind it."""
+    job.unschedulable = reason
+    if reason:
+        state.unschedulable[job.job_id] = None
+    elif state.unschedulable.pop(job.job_id, "") is None:
+        _drop_timers(state, job.job_id, "unschedulable")
+
+
+def _job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
+    job = state.jobs.pop(fact.job_id)
+    _mark_unschedulable(state, job, "")
+    _drop_timers(
+        state, job.job_id, "queue_timeout", "run_timeout", "launch_timeout", "backoff", "unschedulable"
+    )
+    _set_job(state, job, JobStatus(fact.outcome))
+    state.ended[fact.job_id] = fact.outcome
+    if len(state.ended) > MAX_ENDED_REMEMBERED:
+        state.ended.popitem(last=False)
+
+
+# ----------------------------------------------------------------------------------------------- tasks
+
+
+def job_of_task(state: CellState, node_id: str, task_id: str) -> JobState | None:
+    """The job whose living task this is, if that task is on this node."""
+    node = state.nodes.get(node_id)
+    job_id = node.tasks.get(task_id) if node is not None else None
+    return state.jobs.get(job_id) if job_id is not None else None
+
+
+def _task_started(state: CellState, fact: external_events.TaskStarted) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = job.tasks[fact.task_id]
+    task.pid = fact.pid
+    task.started_ms = state.now_ms
+    if task.status is TaskStatus.ASSIGNED:
+        task.status = move(TASK_MOVES, task.status, TaskStatus.RUNNING, fact.task_id)
+    all_started = all(other.started_ms is not None for other in job.tasks.values())
+    if job.status is JobStatus.LAUNCHING and all_started:
+        _set_job(state, job, JobStatus.RUNNING)
+        job.running_ms = state.now_ms
+        _drop_timers(state, job.job_id, "launch_timeout")
+    job.version += 1
+
+
+def _end_task(state: CellState, node_id: str, task_id: str) -> TaskState:
+    """The task is proven dead: its resources are free."""
+    node = state.nodes[node_id]
+    job = state.jobs[node.tasks.pop(task_id)]
+    task = job.tasks[task_id]
+    task.status = move(TASK_MOVES, task.status, TaskStatus.EXITED, task_id)
+    task.exited_ms = state.now_ms
+    node.take_back(task.place)
+    state.reindex(node)
+    job.version += 1
+    return task
+
+
+def _task_exited(state: CellState, fact: external_events.TaskExited) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = _end_task(state, fact.node_id, fact.task_id)
+    task.cause = fact.cause
+    task.succeeded = fact.cause == "exited" and fact.exit_code == 0
+    task.exit_code = (
+        fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
+    )
+    if task.succeeded or job.failure or job.stop_reason is not None:
+        return
+    job.exit_code = task.exit_code
+    how = fact.cause.replace("_", " ")
+    if fact.cause == "exited":
+        how = f"exit code {fact.exit_code}" if fact.signal is None else f"killed by signal {fact.signal}"
+    elif fact.cause == "stopped":
+        how = "stopped by its node, which was drained"
+    _note_failure(job, fact.node_id, task, f"{how}: {fact.detail}" if fact.detail else how)
+
+
+def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:
+    """The first failure decides what becomes of the gang; what it brings about in the others does not count."""
+    if not job.failure and job.stop_reason is None:
+        job.failure = f"{task.place.task_id} on {node_id}: {how}"
+        job.failure_cause = task.cause
+
+
+def _task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = _end_task(state, fact.node_id, fact.task_id)
+    task.cause = "node_lost"
+    _note_failure(job, fact.node_id, task, fact.reason)
+
+
+def _order_refused(state: CellState, fact: external_events.OrderRefused) -> None:
+    job = job_of_task(state, fact.node_id, fact.task_id)
+    assert job is not None, fact.task_id
+    task = _end_task(state, fact.node_id, fact.task_id)
+    task.cause = "refused"
+    _note_failure(job, fact.node_id, task, f"refused, {fact.reason}")
+
+
+# ----------------------------------------------------------------------------------------------- nodes
+
+
+def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
+    """Takes over a (new) inventory; what living tasks hold stays taken."""
+    node.spec = spec
+    node.free_gpu_mask = full_mask(len(spec.gpus))
+    node.free_core_mask = full_mask(spec.cores)
+    node.free_host_memory_mib = spec.host_memory_mib
+    node.free_bandwidth_mbps = spec.bandwidth_mbps
+    node.shared = {}
+    for task_id, job_id in node.tasks.items():
+        node.give(state.jobs[job_id].tasks[task_id].place)
+    state.index.describe(node.bit, spec)
+    state.capacity_version += 1
+
+
+def _withdraw(state: CellState, node: NodeState) -> None:
+    """Takes the node out of all indexes."""
+    state.index.refit(node.bit, len(node.spec.gpus), node.entered, type(node.entered)())
+    node.entered = type(node.entered)()
+    state.index.forget(node.bit, node.spec)
+
+
+def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
+    spec = fact.node
+    node = state.nodes.get(spec.node_id)
+    if node is None:
+        node = NodeState(spec, len(state.node_at), NodeStatus.READY, 0, 0, 0, 0)
+        state.node_at.append(spec.node_id)
+        state.nodes[spec.node_id] = node
+    else:
+        _withdraw(state, node)
+        node.rebooted = node.spec.boot_id != spec.boot_id
+        if node.status is not NodeStatus.READY:
+            node.status = move(NODE_MOVES, node.status, NodeStatus.READY, spec.node_id)
+        node.leaving = False
+        node.faulted_gpu_mask = 0
+    node.incarnation = max(node.incarnation, fact.incarnation)
+    node.strays = {task.task_id: state.seq for task in fact.tasks if task.task_id not in node.tasks}
+    _enter_spec(state, node, spec)
+    state.reindex(node)
+
+
+def _node_changed(state: CellState, fact: external_events.NodeChanged) -> None:
+    node = state.nodes[fact.node.node_id]
+    _withdraw(state, node)
+    node.faulted_gpu_mask = 0
+    _enter_spec(state, node, fact.node)
+    state.reindex(node)
+
+
+def _node_suspected(state: CellState, fact: external_events.NodeSuspected) -> None:
+    node = state.nodes[fact.node_id]
+    if node.status is NodeStatus.READY:
+        node.status = move(NODE_MOVES, node.status, NodeStatus.SUSPECT, fact.node_id)
+    state.reindex(node)
+
+
+def _node_left(state: CellState, fact: external_events.NodeLeft) -> None:
+    node = state.nodes[fact.node_id]
+    if node.status is NodeStatus.READY:
+        node.status = move(NODE_MOVES, node.status, NodeStatus.SUSPECT, fact.node_id)
+    node.leaving = True
+    node.left_ms = state.now_ms
+    state.reindex(node)
+
+
+def _node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
+    node = state.nodes[fact.node_id]
+    node.status = move(NODE_MOVES, node.status, NodeStatus.GONE, fact.node_id)
+    state.index.gone |= node.bit
+    state.capacity_version += 1
+    state.reindex(node)
+
+
+def _node_restored(state: CellState, fact: ledger_events.NodeRestored) -> None:
+    node = state.nodes[fact.node_id]
+    node.status = move(NODE_MOVES, node.status, NodeStatus.READY, fact.node_id)
+    node.leaving = False
+    state.reindex(node)
+
+
+def _gpu_faulted(state: CellState, fact: external_events.GpuFaulted) -> None:
+    node = state.nodes[fact.node_id]
+    node.faulted_gpu_mask |= 1 << fact.gpu
+    state.reindex(node)
+
+
+# ------------------------------------------------------------------------------------- cell and timers
+
+
+def _term_started(state: CellState, fact: ledger_events.TermStarted) -> None:
+    state.term = fact.term
+    state.settings = fact.settings
+
+
+def _cell_frozen(state: CellState, fact: ledger_events.CellFrozen) -> None:
+    state.frozen = fact.reason
+
+
+def _cell_thawed(state: CellState, fact: ledger_events.CellThawed) -> None:
+    state.frozen = ""
+
+
+def _timer_set(state: CellState, fact: ledger_events.TimerSet) -> None:
+    state.timers[fact.timer_id] = Timer(fact.at_ms, fact.about)
+    heapq.heappush(state.timer_heap, (fact.at_ms, fact.timer_id))
+
+
+def _timer_gone(state: CellState, fact: ledger_events.TimerFired) -> None:
+    state.timers.pop(fact.timer_id, None)
+
+
+HANDLERS: Mapping[str, Callable[[CellState, Any], None]] = MappingProxyType(
+    {
+        external_events.JobSubmitted.TYPE: _job_submitted,
+        external_events.JobEstimated.TYPE: _job_estimated,
+        ledger_events.PlacementDecided.TYPE: _placement_decided,
+        ledger_events.StopDecided.TYPE: _stop_decided,
+        ledger_events.JobRequeued.TYPE: _job_requeued,
+        ledger_events.JobQueued.TYPE: _job_queued,
+        ledger_events.JobFoundUnschedulable.TYPE: _job_found_unschedulable,
+        ledger_events.JobEnded.TYPE: _job_ended,
+        ledger_events.JobsRanked.TYPE: _jobs_ranked,
+        external_events.WorkProgressed.TYPE: _work_progressed,
+        external_events.TaskStarted.TYPE: _task_started,
+        external_events.TaskExited.TYPE: _task_exited,
+        ledger_events.TaskLost.TYPE: _task_lost,
+        external_events.OrderRefused.TYPE: _order_refused,
+        external_events.NodeJoined.TYPE: _node_joined,
+        external_events.NodeChanged.TYPE: _node_changed,
+        external_events.NodeSuspected.TYPE: _node_suspected,
+        external_events.NodeLeft.TYPE: _node_left,
+        ledger_events.NodeLost.TYPE: _node_lost,
+        ledger_events.NodeRestored.TYPE: _node_restored,
+        external_events.GpuFaulted.TYPE: _gpu_faulted,
+        ledger_events.TermStarted.TYPE: _term_started,
+        ledger_events.CellFrozen.TYPE: _cell_frozen,
+        ledger_events.CellThawed.TYPE: _cell_thawed,
+        ledger_events.TimerSet.TYPE: _timer_set,
+        ledger_events.TimerFired.TYPE: _timer_gone,
+    }
+)

@@ -1,0 +1,303 @@
+"""Indexes over the nodes of a cell, as bit sets: bit i stands for the node of ordinal i.
+
+Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the
+cell (10,000 nodes are 1,250 bytes), because every resource keeps one bit set per level of what is free.
+Levels are coarse for large resources; inside a level the exact values are kept, so every answer is exact.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from penstock.model.types import WHOLE_GPU, NodeSpec, ResourceVector
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Ordinals in the set, rising."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int) -> int:
+    """The smallest ordinal in a set that is not empty."""
+    return (mask & -mask).bit_length() - 1
+
+
+def nth(mask: int, rank: int) -> int:
+    """The ordinal of the set bit that has exactly `rank` set bits below it, by halving; 0 ≤ rank < popcount."""
+    below, width = 0, mask.bit_length()
+    while width > 1:
+        half = width // 2
+        low = mask & ((1 << half) - 1)
+        count = low.bit_count()
+        if rank < count:
+            mask, width = low, half
+        else:
+            rank, mask, below, width = rank - count, mask >> half, below + half, width - half
+    return below
+
+
+Key = TypeVar("Key")
+
+
+def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
+    """Takes the node out of one set; empty sets go."""
+    left = sets.get(key, 0) & ~bit
+    if left:
+        sets[key] = left
+    else:
+        sets.pop(key, None)
+
+
+class Thermometer:
+    """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource.
+
+    With `unit` > 1 the nodes of a level are also kept by their exact value. A change then costs one set per
+    level crossed, a question at most one set per distinct value inside one level.
+    """
+
+    __slots__ = ("at_least", "exact", "unit")
+
+    def __init__(self, unit: int = 1) -> None:
+        self.unit = unit
+        self.at_least: list[int] = [0]
+        self.exact: dict[int, dict[int, int]] = {}
+        """Level → free → nodes; empty when the unit is 1."""
+
+    def change(self, bit: int, old: int, new: int) -> None:
+        """The node behind `bit` had `old` and now has `new` free; −1 means: it does not take part."""
+        unit, sets = self.unit, self.at_least
+        before, after = (old, new) if unit == 1 else (old // unit, new // unit)
+        if after > before:
+            if after >= len(sets):
+                sets.extend([0] * (after + 1 - len(sets)))
+            for level in range(before + 1, after + 1):
+                sets[level] |= bit
+        else:
+            for level in range(after + 1, before + 1):
+                sets[level] ^= bit
+        if unit > 1 and old != new:
+            if old >= 0:
+                _drop(self.exact[before], old, bit)
+            if new >= 0:
+                values = self.exact.setdefault(after, {})
+                values[new] = values.get(new, 0) | bit
+
+    def having(self, need: int) -> int:
+        """Nodes that have at least `need` free."""
+        level, over = divmod(need, self.unit)
+        sets = self.at_least
+        if not over:
+            return sets[level] if level < len(sets) else 0
+        mask = sets[level + 1] if level + 1 < len(sets) else 0
+        for value, nodes in self.exact.get(level, {}).items():
+            if value >= need:
+                mask |= nodes
+        return mask
+
+
+class Share(NamedTuple):
+    """What is left of a GPU that several tasks may share; compared by the free share first."""
+
+    milli: int
+    """Thousandths of its time."""
+    memory_mib: int
+
+    def holds(self, need: ResourceVector) -> bool:
+        return self.milli >= need.gpu_share_milli and self.memory_mib >= need.gpu_memory_mib
+
+
+class Free(msgspec.Struct, frozen=True, gc=False):
+    """What is free on one node, or -1 everywhere for a node on which nothing may be placed."""
+
+    gpus: int = -1
+    """Wholly free ones."""
+    cores: int = -1
+    host_memory_mib: int = -1
+    bandwidth_mbps: int = -1
+    shares: tuple[Share, ...] = ()
+    """What is left of each partly given GPU, ascending."""
+
+    def fits(self, need: ResourceVector) -> bool:
+        """Exact for these; GPU model and memory of wholly free GPUs are judged by the index."""
+        return (
+            (
+                self.gpus >= need.gpus
+                or (need.gpu_share_milli < WHOLE_GPU and self.best_share(need) is not None)
+            )
+            and self.cores >= need.cores
+            and self.host_memory_mib >= need.host_memory_mib
+            and self.bandwidth_mbps >= need.bandwidth_mbps
+        )
+
+    def best_share(self, need: ResourceVector) -> int | None:
+        """Position in `shares` of the partly given GPU with least left that still holds the task; None if none does."""
+        return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)
+
+    def less(self, need: ResourceVector, gpu_memory_mib: int) -> "Free":
+        """After a task that fits was placed; `gpu_memory_mib`: of the node's smallest GPU."""
+        gpus, shares = self.gpus - need.gpus, self.shares
+        if need.gpu_share_milli < WHOLE_GPU:
+            place = self.best_share(need)
+            if place is None:
+                left = Share(WHOLE_GPU, gpu_memory_mib)
+            else:
+                gpus, left = self.gpus, shares[place]
+                shares = shares[:place] + shares[place + 1 :]
+            left = Share(left.milli - need.gpu_share_milli, left.memory_mib - need.gpu_memory_mib)
+            shares = tuple(sorted((*shares, left)))
+        return Free(
+            gpus,
+            self.cores - need.cores,
+            self.host_memory_mib - need.host_memory_mib,
+            self.bandwidth_mbps - need.bandwidth_mbps,
+            shares,
+        )
+
+
+NOT_PLACEABLE = Free()
+
+
+class NodeShape(NamedTuple):
+    """What a node is when nothing runs on it; a cell has few shapes however many nodes."""
+
+    gpus: int
+    gpu_model: str
+    """Empty unless all its GPUs are of one model."""
+    gpu_memory_mib: int
+    """Of its smallest GPU."""
+    cores: int
+    host_memory_mib: int
+    bandwidth_mbps: int
+
+
+def shape_of(spec: NodeSpec) -> NodeShape:
+    """The shape of a node with this inventory; faulted GPUs count, for they may be repaired."""
+    models = {gpu.model for gpu in spec.gpus}
+    return NodeShape(
+        len(spec.gpus),
+        models.pop() if len(models) == 1 else "",
+        min((gpu.memory_mib for gpu in spec.gpus), default=0),
+        spec.cores,
+        spec.host_memory_mib,
+        spec.bandwidth_mbps,
+    )
+
+
+@dataclass(slots=True)
+class NodeIndex:
+    """All bit sets of one cell. Ordinals are never reused while the node is known."""
+
+    known: int = 0
+    placeable: int = 0
+    gone: int = 0
+    """Nodes proven gone (`evolve` enters them); a node that joins or is restored leaves the set."""
+    shape: dict[NodeShape, int] = field(default_factory=dict)
+    gpus: Thermometer = field(default_factory=Thermometer)
+    cores: Thermometer = field(default_factory=Thermometer)
+    host_memory: Thermometer = field(default_factory=lambda: Thermometer(4_096))
+    bandwidth: Thermometer = field(default_factory=lambda: Thermometer(1_000))
+    gpu_model: dict[str, int] = field(default_factory=dict)
+    """GPU model → nodes all of whose GPUs are of it."""
+    gpu_memory: dict[int, int] = field(default_factory=dict)
+    """MiB of the node's smallest GPU → nodes."""
+    rack: dict[str, int] = field(default_factory=dict)
+    domain: dict[str, int] = field(default_factory=dict)
+    load: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness. A partly given GPU is used."""
+    shared: dict[Share, int] = field(default_factory=dict)
+    """What is left of a partly given GPU → placeable nodes with such a one."""
+    sound: dict[int, int] = field(default_factory=dict)
+    """GPUs without fault, given or free → placeable nodes with so many: what plans from empty nodes count."""
+
+    def describe(self, bit: int, spec: NodeSpec) -> None:
+        """Enters what never changes while a spec is valid."""
+        self.known |= bit
+        self.gone &= ~bit
+        shape = shape_of(spec)
+        self.shape[shape] = self.shape.get(shape, 0) | bit
+        self.gpu_memory[shape.gpu_memory_mib] = self.gpu_memory.get(shape.gpu_memory_mib, 0) | bit
+        if shape.gpu_model:
+            self.gpu_model[shape.gpu_model] = self.gpu_model.get(shape.gpu_model, 0) | bit
+        self.rack[spec.rack] = self.rack.get(spec.rack, 0) | bit
+        self.domain[spec.domain] = self.domain.get(spec.domain, 0) | bit
+
+    def forget(self, bit: int, spec: NodeSpec) -> None:
+        """Undoes `describe`; the node's free resources must have been taken out before."""
+        self.known &= ~bit
+        self.gone &= ~bit
+        shape = shape_of(spec)
+        _drop(self.shape, shape, bit)
+        _drop(self.gpu_memory, shape.gpu_memory_mib, bit)
+        _drop(self.gpu_model, shape.gpu_model, bit)
+        _drop(self.rack, spec.rack, bit)
+        _drop(self.domain, spec.domain, bit)
+
+    def refit(self, bit: int, total_gpus: int, old: Free, new: Free) -> None:
+        """The node's free resources changed from `old` to `new`."""
+        if old.cores != new.cores:
+            self.cores.change(bit, old.cores, new.cores)
+        if old.host_memory_mib != new.host_memory_mib:
+            self.host_memory.change(bit, old.host_memory_mib, new.host_memory_mib)
+        if old.bandwidth_mbps != new.bandwidth_mbps:
+            self.bandwidth.change(bit, old.bandwidth_mbps, new.bandwidth_mbps)
+        if old.shares != new.shares:
+            for share in set(old.shares):
+                _drop(self.shared, share, bit)
+            for share in set(new.shares):
+                self.shared[share] = self.shared.get(share, 0) | bit
+        if old.gpus == new.gpus:
+            return
+        self.gpus.change(bit, old.gpus, new.gpus)
+        if old.gpus >= 0:
+            _drop(self.load, (total_gpus - old.gpus, total_gpus), bit)
+        if new.gpus >= 0:
+            key = (total_gpus - new.gpus, total_gpus)
+            self.load[key] = self.load.get(key, 0) | bit
+            self.placeable |= bit
+            self.gone &= ~bit
+        else:
+            self.placeable &= ~bit
+
+    def recount(self, bit: int, old: int, new: int) -> None:
+        """The node's GPUs without fault changed from `old` to `new`; −1 means: nothing may be placed there."""
+        if old >= 0:
+            _drop(self.sound, old, bit)
+        if new >= 0:
+            self.sound[new] = self.sound.get(new, 0) | bit
+
+    def eligible(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
+        """Nodes whose kind suits the task (GPU model and memory), whatever is free on them."""
+        mask = self.known
+        if need.gpus:
+            if gpu_models:
+                mask = 0
+                for model in gpu_models:
+                    mask |= self.gpu_model.get(model, 0)
+            for memory_mib, nodes in self.gpu_memory.items():
+                if memory_mib < need.gpu_memory_mib:
+                    mask &= ~nodes
+        return mask
+
+    def sharing(self, need: ResourceVector) -> int:
+        """Nodes with a GPU, wholly or partly free, that holds the task. O(distinct rests of shared GPUs)."""
+        nodes = self.gpus.having(need.gpus)
+        if need.gpu_share_milli < WHOLE_GPU:
+            for share, having in self.shared.items():
+                if share.holds(need):
+                    nodes |= having
+        return nodes
+
+    def candidates(self, need: ResourceVector, gpu_models: tuple[str, ...] = ()) -> int:
+        """Placeable nodes that can take the task now."""
+        return (
+            self.eligible(need, gpu_models)
+            & self.sharing(need)
+            & self.cores.having(need.cores)
+            & self.host_memory.having(need.host_memory_mib)
+            & self.bandwidth.having(need.bandwidth_mbps)
+        )

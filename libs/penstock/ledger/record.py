@@ -1,0 +1,140 @@
+"""Ledger records and the chain that makes them valid (LAWs 2 and 3).
+
+A record's id is the first 32 hex digits of the sha256 of its bytes, and every record names its parent's
+id: readers of one partition agree on which records count, a changed byte breaks the chain, and a zombie's
+late record (an old seq, parent or term) is void for everybody.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import msgspec
+import orjson
+
+from penstock.model.codec import decode_trusted, encode, written
+from penstock.model.event import Event, wire_type
+from penstock.model.ledger_events import PlacementExplanation, TermStarted
+
+NO_PARENT = "0" * 32
+TERM_STARTED = f"{TermStarted.TYPE}.v{TermStarted.VERSION}"
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """The last valid record."""
+
+    seq: int
+    id: str
+    term: int
+
+
+GENESIS = Head(0, NO_PARENT, 0)
+
+
+class RawCause(msgspec.Struct, frozen=True, gc=False):
+    """`InputCause`, `TimerCause` or `TermCause`; the fields of the others are None."""
+
+    topic: str | None = None
+    partition: int = 0
+    offset: int = 0
+    event_id: str | None = None
+    timer_id: str | None = None
+    placer_id: str | None = None
+
+
+class RawFact(msgspec.Struct, frozen=True, gc=False):
+    """A fact not yet decoded; most readers want only some types."""
+
+    type: str
+    data: msgspec.Raw
+
+    def event(self) -> Event:
+        return decode_trusted(self.type, self.data)
+
+
+class RawRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record whose facts and explanation are decoded on demand. Fields: `penstock.model.ledger_events.LedgerRecord`."""
+
+    seq: int
+    parent: str
+    term: int
+    now_ms: int
+    cause: RawCause
+    outcome: str
+    reason: str | None
+    facts: tuple[RawFact, ...]
+    explanation: msgspec.Raw
+
+
+_decode = msgspec.json.Decoder(RawRecord).decode
+
+
+class Unreadable(Exception):
+    """Bytes on the ledger's topic that are no record. Such a record is void, like any that breaks the chain."""
+
+
+def read(value: bytes) -> RawRecord:
+    """Reads one record's bytes. Raises `Unreadable`."""
+    try:
+        return _decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:  # nesting is the one fault that is no DecodeError
+        raise Unreadable(str(error)) from error
+
+
+def record_id(value: bytes) -> str:
+    """The id that the next record must name as its parent."""
+    return sha256(value).hexdigest()[:32]
+
+
+def extend(head: Head, record: RawRecord, value: bytes) -> Head | None:
+    """The new head if the record is valid after `head`, else None: it is void (LAW 3)."""
+    if record.seq != head.seq + 1 or record.parent != head.id:
+        return None
+    starts_term = bool(record.facts) and record.facts[0].type == TERM_STARTED
+    if record.term != head.term + (1 if starts_term else 0):
+        return None
+    return Head(record.seq, record_id(value), record.term)
+
+
+def read_valid(head: Head, value: bytes) -> tuple[Head, RawRecord] | None:
+    """Reads and judges in one go: (new head, record), or None for a void record."""
+    try:
+        record = read(value)
+    except Unreadable:
+        return None
+    extended = extend(head, record, value)
+    return None if extended is None else (extended, record)
+
+
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """What a placer is about to write after some head."""
+
+    term: int
+    now_ms: int
+    cause: dict[str, object]
+    outcome: str
+    reason: str | None
+    facts: Sequence[Event]
+    explanation: Sequence[PlacementExplanation] = ()
+
+
+def write(head: Head, draft: Draft) -> tuple[Head, bytes]:
+    """The record's bytes and the head that it makes. Equal inputs give equal bytes, in any process."""
+    body = {
+        "seq": head.seq + 1,
+        "parent": head.id,
+        "term": draft.term,
+        "now_ms": draft.now_ms,
+        "cause": draft.cause,
+        "outcome": draft.outcome,
+        "reason": draft.reason,
+        "facts": [{"type": wire_type(type(fact)), "data": fact} for fact in draft.facts],
+        "explanation": draft.explanation,
+    }
+    try:
+        value = orjson.dumps(body, default=written)
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits: `encode` can write it
+        body["facts"] = [
+            {"type": wire_type(type(fact)), "data": orjson.Fragment(encode(fact))} for fact in draft.facts
+        ]
+        value = orjson.dumps(body, default=written)
+    return Head(head.seq + 1, record_id(value), draft.term), value

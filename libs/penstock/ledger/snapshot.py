@@ -1,0 +1,153 @@
+"""A cell's state as bytes and back. Canonical: equal states give equal bytes, whatever they were folded from.
+
+Only what cannot be derived is kept; the queue, the index of nodes and the heap of timers are built anew. The
+shape follows the state's own dataclasses, so a new field needs no change here; `FORMAT` tells the shapes of
+different versions apart, and a snapshot of another format is not read at all: folding from an older one, or
+from the beginning, is always right.
+"""
+
+import dataclasses
+import heapq
+import types
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+from pydantic import BaseModel
+
+from penstock.ledger.index import NOT_PLACEABLE
+from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
+from penstock.ledger.views import plain
+from penstock.model.codec import trusted_struct
+from penstock.model.transitions import JobStatus, NodeStatus
+
+DERIVED = {
+    CellState: frozenset({"queue", "holding", "notes", "node_at", "index", "timer_heap"}),
+    NodeState: frozenset({"entered", "sound"}),
+}
+
+
+class Damaged(Exception):
+    """These bytes are no snapshot that this version can read."""
+
+
+@cache
+def _struct(model: type) -> type[msgspec.Struct]:
+    """The struct with a state class's fields, less the derived ones; nouns inside as in `decode_trusted`."""
+    hints = get_type_hints(model)
+    fields = [
+        (field.name, _wire(hints[field.name]))
+        for field in dataclasses.fields(model)
+        if field.name not in DERIVED.get(model, ())
+    ]
+    return msgspec.defstruct(model.__name__, fields, kw_only=True, gc=False)
+
+
+def _wire(hint: Any) -> Any:
+    """The type that a field has inside a snapshot. Raises TypeError for one that has no place there."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_wire(arg) for arg in args)]  # noqa: UP007 - built at run time
+    if origin in (dict, OrderedDict, Mapping):
+        if get_origin(args[0]) is tuple:  # JSON has no such keys: a list of (key, value)
+            return list[tuple[args[0], _wire(args[1])]]  # type: ignore[valid-type,misc]
+        return dict[args[0], _wire(args[1])]  # type: ignore[valid-type,misc]
+    if origin is list:
+        return list[_wire(args[0])]  # type: ignore[misc]
+    if origin in (tuple, set, frozenset) or hint in (str, int, float, bool, None, types.NoneType):
+        return hint
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return hint  # a NamedTuple
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return trusted_struct(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _struct(hint)
+    if isinstance(hint, type) and issubclass(hint, str):
+        return hint
+    raise TypeError(f"{hint} has no place in a snapshot; teach _wire")
+
+
+def _shape(kind: Any) -> str:
+    """All field names below a type, to tell formats apart."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return (
+            f"{kind.__name__}({','.join(f'{f.name}:{_shape(f.type)}' for f in msgspec.structs.fields(kind))})"
+        )
+    args = get_args(kind)
+    name = getattr(kind, "__name__", str(kind))
+    return f"{name}[{','.join(_shape(arg) for arg in args)}]" if args else name
+
+
+@cache
+def format_id() -> str:
+    """Names the shape of this version's snapshots."""
+    return sha256(_shape(_struct(CellState)).encode()).hexdigest()[:16]
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    skip = DERIVED.get(type(value), frozenset())
+    return {
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.name not in skip
+    }
+
+
+def dump(state: CellState) -> bytes:
+    """The state's canonical bytes (JSON)."""
+    body = _fields(state)
+    body["nodes"] = {node_id: _fields(node) for node_id, node in state.nodes.items()}
+    body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
+    body["timers"] = dict(sorted(state.timers.items()))
+    return msgspec.json.encode(body, enc_hook=plain)
+
+
+def load(value: bytes) -> CellState:
+    """The state that was dumped; folds on exactly as the original would. Raises `Damaged`."""
+    try:
+        found: Any = msgspec.json.decode(value, type=_struct(CellState))
+    except msgspec.DecodeError as error:
+        raise Damaged(f"no snapshot of format {format_id()}: {error}") from error
+    state = cast(CellState, _object(CellState, found))
+    state.jobs = {job_id: _job(job) for job_id, job in found.jobs.items()}
+    state.nodes = {node_id: _object(NodeState, node) for node_id, node in found.nodes.items()}
+    state.timers = {timer_id: _object(Timer, timer) for timer_id, timer in found.timers.items()}
+    state.ended = OrderedDict(found.ended)
+    state.early_estimates = OrderedDict(found.early_estimates)
+    state.positions = {tuple(key): offset for key, offset in found.positions}
+    _derive(state)
+    return state
+
+
+def _object(model: type[Any], found: Any) -> Any:
+    return model(**{name: getattr(found, name) for name in found.__struct_fields__})
+
+
+def _job(found: Any) -> JobState:
+    job = cast(JobState, _object(JobState, found))
+    job.tasks = {task_id: _object(TaskState, task) for task_id, task in found.tasks.items()}
+    return job
+
+
+def _derive(state: CellState) -> None:
+    """Builds everything that follows from the rest."""
+    for job in state.jobs.values():
+        if job.status is JobStatus.QUEUED and not job.unschedulable:
+            state.queue[job.order] = job.job_id
+        if job.status in HOLDING:
+            state.holding[job.order] = job.job_id
+    state.node_at = [""] * len(state.nodes)
+    for node_id, node in state.nodes.items():
+        state.node_at[node.ordinal] = node_id
+        node.entered = node.free()
+        state.index.describe(node.bit, node.spec)
+        node.sound = node.sound_gpus()
+        state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)
+        state.index.recount(node.bit, -1, node.sound)
+        if node.status is NodeStatus.GONE:
+            state.index.gone |= node.bit
+    state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
+    heapq.heapify(state.timer_heap)

@@ -1,0 +1,372 @@
+"""The state of one cell: what a fold over its valid ledger knows. Mutable; only `evolve` writes it.
+
+Time and sequence live here too: before a record's facts are folded, `seq` and `now_ms` are the record's.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+
+import msgspec
+from sortedcontainers import SortedDict
+
+from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
+from penstock.model.ledger_events import PlacerSettings, TimerSubject
+from penstock.model.transitions import TERMINAL, JobStatus, NodeStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+
+MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
+MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
+MAX_MASKS = 1 << 14  # kept of each function of masks: nodes are in few different states
+WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
+HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
+
+
+@dataclass(slots=True)
+class TaskState:
+    """One task of the current attempt."""
+
+    place: TaskPlacement
+    status: TaskStatus = TaskStatus.ASSIGNED
+    pid: int | None = None
+    started_ms: int | None = None
+    exited_ms: int | None = None
+    succeeded: bool = False
+    exit_code: int | None = None
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class JobState:
+    """A job that has not ended. Times are the ledger's, in ms."""
+
+    job_id: str
+    spec: JobSpec
+    order: int
+    """Place in the queue: the seq of its submission; kept over retries."""
+    submitted_ms: int
+    status: JobStatus = JobStatus.SUBMITTED
+    estimate: Estimate | None = None
+    attempt: int = 0
+    losses: int = 0
+    """Attempts lost to nodes and refusals; bounded, since such a job may be what kills its nodes."""
+    infrastructure_retries: int = 0
+    """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
+    token: int = 0
+    """Ledger seq of the current attempt's placement."""
+    tasks: dict[str, TaskState] = field(default_factory=dict)
+    queued_ms: int | None = None
+    placed_ms: int | None = None
+    running_ms: int | None = None
+    stop_reason: str | None = None
+    stop_token: int = 0
+    """Ledger seq of the latest decision to stop."""
+    exit_code: int | None = None
+    failure: str = ""
+    """The attempt's first failure, for people; `failure_cause` is its task's cause."""
+    failure_cause: str = ""
+    unschedulable: str = ""
+    overtaken: int = 0
+    version: int = 0
+    served_ms: int = 0
+    """Time that earlier attempts ran."""
+    attained_s: float | None = None
+    """As the job last told: time run, all attempts together. None: it never told; see `penstock.policies.service`."""
+    remaining_s: float | None = None
+    told_ms: int = 0
+    """When it last told."""
+    rank: tuple[int, int, int] | None = None
+    """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
+
+    @property
+    def demand(self) -> "Demand":
+        """What the gang needs. Only for jobs with an estimate."""
+        assert self.estimate is not None, f"{self.job_id} has no estimate yet"
+        return Demand(
+            self.spec.workers,
+            self.estimate.worker,
+            self.spec.parameter_servers,
+            self.estimate.parameter_server,
+            self.spec.gpu_models,
+        )
+
+
+NOTHING = ResourceVector()
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """A gang's shape: jobs with equal demands are interchangeable for placement."""
+
+    workers: int
+    worker: ResourceVector
+    parameter_servers: int = 0
+    parameter_server: ResourceVector = NOTHING
+    gpu_models: tuple[str, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        return self.workers + self.parameter_servers
+
+    def needs(self) -> tuple[ResourceVector, ...]:
+        """Per task, in rank order."""
+        return (self.worker,) * self.workers + (self.parameter_server,) * self.parameter_servers
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for interchangeable demands, whatever their vectors were decoded into."""
+        return (
+            self.workers,
+            *vector_key(self.worker),
+            self.parameter_servers,
+            *(vector_key(self.parameter_server) if self.parameter_servers else ()),
+            *self.gpu_models,
+        )
+
+
+def vector_key(vector: ResourceVector) -> tuple[float, ...]:
+    """The vector as a plain tuple."""
+    return (
+        vector.gpus,
+        vector.cores,
+        vector.host_memory_mib,
+        vector.gpu_memory_mib,
+        vector.gpu_utilisation_percent,
+        vector.bandwidth_mbps,
+        vector.gpu_share_milli,
+    )
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One node. Masks have bit i for GPU or core i."""
+
+    spec: NodeSpec
+    ordinal: int
+    status: NodeStatus
+    free_gpu_mask: int
+    """Wholly free ones."""
+    free_core_mask: int
+    free_host_memory_mib: int
+    free_bandwidth_mbps: int
+    faulted_gpu_mask: int = 0
+    shared: dict[int, Share] = field(default_factory=dict)
+    """GPU → what is left of it, of each partly given one."""
+    leaving: bool = False
+    """Its departure is proven, but the cell is frozen."""
+    left_ms: int = 0
+    rebooted: bool = False
+    """Its latest joining came with a new boot id: tasks of before are dead."""
+    incarnation: int = 0
+    """Of its latest joining; see `NodeJoined`."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Task id → job id of every task not proven ended."""
+    strays: dict[str, int] = field(default_factory=dict)
+    """What it ran when it last joined and the cell had given up there: task id → seq of that joining."""
+    version: int = 0
+    entered: Free = NOT_PLACEABLE
+    """What the index holds for this node."""
+    sound: int = -1
+    """Likewise: its GPUs without fault; −1 while nothing may be placed on it."""
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.ordinal
+
+    @property
+    def gpu_memory_mib(self) -> int:
+        """Of its smallest GPU: so much of each is given out."""
+        return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
+
+    def give(self, place: TaskPlacement) -> None:
+        """A task takes its place. A share of a GPU that a smaller inventory no longer has is not kept."""
+        for gpu in place.gpus:
+            self.free_gpu_mask &= ~(1 << gpu)
+            if place.gpu_share_milli < WHOLE_GPU and gpu < len(self.spec.gpus):
+                left = self.shared.get(gpu) or Share(WHOLE_GPU, self.gpu_memory_mib)
+                self.shared[gpu] = Share(
+                    left.milli - place.gpu_share_milli, left.memory_mib - place.gpu_memory_mib
+                )
+        self.free_core_mask &= ~mask_of(place.cores)
+        self.free_host_memory_mib -= place.host_memory_mib
+        self.free_bandwidth_mbps -= place.bandwidth_mbps
+
+    def take_back(self, place: TaskPlacement) -> None:
+        """The task is proven dead: undoes `give`."""
+        inventory = full_mask(len(self.spec.gpus))
+        if place.gpu_share_milli == WHOLE_GPU:
+            self.free_gpu_mask |= mask_of(place.gpus) & inventory
+        else:
+            for gpu in place.gpus:
+                left = self.shared.pop(gpu, None)
+                if left is None:
+                    continue
+                if left.milli + place.gpu_share_milli == WHOLE_GPU:
+                    self.free_gpu_mask |= 1 << gpu & inventory
+                else:
+                    self.shared[gpu] = Share(
+                        left.milli + place.gpu_share_milli, left.memory_mib + place.gpu_memory_mib
+                    )
+        self.free_core_mask |= mask_of(place.cores) & full_mask(self.spec.cores)
+        self.free_host_memory_mib += place.host_memory_mib
+        self.free_bandwidth_mbps += place.bandwidth_mbps
+
+    def sound_gpus(self) -> int:
+        """GPUs without fault, given or free; −1 while nothing may be placed on it."""
+        if self.status is not NodeStatus.READY:
+            return -1
+        return len(self.spec.gpus) - self.faulted_gpu_mask.bit_count()
+
+    def free(self) -> Free:
+        """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
+        if self.status is not NodeStatus.READY:
+            return NOT_PLACEABLE
+        return Free(
+            (self.free_gpu_mask & ~self.faulted_gpu_mask).bit_count(),
+            self.free_core_mask.bit_count(),
+            max(0, self.free_host_memory_mib),
+            max(0, self.free_bandwidth_mbps),
+            tuple(
+                sorted(
+                    left
+                    for gpu, left in self.shared.items()
+                    if left.milli and not self.faulted_gpu_mask >> gpu & 1
+                )
+            )
+            if self.shared
+            else (),
+        )
+
+
+@dataclass(slots=True)
+class Timer:
+    at_ms: int
+    about: TimerSubject
+
+
+@lru_cache(MAX_MASKS)
+def full_mask(count: int) -> int:
+    """`count` ones."""
+    return (1 << count) - 1
+
+
+@lru_cache(MAX_MASKS)
+def mask_of(positions: tuple[int, ...]) -> int:
+    """The bit set of these positions."""
+    mask = 0
+    for position in positions:
+        mask |= 1 << position
+    return mask
+
+
+@lru_cache(MAX_MASKS)
+def take_lowest(mask: int, count: int) -> tuple[int, ...]:
+    """The `count` lowest positions of a mask that holds at least so many."""
+    taken: list[int] = []
+    for position in bits(mask):
+        if len(taken) == count:
+            break
+        taken.append(position)
+    assert len(taken) == count, f"{count} asked, {len(taken)} free"
+    return tuple(taken)
+
+
+MAX_NOTES = 1 << 12
+
+
+class Notes:
+    """Ids of jobs, in the order in which something about them changed; only the last MAX_NOTES are kept.
+
+    For caches of what could be computed from the state: a cache that has read up to `count` asks for what came
+    since, and is made anew when that is no longer here. Nothing else may depend on it: it tells of the past.
+    """
+
+    __slots__ = ("_ids", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ids: deque[str] = deque(maxlen=MAX_NOTES)
+
+    def add(self, job_id: str) -> None:
+        self.count += 1
+        self._ids.append(job_id)
+
+    def since(self, count: int) -> list[str] | None:
+        """What was added after the first `count`, each id once; None when that is forgotten."""
+        new = self.count - count
+        if new > len(self._ids):
+            return None
+        return list(dict.fromkeys(islice(reversed(self._ids), new)))
+
+
+@dataclass(slots=True)
+class CellState:
+    """Everything the ledger says. `jobs` holds only jobs that have not ended."""
+
+    seq: int = 0
+    now_ms: int = 0
+    term: int = 0
+    settings: PlacerSettings = field(default_factory=PlacerSettings)
+    frozen: str = ""
+    """Why nothing is placed and nobody evicted; empty: not frozen."""
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
+    """Job id → outcome, oldest first, bounded."""
+    early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
+    queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
+    """order → job id, of jobs in QUEUED."""
+    holding: dict[int, str] = field(default_factory=dict)
+    """order → job id, of jobs that hold resources; in no order, see `holders`."""
+    notes: Notes = field(default_factory=Notes)
+    """Jobs that began or ceased to wait in the queue, or wait there and changed."""
+    unschedulable: dict[str, None] = field(default_factory=dict)
+    """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    node_at: list[str] = field(default_factory=list)
+    """ordinal → node id."""
+    capacity_version: int = 0
+    """Rises when nodes join, change or leave: what fits an empty cell may have changed."""
+    index: NodeIndex = field(default_factory=NodeIndex)
+    timers: dict[str, Timer] = field(default_factory=dict)
+    timer_heap: list[tuple[int, str]] = field(default_factory=list)
+    positions: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(input topic, partition) → offset of the next record to read."""
+
+    def node(self, ordinal: int) -> NodeState:
+        return self.nodes[self.node_at[ordinal]]
+
+    def head_of_queue(self) -> JobState | None:
+        """The waiting job that is first in line."""
+        return self.jobs[self.queue.peekitem(0)[1]] if self.queue else None
+
+    def holders(self) -> list[JobState]:
+        """Jobs that hold resources, latest submitted first."""
+        jobs, holding = self.jobs, self.holding
+        return [jobs[holding[order]] for order in sorted(holding, reverse=True)]
+
+    def next_timer(self) -> tuple[int, str] | None:
+        """(due at ms, id) of the earliest timer that is still set."""
+        while self.timer_heap:
+            at_ms, timer_id = self.timer_heap[0]
+            timer = self.timers.get(timer_id)
+            if timer is not None and timer.at_ms == at_ms:
+                return at_ms, timer_id
+            heapq.heappop(self.timer_heap)
+        return None
+
+    def reindex(self, node: NodeState) -> None:
+        """Brings the index up to date with the node (called by `evolve` after each change)."""
+        new = node.free()
+        if new != node.entered:
+            self.index.refit(node.bit, len(node.spec.gpus), node.entered, new)
+            node.entered = new
+        sound = node.sound_gpus()
+        if sound != node.sound:
+            self.index.recount(node.bit, node.sound, sound)
+            node.sound = sound
+        node.version += 1
+
+
+def is_over(status: JobStatus) -> bool:
+    return status in TERMINAL

@@ -1,0 +1,181 @@
+"""What people are shown of jobs, tasks, nodes and GPUs, as flat rows: one shape for tables and for answers.
+
+The projector writes these rows to Postgres, the gateway answers with them from its replica: both agree,
+because both call these functions on the same fold. Keys are column names; nested values are JSON fragments.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+from pydantic import BaseModel
+
+from penstock.ledger.state import JobState, NodeState, TaskState
+from penstock.model.codec import trusted_struct
+from penstock.model.transitions import TaskStatus
+
+Row = dict[str, Any]
+
+MAX_PID = 1 << 31  # no kernel gives out more; an absurd one must not reach a column that cannot hold it
+
+
+def plain(noun: Any) -> Any:
+    """A noun as the struct that `decode_trusted` makes of it, whatever it was read into."""
+    if isinstance(noun, BaseModel):
+        return msgspec.convert(noun, trusted_struct(type(noun)), from_attributes=True)
+    return noun
+
+
+def noun_json(noun: Any) -> bytes:
+    """The noun's JSON, fields in model order: equal nouns give equal bytes."""
+    return msgspec.json.encode(noun, enc_hook=plain)
+
+
+def fragment(noun: Any) -> orjson.Fragment | None:
+    """The noun as a piece of JSON inside a row; None stays None."""
+    return None if noun is None else orjson.Fragment(noun_json(noun))
+
+
+class Ending(NamedTuple):
+    """How and when a job ended."""
+
+    outcome: str
+    exit_code: int | None
+    reason: str
+    ended_ms: int
+
+
+def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
+    """`seq`: of the last record that touched it. Times in ms since the epoch, None where not (yet) reached."""
+    spec = job.spec
+    placed = job.tasks if job.placed_ms is not None else {}
+    return {
+        "job_id": job.job_id,
+        "seq": seq,
+        "name": spec.name,
+        "owner": spec.owner,
+        "status": str(job.status),
+        "model": spec.model,
+        "workers": spec.workers,
+        "parameter_servers": spec.parameter_servers,
+        "attempt": job.attempt,
+        "infrastructure_retries": job.infrastructure_retries,
+        "submitted_seq": job.order,
+        "token": job.token or None,
+        "submitted_ms": job.submitted_ms,
+        "queued_ms": job.queued_ms,
+        "placed_ms": job.placed_ms,
+        "running_ms": job.running_ms,
+        "ended_ms": None if ending is None else ending.ended_ms,
+        "outcome": None if ending is None else ending.outcome,
+        "exit_code": job.exit_code if ending is None else ending.exit_code,
+        "reason": job.failure if ending is None else ending.reason,
+        "stop_reason": job.stop_reason,
+        "unschedulable": job.unschedulable or None,
+        "nodes": list(dict.fromkeys(task.place.node_id for task in placed.values())),
+        "gpus": sum(len(task.place.gpus) for task in placed.values()),
+        "labels": spec.labels,
+        "estimate": fragment(job.estimate),
+        "spec": fragment(spec),
+    }
+
+
+class TaskOf(NamedTuple):
+    """A task with what it takes from its job."""
+
+    task: TaskState
+    job_id: str
+    attempt: int
+    token: int
+    assigned_ms: int | None
+
+
+def task_of(job: JobState, task: TaskState) -> TaskOf:
+    return TaskOf(task, job.job_id, job.attempt, job.token, job.placed_ms)
+
+
+def task_row(found: TaskOf, exited: Any = None) -> Row:
+    """`exited`: the `TaskExited` fact, for what only it knows (usage, signal, detail)."""
+    task, place = found.task, found.task.place
+    return {
+        "task_id": place.task_id,
+        "job_id": found.job_id,
+        "attempt": found.attempt,
+        "token": found.token,
+        "role": place.role,
+        "rank": place.rank,
+        "node_id": place.node_id,
+        "gpus": place.gpus,
+        "cores": place.cores,
+        "host_memory_mib": place.host_memory_mib,
+        "gpu_memory_mib": place.gpu_memory_mib,
+        "bandwidth_mbps": place.bandwidth_mbps,
+        "status": str(task.status),
+        "pid": task.pid if task.pid is not None and task.pid <= MAX_PID else None,
+        "assigned_ms": found.assigned_ms,
+        "started_ms": task.started_ms,
+        "exited_ms": task.exited_ms,
+        "exit_code": task.exit_code,
+        "cause": task.cause or None,
+        "signal": None if exited is None else exited.signal,
+        "detail": None if exited is None else exited.detail,
+        "usage": None if exited is None else fragment(exited.usage),
+    }
+
+
+def node_row(node: NodeState, seq: int) -> Row:
+    """Capacity, and what of it is not promised to a task (whatever the node's status)."""
+    spec = node.spec
+    return {
+        "node_id": spec.node_id,
+        "seq": seq,
+        "status": str(node.status),
+        "rack": spec.rack,
+        "domain": spec.domain,
+        "address": spec.address,
+        "boot_id": spec.boot_id,
+        "gpu_model": spec.gpus[0].model if spec.gpus else None,
+        "gpus": len(spec.gpus),
+        "gpus_free": (node.free_gpu_mask & ~node.faulted_gpu_mask).bit_count(),
+        "gpus_faulted": node.faulted_gpu_mask.bit_count(),
+        "cores": spec.cores,
+        "cores_free": node.free_core_mask.bit_count(),
+        "host_memory_mib": spec.host_memory_mib,
+        "host_memory_free_mib": node.free_host_memory_mib,
+        "bandwidth_mbps": spec.bandwidth_mbps,
+        "bandwidth_free_mbps": node.free_bandwidth_mbps,
+        "leaving": node.leaving,
+        "tasks": len(node.tasks),
+    }
+
+
+Owners = dict[tuple[str, int], dict[str, str]]
+"""(node id, GPU index) → task id → job id of the tasks that hold it; several only if they share it."""
+
+
+def gpu_row(node: NodeState, index: int, owners: Owners) -> Row:
+    """One GPU. Of tasks that share it the ids stand side by side, with commas."""
+    gpu = node.spec.gpus[index]
+    holders = owners.get((node.spec.node_id, index), {})
+    return {
+        "node_id": node.spec.node_id,
+        "gpu": index,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "memory_mib": gpu.memory_mib,
+        "faulted": bool(node.faulted_gpu_mask >> index & 1),
+        "task_id": ",".join(holders) or None,
+        "job_id": ",".join(holders.values()) or None,
+    }
+
+
+def gpu_owners(jobs: Mapping[str, JobState]) -> Owners:
+    """Who holds which GPU, from the live tasks, earlier placements first. O(jobs)."""
+    owners: Owners = {}
+    for job in sorted(jobs.values(), key=lambda job: job.token):
+        for task_id, task in job.tasks.items():
+            if task.status is not TaskStatus.EXITED:
+                for gpu in task.place.gpus:
+                    owners.setdefault((task.place.node_id, gpu), {})[task_id] = job.job_id
+    return owners

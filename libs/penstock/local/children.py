@@ -1,0 +1,139 @@
+"""A child process that never outlives us, is restarted when it crashes, and is stopped within a bound.
+
+Ideal: a child exists exactly as long as the block that wanted it. Departure: after a kill -9 of ours nobody
+is left to clean up, so the kernel signals the child for us (PDEATHSIG).
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import KernelError
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
+CALM_S = 30.0  # a child that ran for so long starts again without delay
+GRACE_S = 3.0  # between SIGTERM and SIGKILL; all of `up` must end within 5 s
+START_TIMEOUT_S = 20.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+async def all_ready(
+    events: Iterable[asyncio.Event], failed: "asyncio.Future[None]", timeout_s: float
+) -> bool:
+    """Waits until all are set; False on time-out. Raises what `failed` holds if that comes first."""
+
+    async def everybody() -> None:
+        for event in events:
+            await event.wait()
+
+    waiting = asyncio.ensure_future(everybody())
+    try:
+        await asyncio.wait((waiting, failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done() and failed.done():
+            failed.result()
+        return waiting.done()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+class ChildFailed(KernelError):
+    """A child could not be started at all. The message holds the tail of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run; `log_path` gets its output."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log_path: Path
+
+
+async def keep_running(
+    command: Command, ready: asyncio.Event, on_crash: Callable[[str, int, float], None]
+) -> None:
+    """Runs the child until cancelled; sets `ready` after its first line "ready" on stdout.
+
+    When it exits, `on_crash(name, exit code, back-off in s)` is told and it is started again.
+    Raises `ChildFailed` when it never became ready.
+    """
+    backoff_s = FIRST_BACKOFF_S
+    loop = asyncio.get_running_loop()
+    while True:
+        started_s = loop.time()
+        code = await _run_once(command, ready)
+        if not ready.is_set():
+            raise ChildFailed(
+                f"{command.name} ended with {_how(code)} before it was ready:\n{tail(command.log_path)}"
+            )
+        if loop.time() - started_s > CALM_S:
+            backoff_s = FIRST_BACKOFF_S
+        on_crash(command.name, code, backoff_s)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+
+async def _run_once(command: Command, ready: asyncio.Event) -> int:
+    """Starts it and waits for its end; when cancelled, ends it first."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # we died before prctl took effect
+            os._exit(1)
+
+    with command.log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=dict(command.env),
+            start_new_session=True,  # Ctrl-C reaches us, and we end it in order
+            preexec_fn=die_with_parent,
+        )
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                if line.strip() == b"ready":
+                    ready.set()
+                else:
+                    log.write(line)
+                    log.flush()
+            return await process.wait()
+        finally:
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, a bounded wait, SIGKILL; returns when it is reaped."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), GRACE_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a log file."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return "(no log)"

@@ -1,0 +1,91 @@
+"""`penstock demo`: a fresh installation, a dozen and a half real training jobs, a live table, a summary.
+
+The demo is a user like any other: it submits, watches and asks why through the gateway.
+"""
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+
+from penstock.cli.output import console as make_console
+from penstock.errors import ConfigurationError
+from penstock.local.demo_drive import DemoFailed, drive
+from penstock.local.demo_jobs import demo_jobs
+from penstock.local.demo_screen import Show, print_summary, save_picture
+from penstock.local.lock import folder_lock
+from penstock.local.options import Options
+from penstock.local.stack import running
+
+DEADLINE_S = 110.0  # the demo must be over in 2 minutes, also when something hangs
+UNSCHEDULABLE_GRACE_MS = 3_000  # the default, 5 minutes, leaves time for a node to join
+
+
+async def demo(options: Options, samples: Path, *, keep: bool, picture: Path | None = None) -> int:
+    """0 when every job ended as expected, else 1. `keep`: stays up afterwards until Ctrl-C.
+
+    `picture`: an SVG of the screen is written there.
+    """
+    jobs = demo_jobs(samples)
+    _start_fresh(options.folder)
+    console = make_console()
+    os.environ.setdefault("PENSTOCK_UNSCHEDULABLE_GRACE_MS", str(UNSCHEDULABLE_GRACE_MS))
+    began_s = time.perf_counter()
+    console.print(
+        f"[bold]Penstock demo[/]: {len(jobs)} training jobs on {options.nodes} virtual nodes", markup=True
+    )
+    console.print(f"[dim]everything is kept in {options.folder}[/]\n", soft_wrap=True)
+    last_s = began_s
+
+    def step(what: str, detail: str) -> None:
+        nonlocal last_s
+        now_s = time.perf_counter()
+        console.print(f"  {what:<10} {detail:<60} [dim]{now_s - last_s:5.1f} s[/]")
+        last_s = now_s
+
+    async with running(options, lambda text: console.print(f"  ! {text}", markup=False), step) as stack:
+        console.print()
+        show = Show(console, len(jobs))
+        driving = asyncio.ensure_future(drive(stack.url, jobs, show))
+        failing = asyncio.ensure_future(stack.until_failure())
+        try:
+            await asyncio.wait((driving, failing), timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                failing.result()
+            if not driving.done():
+                late = ", ".join(
+                    show.jobs[job_id].spec.name for job_id in show.jobs if job_id not in show.ended
+                )
+                raise DemoFailed(f"not over after {DEADLINE_S:.0f} s: {late or 'jobs not submitted'}")
+            driving.result()
+        finally:
+            for task in (driving, failing):
+                task.cancel()
+            await asyncio.gather(driving, failing, return_exceptions=True)
+        took_s = time.perf_counter() - began_s
+        differences = print_summary(show, took_s, options.folder, console)
+        if picture is not None:
+            save_picture(show, took_s, options.folder, picture)
+        if keep:
+            console.print(f"\nStill up at {stack.url}; Ctrl-C ends it.")
+            await stack.until_failure()
+    return 1 if differences else 0
+
+
+def _start_fresh(folder: Path) -> None:
+    """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the demo's."""
+    if not folder.exists():
+        return
+    known = {"postgres", "nodes", "logs", "task-logs", "log", "up.lock"}
+    strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
+    if strange:
+        raise ConfigurationError(
+            f"--folder {folder}: holds {strange[0]}, which no demo made; the demo empties its folder, so choose another"
+        )
+    with folder_lock(folder):
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != "up.lock":
+                entry.unlink()

@@ -1,0 +1,132 @@
+"""Driving the demo: submitting, listening and looking, all through the gateway and side by side."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import httpx_sse
+
+from penstock.cli.story import QUIET
+from penstock.errors import KernelError
+from penstock.local.demo_jobs import DemoJob
+from penstock.local.demo_screen import Show
+
+TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event tells of a change
+BURST_S = 0.1  # events of so long lead to one look
+REQUEST_TIMEOUT_S = 10.0
+STARTED, ENDED = "penstock.task.started", "penstock.job.ended"
+
+
+class DemoFailed(KernelError):
+    """The demo could not be carried through; the message says why."""
+
+
+async def drive(url: str, jobs: list[DemoJob], show: Show) -> None:
+    """Submits and watches everything to its end, and asks `why` of each job. Raises `DemoFailed`."""
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as http:
+            with show.screen():
+                await _Driver(http, show).run(jobs)
+            for job_id in show.jobs:
+                show.why[job_id] = await get(http, f"/v1/jobs/{job_id}/why")
+    except* httpx.HTTPError as group:
+        first = group.exceptions[0]
+        raise DemoFailed(f"the gateway does not answer as it should: {first!r}") from group
+
+
+class _Driver:
+    def __init__(self, http: httpx.AsyncClient, show: Show) -> None:
+        self._http = http
+        self._show = show
+        self._changed = asyncio.Event()
+        self._cancels: set[str] = set()
+        self._over: dict[str, asyncio.Event] = {}
+
+    async def run(self, jobs: list[DemoJob]) -> None:
+        self._over = {job.spec.name: asyncio.Event() for job in jobs}
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(self._listen(group))
+            began_s = time.perf_counter()
+            for number, job in enumerate(jobs):
+                group.create_task(self._submit(number, job, began_s))
+            while len(self._show.ended) < len(jobs):
+                try:
+                    await asyncio.wait_for(self._changed.wait(), TICK_S)
+                except TimeoutError:
+                    pass
+                else:
+                    await asyncio.sleep(BURST_S)
+                    self._changed.clear()
+                    await self._look()
+                self._show.draw()
+            await self._look()
+            self._show.draw()
+            listening.cancel()
+
+    async def _submit(self, number: int, job: DemoJob, began_s: float) -> None:
+        """In its time, or when the job that it waits for has ended."""
+        await asyncio.sleep(max(0.0, began_s + job.after_s - time.perf_counter()))
+        if job.after_job is not None:
+            await self._over[job.after_job].wait()
+        key = {"Idempotency-Key": f"demo-{number}"}
+        response = await self._http.post("/v1/jobs", json=job.spec.model_dump(mode="json"), headers=key)
+        response.raise_for_status()
+        self._show.jobs[str(response.json()["job_id"])] = job
+        self._changed.set()
+
+    async def _listen(self, group: asyncio.TaskGroup) -> None:
+        """The gateway's stream, from its beginning."""
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=None)
+        headers = {"Last-Event-ID": "0"}
+        async with httpx_sse.aconnect_sse(
+            self._http, "GET", "/v1/stream", headers=headers, timeout=timeout
+        ) as source:
+            source.response.raise_for_status()
+            async for sse in source.aiter_sse():
+                if sse.data:  # a frame may only set the time to reconnect
+                    self._take(json.loads(sse.data), group)
+
+    def _take(self, event: Mapping[str, Any], group: asyncio.TaskGroup) -> None:
+        job_id = event.get("job_id")
+        if job_id is None or event["type"] in QUIET:
+            return
+        self._show.tell(event)
+        job = self._show.jobs.get(job_id)
+        if (
+            event["type"] == STARTED
+            and job is not None
+            and job.cancel_after_s is not None
+            and job_id not in self._cancels
+        ):
+            self._cancels.add(job_id)
+            group.create_task(self._cancel(job_id, job.cancel_after_s))
+        if event["type"] == ENDED:
+            self._show.ended.add(job_id)
+            if job is not None:
+                self._over[job.spec.name].set()
+        self._changed.set()
+
+    async def _cancel(self, job_id: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        response = await self._http.post(
+            f"/v1/jobs/{job_id}/cancel", json={"reason": "the demo has seen enough of it"}
+        )
+        response.raise_for_status()
+
+    async def _look(self) -> None:
+        """The gateway's rows as they are now."""
+        jobs = await get(self._http, "/v1/jobs?limit=100")
+        self._show.rows = {row["job_id"]: row for row in jobs["jobs"]}
+        self._show.nodes = (await get(self._http, "/v1/nodes"))["nodes"]
+
+
+async def get(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The JSON object at this path. Raises `httpx.HTTPError`."""
+    response = await http.get(path)
+    response.raise_for_status()
+    found = response.json()
+    assert isinstance(found, dict)
+    return found

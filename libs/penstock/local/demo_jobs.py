@@ -1,0 +1,111 @@
+"""The demo's jobs: real training runs, each with the ending it must come to."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.errors import ConfigurationError
+from penstock.model.types import JobSpec
+from penstock.sdk.jobfile import parse_job
+
+OWNERS = ("alice", "bob", "carol")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """One job of the demo."""
+
+    spec: JobSpec
+    after_s: float
+    """Submitted so long after the demo's start."""
+    _: KW_ONLY
+    after_job: str | None = None
+    """Submitted once the job of this name has ended, instead."""
+    outcome: str = "succeeded"
+    exit_code: int | None = None
+    attempts: int = 1
+    cancel_after_s: float | None = None
+    """Cancelled so long after its start."""
+
+
+def demo_jobs(folder: Path) -> list[DemoJob]:
+    """The jobs in order of submission. `folder`: the checkout's root, where the jobs run.
+
+    Raises `ConfigurationError` when the sample jobs are not there.
+    """
+    samples = folder / "tilt" / "jobs"
+    if not samples.is_dir():
+        raise ConfigurationError(
+            f"the demo's training scripts are not in {samples}; run it from a checkout of Penstock, or name one with --jobs"
+        )
+    train = [
+        ("digits-mlp", "mlp", "digits", 64, 40, 1),
+        ("digits-mlp-256", "mlp", "digits", 256, 80, 2),
+        ("cancer-sgd", "sgd", "breast_cancer", 16, 60, 1),
+        ("digits-forest", "forest", "digits", 64, 14, 4),
+        ("digits-svm", "svm", "digits", 64, 30, 1),
+        ("digits-kmeans", "kmeans", "digits", 128, 150, 2),
+        ("iris-mlp", "mlp", "iris", 16, 150, 1),
+        ("wine-forest", "forest", "wine", 32, 20, 4),
+        ("wine-sgd", "sgd", "wine", 8, 80, 1),
+    ]
+    jobs: list[Mapping[str, Any]] = [_train(*row) for row in train]
+    jobs[3:3] = [_file(samples, "digits-gang"), _softmax("softmax-32", 32, 1_200)]
+    jobs[7:7] = [_file(samples, "diverges"), _file(samples, "too-big"), _softmax("softmax-256", 256, 4_000)]
+    jobs.append(_file(samples, "digits-ps"))
+    jobs.append({**_softmax("softmax-endless", 32, 1_000_000), "grace": "2s"})
+    found = []
+    for number, fields in enumerate(jobs):
+        spec = parse_job({"owner": OWNERS[number % len(OWNERS)], **fields, "workdir": str(folder)})
+        found.append(_expecting(spec, after_s=0.3 * number))
+    first = jobs[0]
+    again = {**first, "owner": found[0].spec.owner, "name": f"{first['name']}-again", "workdir": str(folder)}
+    found.append(DemoJob(parse_job(again), 0.0, after_job=first["name"]))  # its needs are known by then
+    return found
+
+
+def _expecting(spec: JobSpec, after_s: float) -> DemoJob:
+    match spec.name:
+        case "diverges":
+            return DemoJob(spec, after_s, outcome="failed", exit_code=3, attempts=2)
+        case "too-big":
+            return DemoJob(spec, after_s, outcome="unschedulable")
+        case "softmax-endless":
+            return DemoJob(spec, after_s, outcome="cancelled", cancel_after_s=4.0)
+    return DemoJob(spec, after_s)
+
+
+def _train(name: str, model: str, data: str, batch_size: int, epochs: int, gpus: int) -> dict[str, Any]:
+    words = {"--model": model, "--data": data, "--batch-size": str(batch_size), "--epochs": str(epochs)}
+    command = ["python", "tilt/jobs/train.py", *(word for pair in words.items() for word in pair)]
+    return {
+        "name": name, "command": command, "model": model, "batch_size": batch_size, "resources": {"gpus": gpus},
+    }  # fmt: skip
+
+
+def _softmax(name: str, batch_size: int, epochs: int) -> dict[str, Any]:
+    command = ["python", "tilt/jobs/softmax.py", "--batch-size", str(batch_size), "--epochs", str(epochs)]
+    return {
+        "name": name, "command": command, "model": "softmax", "batch_size": batch_size, "resources": {"gpus": 1},
+    }  # fmt: skip
+
+
+def _file(samples: Path, name: str) -> dict[str, Any]:
+    """A sample job file as it is."""
+    found = yaml.safe_load((samples / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(found, dict), f"{name}.yaml holds no job"
+    return found
+
+
+def checkout(asked: str | None) -> Path:
+    """The checkout's root: what was asked for, else the current folder, else where this file comes from."""
+    if asked:
+        return Path(os.path.abspath(asked))
+    here = Path.cwd()
+    if (here / "tilt" / "jobs").is_dir():
+        return here
+    return Path(__file__).resolve().parents[3]

@@ -1,0 +1,264 @@
+"""Everything of one local installation: started in order, watched, ended in the opposite order.
+
+Postgres → log → services (this process) → one node-reporter process per node. What is kept lies in the
+folder: `postgres/`, `nodes/<id>/`, `logs/`. Nothing is written elsewhere.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import ConfigurationError
+from penstock.local.children import FIRST_BACKOFF_S, START_TIMEOUT_S, Command, all_ready, keep_running
+from penstock.local.lock import folder_lock, same_log
+from penstock.local.options import Options
+from penstock.local.services import Services
+from penstock.local.tasks import adopt_orphans, end_leftover_tasks, reap_orphans
+from penstock.log.open import open_log
+from penstock.log.port import Log
+from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
+from penstock.runtime.postgres_server import free_port
+from penstock.runtime.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+RACKS = 2  # virtual nodes are spread over so many, so that the network levels differ
+DRAIN_GRACE_MS = 1_500  # running tasks get so long after SIGTERM; all of `up` must end within 5 s
+TASK_LOGS = "task-logs"  # inside the folder: JOB/TASK.log
+LOG_BYTES = 16 << 20  # a log file larger than this starts anew
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What is up."""
+
+    url: str
+    dsn: str
+    settings: Settings
+    services: Services
+    nodes: "asyncio.Future[None]"
+    """Never done while all is well; holds the error of a node-reporter that could not be started."""
+
+    async def until_failure(self) -> None:
+        """Returns never; raises what ended a service or a node-reporter for good."""
+        done, _ = await asyncio.wait((self.services.failed, self.nodes), return_when=asyncio.FIRST_COMPLETED)
+        for ended in done:
+            ended.result()
+
+
+@asynccontextmanager
+async def running(
+    options: Options, say: Callable[[str], None], step: Callable[[str, str], None]
+) -> AsyncIterator[Running]:
+    """A whole installation inside the block; `step(what, detail)` is told each part that is up, `say` each mishap.
+
+    Raises `ConfigurationError` (folder in use, port taken, …) or the error of the service that cannot start.
+    """
+    async with AsyncExitStack() as stack:
+        adopt_orphans()
+        stack.callback(reap_orphans)
+        lock = stack.enter_context(folder_lock(options.folder))
+        same_log(options.folder, options.log_url)
+        logs = options.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        handler = _log_to(logs / "services.log")
+        stack.callback(handler.close)
+        stack.callback(logging.getLogger().removeHandler, handler)
+        port = _port(options.port)
+        dsn = await _postgres(options.folder / "postgres", say, stack)
+        step("Postgres", DSN_VARIABLE if os.environ.get(DSN_VARIABLE) else "embedded")
+        settings = Settings(log_url=options.log_url or dsn, dsn=dsn, otlp=options.otlp)
+        log = await _log(settings, stack)
+        if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
+            say(
+                f"the database's user cannot reach {options.folder}: nothing is kept after the end; use another --folder"
+            )
+        step("log", "Kafka" if options.log_url else "in Postgres")
+        bind = {
+            "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
+            "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
+        }
+        stack.enter_context(_environment({**settings.environment(), **bind}))
+        services = Services(settings, log, logs / "services.log")
+        stack.push_async_callback(services.stop)
+        await services.start()
+        step("services", "placer, estimator, projector, gateway")
+        nodes = asyncio.get_running_loop().create_future()
+        stack.callback(nodes.cancel)
+        stack.callback(end_leftover_tasks, options.folder / "nodes")
+        await stack.enter_async_context(_node_reporters(options, settings, say, nodes))
+        step("nodes", _describe_nodes(options))
+        url = f"http://127.0.0.1:{port}"
+        lock.announce(url)
+        yield Running(url, dsn, settings, services, nodes)
+
+
+async def _postgres(folder: Path, say: Callable[[str], None], stack: AsyncExitStack) -> str:
+    """The DSN of the configured server, or of one of our own that is started again whenever it dies."""
+    dsn, server = await resolve_dsn(folder)
+    if server is not None:
+        stack.push_async_callback(server.stop)
+        keeping = asyncio.create_task(_keep_postgres(server, folder, say), name="postgres")
+        stack.push_async_callback(_cancelled, keeping)
+    return dsn
+
+
+async def _keep_postgres(server: PostgresServer, folder: Path, say: Callable[[str], None]) -> None:
+    """Ends only by cancellation, or when the server cannot be started again."""
+    while server.pid is not None:
+        await _ended(server.pid)
+        say("Postgres died; starting it again")
+        await asyncio.sleep(FIRST_BACKOFF_S)
+        await server.start(folder)
+
+
+async def _ended(pid: int) -> None:
+    """Returns when this child of ours has ended; nothing is polled."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
+    """Creates the topics. Returns the log that all services share, None on Kafka: there each has its own."""
+    log = await open_log(settings.log_url, "local").start()
+    topics = {topic.value: 1 for topic in CELL_TOPICS}
+    topics |= {Topic.ORDERS: NODE_PARTITIONS, Topic.TELEMETRY: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
+    try:
+        await log.create(topics)
+    except BaseException:
+        await log.close()
+        raise
+    if settings.log_url.startswith("kafka://"):
+        await log.close()
+        return None
+    stack.push_async_callback(log.close)
+    return log
+
+
+@asynccontextmanager
+async def _node_reporters(
+    options: Options, settings: Settings, say: Callable[[str], None], failed: "asyncio.Future[None]"
+) -> AsyncIterator[None]:
+    """One process per node, restarted when it crashes; all ended, side by side, when the block ends."""
+
+    def on_crash(name: str, code: int, backoff_s: float) -> None:
+        say(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")
+
+    def on_end(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and not failed.done() and (error := task.exception()) is not None:
+            failed.set_exception(error)
+
+    ready = [asyncio.Event() for _ in options.node_ids()]
+    tasks = []
+    for number, node_id in enumerate(options.node_ids()):
+        command = _node_command(options, settings, number, node_id)
+        task = asyncio.create_task(keep_running(command, ready[number], on_crash), name=node_id)
+        task.add_done_callback(on_end)
+        tasks.append(task)
+    try:
+        if not await all_ready(ready, failed, START_TIMEOUT_S):
+            raise ConfigurationError(
+                f"the node-reporters were not ready within {START_TIMEOUT_S:.0f} s; see {options.folder / 'logs'}"
+            )
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _node_command(options: Options, settings: Settings, number: int, node_id: str) -> Command:
+    """How the node-reporter of one node is started."""
+    state = options.folder / "nodes" / node_id
+    state.mkdir(parents=True, exist_ok=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "penstock_services.node_reporter",
+        "--node-id",
+        node_id,
+        "--state-dir",
+        str(state),
+    ]
+    argv += ["--log-dir", str(options.folder / TASK_LOGS), "--drain", "--drain-grace-ms", str(DRAIN_GRACE_MS)]
+    argv += ["--rack", f"rack-{number % RACKS}"]
+    if not options.real:
+        argv += ["--virtual-gpus", str(options.virtual_gpus), "--virtual-gpu-model", options.gpu_model]
+        argv += ["--virtual-gpu-memory", f"{options.gpu_memory_mib}MiB", "--cores", str(options.cores)]
+    log_path = options.folder / "logs" / f"{node_id}.log"
+    _start_anew(log_path)
+    return Command(node_id, argv, {**os.environ, **settings.environment()}, log_path)
+
+
+def _describe_nodes(options: Options) -> str:
+    if options.real:
+        return "node-0 with this machine's GPUs"
+    ids = options.node_ids()
+    names = ", ".join(ids) if len(ids) <= 4 else f"{ids[0]} … {ids[-1]}"
+    memory = f"{options.gpu_memory_mib / 1024:.0f} GiB"
+    return f"{names}: {options.virtual_gpus} virtual {options.gpu_model} ({memory}) each"
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables that services in this process read for themselves; restores what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _port(asked: int) -> int:
+    """The port, if it is free now; 0 asks for any."""
+    if asked == 0:
+        return free_port()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", asked))
+        except OSError as error:
+            raise ConfigurationError(
+                f"--port {asked}: in use on 127.0.0.1 ({error.strerror}); stop what listens there or give another"
+            ) from error
+    return asked
+
+
+def _log_to(path: Path) -> logging.Handler:
+    """Sends this process's log to a file: the screen belongs to the user."""
+    _start_anew(path)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper())
+    return handler
+
+
+def _start_anew(path: Path) -> None:
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        shutil.move(path, path.with_suffix(".old"))

@@ -1,0 +1,1 @@
+"""The log: one port, and its adapters for memory, Postgres and Kafka."""

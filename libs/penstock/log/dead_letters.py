@@ -1,0 +1,36 @@
+"""What cannot be read or applied is kept whole, with the reason, on the dead-letter topic; never dropped."""
+
+import base64
+
+from penstock.clock import wall_ms
+from penstock.log.port import Message, Partition, Record
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.errors import Reason
+from penstock.model.external_events import DeadLettered
+from penstock.model.topics import MAX_EVENT_BYTES, Topic
+
+MAX_HEADERS = 32
+MAX_HEADER_CHARS = 512
+
+
+def dead_letter(record: Record, service: str, reason: Reason, detail: str) -> Message:
+    """The message to append for a record that `service` could not use. Its id derives from the record's place."""
+    place = record.partition
+    data = DeadLettered(
+        source_topic=place.topic,
+        source_partition=place.index,
+        source_offset=record.offset,
+        service=service,
+        reason=reason,
+        detail=detail[:1_024],
+        headers={
+            name[:MAX_HEADER_CHARS]: raw.decode(errors="replace")[:MAX_HEADER_CHARS]
+            for name, raw in record.headers[:MAX_HEADERS]
+        },
+        value_base64=base64.b64encode(record.value[:MAX_EVENT_BYTES]).decode(),
+    )
+    event_id = f"dead-{service}-{place.topic}-{place.index}-{record.offset}"
+    headers, value = to_wire(
+        Envelope(id=event_id, source=f"/penstock/{service}", time_ms=wall_ms(), data=data)
+    )
+    return Message(Partition(Topic.DEAD_LETTERS, 0), value, headers)

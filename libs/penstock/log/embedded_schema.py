@@ -1,0 +1,130 @@
+"""Tables and statements of the embedded log, and how headers lie in one column.
+
+`partitions.head` is the next offset. An append locks the heads it needs in id order (so appends cannot deadlock),
+raises them and inserts its records in one transaction: offsets are given in commit order, leave no gaps, and a
+record becomes visible together with all before it. The notification is part of the same transaction, so a
+crash cannot lose the wake-up of a committed record.
+"""
+
+import struct
+from functools import lru_cache
+
+import asyncpg
+
+from penstock.log.port import Headers
+
+CHANNEL = "penstock_log"
+EVERYTHING = "*"  # a notification that names no partition: look at all of them
+_VERSION = "penstock log 1"  # kept as the schema's comment; raised with every change below
+_LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
+
+# 7,900 of the 8,000 bytes that Postgres allows per notification.
+_CREATE = """
+CREATE SCHEMA IF NOT EXISTS penstock_log;
+CREATE TABLE IF NOT EXISTS penstock_log.partitions (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    topic text NOT NULL,
+    index integer NOT NULL CHECK (index >= 0),
+    head bigint NOT NULL DEFAULT 0,
+    UNIQUE (topic, index)
+) WITH (fillfactor = 20);
+CREATE TABLE IF NOT EXISTS penstock_log.records (
+    partition_id integer NOT NULL,
+    position bigint NOT NULL,
+    timestamp_ms bigint NOT NULL,
+    key bytea,
+    headers bytea NOT NULL,
+    value bytea NOT NULL,
+    PRIMARY KEY (partition_id, position)
+);
+ALTER TABLE penstock_log.records ALTER COLUMN value SET STORAGE EXTERNAL;
+CREATE OR REPLACE FUNCTION penstock_log.append(
+    ids integer[], counts integer[],
+    slots integer[], ranks integer[], keys bytea[], headers bytea[], contents bytea[],
+    OUT bases bigint[], OUT stamp_ms bigint
+) LANGUAGE plpgsql AS $body$
+DECLARE
+    news text;
+BEGIN
+    PERFORM 1 FROM penstock_log.partitions p WHERE p.id = ANY(ids) ORDER BY p.id FOR UPDATE;
+    stamp_ms := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    WITH raised AS (
+        UPDATE penstock_log.partitions p SET head = p.head + w.n
+        FROM unnest(ids, counts) AS w(id, n) WHERE p.id = w.id
+        RETURNING p.id, p.head - w.n AS base, p.head
+    )
+    SELECT array_agg(r.base ORDER BY r.id), string_agg(r.id || ':' || r.head, ',') INTO bases, news FROM raised r;
+    IF cardinality(bases) IS DISTINCT FROM cardinality(ids) THEN
+        RAISE EXCEPTION 'unknown partition among %', ids;
+    END IF;
+    INSERT INTO penstock_log.records (partition_id, position, timestamp_ms, key, headers, value)
+    SELECT ids[r.slot], bases[r.slot] + r.rank, stamp_ms, r.key, r.headers, r.content
+    FROM unnest(slots, ranks, keys, headers, contents) AS r(slot, rank, key, headers, content);
+    PERFORM pg_notify('penstock_log', CASE WHEN length(news) > 7900 THEN '*' ELSE news END);
+END $body$;
+"""
+
+APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6, $7)"
+PARTITIONS = "SELECT id, topic, index FROM penstock_log.partitions"
+HEADS = "SELECT id, head FROM penstock_log.partitions WHERE id = ANY($1::integer[])"
+ADD_PARTITIONS = """
+INSERT INTO penstock_log.partitions (topic, index)
+SELECT t.topic, i FROM unnest($1::text[], $2::integer[]) AS t(topic, n) CROSS JOIN generate_series(0, t.n - 1) AS i
+ORDER BY t.topic, i
+ON CONFLICT (topic, index) DO NOTHING
+"""
+READ = """
+SELECT w.id, r.position, r.timestamp_ms, r.key, r.headers, r.value
+FROM unnest($1::integer[], $2::bigint[]) WITH ORDINALITY AS w(id, first, turn)
+CROSS JOIN LATERAL (
+    SELECT position, timestamp_ms, key, headers, value FROM penstock_log.records
+    WHERE partition_id = w.id AND position >= w.first ORDER BY position LIMIT $3
+) AS r
+ORDER BY w.turn, r.position
+LIMIT $3
+"""
+
+
+async def ensure_schema(connection: asyncpg.Connection) -> None:
+    """Creates or renews the log's tables; several programs may do so at once."""
+    known = "SELECT obj_description(to_regnamespace('penstock_log'), 'pg_namespace')"
+    if await connection.fetchval(known) == _VERSION:
+        return
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK_KEY)
+        if await connection.fetchval(known) != _VERSION:
+            await connection.execute(_CREATE)
+            await connection.execute(f"COMMENT ON SCHEMA penstock_log IS '{_VERSION}'")
+
+
+_LENGTHS = struct.Struct(">HI")  # bytes of the name, bytes of the value
+
+
+def pack_headers(headers: Headers) -> bytes:
+    """Per header: name length (2 bytes), value length (4 bytes), name (UTF-8), value."""
+    if not headers:
+        return b""
+    parts: list[bytes] = []
+    for name, value in headers:
+        parts.append(_label(name, len(value)))
+        parts.append(value)
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=4_096)
+def _label(name: str, value_bytes: int) -> bytes:
+    label = name.encode()
+    return _LENGTHS.pack(len(label), value_bytes) + label
+
+
+def unpack_headers(packed: bytes) -> Headers:
+    """The inverse of `pack_headers`."""
+    headers = []
+    at, end = 0, len(packed)
+    while at < end:
+        name_bytes, value_bytes = _LENGTHS.unpack_from(packed, at)
+        at += _LENGTHS.size
+        middle = at + name_bytes
+        headers.append((packed[at:middle].decode(), packed[middle : middle + value_bytes]))
+        at = middle + value_bytes
+    return tuple(headers)

@@ -1,0 +1,481 @@
+"""The log on Kafka. The only file that constructs aiokafka objects (`_Clients`).
+
+Ideal: as many writes in flight as there are. Departure: aiokafka keeps one produce request per broker and
+producer in flight, so the ledger, the orders and everything else have a producer each (speed.md rule 3), and
+each producer has one writer that gathers while its predecessor's write is under way. The producers are idempotent:
+over an outage aiokafka repeats what it has not seen acknowledged, without duplicates. Once we give up on a write its
+outcome is unknown (`AppendFailed`), and its producer is dropped with everything that it may still hold.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
+from aiokafka.protocol.admin import CreateAclsRequest
+
+from penstock.clock import wall_ms
+from penstock.errors import AppendFailed, KernelError, LogError, NotAllowed, TooLarge
+from penstock.log.group_commit import GroupCommit, PartlyFailed
+from penstock.log.kafka_reader import FETCH_WAIT_MS, KafkaReader
+from penstock.log.port import Message, Partition, Reader
+
+logger = logging.getLogger(__name__)
+
+TROUBLE_TOLD_S = 60.0
+START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
+DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
+REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
+STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
+RETRY_S = 0.2  # between attempts to reach a broker that is away
+TOPIC_VISIBLE_LIMIT_S = 15.0  # a created topic has its leaders within 0.1 s
+FETCH_PARTITION_BYTES = 2 << 20
+FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
+MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
+MAX_REPLICAS = 3
+UNKNOWN_TOPIC, TOPIC_DENIED, CLUSTER_DENIED, TOPIC_EXISTS = 3, 29, 31, 36  # Kafka error codes
+ACL_TOPIC, ACL_LITERAL, ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
+ACL_OPERATIONS = {"read": 3, "write": 4}
+KEEP_FOR_EVER = {"retention.ms": "-1"}  # the ledger alone rebuilds the state: nothing of it may expire
+OWN_PRODUCERS = ("ledger", "orders")  # second part of a topic's name
+
+_DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+Result = TypeVar("Result")
+
+
+class Sasl(NamedTuple):
+    """Name and password for SCRAM-SHA-256."""
+
+    user: str
+    password: str
+
+
+class _Trouble(logging.Handler):
+    """aiokafka logs every try of every client, a hundred lines a second without a broker: one a minute is passed on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._told_s = -TROUBLE_TOLD_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() - self._told_s >= TROUBLE_TOLD_S:
+            self._told_s = time.monotonic()
+            logger.warning("Kafka: %s; trying again (said once a minute)", record.getMessage())
+
+
+def _pass_on_trouble() -> None:
+    found = logging.getLogger("aiokafka")
+    if not any(isinstance(handler, _Trouble) for handler in found.handlers):
+        found.addHandler(_Trouble())
+        found.propagate = False
+
+
+class _Clients:
+    """Constructs every aiokafka object, so that no setting differs by accident."""
+
+    def __init__(self, bootstrap: str, identity: str, sasl: Sasl | None) -> None:
+        _pass_on_trouble()
+        self._settings: dict[str, Any] = {
+            "bootstrap_servers": bootstrap,
+            "client_id": f"penstock-{identity}",
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+        }
+        if sasl is not None:
+            self._settings |= {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "SCRAM-SHA-256",
+                "sasl_plain_username": sasl.user,
+                "sasl_plain_password": sasl.password,
+            }
+
+    def producer(self) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            **self._settings, acks="all", enable_idempotence=True, linger_ms=0, max_batch_size=MAX_BATCH_BYTES
+        )
+
+    def consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            **self._settings, enable_auto_commit=False, auto_offset_reset="none",
+            fetch_max_wait_ms=FETCH_WAIT_MS, consumer_timeout_ms=FETCH_ROUTINE_MS,
+            max_partition_fetch_bytes=FETCH_PARTITION_BYTES,
+        )  # fmt: skip
+
+    def admin(self) -> AIOKafkaAdminClient:
+        return AIOKafkaAdminClient(**self._settings)
+
+
+def _family(topic: str) -> str:
+    """Which producer writes this topic: `penstock.ledger.v1` → "ledger"."""
+    name = topic.split(".")[1] if "." in topic else topic
+    return name if name in OWN_PRODUCERS else "others"
+
+
+class KafkaLog:
+    """One identity's connections to a Kafka cluster."""
+
+    def __init__(self, bootstrap: str, identity: str, *, sasl: Sasl | None = None) -> None:
+        self._bootstrap = bootstrap
+        self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
+        self._clients = _Clients(bootstrap, identity, sasl)
+        self._admin: AIOKafkaAdminClient | None = None
+        self._offsets_consumer: AIOKafkaConsumer | None = None
+        self._control_lock = asyncio.Lock()
+        self._counts: dict[str, int] = {}
+        self._counts_lock = asyncio.Lock()
+        self._writers: dict[str, _Writer] = {}
+        self._readers: set[KafkaReader] = set()
+        self._closed = False
+
+    async def start(self) -> Self:
+        """Waits for the cluster; raises `LogError` that says where and as whom we tried."""
+        self._admin = await self._started(self._clients.admin, START_LIMIT_S)
+        return self
+
+    async def create(self, topics: Mapping[str, int]) -> None:
+        """Topics that exist need no right to create; a missing one without that right is `NotAllowed`."""
+        there = await self._describe(topics)
+        missing = {topic: count for topic, count in topics.items() if topic not in there}
+        if missing:
+            brokers = (await self._ask(lambda admin: admin.describe_cluster()))["brokers"]
+            replicas = min(MAX_REPLICAS, max(1, len(brokers)))
+            # Acknowledged means: more than one copy, where there is more than one.
+            configs = KEEP_FOR_EVER | {"min.insync.replicas": str(max(1, replicas - 1))}
+            wanted = [
+                NewTopic(topic, count, replicas, topic_configs=configs) for topic, count in missing.items()
+            ]
+            answer = await self._ask(lambda admin: admin.create_topics(wanted))
+            for topic, code, *_ in answer.topic_errors:  # it does not raise
+                if code == TOPIC_DENIED:
+                    raise NotAllowed(f"{self._identity} may not create {topic}")
+                if code not in (0, TOPIC_EXISTS):
+                    raise LogError(f"Kafka did not create {topic}: {for_code(code).__name__}")
+        grow = {
+            topic: NewPartitions(count) for topic, count in topics.items() if there.get(topic, count) < count
+        }
+        if grow:
+            await self._ask(lambda admin: admin.create_partitions(grow))
+        await self._wait_visible(topics)
+
+    async def grant(self, identity: str, verb: str, topic: str) -> None:
+        """Lets another identity `read` or `write` a topic; idempotent. For administrators; raises `LogError`."""
+        request = CreateAclsRequest(
+            ACL_TOPIC, topic, ACL_LITERAL, f"User:{identity}", "*", ACL_OPERATIONS[verb], ACL_ALLOW
+        )
+        # aiokafka 0.14 has no public call for this request.
+        answer = await self._ask(lambda admin: admin._send_to_controller(request))
+        code, message = answer.creation_responses[0]
+        if code == CLUSTER_DENIED:
+            raise NotAllowed(f"{self._identity} may not give rights: {message}")
+        if code:
+            raise LogError(f"Kafka refused {identity}'s right to {verb} {topic}: {message or for_code(code)}")
+
+    async def append(self, messages: Sequence[Message]) -> list[int]:
+        if self._closed:
+            raise AppendFailed("the log is closed")
+        partitions = {message.partition for message in messages}
+        if self._counts_lock.locked() or any(
+            partition.index >= self._counts.get(partition.topic, 0) for partition in partitions
+        ):
+            await self.require(partitions)
+        families = {_family(partition.topic) for partition in partitions}
+        if len(families) == 1:
+            return await self._writer(families.pop()).commit.append(messages)
+        return await self._append_to_several(sorted(families), messages)
+
+    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
+        reader = KafkaReader(self, start, pace_ms=pace_ms)
+        self._readers.add(reader)
+        return reader
+
+    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        wanted = list(partitions)
+        await self.require(wanted)
+        async with self._control_lock:
+            if self._offsets_consumer is None:
+                self._offsets_consumer = await self.started_consumer()
+            try:
+                ends = await self._offsets_consumer.end_offsets(
+                    [TopicPartition(*partition) for partition in wanted]
+                )
+            except _DENIED as error:
+                raise NotAllowed(f"{self._identity} may not read {error}") from error
+            except KafkaError as error:
+                raise LogError(f"Kafka did not tell the end offsets: {error!r}") from error
+        return {partition: ends[TopicPartition(*partition)] for partition in wanted}
+
+    async def close(self) -> None:
+        self._closed = True
+        for reader in list(self._readers):
+            await reader.close()
+        for writer in self._writers.values():
+            await writer.close()
+        async with self._control_lock:
+            if self._offsets_consumer is not None:
+                await _bounded(self._offsets_consumer.stop())
+                self._offsets_consumer = None
+            if self._admin is not None:
+                await _bounded(self._admin.close())
+                self._admin = None
+
+    # --- for readers -------------------------------------------------------------------------------------
+
+    def forget(self, reader: KafkaReader) -> None:
+        """The reader closed itself."""
+        self._readers.discard(reader)
+
+    async def started_consumer(self) -> AIOKafkaConsumer:
+        """A connected consumer without assignment; sits out an outage within `START_LIMIT_S`."""
+        return await self._started(self._clients.consumer, START_LIMIT_S)
+
+    async def require(self, partitions: Iterable[Partition]) -> None:
+        """Raises `LogError` for a partition that nobody created, `NotAllowed` for one we may not even see."""
+        wanted = list(partitions)
+        async with self._counts_lock:  # first come, first served: appends keep their order
+            unknown = {topic for topic, index in wanted if index >= self._counts.get(topic, 0)}
+            if unknown:
+                self._counts |= await self._describe(unknown)
+        for partition in wanted:
+            if partition.index >= self._counts.get(partition.topic, 0):
+                raise LogError(f"{partition} does not exist: create its topic first")
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _writer(self, family: str) -> "_Writer":
+        if family not in self._writers:
+            self._writers[family] = _Writer(
+                f"{family} of {self._identity}", self._identity, self._started_producer
+            )
+        return self._writers[family]
+
+    async def _started_producer(self) -> AIOKafkaProducer:
+        return await self._started(self._clients.producer, DELIVERY_TIMEOUT_S)
+
+    async def _append_to_several(self, families: list[str], messages: Sequence[Message]) -> list[int]:
+        """One call over several producers: each gets its part, at once."""
+        parts = {name: [m for m in messages if _family(m.partition.topic) == name] for name in families}
+        answers = await asyncio.gather(
+            *(self._writer(name).commit.append(part) for name, part in parts.items()), return_exceptions=True
+        )
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors:
+            raise (
+                errors[0]
+                if len(errors) == len(answers)
+                else AppendFailed(f"written in part; the rest: {errors[0]}")
+            )
+        offsets = {
+            name: iter(answer)
+            for name, answer in zip(parts, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+        return [next(offsets[_family(message.partition.topic)]) for message in messages]
+
+    async def _started(self, make: Callable[[], Any], limit_s: float) -> Any:
+        """A started client. Waits for an absent cluster; a wrong password looks the same (runtimes.md)."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        while True:
+            client = make()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await client.start()
+            except _DENIED as error:
+                await abandon(client)
+                raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
+            except (KafkaConnectionError, AuthenticationFailedError, OSError) as error:
+                await abandon(client)
+                if loop.time() + RETRY_S > deadline_s:
+                    raise LogError(
+                        f"Kafka at {self._bootstrap} cannot be reached as {self._identity} ({error!r}): "
+                        "check the address, the name and the password"
+                    ) from error
+            except BaseException:
+                await abandon(client)
+                raise
+            else:
+                return client
+            await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> Any:
+        """One admin request; repeated while the cluster is away."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + START_LIMIT_S
+        async with self._control_lock:
+            while True:
+                if self._admin is None:
+                    raise LogError("the log is closed" if self._closed else "the log was not started")
+                try:
+                    return await question(self._admin)
+                except _DENIED as error:
+                    raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
+                except (KafkaError, OSError) as error:
+                    if loop.time() > deadline_s:
+                        raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
+                await asyncio.sleep(RETRY_S)
+
+    async def _describe(self, topics: Iterable[str]) -> dict[str, int]:
+        """Partition counts of those topics that exist and have their leaders."""
+        wanted = sorted(topics)
+        if not wanted:
+            return {}
+        counts = {}
+        for described in await self._ask(lambda admin: admin.describe_topics(wanted)):
+            code, topic = described["error_code"], described["topic"]
+            if code == TOPIC_DENIED:
+                raise NotAllowed(f"{self._identity} may neither read nor write {topic}")
+            if code == 0 and all(partition["leader"] >= 0 for partition in described["partitions"]):
+                counts[topic] = len(described["partitions"])
+        return counts
+
+    async def _wait_visible(self, topics: Mapping[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + TOPIC_VISIBLE_LIMIT_S
+        while True:
+            self._counts |= await self._describe(topics)
+            absent = sorted(topic for topic, count in topics.items() if self._counts.get(topic, 0) < count)
+            if not absent:
+                return
+            if loop.time() > deadline_s:
+                raise LogError(f"{', '.join(absent)} did not appear within {TOPIC_VISIBLE_LIMIT_S:.0f} s")
+            await asyncio.sleep(0.05)
+
+
+class _Writer:
+    """One producer and its group commit."""
+
+    def __init__(self, name: str, identity: str, start: Callable[[], Awaitable[AIOKafkaProducer]]) -> None:
+        self.commit = GroupCommit(self._write, name=f"Kafka producer ({name})")
+        self._identity = identity
+        self._start = start
+        self._producer: AIOKafkaProducer | None = None
+
+    async def close(self) -> None:
+        await self.commit.close()
+        await self._drop()
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await abandon(producer)
+
+    async def _write(self, batch: list[Message]) -> list[int]:
+        """Sends one record batch per partition and awaits them together; again while something is left."""
+        if self._producer is None:
+            try:
+                self._producer = await self._start()
+            except NotAllowed:
+                raise
+            except LogError as error:
+                raise AppendFailed(str(error)) from error
+        left: dict[Partition, list[int]] = {}
+        for at, message in enumerate(batch):
+            left.setdefault(message.partition, []).append(at)
+        outcomes: list[int | KernelError] = [-1] * len(batch)
+        try:
+            async with asyncio.timeout(DELIVERY_TIMEOUT_S):
+                while left:
+                    left = await self._round(self._producer, batch, left, outcomes)
+        except (KafkaError, OSError) as error:  # OSError: the time-out as well
+            await self._drop()
+            raise AppendFailed(f"not acknowledged: {error!r}") from error
+        except BaseException:
+            await self._drop()  # it may hold batches of a round that did not finish
+            raise
+        offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        if len(offsets) < len(outcomes):
+            await self._drop()  # its sequence numbers no longer fit the broker's
+            raise PartlyFailed(outcomes)
+        return offsets
+
+    async def _round(
+        self,
+        producer: AIOKafkaProducer,
+        batch: list[Message],
+        left: dict[Partition, list[int]],
+        outcomes: list[int | KernelError],
+    ) -> dict[Partition, list[int]]:
+        """One record batch for each partition; returns what did not fit. A failed partition ends here."""
+        sent: list[tuple[Partition, list[int], asyncio.Future[Any]]] = []
+        now_ms = wall_ms()
+        for partition, indices in left.items():
+            builder = producer.create_batch()
+            count = 0
+            for at in indices:
+                message = batch[at]
+                appended = builder.append(
+                    timestamp=now_ms, key=message.key, value=message.value, headers=list(message.headers)
+                )
+                if appended is None:
+                    break
+                count += 1
+            builder.close()
+            if partition.index not in await producer.partitions_for(partition.topic):
+                await producer.client.force_metadata_update()
+            future = await producer.send_batch(builder, partition.topic, partition=partition.index)
+            future.add_done_callback(_retrieve)
+            sent.append((partition, indices[:count], future))
+        await asyncio.wait([future for _, _, future in sent])
+        rest: dict[Partition, list[int]] = {}
+        for partition, indices, future in sent:
+            error = self._error_of(future)
+            behind = left[partition][len(indices) :]
+            if error is not None:
+                for at in (*indices, *behind):
+                    outcomes[at] = error
+                continue
+            base = future.result().offset
+            for rank, at in enumerate(indices):
+                outcomes[at] = base + rank
+            if behind:
+                rest[partition] = behind
+        return rest
+
+    def _error_of(self, future: "asyncio.Future[Any]") -> KernelError | None:
+        error = future.exception()
+        if error is None:
+            # An offset below 0: the broker knew the batch already but no longer where it lies.
+            return AppendFailed("written, but its offset is lost") if future.result().offset < 0 else None
+        if isinstance(error, _DENIED):
+            return NotAllowed(f"{self._identity} may not write {error}")
+        if isinstance(error, _TOO_LARGE):
+            return TooLarge(f"the broker's bound is below ours: {error!r}")
+        return AppendFailed(repr(error))
+
+
+def _retrieve(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()  # else asyncio would complain about futures that nobody awaits any more
+
+
+async def abandon(client: Any) -> None:
+    """Closes a client at once, with all it holds. aiokafka's own stop would wait for a producer's last batches,
+    and a producer that was merely forgotten would go on sending them."""
+    sender = getattr(client, "_sender", None)
+    if sender is not None:
+        if sender.sender_task is not None:
+            sender.sender_task.cancel()
+        await _bounded(client.client.close())
+        client._message_accumulator.fail_all(KafkaError("the producer was dropped"))
+    await _bounded(client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
+
+
+async def _bounded(work: Awaitable[Any]) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await work
+    except (KafkaError, OSError):
+        pass  # it was on its way out

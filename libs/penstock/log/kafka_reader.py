@@ -1,0 +1,190 @@
+"""Reader of the Kafka log: one consumer with manual assignment; its own positions, nothing committed to Kafka."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    ConsumerStoppedError,
+    KafkaError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
+
+from penstock.errors import LogError, NotAllowed, OffsetOutOfRange
+from penstock.log import kafka_names
+from penstock.log.batching import Pacer
+from penstock.log.port import MAX_READ_RECORDS, Headers, Partition, Record
+
+LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
+LONG_POLL_MS = 60_000  # 'for ever' in pieces
+STOP_TIMEOUT_S = 5.0
+MAX_UNDECODED = 20  # fetches in a row; some were under way when the decoding was changed
+FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
+GATHER_BYTES = 1 << 20  # more than a paced fetch waits for: its time ends it
+
+
+class Source(Protocol):
+    """What a reader needs of its log."""
+
+    def forget(self, reader: "KafkaReader") -> None: ...
+    async def require(self, partitions: Iterable[Partition]) -> None: ...
+    async def started_consumer(self) -> Any: ...
+
+
+class KafkaReader:
+    """Outages are sat out by the consumer, which repeats its fetches until the broker is back."""
+
+    def __init__(self, log: Source, start: Mapping[Partition, int], *, pace_ms: int) -> None:
+        self._log = log
+        self._positions = dict(start)
+        self._partitions = {TopicPartition(*partition): partition for partition in start}
+        self._now_s = asyncio.get_running_loop().time
+        self._pacer = Pacer(pace_ms, self._now_s)
+        self._opening: asyncio.Task[Any] | None = None
+        self._consumer: Any = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._undecoded = 0
+        self._closed = False
+
+    def position(self, partition: Partition) -> int:
+        return self._positions[partition]
+
+    async def read(
+        self, *, max_records: int = MAX_READ_RECORDS, timeout_ms: int | None = None
+    ) -> list[Record]:
+        deadline_s = None if timeout_ms is None else self._now_s() + timeout_ms / 1000
+        if self._consumer is None and not await self._opened(deadline_s):
+            return []
+        while True:
+            wait_ms = LONG_POLL_MS
+            if deadline_s is not None:
+                wait_ms = min(LONG_POLL_MS, max(0, round((deadline_s - self._now_s()) * 1000)))
+            fetched = await self._fetch(wait_ms, max_records)
+            if fetched:
+                self._undecoded = 0
+                kafka_names.past(self)
+                self._pacer.took()
+                self._ask_for(self._pacer.delay_s())
+                return self._records(fetched)
+            if deadline_s is not None and self._now_s() >= deadline_s:
+                return []
+
+    async def close(self) -> None:
+        self._closed = True
+        kafka_names.past(self)
+        self._log.forget(self)
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+            self._opening = None
+        if self._gathering is not None:
+            self._gathering.cancel()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await _stop(consumer)
+
+    async def _opened(self, deadline_s: float | None) -> bool:
+        """Whether the consumer is there in time. It is opened beside `read`, which may be cancelled."""
+        if self._closed:
+            raise LogError("the reader is closed")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        wait_s = None if deadline_s is None else max(LOOK_TIMEOUT_S, deadline_s - self._now_s())
+        await asyncio.wait({self._opening}, timeout=wait_s)
+        opening = self._opening
+        if opening is None or not opening.done():
+            return False
+        self._opening = None
+        self._consumer = opening.result()
+        return True
+
+    async def _open(self) -> Any:
+        await self._log.require(self._partitions.values())
+        consumer = await self._log.started_consumer()
+        try:
+            consumer.assign(list(self._partitions))
+            for name, partition in self._partitions.items():
+                if self._positions[partition] < 0:
+                    raise OffsetOutOfRange(f"{partition} holds no offset {self._positions[partition]}")
+                consumer.seek(name, self._positions[partition])
+        except BaseException:
+            await _stop(consumer)
+            raise
+        return consumer
+
+    async def _fetch(self, wait_ms: int, max_records: int) -> dict[TopicPartition, list[Any]]:
+        if self._closed:
+            raise LogError("the reader is closed")
+        try:
+            fetched: dict[TopicPartition, list[Any]] = await self._consumer.getmany(
+                timeout_ms=wait_ms, max_records=max_records
+            )
+        except UnicodeDecodeError as error:
+            self._undecoded += 1
+            if self._undecoded > MAX_UNDECODED:
+                raise LogError(f"a record cannot be decoded: {error}") from error
+            kafka_names.ask(self)  # fetched again, and then decoded
+            return {}
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRange(f"not in the log: {error}") from error
+        except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as error:
+            raise NotAllowed(f"may not be read: {error}") from error
+        except (KafkaError, ConsumerStoppedError) as error:
+            raise LogError(f"the log cannot be read: {error!r}") from error
+        return fetched
+
+    def _ask_for(self, gather_s: float) -> None:
+        """What the consumer's next requests say: answer at once, or (under load) gather for `gather_s` first.
+
+        The broker gathers, not we: a client that slept would hold a first record that is already there, and ask
+        for those behind it only afterwards. The consumer asks once we yield to the event loop.
+        """
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        fetcher = self._consumer._fetcher
+        if gather_s > 0:
+            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = (
+                GATHER_BYTES,
+                max(1, round(gather_s * 1_000)),
+            )
+            self._gathering = asyncio.get_running_loop().call_later(gather_s, self._ask_for, 0.0)
+        else:
+            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = 1, FETCH_WAIT_MS
+
+    def _records(self, fetched: dict[TopicPartition, list[Any]]) -> list[Record]:
+        records = []
+        for name, part in fetched.items():
+            partition = self._partitions[name]
+            records += [
+                Record(
+                    partition,
+                    item.offset,
+                    item.value or b"",
+                    _headers(item.headers),
+                    item.key,
+                    item.timestamp,
+                )
+                for item in part
+            ]
+            self._positions[partition] = part[-1].offset + 1
+        return records
+
+
+def _headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
+    """Kafka allows a header without a value, as it does a record; ours are bytes, empty ones at least."""
+    for _, raw in found:
+        if raw is None:
+            return tuple((name, raw or b"") for name, raw in found)
+    return tuple(found)  # type: ignore[arg-type]  # the loop has looked
+
+
+async def _stop(consumer: Any) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await consumer.stop()
+    except (KafkaError, OSError):
+        pass  # it was on its way out

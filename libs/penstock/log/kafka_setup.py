@@ -1,0 +1,110 @@
+"""Makes a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time.
+
+    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N]
+
+Prints what the cluster has now. Exit status: 0 done, 1 the cluster refused or cannot be reached, 2 wrong arguments.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.errors import ConfigurationError, LogError
+from penstock.log.kafka import KafkaLog
+from penstock.log.open import open_log
+from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+
+MAX_CELLS = 1_000  # PENSTOCK_CELL_INDEX is 0–999
+
+Rights = Mapping[str, Mapping[str, list[str]]]
+"""Identity → "read" | "write" → topics, as infra/kafka/acls.yaml."""
+
+
+def topics(cells: int = 1) -> dict[str, int]:
+    """Topic → partitions of an installation with so many cells (≥ 1)."""
+    by_cell = {str(topic): cells for topic in CELL_TOPICS}
+    by_node = {str(topic): NODE_PARTITIONS for topic in (Topic.ORDERS, Topic.TELEMETRY)}
+    return {**by_cell, **by_node, str(Topic.DEAD_LETTERS): 1}
+
+
+async def grant_all(log: KafkaLog, rights: Rights) -> int:
+    """Gives every identity its rights; returns how many. Raises `LogError`."""
+    count = 0
+    for identity, verbs in rights.items():
+        for verb, names in verbs.items():
+            for topic in names:
+                await log.grant(identity, verb, topic)
+                count += 1
+    return count
+
+
+def read_rights(path: Path) -> Rights:
+    """Raises `ConfigurationError` when the file names a verb or a topic that does not exist."""
+    import yaml
+
+    try:
+        table = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"--rights {path}: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(verbs, dict) for verbs in table.values()):
+        raise ConfigurationError(f"--rights {path}: is no table; see infra/kafka/acls.yaml")
+    for identity, verbs in table.items():
+        for verb, names in verbs.items():
+            unknown = sorted(set(names) - set(Topic))
+            if verb not in ("read", "write") or unknown:
+                raise ConfigurationError(
+                    f"--rights {path}: {identity}: {verb} {', '.join(unknown)}: give read or write, "
+                    "and topics of Penstock"
+                )
+    return dict(table)
+
+
+async def prepare(url: str, rights: Rights, cells: int) -> str:
+    """Creates what is missing; returns a sentence about what there is. Raises `LogError`, `ConfigurationError`."""
+    found = open_log(url, "setup")
+    if not isinstance(found, KafkaLog):
+        raise ConfigurationError("the URL must begin with kafka://; other logs need no preparation")
+    log = await found.start()
+    try:
+        wanted = topics(cells)
+        await log.create(wanted)
+        granted = await grant_all(log, rights)
+    finally:
+        await log.close()
+    counts = ", ".join(f"{topic} ({count})" for topic, count in wanted.items())
+    return f"topics (partitions): {counts}\nrights: {granted} for {len(rights)} identities"
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.log.kafka_setup", description=__doc__)
+    parser.add_argument(
+        "url", nargs="?", default=os.environ.get("PENSTOCK_LOG", ""),
+        help="kafka://[user:password@]host:port of an administrator; by default PENSTOCK_LOG",
+    )  # fmt: skip
+    parser.add_argument("--rights", type=Path, help="infra/kafka/acls.yaml, for a cluster that checks rights")
+    parser.add_argument(
+        "--cells", type=int, default=1, help="scheduling domains: partitions of the cell topics"
+    )
+    given = parser.parse_args(arguments)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    try:
+        if not 1 <= given.cells <= MAX_CELLS:
+            raise ConfigurationError(f"--cells {given.cells}: give 1 to {MAX_CELLS}")
+        rights = read_rights(given.rights) if given.rights is not None else {}
+        print(asyncio.run(prepare(given.url, rights, given.cells)))
+    except ConfigurationError as error:
+        print(f"kafka_setup: {error}", file=sys.stderr)
+        return 2
+    except LogError as error:
+        print(f"kafka_setup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""What every event is: a frozen model with an explicit type string and an integer version.
+
+A published version never changes (style 4): a new optional field keeps the version, a changed meaning
+gets a new one with an upcaster. The registry is the one list of what exists.
+"""
+
+from functools import cache
+from typing import ClassVar, TypeVar
+
+from penstock.model.topics import MAX_EVENT_BYTES, Topic
+from penstock.model.types import Noun
+
+
+class Event(Noun):
+    """Base of all events. Subclasses set `TYPE` (dotted, past tense for facts), `VERSION` ≥ 1 and `TOPIC`.
+
+    `TOPIC` is None for facts that exist only inside ledger records.
+    """
+
+    TYPE: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+    TOPIC: ClassVar[Topic | None] = None
+    MAX_BYTES: ClassVar[int] = MAX_EVENT_BYTES
+    """Of the JSON value at every door."""
+
+    def subject(self) -> str:
+        """What the event is about (CloudEvents `subject`): the first identifier field."""
+        for name in ("job_id", "task_id", "node_id", "proposal_id", "timer_id"):
+            value = getattr(self, name, None)
+            if isinstance(value, str):
+                return value
+        return self.TYPE
+
+
+REGISTRY: dict[str, type[Event]] = {}
+"""Wire type (`penstock.job.submitted.v1`) → model, current versions only; older ones are upcast."""
+
+E = TypeVar("E", bound=type[Event])
+
+
+@cache
+def wire_type(model: type[Event]) -> str:
+    """`TYPE` and `VERSION` as one string, as in the CloudEvents `type` attribute."""
+    return f"{model.TYPE}.v{model.VERSION}"
+
+
+def event(model: E) -> E:
+    """Class decorator: enters the model into the registry; two models of one type are an error."""
+    name = wire_type(model)
+    if name in REGISTRY:
+        raise TypeError(f"{name} is already taken by {REGISTRY[name].__name__}")
+    REGISTRY[name] = model
+    return model

@@ -1,0 +1,481 @@
+"""Events that enter from outside: jobs, estimates, nodes, telemetry, proposals, dead letters."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.model.event import Event, event
+from penstock.model.topics import MAX_EVENT_BYTES, Topic
+from penstock.model.types import (
+    Estimate,
+    GpuIndex,
+    Identifier,
+    JobSpec,
+    Mebibytes,
+    Milliseconds,
+    NodeSpec,
+    Noun,
+    ShortText,
+    TaskPlacement,
+    Usage,
+)
+
+Token = Annotated[int, Field(ge=0, le=1 << 53)]
+Attempt = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+@event
+class JobSubmitted(Event):
+    """A user asks for a job to be run."""
+
+    TYPE = "penstock.job.submitted"
+    TOPIC = Topic.JOBS
+
+    job_id: Identifier
+    spec: JobSpec
+
+
+@event
+class JobCancelRequested(Event):
+    """A user no longer wants a job; what runs of it is stopped."""
+
+    TYPE = "penstock.job.cancel_requested"
+    TOPIC = Topic.JOBS
+
+    job_id: Identifier
+    reason: ShortText = "asked by the user"
+
+
+@event
+class JobEstimated(Event):
+    """What a job is expected to need; it may be placed from now on."""
+
+    TYPE = "penstock.job.estimated"
+    TOPIC = Topic.ESTIMATES
+
+    job_id: Identifier
+    estimate: Estimate
+
+
+@event
+class ModelTrained(Event):
+    """A new version of an estimator's model."""
+
+    TYPE = "penstock.model.trained"
+    TOPIC = Topic.ESTIMATES
+
+    model_version: Identifier
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    runs: Annotated[int, Field(ge=0)]
+    first_run_ms: Milliseconds
+    last_run_ms: Milliseconds
+    metrics: dict[str, float]
+
+
+class Bounds(Noun):
+    """What is most likely, and what it lies between with the level that is told beside it."""
+
+    middle: Annotated[float, Field(ge=0)]
+    low: Annotated[float, Field(ge=0)]
+    high: Annotated[float, Field(ge=0)]
+
+
+@event
+class EtaEstimated(Event):
+    """How long a running job will still take, from what it told of its steps."""
+
+    TYPE = "penstock.job.eta_estimated"
+    TOPIC = Topic.ESTIMATES
+
+    job_id: Identifier
+    attempt: Attempt
+    at_ms: Milliseconds
+    """The moment from which on the time is counted."""
+    done: Annotated[int, Field(ge=0, le=1 << 53)]
+    """Iterations."""
+    left_ms: Bounds
+    steps: Bounds
+    """Iterations that are left."""
+    step_ms: Bounds
+    level: Annotated[float, Field(gt=0, lt=1)]
+    source: ShortText
+    model_version: Identifier | None = None
+
+
+class Probe(Noun):
+    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by use."""
+
+    gpus_per_node: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=4_096)
+    ]
+    local_batch: Annotated[float, Field(gt=0)]
+    """Samples per GPU and step."""
+    spread_before: Annotated[float, Field(ge=0)]
+    spread_after: Annotated[float, Field(ge=0)]
+
+
+@event
+class ProfilePlanned(Event):
+    """Which few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
+
+    TYPE = "penstock.profile.planned"
+    TOPIC = Topic.ESTIMATES
+
+    model: Identifier
+    gpu_model: Identifier
+    owner: Identifier
+    model_version: Identifier
+    """Of the step model whose doubt the plan lessens."""
+    probes: Annotated[tuple[Probe, ...], Field(min_length=1, max_length=64)]
+
+
+@event
+class StagesProfiled(Event):
+    """How long one iteration uses storage, CPU, GPU and network: for interleaving. Source: Muri §5."""
+
+    TYPE = "penstock.stages.profiled"
+    TOPIC = Topic.ESTIMATES
+
+    model: Identifier
+    batch_size: Annotated[int, Field(ge=1)]
+    gpus: Annotated[int, Field(ge=1)]
+    """Of all workers together."""
+    storage_ms: Annotated[float, Field(ge=0)]
+    cpu_ms: Annotated[float, Field(ge=0)]
+    gpu_ms: Annotated[float, Field(ge=0)]
+    network_ms: Annotated[float, Field(ge=0)]
+    idle_ms: Annotated[float, Field(ge=0)]
+    iteration_ms: Annotated[float, Field(gt=0)]
+    iterations: Annotated[int, Field(ge=1)]
+    """That it rests on."""
+
+
+class RunningTask(Noun):
+    """A task that a node found alive when it (re)joined."""
+
+    task_id: Identifier
+    token: Token
+
+
+@event
+class NodeJoined(Event):
+    """A node-reporter (re)started. `tasks`: everything of ours that is alive there."""
+
+    TYPE = "penstock.node.joined"
+    TOPIC = Topic.NODES
+
+    node: NodeSpec
+    tasks: Annotated[tuple[RunningTask, ...], Field(max_length=1_024)] = ()
+    incarnation: Token = 0
+    """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not told."""
+
+    def subject(self) -> str:
+        return self.node.node_id
+
+
+@event
+class NodeChanged(Event):
+    """The node's own inventory changed (a GPU came back, memory was hot-plugged)."""
+
+    TYPE = "penstock.node.changed"
+    TOPIC = Topic.NODES
+
+    node: NodeSpec
+
+    def subject(self) -> str:
+        return self.node.node_id
+
+
+@event
+class NodeLeft(Event):
+    """The node is gone for sure; `proof` says how that is known (LAW 5)."""
+
+    TYPE = "penstock.node.left"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    boot_id: Identifier
+    proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
+    """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
+    incarnation: Token = 0
+    """Of the joining that this ends, where the node itself says so; 0: not known."""
+
+
+@event
+class NodeSuspected(Event):
+    """Somebody noticed silence (a watch broke, a node lease was missed). Silence is not death."""
+
+    TYPE = "penstock.node.suspected"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    reason: ShortText
+
+
+@event
+class GpuFaulted(Event):
+    """A GPU broke: nothing new is placed on it until its node joins or changes without the fault."""
+
+    TYPE = "penstock.gpu.faulted"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    gpu: GpuIndex
+    fault: Literal["xid", "ecc", "fell_off_bus", "thermal"]
+    code: Annotated[int, Field(ge=0)] = 0
+    detail: ShortText = ""
+
+
+@event
+class TaskStarted(Event):
+    """A task's process is running."""
+
+    TYPE = "penstock.task.started"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    pid: Annotated[int, Field(ge=0)]
+    started_ms: Milliseconds
+
+
+@event
+class TaskPhaseChanged(Event):
+    """The training script told its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
+
+    TYPE = "penstock.task.phase_changed"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    phase: Literal["launch", "train", "save"]
+    at_ms: Milliseconds
+
+
+@event
+class TaskCheckpointed(Event):
+    """The training script has saved its state and can resume from there."""
+
+    TYPE = "penstock.task.checkpointed"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    at_ms: Milliseconds
+    path: ShortText = ""
+
+
+@event
+class StepsMeasured(Event):
+    """A training told how far it has come. Told at growing distances, so that a long job's events grow with its log."""
+
+    TYPE = "penstock.steps.measured"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    at_ms: Milliseconds
+    done: Annotated[int, Field(ge=1, le=1 << 53)]
+    """Iterations since the job began; a script that resumes goes on counting from its checkpoint."""
+    total: Annotated[int | None, Field(ge=1, le=1 << 53)] = None
+    """How many it means to do, if it said so."""
+    steps: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    """Iterations in the window that `step_ms` is the mean of; 0: no window yet."""
+    step_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    loss: Annotated[float | None, Field(ge=-1e100, le=1e100)] = None
+
+
+class StageSample(Noun):
+    """What an iteration used during `lasted_ms`, of each resource in a unit of its own."""
+
+    lasted_ms: Annotated[float, Field(gt=0, le=86_400_000)]
+    storage: Annotated[float, Field(ge=0)] = 0.0
+    cpu: Annotated[float, Field(ge=0)] = 0.0
+    gpu: Annotated[float, Field(ge=0)] = 0.0
+    network: Annotated[float, Field(ge=0)] = 0.0
+
+
+@event
+class StagesMeasured(Event):
+    """What some whole iterations used, piece by piece. Source: Muri §5 (tens of iterations make a stable profile)."""
+
+    TYPE = "penstock.stages.measured"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    at_ms: Milliseconds
+    iterations: Annotated[int, Field(ge=1, le=1_000_000)]
+    samples: Annotated[tuple[StageSample, ...], Field(min_length=1, max_length=256)]
+
+
+class JobProgress(Noun):
+    """What a job has told of itself. Reals, since thresholds and ties are judged on them."""
+
+    job_id: Identifier
+    attained_s: Annotated[float, Field(ge=0)]
+    """Time it has run, all attempts together."""
+    remaining_s: Annotated[float | None, Field(ge=0)] = None
+    """Time it still needs alone on what it asked for; None where that is not known."""
+
+
+@event
+class WorkProgressed(Event):
+    """Jobs told how far they are: at a threshold, or because somebody else's change made it matter."""
+
+    TYPE = "penstock.work.progressed"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    jobs: Annotated[tuple[JobProgress, ...], Field(min_length=1, max_length=256)]
+
+
+@event
+class TaskExited(Event):
+    """A task's process group is proven to have ended; only now may its GPUs be given to others."""
+
+    TYPE = "penstock.task.exited"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
+    """`lost`: died while nobody could read its code (its machine rebooted)."""
+    exit_code: Annotated[int | None, Field(ge=0, le=255)] = None
+    signal: Annotated[int | None, Field(ge=1, le=64)] = None
+    started_ms: Milliseconds
+    exited_ms: Milliseconds
+    usage: Usage = Usage()
+    detail: ShortText = ""
+
+
+@event
+class OrderRefused(Event):
+    """A node refused an order: its token is older than one already obeyed, or it cannot be carried out."""
+
+    TYPE = "penstock.order.refused"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    task_id: Identifier
+    token: Token
+    reason: Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
+    highest_token: Token
+    detail: ShortText = ""
+
+
+class ReadVersion(Noun):
+    """A version that a proposal was computed from; if it has moved on, the proposal conflicts."""
+
+    kind: Literal["job", "node"]
+    id: Identifier
+    version: Annotated[int, Field(ge=0)]
+
+
+class JobPlan(Noun):
+    """One job's whole placement inside a plan."""
+
+    job_id: Identifier
+    tasks: Annotated[tuple[TaskPlacement, ...], Field(min_length=1, max_length=512)]
+
+
+class Proposal(Event):
+    """Base of proposals: the placer answers each one with `ProposalAnswered` (LAW 1)."""
+
+    TOPIC = Topic.PROPOSALS
+
+    proposal_id: Identifier
+    proposer: Identifier
+    read: Annotated[tuple[ReadVersion, ...], Field(max_length=2_048)] = ()
+
+
+@event
+class PlanProposed(Proposal):
+    """Place these waiting jobs so, all or nothing: a batch plan, or a group that shares GPUs."""
+
+    TYPE = "penstock.plan.proposed"
+
+    kind: Literal["batch", "group"]
+    plans: Annotated[tuple[JobPlan, ...], Field(min_length=1, max_length=256)]
+
+
+@event
+class MigrationProposed(Proposal):
+    """Checkpoint this running job, stop it and start it at these places."""
+
+    TYPE = "penstock.migration.proposed"
+
+    plan: JobPlan
+    reason: ShortText
+
+
+@event
+class CoresProposed(Proposal):
+    """Give a running task so many cores."""
+
+    TYPE = "penstock.cores.proposed"
+
+    task_id: Identifier
+    cores: Annotated[int, Field(ge=1, le=1_024)]
+    reason: ShortText
+
+
+@event
+class ThrottleProposed(Proposal):
+    """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
+
+    TYPE = "penstock.throttle.proposed"
+
+    task_id: Identifier
+    memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]
+    reason: ShortText
+
+
+@event
+class TelemetrySampled(Event):
+    """A sample that crossed a threshold on its node; an idle node sends none."""
+
+    TYPE = "penstock.runtime.tracing.sampled"
+    TOPIC = Topic.TELEMETRY
+
+    node_id: Identifier
+    task_id: Identifier | None = None
+    at_ms: Milliseconds
+    gpu: GpuIndex | None = None
+    gpu_utilisation_percent: Annotated[float | None, Field(ge=0, le=100)] = None
+    gpu_memory_mib: Mebibytes | None = None
+    host_memory_mib: Mebibytes | None = None
+    cpu_percent: Annotated[float | None, Field(ge=0)] = None
+    loss: float | None = None
+
+
+@event
+class DeadLettered(Event):
+    """A record that could not be read or applied, kept whole (up to a bound) with the reason."""
+
+    TYPE = "penstock.record.dead_lettered"
+    TOPIC = Topic.DEAD_LETTERS
+    MAX_BYTES = (
+        5 * MAX_EVENT_BYTES
+    )  # 64 KiB in base64, and 32 headers of which every character may be escaped
+
+    source_topic: ShortText
+    source_partition: Annotated[int, Field(ge=0)]
+    source_offset: Annotated[int, Field(ge=0)]
+    service: Identifier
+    reason: Literal[
+        "undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "wrong_topic", "failed"
+    ]
+    detail: ShortText
+    headers: dict[str, str] = Field(default_factory=dict)
+    value_base64: Annotated[str, Field(max_length=90_000)]
+    """The record's bytes; cut at 64 KiB."""
+
+    def subject(self) -> str:
+        return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"

@@ -1,0 +1,426 @@
+"""Facts that exist only in the ledger: the placer's decisions, and the record that carries them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from penstock.model.event import Event, event
+from penstock.model.external_events import Attempt, Token
+from penstock.model.topics import MAX_EVENT_BYTES, Topic
+from penstock.model.types import (
+    MAX_CORES_PER_NODE,
+    MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
+    GpuShare,
+    Identifier,
+    Milliseconds,
+    Noun,
+    ShortText,
+    TaskPlacement,
+)
+
+TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
+MAX_BACKFILL_WINDOW = 4_096
+MAX_OVERTAKES = 1_000_000
+MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
+MAX_RANKS = 1_024  # moves of the queue in one fact: a quarter of what a record may take
+MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
+
+
+class TypicalTask(Noun):
+    """A kind of task that the cell sees often; memory is left out."""
+
+    cores: Annotated[int, Field(ge=0, le=MAX_CORES_PER_NODE)]
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_PER_NODE)]
+    gpu_share_milli: GpuShare = WHOLE_GPU
+    gpu_models: Annotated[tuple[Identifier, ...], Field(max_length=16)] = ()
+    """Allowed ones; empty: any."""
+    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    """How often it was seen; only ratios matter."""
+
+
+class PlacerSettings(Noun):
+    """Everything outside the log that a decision depends on; recorded at the start of each term."""
+
+    profile: Identifier = "liquid"
+    seed: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    network_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """λ of Liquid §5.2 eq. 4."""
+    backfill_window: Annotated[int, Field(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
+    """So many jobs from the head of the queue may be tried."""
+    max_overtakes: Annotated[int, Field(ge=0, le=MAX_OVERTAKES)] = 256
+    """So often may the head of the queue be overtaken before everybody behind it waits."""
+    launch_timeout_ms: Annotated[int, Field(ge=1)] = 60_000
+    """An order unanswered for so long makes its node Suspect."""
+    unschedulable_grace_ms: Annotated[int, Field(ge=0)] = 300_000
+    """A job that fits on no node even when the cell is empty ends after so long."""
+    freeze_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
+    freeze_window_ms: Annotated[int, Field(ge=0)] = 60_000
+    queue_limits_gpu_s: Annotated[
+        tuple[Annotated[float, Field(gt=0)], ...],
+        Field(min_length=1, max_length=15, exclude_if=lambda limits: limits == TIRESIAS_LIMITS_GPU_S),
+    ] = TIRESIAS_LIMITS_GPU_S
+    """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
+    typical_tasks: Annotated[
+        tuple[TypicalTask, ...], Field(max_length=MAX_TYPICAL_TASKS, exclude_if=lambda tasks: not tasks)
+    ] = ()
+    """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
+
+
+@event
+class TermStarted(Event):
+    """A placer took over. Its record alone may raise the term (LAW 3)."""
+
+    TYPE = "penstock.term.started"
+
+    term: Annotated[int, Field(ge=1)]
+    placer_id: Identifier
+    settings: PlacerSettings
+
+
+@event
+class PlacementDecided(Event):
+    """A gang's tasks get their places, all or nothing; the orders' token is this record's seq."""
+
+    TYPE = "penstock.placement.decided"
+
+    job_id: Identifier
+    attempt: Attempt
+    tasks: Annotated[tuple[TaskPlacement, ...], Field(min_length=1, max_length=512)]
+
+
+@event
+class StopDecided(Event):
+    """The running attempt is to be stopped; nothing is freed before the exits are proven."""
+
+    TYPE = "penstock.stop.decided"
+
+    job_id: Identifier
+    attempt: Attempt
+    reason: Literal["cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated", "completed"]
+    """`completed`: every worker succeeded; the parameter servers are no longer needed."""
+    grace_ms: Annotated[int, Field(ge=0)]
+
+
+@event
+class JobPreempted(Event):
+    """A running job gave way to another; it will queue again at its old place."""
+
+    TYPE = "penstock.job.preempted"
+
+    job_id: Identifier
+    attempt: Attempt
+    by_job_id: Identifier | None
+    reason: ShortText
+
+
+@event
+class JobRequeued(Event):
+    """The attempt is over and there will be another: now, or not before `not_before_ms`."""
+
+    TYPE = "penstock.job.requeued"
+
+    job_id: Identifier
+    attempt: Attempt
+    reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained"]
+    not_before_ms: Milliseconds | None = None
+
+
+@event
+class JobQueued(Event):
+    """Back-off is over."""
+
+    TYPE = "penstock.job.queued"
+
+    job_id: Identifier
+
+
+@event
+class JobFoundUnschedulable(Event):
+    """It fits on no node of the cell even when empty; it ends unless a node joins in time.
+
+    An empty reason takes that back: a node joined.
+    """
+
+    TYPE = "penstock.job.found_unschedulable"
+
+    job_id: Identifier
+    reason: ShortText
+
+
+class JobRank(Noun):
+    """A job's place in the order of a policy that keeps one; compared by level, chosen first, position."""
+
+    job_id: Identifier
+    level: Annotated[int, Field(ge=0, le=15)]
+    """Which of its queues; 0 is served first."""
+    chosen: bool
+    """Whether it is among those that shall run."""
+    position: Annotated[int, Field(ge=-(1 << 53), le=1 << 53)]
+
+
+@event
+class JobsRanked(Event):
+    """A policy moved these jobs within its queues; all others keep their places."""
+
+    TYPE = "penstock.jobs.ranked"
+
+    ranks: Annotated[tuple[JobRank, ...], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+@event
+class JobEnded(Event):
+    """The job is over; nothing of it runs any more."""
+
+    TYPE = "penstock.job.ended"
+
+    job_id: Identifier
+    outcome: Literal[
+        "succeeded", "failed", "cancelled", "timed_out_queued", "timed_out_running", "unschedulable"
+    ]
+    exit_code: Annotated[int | None, Field(ge=0, le=255)] = None
+    reason: ShortText = ""
+
+
+@event
+class TaskLost(Event):
+    """A task is proven dead although its node never said so (new boot id, node left)."""
+
+    TYPE = "penstock.task.lost"
+
+    task_id: Identifier
+    node_id: Identifier
+    reason: ShortText
+
+
+@event
+class NodeLost(Event):
+    """The node's departure is accepted; its tasks are dead."""
+
+    TYPE = "penstock.node.lost"
+
+    node_id: Identifier
+
+
+@event
+class NodeRestored(Event):
+    """A Suspect node spoke again."""
+
+    TYPE = "penstock.node.restored"
+
+    node_id: Identifier
+
+
+@event
+class CellFrozen(Event):
+    """Most nodes vanished at once: nobody is evicted and nothing is placed until they return (LAW 5)."""
+
+    TYPE = "penstock.cell.frozen"
+
+    reason: ShortText
+
+
+@event
+class CellThawed(Event):
+    """Enough nodes are back; placing goes on."""
+
+    TYPE = "penstock.cell.thawed"
+
+    reason: ShortText
+
+
+class TimerSubject(Noun):
+    """What a timer is about; enough to judge on firing whether it still matters."""
+
+    kind: Literal[
+        "backoff", "queue_timeout", "run_timeout", "launch_timeout", "unschedulable", "place_more", "refused"
+    ]
+    id: Identifier
+    attempt: Annotated[int, Field(ge=0)] = 0
+
+
+@event
+class TimerSet(Event):
+    """Asks for `TimerFired` at or after `at_ms`. A timer about a job ends with what it waits for."""
+
+    TYPE = "penstock.timer.set"
+
+    timer_id: Identifier
+    at_ms: Milliseconds
+    about: TimerSubject
+
+
+@event
+class TimerFired(Event):
+    """An input without a topic: the shell feeds it when the ledger's time has come."""
+
+    TYPE = "penstock.timer.fired"
+
+    timer_id: Identifier
+
+
+@event
+class ProposalAnswered(Event):
+    """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1)."""
+
+    TYPE = "penstock.proposal.answered"
+
+    proposal_id: Identifier
+    proposer: Identifier
+    verdict: Literal["accepted", "refused"]
+    reason: Literal["", "stale", "infeasible", "unknown_job", "wrong_state", "unsupported", "invalid"] = ""
+    detail: ShortText = ""
+
+
+class Candidate(Noun):
+    """One way to place a job. `nodes`: per task in rank order; the winner comes first in a list."""
+
+    nodes: tuple[Identifier, ...]
+    score: float
+    """As the profile computes it; the smaller the better."""
+
+
+class PlacementExplanation(Noun):
+    """Why a job went where it went."""
+
+    job_id: Identifier
+    profile: Identifier
+    candidates: Annotated[tuple[Candidate, ...], Field(max_length=MAX_CANDIDATES)]
+    margin: float | None
+    """Score of the runner-up minus the winner's, ≥ 0; None without a runner-up."""
+    feasible: Annotated[int, Field(ge=0)]
+    """Nodes on which the first task fits."""
+    rejected: dict[str, int]
+    """Nodes refused, counted by the first reason that holds (penstock.policies.reasons)."""
+
+
+class InputCause(Noun):
+    """The input record that this ledger record answers."""
+
+    topic: ShortText
+    partition: Annotated[int, Field(ge=0)]
+    offset: Annotated[int, Field(ge=0)]
+    event_id: ShortText
+
+
+class TimerCause(Noun):
+    timer_id: Identifier
+
+
+class TermCause(Noun):
+    placer_id: Identifier
+
+
+class FactEntry(Noun):
+    """A fact inside a record: its wire type and its fields."""
+
+    type: Identifier
+    data: dict[str, Any]
+
+    @field_validator("data")
+    @classmethod
+    def _finite(cls, data: dict[str, Any]) -> dict[str, Any]:
+        json.dumps(data, allow_nan=False)  # raises ValueError: `Any` lets NaN through, JSON has none
+        return data
+
+
+@event
+class LedgerRecord(Event):
+    """One input, one record (LAW 2). Valid iff it extends the chain (LAW 3)."""
+
+    TYPE = "penstock.ledger.record"
+    TOPIC = Topic.LEDGER
+
+    seq: Annotated[int, Field(ge=1)]
+    parent: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Id of the record before: the first 32 hex digits of the sha256 of its bytes; zeros for the first."""
+    term: Annotated[int, Field(ge=1)]
+    now_ms: Milliseconds
+    """The ledger's time: max(last, placer's clock); every fold uses this and no other clock."""
+    cause: InputCause | TimerCause | TermCause
+    outcome: Literal["committed", "rejected", "dead_lettered"]
+    reason: ShortText | None = None
+    facts: tuple[FactEntry, ...] = ()
+    explanation: tuple[PlacementExplanation, ...] = ()
+
+    def subject(self) -> str:
+        return str(self.seq)
+
+
+class Order(Event):
+    """Base of orders: derived from valid ledger records only (LAW 4). Repeats carry the same token."""
+
+    TOPIC = Topic.ORDERS
+    MAX_BYTES = 4 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
+
+    token: Token
+    """The ledger seq of the decision; a node refuses tokens older than the highest it has obeyed."""
+    node_id: Identifier
+    task_id: Identifier
+
+
+class Peer(Noun):
+    """Where another member of the gang runs."""
+
+    rank: Annotated[int, Field(ge=0)]
+    role: Literal["ps", "worker"]
+    node_id: Identifier
+    address: ShortText
+
+
+@event
+class StartTask(Order):
+    """Start this process with exactly these GPUs, cores and caps."""
+
+    TYPE = "penstock.order.start_task"
+
+    job_id: Identifier
+    attempt: Attempt
+    boot_id: Identifier
+    """For this boot of the node only."""
+    incarnation: Token = 0
+    """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not told."""
+    command: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: ShortText | None = None
+    place: TaskPlacement
+    peers: tuple[Peer, ...]
+    rendezvous_port: Annotated[int, Field(ge=1_024, le=65_535)]
+    grace_ms: Annotated[int, Field(ge=0)]
+
+
+@event
+class StopTask(Order):
+    """SIGTERM, `grace_ms`, SIGKILL. For a task that never started: make sure that it never will."""
+
+    TYPE = "penstock.order.stop_task"
+
+    grace_ms: Annotated[int, Field(ge=0)]
+    reason: ShortText
+
+
+@event
+class CheckpointTask(Order):
+    """Ask the training script to save its state."""
+
+    TYPE = "penstock.order.checkpoint_task"
+
+
+@event
+class SetCores(Order):
+    """Pin a running task to these cores."""
+
+    TYPE = "penstock.order.set_cores"
+
+    cores: Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+@event
+class SetBandwidth(Order):
+    """Cap a running task's memory bandwidth; None lifts the cap."""
+
+    TYPE = "penstock.order.set_bandwidth"
+
+    memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]

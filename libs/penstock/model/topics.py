@@ -1,0 +1,35 @@
+"""The topics and who may write them. Source: architecture §2."""
+
+from enum import StrEnum
+
+
+class Topic(StrEnum):
+    JOBS = "penstock.jobs.v1"
+    ESTIMATES = "penstock.estimates.v1"
+    NODES = "penstock.nodes.v1"
+    PROPOSALS = "penstock.proposals.v1"
+    LEDGER = "penstock.ledger.v1"
+    ORDERS = "penstock.orders.v1"
+    TELEMETRY = "penstock.runtime.tracing.v1"
+    DEAD_LETTERS = "penstock.deadletters.v1"
+
+
+CELL_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS, Topic.LEDGER)
+"""Keyed by cell: partition = the cell's index."""
+
+INPUT_TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.NODES, Topic.PROPOSALS)
+"""What the placer reads; each record of them yields exactly one ledger record (LAW 2)."""
+
+NODE_PARTITIONS = 16
+"""Partitions of orders and telemetry, keyed by node. More nodes than partitions share one and skip."""
+
+MAX_EVENT_BYTES = 65_536
+"""Of an event's JSON value at every door; larger ones are dead-lettered."""
+
+
+def node_partition(node_id: str) -> int:
+    """The partition of orders and telemetry for this node: FNV-1a of its id, stable everywhere."""
+    digest = 0x811C9DC5
+    for byte in node_id.encode():
+        digest = ((digest ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return digest % NODE_PARTITIONS

@@ -1,0 +1,195 @@
+"""The protocol of placement policies, and what turns their answer into a decision.
+
+A policy chooses nodes; unless it names the GPUs, too, they are chosen here, and so are the cores (lowest free
+first), so that all policies leave the node equally little choice. A policy reads the state and writes nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from penstock.ledger.index import Share
+from penstock.ledger.state import CellState, JobState, NodeState, mask_of, take_lowest
+from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
+from penstock.model.trusted import trusted
+from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
+
+RANDOM_SEED_BYTES = 8
+
+
+class Plan(NamedTuple):
+    """Where a whole gang goes."""
+
+    nodes: tuple[str, ...]
+    """Node id per task in rank order: workers 0 … w−1, then parameter servers."""
+    explanation: PlacementExplanation
+    gpus: tuple[tuple[int, ...], ...] | None = None
+    """The GPUs of each task in rank order, if the policy chooses them; else `assign` does."""
+
+
+class Chance:
+    """Seeded chance: a generator per input event, from (run seed, event id); equal in every replay."""
+
+    def __init__(self, seed: int, event_id: str) -> None:
+        self._seed = seed
+        self._event_id = event_id
+        self._generator: np.random.Generator | None = None
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """Made at first use: most policies never draw."""
+        if self._generator is None:
+            entropy = (self._seed, *self._event_id.encode())
+            self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        return self._generator
+
+    @property
+    def drawn(self) -> bool:
+        """Whether somebody has drawn: if never, the run's seed is no matter."""
+        return self._generator is not None
+
+
+class Policy(Protocol):
+    """Chooses nodes for a gang, all or nothing."""
+
+    @property
+    def name(self) -> str:
+        """The profile's name."""
+        ...
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """The chosen nodes, or None when the gang does not fit now. Must not look at more nodes than it needs."""
+        ...
+
+
+@runtime_checkable
+class Preemptive(Policy, Protocol):
+    """A policy that may stop running jobs for the one at the head of the queue."""
+
+    def victims(self, state: CellState, job: JobState) -> tuple[str, ...]:
+        """Ids of LAUNCHING or RUNNING jobs to stop so that `job` fits once they have ended; () to let it wait.
+
+        Called again on every occasion until `job` is placed: what is STOPPING already counts as room to come.
+        A victim queues again at its old place, so it must come after `job` in the queue's order.
+        """
+        ...
+
+
+@runtime_checkable
+class Queueing(Policy, Protocol):
+    """A policy with an order of its own for the waiting jobs; who runs stays."""
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """Ids of waiting jobs in the order in which they are to be tried, none twice.
+
+        Goes on after each try from the state as it then is: the job given last has been placed, or it waits on.
+        """
+        ...
+
+
+class RunSet(NamedTuple):
+    """Who shall run now, by a policy that judges all jobs anew."""
+
+    chosen: tuple[str, ...]
+    """Job ids, first claim first. A job that runs and is not among them is stopped."""
+    ranks: tuple[JobRank, ...] = ()
+    """Changes of the policy's own order; written into the ledger, so that the next plan finds them."""
+    wake_ms: int | None = None
+    """Ledger time at which the answer may change although nothing happens; None: it does not."""
+
+
+@runtime_checkable
+class Replanning(Policy, Protocol):
+    """A policy with an order of its own: it chooses who runs, `place` only where.
+
+    The placer asks once for all inputs of a moment. The same state must give the same answer, and carrying a
+    plan out must not change it: stops take time, and the policy is asked again when they are proven.
+    """
+
+    def plan(self, state: CellState) -> RunSet:
+        """Judged by GPUs only, as if every job that may run were placed anew; what is ending holds its own."""
+        ...
+
+    def ranking(self, state: CellState) -> Sequence[str]:
+        """Ids of all jobs that may run, first claim first, whether there is room for them or not; for `why`."""
+        ...
+
+
+def task_id_of(job: JobState, rank: int) -> str:
+    """The id of this rank's task in the job's next attempt: `job.attempt.w0`, …, `job.attempt.ps0`, …"""
+    workers = job.spec.workers
+    role = f"w{rank}" if rank < workers else f"ps{rank - workers}"
+    return f"{job.job_id}.{job.attempt + 1}.{role}"
+
+
+@dataclass(slots=True)
+class _Left:
+    """What the tasks assigned so far leave of one node."""
+
+    gpus: int
+    cores: int
+    shared: dict[int, Share]
+
+
+def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
+    """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first.
+
+    A share goes to the partly given GPU with the least left that holds it (ties: the lowest index), else to the
+    lowest wholly free one.
+    """
+    demand = job.demand
+    left: dict[str, _Left] = {}
+    tasks: list[TaskPlacement] = []
+    for rank, node_id in enumerate(plan.nodes):
+        node = state.nodes[node_id]
+        here = left.get(node_id)
+        if here is None:
+            healthy = node.free_gpu_mask & ~node.faulted_gpu_mask
+            here = left[node_id] = _Left(healthy, node.free_core_mask, dict(node.shared))
+        is_worker = rank < demand.workers
+        need = demand.worker if is_worker else demand.parameter_server
+        if plan.gpus is not None:
+            gpus = plan.gpus[rank]
+        else:
+            gpus = (
+                take_lowest(here.gpus, need.gpus)
+                if need.gpu_share_milli == WHOLE_GPU
+                else (_share(node, here, need),)
+            )
+        here.gpus &= ~mask_of(gpus)
+        if need.gpu_share_milli < WHOLE_GPU:
+            for gpu in gpus:
+                share = here.shared.get(gpu) or Share(WHOLE_GPU, node.gpu_memory_mib)
+                here.shared[gpu] = Share(
+                    share.milli - need.gpu_share_milli, share.memory_mib - need.gpu_memory_mib
+                )
+        cores = take_lowest(here.cores, need.cores)
+        here.cores &= ~mask_of(cores)
+        tasks.append(
+            trusted(
+                TaskPlacement,
+                task_id=task_id_of(job, rank),
+                role="worker" if is_worker else "ps",
+                rank=rank,
+                node_id=node_id,
+                gpus=gpus,
+                cores=cores,
+                host_memory_mib=need.host_memory_mib,
+                gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
+                bandwidth_mbps=need.bandwidth_mbps,
+                gpu_share_milli=need.gpu_share_milli,
+            )
+        )
+    return trusted(PlacementDecided, job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
+
+
+def _share(node: NodeState, left: _Left, need: ResourceVector) -> int:
+    """The GPU that a share goes to."""
+    held = [
+        (share, gpu)
+        for gpu, share in left.shared.items()
+        if share.holds(need) and not node.faulted_gpu_mask >> gpu & 1
+    ]
+    return min(held)[1] if held else take_lowest(left.gpus, 1)[0]

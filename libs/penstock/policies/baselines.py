@@ -1,0 +1,147 @@
+"""Baselines: `fifo` and `fifo-strict` (first fit), `random`, and `even`.
+
+Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit is the textbook rule. The order of the queue is the placer's affair (FIFO with a bounded window): here only
+nodes are chosen.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from penstock.ledger.index import bits, nth
+from penstock.ledger.state import CellState, JobState
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.base import Chance, Plan
+from penstock.policies.gang import Gang, best_of, place_greedily
+from penstock.policies.rows import GangGpus
+
+
+class FirstFit:
+    """The earliest node that fits. Score: the node's ordinal. `name`: of the profile that places so."""
+
+    def __init__(self, name: str = "fifo") -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """The lowest ordinals; chance is not used."""
+        return place_greedily(self._name, state, job, self._rank)
+
+    @staticmethod
+    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        return [(float(ordinal), ordinal) for ordinal in islice(bits(gang.open(is_worker)), limit)]
+
+
+class MostFree:
+    """Fills one node after the other, each time the one with most free GPUs. Source: the Tiresias of Pollux §5.
+
+    For gangs of one-GPU workers: as many workers as the node has GPUs, then the next node. Score: minus the
+    GPUs free before the node's first worker of this gang. Ties: the lower ordinal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """Looks at classes of equal load, not at nodes; chance is not used."""
+        return place_greedily(self._name, state, job, self._rank)
+
+    @staticmethod
+    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        open_nodes = gang.open(is_worker)
+        own = open_nodes & gang.used
+        if own:
+            return [(0.0, ordinal) for ordinal in islice(bits(own), limit)]
+        classes = [
+            (float(used - total), open_nodes & loaded)
+            for (used, total), loaded in gang.state.index.load.items()
+            if open_nodes & loaded
+        ]
+        return best_of(classes, limit)
+
+
+class RandomFit:
+    """Every node that fits is equally likely, and for a part of a GPU every GPU of the node drawn that fits.
+
+    Score: 0 for all, for none is better than another.
+    """
+
+    @property
+    def name(self) -> str:
+        return "random"
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """Draws once per task, twice for a part of a GPU; the explanation's alternatives are the lowest others."""
+        gpus = GangGpus(state)
+        shares = any(need.gpu_share_milli < WHOLE_GPU for need in job.demand.needs())
+
+        def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+            need = gang.need(is_worker)
+            nodes = gpus.still_open(gang.open(is_worker), need)
+            if not nodes:
+                return []
+            drawn = nth(nodes, int(chance.generator.integers(nodes.bit_count())))
+            gpu = None
+            if need.gpu_share_milli < WHOLE_GPU:
+                fitting = gpus.row(drawn).fitting(need)
+                gpu = (fitting[int(chance.generator.integers(len(fitting)))],)
+            if shares:
+                gpus.take(drawn, need, gpu)
+            others = islice(bits(nodes & ~(1 << drawn)), limit - 1)
+            return [(0.0, drawn), *((0.0, ordinal) for ordinal in others)]
+
+        plan = place_greedily(self.name, state, job, rank)
+        return gpus.named(plan, job) if plan is not None and shares else plan
+
+
+class Even:
+    """Spread: the least loaded node. Source: Liquid §7.4, the even-distributed baseline.
+
+    Load is the share of a node's GPUs in use before the task comes, this gang's own included. For a task
+    without GPUs that says nothing, so there the node with the most free cores is the least loaded. Score:
+    the share of GPUs, or minus the free cores. Ties: the lower ordinal.
+    """
+
+    @property
+    def name(self) -> str:
+        return "even"
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """Looks at classes of equal load, not at nodes; chance is not used."""
+        return place_greedily(self.name, state, job, self._rank)
+
+    @staticmethod
+    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        open_nodes = gang.open(is_worker)
+        own, others = open_nodes & gang.used, open_nodes & ~gang.used
+        if not gang.need(is_worker).gpus:
+            classes = [(float(-gang.free(ordinal).cores), 1 << ordinal) for ordinal in bits(own)]
+            return best_of([*classes, *_by_free_cores(gang, others, limit)], limit)
+        classes = []
+        for ordinal in bits(own):
+            total = len(gang.state.node(ordinal).spec.gpus)
+            classes.append(((total - gang.free(ordinal).gpus) / total, 1 << ordinal))
+        for (used, total), loaded in gang.state.index.load.items():
+            if others & loaded:
+                classes.append((used / total, others & loaded))
+        return best_of(classes, limit)
+
+
+def _by_free_cores(gang: Gang, nodes: int, limit: int) -> Iterator[tuple[float, int]]:
+    """(minus the free cores, nodes), most free first, until `limit` nodes have come."""
+    at_least = gang.state.index.cores.at_least
+    found = more = 0
+    for level in range(len(at_least) - 1, -1, -1):
+        here = nodes & at_least[level] & ~more
+        more |= here
+        if here:
+            yield float(-level), here
+            found += here.bit_count()
+            if found >= limit:
+                return

@@ -1,0 +1,177 @@
+"""Whether a gang would fit if the cell were empty: the test behind *never*.
+
+Judged by node shapes, of which a cell has few, so that the cost does not grow with the number of nodes. Gone
+nodes do not count; silent nodes and faulted GPUs do, for both may come back. A false alarm would end a job
+that could have run, so *never* is said only when it is certain: for gangs of equal tasks the test is exact,
+with parameter servers it is a necessary condition only.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from penstock.ledger.index import NodeIndex, NodeShape
+from penstock.ledger.state import CellState, Demand
+from penstock.model.types import WHOLE_GPU, ResourceVector
+from penstock.policies.reasons import Reason
+
+Shapes = list[tuple[NodeShape, int]]
+"""Shapes with the number of nodes of each, ≥ 1."""
+
+
+class Shortfall(NamedTuple):
+    """Why a gang can never run in this cell."""
+
+    reason: Reason
+    detail: str
+
+
+def never_fits(state: CellState, demand: Demand) -> str | None:
+    """`reason: detail` when not even the empty cell can hold the gang, else None. None if there is no node."""
+    short = shortfall(state.index, demand)
+    return None if short is None else f"{short.reason}: {short.detail}"
+
+
+def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
+    """The first thing that the empty cell lacks; O(shapes), and less for a gang that fits the first ones."""
+    roles = [("worker", demand.worker, demand.workers)]
+    if demand.parameter_servers:
+        roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))
+    for role, need, wanted in roles:
+        room = _room(index, need, wanted, demand.gpu_models)
+        if room < wanted:
+            shapes = _alive(index)
+            if not shapes:
+                return None
+            return _one_task(shapes, role, need, demand.gpu_models) or Shortfall(
+                Reason.NEVER_FITS_GANG,
+                f"{wanted} {role}s must run at once; the empty cell has room for {room}",
+            )
+    return _together(_alive(index), demand) if demand.parameter_servers else None
+
+
+def _alive(index: NodeIndex) -> Shapes:
+    counted = ((shape, (nodes & ~index.gone).bit_count()) for shape, nodes in index.shape.items())
+    return [(shape, count) for shape, count in counted if count]
+
+
+def _room(index: NodeIndex, need: ResourceVector, wanted: int, gpu_models: tuple[str, ...]) -> int:
+    """How many tasks of one role the empty cell holds, if the other role did not exist; counts up to `wanted`.
+
+    Exact: equal tasks never block each other.
+    """
+    room = 0
+    for shape, nodes in index.shape.items():
+        each = slots(shape, need, gpu_models, wanted)
+        if each:
+            room += each * (nodes & ~index.gone).bit_count()
+            if room >= wanted:
+                break
+    return room
+
+
+def suits(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:
+    """Whether an empty node of this shape can hold one task."""
+    return slots(shape, need, gpu_models, 1) == 1
+
+
+def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], most: int) -> int:
+    """How many such tasks an empty node of this shape holds at once, at most `most`."""
+    if need.gpus and (
+        (gpu_models and shape.gpu_model not in gpu_models) or shape.gpu_memory_mib < need.gpu_memory_mib
+    ):
+        return 0
+    fits = most
+    if need.gpus:
+        fits = min(fits, shape.gpus // need.gpus)
+        if need.gpu_share_milli < WHOLE_GPU:
+            each = WHOLE_GPU // need.gpu_share_milli
+            if need.gpu_memory_mib:
+                each = min(each, shape.gpu_memory_mib // need.gpu_memory_mib)
+            fits = min(most, shape.gpus * each)
+    if need.cores:
+        fits = min(fits, shape.cores // need.cores)
+    if need.host_memory_mib:
+        fits = min(fits, shape.host_memory_mib // need.host_memory_mib)
+    if need.bandwidth_mbps:
+        fits = min(fits, shape.bandwidth_mbps // need.bandwidth_mbps)
+    return fits
+
+
+def _one_task(
+    shapes: Shapes, role: str, need: ResourceVector, gpu_models: tuple[str, ...]
+) -> Shortfall | None:
+    """Narrows the shapes need by need; the need that leaves none is the reason."""
+    left: Iterable[NodeShape] = [shape for shape, _ in shapes]
+    steps: list[tuple[Reason, int, str, Callable[[NodeShape], int]]] = []
+    if need.gpus:
+        steps.append((Reason.NEVER_FITS_GPUS, need.gpus, "GPUs", lambda s: s.gpus))
+        if gpu_models:
+            steps.append(
+                (Reason.NEVER_FITS_GPU_MODEL, 1, "allowed models", lambda s: int(s.gpu_model in gpu_models))
+            )
+        steps.append(
+            (
+                Reason.NEVER_FITS_GPU_MEMORY,
+                need.gpu_memory_mib,
+                "MiB of GPU memory",
+                lambda s: s.gpu_memory_mib,
+            )
+        )
+    steps += [
+        (Reason.NEVER_FITS_CORES, need.cores, "cores", lambda s: s.cores),
+        (Reason.NEVER_FITS_HOST_MEMORY, need.host_memory_mib, "MiB of memory", lambda s: s.host_memory_mib),
+        (Reason.NEVER_FITS_BANDWIDTH, need.bandwidth_mbps, "Mbit/s", lambda s: s.bandwidth_mbps),
+    ]
+    for reason, asked, unit, has in steps:
+        most = max(map(has, left))
+        if most < asked:
+            if reason is Reason.NEVER_FITS_GPU_MODEL:
+                models = sorted({shape.gpu_model or "mixed" for shape in left})
+                return Shortfall(
+                    reason, f"allowed are {', '.join(gpu_models)}; suitable nodes have {', '.join(models)}"
+                )
+            suitable = "" if reason is Reason.NEVER_FITS_GPUS else "suitable "
+            return Shortfall(
+                reason, f"one {role} needs {asked} {unit}; the largest {suitable}node has {most}"
+            )
+        left = [shape for shape in left if has(shape) >= asked]
+    return None
+
+
+def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
+    """Both roles: what all tasks ask in sum must not exceed what all usable nodes have in sum."""
+    worker, server = demand.worker, demand.parameter_server
+    usable = [
+        (shape, count)
+        for shape, count in shapes
+        if suits(shape, worker, demand.gpu_models) or suits(shape, server, demand.gpu_models)
+    ]
+    whole = worker.gpu_share_milli == server.gpu_share_milli == WHOLE_GPU
+    scale = 1 if whole else WHOLE_GPU
+    for unit, asked, has in (
+        (
+            "GPUs" if whole else "thousandths of GPUs",
+            (
+                worker.gpus * worker.gpu_share_milli * scale // WHOLE_GPU,
+                server.gpus * server.gpu_share_milli * scale // WHOLE_GPU,
+            ),
+            sum(shape.gpus * count for shape, count in usable) * scale,
+        ),
+        ("cores", (worker.cores, server.cores), sum(shape.cores * count for shape, count in usable)),
+        (
+            "MiB of memory",
+            (worker.host_memory_mib, server.host_memory_mib),
+            sum(shape.host_memory_mib * count for shape, count in usable),
+        ),
+        (
+            "Mbit/s",
+            (worker.bandwidth_mbps, server.bandwidth_mbps),
+            sum(shape.bandwidth_mbps * count for shape, count in usable),
+        ),
+    ):
+        total = demand.workers * asked[0] + demand.parameter_servers * asked[1]
+        if total > has:
+            return Shortfall(
+                Reason.NEVER_FITS_GANG, f"all tasks together need {total} {unit}; suitable nodes have {has}"
+            )
+    return None

@@ -1,0 +1,126 @@
+"""`drf`: dominant resource fairness between the owners of jobs.
+
+Source: Ghodsi et al., NSDI '11, Algorithm 1. What an owner's tasks hold of GPUs (by share), cores, host memory and
+bandwidth, each divided by what the cell's nodes that are not gone have of it; the largest of these four is the
+owner's dominant share. The next job is one of the owner with the smallest dominant share (ties: whose next
+job was submitted first): that owner's earliest. Placing it raises the share, and the choice is made again. Nobody is
+stopped: shares come closer as jobs end. Nodes: first fit.
+
+Readings and departures. A task there is a gang here, and it is all or nothing. The source stops when the next
+task does not fit; here its owner is passed over until something is freed, and the other owners' jobs are tried,
+else a large gang would hold up a cell that others could use. Inside an owner nothing overtakes. So with one
+owner this is `fifo-strict`. Owners have equal weights.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from penstock.ledger.state import CellState, JobState
+from penstock.model.transitions import JobStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.base import Chance, Plan
+from penstock.policies.baselines import FirstFit
+from penstock.policies.waiting import Entry, Waiting
+
+Amounts = tuple[int, int, int, int]
+"""Thousandths of GPUs, cores, MiB of host memory, Mbit/s."""
+
+
+class DominantResourceFairness:
+    """Implements `penstock.policies.base.Queueing`."""
+
+    def __init__(self) -> None:
+        self._where = FirstFit(self.name)
+        self._waiting = Waiting(by_owner)
+
+    @property
+    def name(self) -> str:
+        return "drf"
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """The lowest ordinals; chance is not used."""
+        return self._where.place(state, job, chance)
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """O(what has changed since the last time + jobs that run + owners) for the first, O(log owners) for the others."""
+        rows = self._waiting.rows(state)
+        if not rows:
+            return
+        total, held = capacity(state), holdings(state)
+        heap: list[tuple[float, int, str, str, Iterator[Entry]]] = []
+
+        def enter(owner: str, following: Iterator[Entry]) -> None:
+            upcoming = next(following, None)
+            if upcoming is not None:
+                share = dominant(held.get(owner, NOTHING), total)
+                heappush(heap, (share, upcoming[1], upcoming[2], owner, following))
+
+        for (owner,), entries in rows.items():
+            enter(owner, iter(entries))
+        while heap:
+            _, _, job_id, owner, following = heappop(heap)
+            yield job_id
+            job = state.jobs[job_id]
+            if job.status is JobStatus.LAUNCHING:
+                held[owner] = plus(held.get(owner, NOTHING), job_holds(job))
+                enter(owner, following)
+
+
+def by_owner(state: CellState, job: JobState) -> tuple[tuple[str], float]:
+    """The owner's row, in order of submission."""
+    return (job.spec.owner,), float(job.order)
+
+
+NOTHING: Amounts = (0, 0, 0, 0)
+
+
+def plus(one: Amounts, other: Amounts) -> Amounts:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
+
+
+def capacity(state: CellState) -> Amounts:
+    """What all nodes that are not gone have."""
+    total = NOTHING
+    for shape, nodes in state.index.shape.items():
+        count = (nodes & ~state.index.gone).bit_count()
+        total = plus(
+            total,
+            (
+                shape.gpus * WHOLE_GPU * count,
+                shape.cores * count,
+                shape.host_memory_mib * count,
+                shape.bandwidth_mbps * count,
+            ),
+        )
+    return total
+
+
+def job_holds(job: JobState) -> Amounts:
+    """What its tasks hold that are not proven ended."""
+    held = NOTHING
+    for task in job.tasks.values():
+        if task.status is not TaskStatus.EXITED:
+            place = task.place
+            held = plus(
+                held,
+                (
+                    len(place.gpus) * place.gpu_share_milli,
+                    len(place.cores),
+                    place.host_memory_mib,
+                    place.bandwidth_mbps,
+                ),
+            )
+    return held
+
+
+def holdings(state: CellState) -> dict[str, Amounts]:
+    """Owner → what the owner's jobs hold."""
+    held: dict[str, Amounts] = {}
+    for job in state.holders():
+        held[job.spec.owner] = plus(held.get(job.spec.owner, NOTHING), job_holds(job))
+    return held
+
+
+def dominant(held: Amounts, total: Amounts) -> float:
+    """0 … 1: the largest share of a resource."""
+    return max(amount / of if of else 0.0 for amount, of in zip(held, total, strict=True))

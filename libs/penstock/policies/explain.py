@@ -1,0 +1,281 @@
+"""Why a job waits, derived from the folded state: for now, or for any past record whose state is at hand.
+
+Nothing here is ever written to the ledger (architecture §3, Reasons). The state is read only.
+"""
+
+from typing import Literal
+
+from penstock.ledger.evolve import timer_id
+from penstock.ledger.index import NodeIndex, lowest
+from penstock.ledger.state import CellState, Demand, JobState
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.transitions import JobStatus
+from penstock.model.types import Noun, ResourceVector
+from penstock.policies.base import Chance, Policy, Queueing, Replanning
+from penstock.policies.capacity import shortfall, suits
+from penstock.policies.gang import Gang
+from penstock.policies.profiles import in_force, policy_for
+from penstock.policies.reasons import ADVICE, Reason, refusals
+
+WAITING_HELPS = (
+    Reason.NODES_SUSPECT,
+    Reason.GPUS_BUSY,
+    Reason.CORES,
+    Reason.HOST_MEMORY,
+    Reason.BANDWIDTH,
+)
+"""A node's reasons that can pass, in order of preference when equally many nodes give them."""
+
+
+MAX_NAMED = 5  # jobs in a sentence
+
+
+class UnknownJob(LookupError):
+    """The state knows no such job: never submitted, or ended so long ago that only read models know it."""
+
+
+class Explanation(Noun):
+    """The answer to `why JOB`."""
+
+    job_id: str
+    seq: int
+    """The ledger record up to which this was judged."""
+    now_ms: int
+    status: str
+    reason: Reason | None
+    """The dominant one; None for a job that does not wait."""
+    text: str
+    detail: str
+    """The figures behind the reason."""
+    next_step: str
+    now_or_never: Literal["now", "later", "never"] | None
+    """now: it fits at this moment, and no policy that plans anew keeps the room for others. later: not now, but the
+    empty cell could hold it. never: not even that.
+    None for a job that does not wait, or whose needs are not known yet."""
+    histogram: dict[str, int]
+    """Nodes that refuse one worker, counted by the first reason that holds."""
+    feasible: int
+    """Nodes on which one worker fits now."""
+    position: int | None
+    """Place in the queue, from 1; None for a job that is not in it."""
+    ahead: int
+    """Jobs before it in the queue."""
+    waited_ms: int | None
+    """Since its submission, for a job that waits."""
+
+
+def explain(state: CellState, job_id: str) -> Explanation:
+    """The dominant reason with its figures. Raises `UnknownJob`. Costs about as much as one placement."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        outcome = state.ended.get(job_id)
+        if outcome is None:
+            raise UnknownJob(f"no job {job_id!r} up to record {state.seq}")
+        return _not_waiting(
+            state, job_id, outcome, f"It has ended: {outcome}.", "Read its output with `penstock logs`."
+        )
+    if job.status not in (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF):
+        return _holding(state, job)
+    if job.estimate is None:
+        return _waiting(state, job, Reason.AWAITING_ESTIMATE, "", None)
+    short = shortfall(state.index, job.demand)
+    if short is not None:
+        return _waiting(state, job, short.reason, short.detail, "never")
+    policy = policy_for(state.settings)
+    fits_now = not state.frozen and _fits_now(state, job, policy)
+    reason, detail = _reason(state, job, policy, fits_now)
+    now = fits_now and reason is not Reason.OUTRANKED
+    return _waiting(state, job, reason, detail, "now" if now else "later")
+
+
+def _fits_now(state: CellState, job: JobState, policy: Policy) -> bool:
+    """Asks the very policy that the placer would ask."""
+    return policy.place(state, job, Chance(state.settings.seed, f"why:{job.job_id}")) is not None
+
+
+def _reason(state: CellState, job: JobState, policy: Policy, fits_now: bool) -> tuple[Reason, str]:
+    """The dominant reason of a job that the empty cell could hold."""
+    if job.status is JobStatus.BACKOFF:
+        timer = state.timers.get(timer_id(job.job_id, "backoff"))
+        wait = f"; it queues again in {max(0, timer.at_ms - state.now_ms)} ms" if timer else ""
+        return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.failure or 'no reason given'}){wait}"
+    if state.frozen:
+        return Reason.CELL_FROZEN, state.frozen
+    index = state.index
+    if not index.known & ~index.gone:
+        return Reason.NO_NODES, ""
+    if isinstance(policy, Replanning):
+        outranked = _outranked(state, job, policy)
+        if outranked is not None:
+            return Reason.OUTRANKED, outranked
+        return (Reason.ABOUT_TO_START, "") if fits_now else _lack(state, job)
+    if fits_now and isinstance(policy, Queueing):
+        return _own_order(state, job, policy)
+    if fits_now:
+        return _turn(state, job, in_force(state.settings))
+    return _lack(state, job)
+
+
+def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Reason, str]:
+    """It fits, so only the queue can hold it back."""
+    head = state.head_of_queue()
+    ahead = state.queue.bisect_left(job.order)
+    if head is not None and head is not job and head.overtaken >= settings.max_overtakes:
+        return (
+            Reason.OVERTAKE_LIMIT,
+            f"{head.job_id} has been overtaken {head.overtaken} times; allowed are {settings.max_overtakes}",
+        )
+    if ahead >= settings.backfill_window:
+        return (
+            Reason.BEHIND_IN_QUEUE,
+            f"{ahead} jobs are ahead; the first {settings.backfill_window} in the queue are tried",
+        )
+    return Reason.ABOUT_TO_START, ""
+
+
+def _own_order(state: CellState, job: JobState, policy: Queueing) -> tuple[Reason, str]:
+    """It fits, and the policy's own order says whether it is its turn."""
+    if job.job_id in policy.order(state):
+        return Reason.ABOUT_TO_START, ""
+    return Reason.BEHIND_IN_QUEUE, f"in the order of profile {policy.name} other jobs come first"
+
+
+def _outranked(state: CellState, job: JobState, policy: Replanning) -> str | None:
+    """Which jobs the policy prefers; None where it is this job's turn, or nobody who comes first takes the GPUs."""
+    chosen = set(policy.plan(state).chosen)
+    if job.job_id in chosen:
+        return None
+    ranking = policy.ranking(state)
+    rank = ranking.index(job.job_id)
+    before = [job_id for job_id in ranking[:rank] if job_id in chosen]
+    if not before:
+        return None
+    names = ", ".join(before[:MAX_NAMED])
+    more = f" and {len(before) - MAX_NAMED} others" if len(before) > MAX_NAMED else ""
+    return (
+        f"number {rank + 1} of {len(ranking)} in the order of profile {policy.name}; "
+        f"the GPUs go to jobs that come first: {names}{more}"
+    )
+
+
+def _lack(state: CellState, job: JobState) -> tuple[Reason, str]:
+    """It does not fit now: which task of it finds no node, and what most of the suitable nodes lack."""
+    index, demand = state.index, job.demand
+    roles = [("worker", demand.worker)]
+    if demand.parameter_servers:
+        roles.append(("parameter server", demand.parameter_server))
+    for role, need in roles:
+        if not index.candidates(need, demand.gpu_models):
+            return _dominant(index, role, need, demand.gpu_models)
+    fit = _first_fit(state, demand)
+    if fit == demand.tasks:
+        return Reason.GANG_INCOMPLETE, "a plan exists, but not in the order in which the profile places"
+    return Reason.GANG_INCOMPLETE, f"{fit} of {demand.tasks} tasks fit now, and all must start together"
+
+
+def _first_fit(state: CellState, demand: Demand) -> int:
+    """How many tasks first fit places; for equal tasks no policy places more."""
+    gang = Gang(state, demand)
+    for placed, is_worker in enumerate([False] * demand.parameter_servers + [True] * demand.workers):
+        nodes = gang.open(is_worker)
+        if not nodes:
+            return placed
+        gang.take(lowest(nodes), is_worker)
+    return demand.tasks
+
+
+def _dominant(
+    index: NodeIndex, role: str, need: ResourceVector, gpu_models: tuple[str, ...]
+) -> tuple[Reason, str]:
+    """Of the nodes that could hold the task when empty, what most of them lack."""
+    suitable = 0
+    for shape, nodes in index.shape.items():
+        if suits(shape, need, gpu_models):
+            suitable |= nodes & ~index.gone
+    refused = refusals(index, need, gpu_models)
+    counts = {reason: (refused.get(reason, 0) & suitable).bit_count() for reason in WAITING_HELPS}
+    reason = max(WAITING_HELPS, key=counts.__getitem__)
+    among = f"{counts[reason]} of {suitable.bit_count()} suitable nodes"
+    if reason is Reason.NODES_SUSPECT:
+        return reason, f"{among} are silent"
+    if reason is not Reason.GPUS_BUSY:
+        asked = {
+            Reason.CORES: f"{need.cores} cores",
+            Reason.HOST_MEMORY: f"{need.host_memory_mib} MiB of memory",
+            Reason.BANDWIDTH: f"{need.bandwidth_mbps} Mbit/s",
+        }[reason]
+        return reason, f"one {role} needs {asked}; {among} have less free"
+    levels = [(suitable & nodes).bit_count() for nodes in index.gpus.at_least[1:]]
+    free, most = sum(levels), sum(1 for count in levels if count)
+    if free >= need.gpus:
+        reason = Reason.GPUS_FRAGMENTED
+    return (
+        reason,
+        f"one {role} needs {need.gpus} GPUs on one node; {free} are free on suitable nodes, at most {most} on one",
+    )
+
+
+def _waiting(
+    state: CellState,
+    job: JobState,
+    reason: Reason,
+    detail: str,
+    now_or_never: Literal["now", "later", "never"] | None,
+) -> Explanation:
+    counts: dict[str, int] = {}
+    feasible = 0
+    if job.estimate is not None:
+        need, models = job.demand.worker, job.demand.gpu_models
+        counts = {str(why): nodes.bit_count() for why, nodes in refusals(state.index, need, models).items()}
+        feasible = state.index.candidates(need, models).bit_count()
+    in_queue = job.order in state.queue
+    ahead = state.queue.bisect_left(job.order) if in_queue else 0
+    return Explanation(
+        job_id=job.job_id,
+        seq=state.seq,
+        now_ms=state.now_ms,
+        status=job.status,
+        reason=reason,
+        text=ADVICE[reason].text,
+        detail=detail,
+        next_step=ADVICE[reason].next_step,
+        now_or_never=now_or_never,
+        histogram=counts,
+        feasible=feasible,
+        position=ahead + 1 if in_queue else None,
+        ahead=ahead,
+        waited_ms=state.now_ms - job.submitted_ms,
+    )
+
+
+def _holding(state: CellState, job: JobState) -> Explanation:
+    """It has its places: launching, running or stopping."""
+    nodes = sorted({task.place.node_id for task in job.tasks.values()})
+    where = f"on {', '.join(nodes[:5])}{' and others' if len(nodes) > 5 else ''}"
+    if job.status is JobStatus.LAUNCHING:
+        text, step = f"It is being started {where}.", "Wait; `penstock get nodes` shows whether they answer."
+    elif job.status is JobStatus.RUNNING:
+        text, step = f"It runs {where}.", "Follow it with `penstock logs -f`."
+    else:
+        text = f"It is being stopped {where} ({job.stop_reason})."
+        step = "Wait; its resources are freed when every exit is proven."
+    return _not_waiting(state, job.job_id, job.status, text, step)
+
+
+def _not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:
+    return Explanation(
+        job_id=job_id,
+        seq=state.seq,
+        now_ms=state.now_ms,
+        status=status,
+        reason=None,
+        text=text,
+        detail="",
+        next_step=next_step,
+        now_or_never=None,
+        histogram={},
+        feasible=0,
+        position=None,
+        ahead=0,
+        waited_ms=None,
+    )

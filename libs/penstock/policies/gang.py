@@ -1,0 +1,165 @@
+"""A gang being placed task by task on an overlay: what it has taken counts, and the state stays untouched.
+
+All policies here are greedy: they decide one task after the other, never take one back, and answer all or
+nothing. They differ only in how they rank the nodes that are open to the next task (`Rank`).
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from penstock.ledger.index import Free, bits
+from penstock.ledger.state import CellState, Demand, JobState
+from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
+from penstock.model.trusted import trusted
+from penstock.model.types import WHOLE_GPU, ResourceVector
+from penstock.policies.base import Plan
+from penstock.policies.reasons import rejections
+
+
+class Gang:
+    """A plan in the making. Ordinals stand for nodes; sets are bit sets over ordinals."""
+
+    __slots__ = (
+        "_open_servers",
+        "_open_workers",
+        "demand",
+        "distinct_nodes",
+        "fitting",
+        "left",
+        "servers",
+        "state",
+        "used",
+        "workers",
+    )
+
+    def __init__(self, state: CellState, demand: Demand, *, distinct_nodes: bool = False) -> None:
+        self.state = state
+        self.demand = demand
+        self.distinct_nodes = distinct_nodes
+        index = state.index
+        self.fitting = self._open_workers = index.candidates(demand.worker, demand.gpu_models)
+        """`fitting`: where one worker fits before this plan takes anything."""
+        self._open_servers = (
+            index.candidates(demand.parameter_server, demand.gpu_models) if demand.parameter_servers else 0
+        )
+        self.left: dict[int, Free] = {}
+        """What this plan leaves free on each node that it uses."""
+        self.used = 0
+        self.workers: list[int] = []
+        self.servers: list[int] = []
+
+    def open(self, is_worker: bool) -> int:
+        """The nodes that can take one more task of this role."""
+        return self._open_workers if is_worker else self._open_servers
+
+    def need(self, is_worker: bool) -> ResourceVector:
+        return self.demand.worker if is_worker else self.demand.parameter_server
+
+    def free(self, ordinal: int) -> Free:
+        """What is free on a node, this plan's own tasks taken off."""
+        left = self.left.get(ordinal)
+        return self.state.node(ordinal).entered if left is None else left
+
+    def take(self, ordinal: int, is_worker: bool) -> None:
+        """Puts the next task of this role on an open node."""
+        need = self.need(is_worker)
+        free = self.free(ordinal)
+        left = free.less(
+            need, self.state.node(ordinal).gpu_memory_mib if need.gpu_share_milli < WHOLE_GPU else 0
+        )
+        self.left[ordinal] = left
+        (self.workers if is_worker else self.servers).append(ordinal)
+        bit = 1 << ordinal
+        self.used |= bit
+        if self.distinct_nodes or not left.fits(self.demand.worker):
+            self._open_workers &= ~bit
+        if self.demand.parameter_servers and (
+            self.distinct_nodes or not left.fits(self.demand.parameter_server)
+        ):
+            self._open_servers &= ~bit
+
+    def may_hold_all_workers(self) -> bool:
+        """False if the free GPUs alone already rule the gang out. Costs at most one count per GPU of a node."""
+        need, wanted = self.demand.worker.gpus, self.demand.workers
+        shares = self.demand.worker.gpu_share_milli < WHOLE_GPU
+        if wanted == 1 or need == 0 or shares or self.distinct_nodes:
+            return self._open_workers.bit_count() >= (wanted if self.distinct_nodes else 1)
+        slots, level = 0, need
+        while slots < wanted:
+            more = (self._open_workers & self.state.index.gpus.having(level)).bit_count()
+            if not more:
+                return False
+            slots += more
+            level += need
+        return True
+
+
+Rank = Callable[[Gang, bool, int], list[tuple[float, int]]]
+"""(gang, is_worker, limit) → at most `limit` open nodes, best first, as (score of the plan with it, ordinal)."""
+
+
+def best_of(classes: Iterable[tuple[float, int]], limit: int) -> list[tuple[float, int]]:
+    """At most `limit` (score, ordinal), by score and then ordinal, from (score, nodes) in any order."""
+    chosen: list[tuple[float, int]] = []
+    for score, nodes in sorted(classes):
+        if len(chosen) >= limit and score > chosen[-1][0]:
+            break
+        chosen += [(score, ordinal) for ordinal in islice(bits(nodes), limit)]
+    chosen.sort()
+    return chosen[:limit]
+
+
+def place_greedily(
+    profile: str, state: CellState, job: JobState, rank: Rank, *, distinct_nodes: bool = False
+) -> Plan | None:
+    """Parameter servers first, then workers, each on the best-ranked open node; None if one finds none.
+
+    The explanation's alternatives are complete plans that differ from the winner in the task decided last:
+    for a job of one task the five best nodes. They cost nothing extra, and the margin is ≥ 0 by construction.
+    """
+    demand = job.demand
+    gang = Gang(state, demand, distinct_nodes=distinct_nodes)
+    if not gang.may_hold_all_workers():
+        return None
+    for _ in range(demand.parameter_servers):
+        ranked = rank(gang, False, 1)
+        if not ranked:
+            return None
+        gang.take(ranked[0][1], False)
+    for _ in range(demand.workers - 1):
+        ranked = rank(gang, True, 1)
+        if not ranked:
+            return None
+        gang.take(ranked[0][1], True)
+    ranked = rank(gang, True, MAX_CANDIDATES)
+    if not ranked:
+        return None
+    plans = _varied(gang, [ordinal for _, ordinal in ranked])
+    return Plan(plans[0], _explanation(profile, job.job_id, gang, ranked, plans))
+
+
+def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
+    """Per choice for the task decided last the node ids of the whole gang, in rank order."""
+    node_at = gang.state.node_at
+    before = tuple(node_at[ordinal] for ordinal in gang.workers)
+    after = tuple(node_at[ordinal] for ordinal in gang.servers)
+    return [(*before, node_at[ordinal], *after) for ordinal in last_workers]
+
+
+def _explanation(
+    profile: str, job_id: str, gang: Gang, ranked: list[tuple[float, int]], plans: list[tuple[str, ...]]
+) -> PlacementExplanation:
+    demand = gang.demand
+    feasible, rejected = rejections(gang.state.index, demand.worker, demand.gpu_models, gang.fitting)
+    return trusted(
+        PlacementExplanation,
+        job_id=job_id,
+        profile=profile,
+        candidates=tuple(
+            trusted(Candidate, nodes=nodes, score=float(score))
+            for nodes, (score, _) in zip(plans, ranked, strict=True)
+        ),
+        margin=float(ranked[1][0] - ranked[0][0]) if len(ranked) > 1 else None,
+        feasible=feasible,
+        rejected={reason.value: count for reason, count in rejected.items()},
+    )

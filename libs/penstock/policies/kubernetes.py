@@ -1,0 +1,110 @@
+"""Baselines after Kubernetes: `k8s-default` and `kubeflow`. Source: immediate-mode baselines of Liquid §7.4.
+
+Per open node, with f(r) = (requested + asked) / capacity of resource r, this task included:
+
+    LeastAllocated     = mean over r of 100 · (1 − f(r))
+    BalancedAllocation = 100 · (1 − standard deviation over r of f(r))
+
+The node with the largest sum wins (both plug-ins have weight 1). Score: minus the sum. Ties: the lower ordinal,
+where Kubernetes draws. Whole numbers are not rounded down. The other default plug-ins (taints, spreading,
+affinity, images) give all our nodes the same.
+
+`k8s-default`: NodeResourcesFit and NodeResourcesBalancedAllocation. r runs over cores, memory and, on nodes that
+have them, GPUs. Departures: Kubernetes' default leaves extended resources out and would place GPU jobs by cores
+and memory alone; pods of a gang go all or nothing. Of more than 100 open nodes the first 100 from a drawn ordinal
+on are scored, where Kubernetes goes on from where it last stopped and takes 5 – 50 %.
+
+`kubeflow`: a training operator of 2020 (v1.1, as in Liquid) with gang scheduling on, that is, the batch scheduler
+Volcano under the configuration that it ships: actions enqueue, allocate, backfill; plug-ins priority, gang,
+drf, predicates, proportion, nodeorder. Our reading: one queue and no priorities, so that among waiting gangs the
+order is that of submission (drf and proportion compare running shares, which are equal for gangs that
+hold nothing); a gang is all or nothing; one that does not fit is passed over, however often, and all behind
+it are tried (the action named backfill only places pods that ask for nothing). So large gangs can starve. Each pod
+goes where nodeorder says: the sum above with r over cores and memory, all open nodes scored. Departures:
+the gang's parameter servers come before its workers, as everywhere here; enqueue's limit of 1.2 times the
+cluster is left out, for it only hides gangs that could not start anyway.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop
+from itertools import islice
+from math import sqrt
+
+from penstock.ledger.index import bits
+from penstock.ledger.state import CellState, JobState
+from penstock.model.transitions import JobStatus
+from penstock.model.types import WHOLE_GPU
+from penstock.policies.base import Chance, Plan
+from penstock.policies.gang import Gang, place_greedily
+from penstock.policies.waiting import Waiting, go_on, heads
+
+MAX_SCORED = 100
+"""Nodes scored per task. Kubernetes, too, scores a part of a large cluster only, and never fewer than 100
+feasible nodes on purpose (`minFeasibleNodesToFind`)."""
+
+
+class LeastAndBalanced:
+    """`count_gpus`: whether GPUs are a resource to be balanced. `max_scored`: nodes looked at; None: all."""
+
+    def __init__(self, name: str, *, count_gpus: bool, max_scored: int | None) -> None:
+        self._name = name
+        self._count_gpus = count_gpus
+        self._max_scored = max_scored
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """Task by task like pods, but all or nothing; draws only where more nodes are open than are looked at."""
+
+        def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+            nodes = gang.open(is_worker)
+            if self._max_scored is not None and nodes.bit_count() > self._max_scored:
+                start = int(chance.generator.integers(nodes.bit_length()))
+                early = nodes & ((1 << start) - 1)
+                sample = [*islice(bits(nodes ^ early), self._max_scored)]
+                sample += islice(bits(early), self._max_scored - len(sample))
+            else:
+                sample = [*bits(nodes)]
+            return sorted((-self._score(gang, ordinal, is_worker), ordinal) for ordinal in sample)[:limit]
+
+        return place_greedily(self._name, state, job, rank)
+
+    def _score(self, gang: Gang, ordinal: int, is_worker: bool) -> float:
+        """0 … 200, the larger the better."""
+        spec, free, need = gang.state.node(ordinal).spec, gang.free(ordinal), gang.need(is_worker)
+        shares = [
+            1 - (free.cores - need.cores) / spec.cores,
+            1 - (free.host_memory_mib - need.host_memory_mib) / spec.host_memory_mib,
+        ]
+        if spec.gpus and self._count_gpus:
+            milli = free.gpus * WHOLE_GPU + sum(share.milli for share in free.shares)
+            shares.append(1 - (milli - need.gpus * need.gpu_share_milli) / (len(spec.gpus) * WHOLE_GPU))
+        mean = sum(shares) / len(shares)
+        deviation = sqrt(sum((share - mean) ** 2 for share in shares) / len(shares))
+        return 100 * (1 - mean) + 100 * (1 - deviation)
+
+
+class Kubeflow(LeastAndBalanced):
+    """Implements `penstock.policies.base.Queueing`, too: all waiting gangs, those of equal needs in one row."""
+
+    def __init__(self) -> None:
+        super().__init__("kubeflow", count_gpus=False, max_scored=None)
+        self._waiting = Waiting(by_demand)
+
+    def order(self, state: CellState) -> Iterator[str]:
+        """By submission; where a gang does not fit, none with the same needs does. O(changes + kinds of gangs)."""
+        heap = heads((), self._waiting.rows(state))
+        while heap:
+            job_id = heap[0][2]
+            yield job_id
+            if state.jobs[job_id].status is JobStatus.LAUNCHING:
+                go_on(heap)
+            else:
+                heappop(heap)
+
+
+def by_demand(state: CellState, job: JobState) -> tuple[tuple[object, ...], float]:
+    """The row of gangs with equal needs, in order of submission."""
+    return job.demand.key, float(job.order)

@@ -1,0 +1,198 @@
+"""The closed list of reasons why a node refuses a task and why a job waits; each with a text and a next step."""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.ledger.index import NodeIndex
+from penstock.model.types import ResourceVector
+
+
+class Reason(StrEnum):
+    """Why a job waits. Names are stable: they appear in records and in `why -o json`."""
+
+    ABOUT_TO_START = "about_to_start"
+    AWAITING_ESTIMATE = "awaiting_estimate"
+    BACKOFF = "backoff"
+    CELL_FROZEN = "cell_frozen"
+    NO_NODES = "no_nodes"
+    OVERTAKE_LIMIT = "overtake_limit"
+    BEHIND_IN_QUEUE = "behind_in_queue"
+    OUTRANKED = "outranked"
+    NODES_SUSPECT = "nodes_suspect"
+    GPUS_TOO_FEW = "gpus_too_few"
+    GPU_MODEL = "gpu_model"
+    GPU_MEMORY = "gpu_memory"
+    GPUS_BUSY = "gpus_busy"
+    GPUS_FRAGMENTED = "gpus_fragmented"
+    CORES = "cores"
+    HOST_MEMORY = "host_memory"
+    BANDWIDTH = "bandwidth"
+    GANG_INCOMPLETE = "gang_incomplete"
+    NEVER_FITS_GPUS = "never_fits_gpus"
+    NEVER_FITS_GPU_MODEL = "never_fits_gpu_model"
+    NEVER_FITS_GPU_MEMORY = "never_fits_gpu_memory"
+    NEVER_FITS_CORES = "never_fits_cores"
+    NEVER_FITS_HOST_MEMORY = "never_fits_host_memory"
+    NEVER_FITS_BANDWIDTH = "never_fits_bandwidth"
+    NEVER_FITS_GANG = "never_fits_gang"
+
+
+class Advice(NamedTuple):
+    """What a reason means, and what its reader can do."""
+
+    text: str
+    next_step: str
+
+
+ADVICE: Mapping[Reason, Advice] = MappingProxyType(
+    {
+        Reason.ABOUT_TO_START: Advice(
+            "It fits now and it is its turn.", "Wait a moment; its placement is about to be decided."
+        ),
+        Reason.AWAITING_ESTIMATE: Advice(
+            "Its resource needs are still being estimated.",
+            "Wait; if this lasts for more than a few seconds, check that the estimator is running (`penstock doctor`).",
+        ),
+        Reason.BACKOFF: Advice(
+            "Its last attempt failed; it pauses before it queues again.",
+            "Wait, or read why the attempt failed with `penstock logs`.",
+        ),
+        Reason.CELL_FROZEN: Advice(
+            "Most nodes vanished at once, so nothing is placed until they return.",
+            "Check the network and the nodes; placing resumes when they report again.",
+        ),
+        Reason.NO_NODES: Advice(
+            "The cell has no nodes.", "Start a node-reporter on at least one machine of this cell."
+        ),
+        Reason.OVERTAKE_LIMIT: Advice(
+            "The first job in the queue has been overtaken as often as allowed; everybody behind it waits.",
+            "Wait until the first job in the queue is placed (`penstock queue` shows it), or cancel that job.",
+        ),
+        Reason.BEHIND_IN_QUEUE: Advice(
+            "Jobs before it in the queue come first.", "Wait; `penstock queue` shows the jobs ahead."
+        ),
+        Reason.OUTRANKED: Advice(
+            "The profile prefers other jobs, and they need the GPUs.",
+            "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank earlier "
+            "in most profiles.",
+        ),
+        Reason.NODES_SUSPECT: Advice(
+            "Nodes that could take it are silent; nothing new is placed there until they report again.",
+            "Check the silent nodes (`penstock get nodes`).",
+        ),
+        Reason.GPUS_TOO_FEW: Advice(
+            "Nodes have fewer GPUs than one task needs.", "Ask for fewer GPUs per task and more workers."
+        ),
+        Reason.GPU_MODEL: Advice(
+            "Nodes have GPUs of other models than the job allows.", "Allow more GPU models, or wait."
+        ),
+        Reason.GPU_MEMORY: Advice(
+            "Nodes have GPUs with less memory than one task needs.",
+            "Reduce the batch size or `gpu_memory_mib`, or wait.",
+        ),
+        Reason.GPUS_BUSY: Advice(
+            "Too few GPUs are free.", "Wait until running jobs end (`penstock top`), or ask for fewer GPUs."
+        ),
+        Reason.GPUS_FRAGMENTED: Advice(
+            "The cell has enough free GPUs, but no single node has as many as one task needs.",
+            "Ask for fewer GPUs per task and more workers, or wait.",
+        ),
+        Reason.CORES: Advice(
+            "Nodes with free GPUs have too few free cores.", "Ask for fewer cores per task, or wait."
+        ),
+        Reason.HOST_MEMORY: Advice(
+            "Nodes with free GPUs have too little free memory.", "Ask for less host memory per task, or wait."
+        ),
+        Reason.BANDWIDTH: Advice(
+            "Nodes with free GPUs have too little free network bandwidth.",
+            "Ask for less bandwidth per task, or wait.",
+        ),
+        Reason.GANG_INCOMPLETE: Advice(
+            "Some of its tasks fit now, but not all; a gang starts whole or not at all.",
+            "Wait until more is free, or ask for fewer workers.",
+        ),
+        Reason.NEVER_FITS_GPUS: Advice(
+            "No node has as many GPUs as one task needs, even when empty.",
+            "Ask for fewer GPUs per task and more workers, or add a larger node.",
+        ),
+        Reason.NEVER_FITS_GPU_MODEL: Advice(
+            "No node has enough GPUs of a model that the job allows.",
+            "Allow other GPU models, or add a node with one of these.",
+        ),
+        Reason.NEVER_FITS_GPU_MEMORY: Advice(
+            "No allowed GPU has as much memory as one task needs.",
+            "Reduce the batch size or `gpu_memory_mib`, or add a node with larger GPUs.",
+        ),
+        Reason.NEVER_FITS_CORES: Advice(
+            "No suitable node has as many cores as one task needs.",
+            "Ask for fewer cores per task, or add a larger node.",
+        ),
+        Reason.NEVER_FITS_HOST_MEMORY: Advice(
+            "No suitable node has as much memory as one task needs.",
+            "Ask for less host memory per task, or add a larger node.",
+        ),
+        Reason.NEVER_FITS_BANDWIDTH: Advice(
+            "No suitable node has as much network bandwidth as one task needs.",
+            "Ask for less bandwidth per task, or add a better connected node.",
+        ),
+        Reason.NEVER_FITS_GANG: Advice(
+            "One task fits, but even the empty cell cannot hold all tasks of the gang at once.",
+            "Ask for fewer workers or smaller tasks, or add nodes.",
+        ),
+    }
+)
+
+
+def refusals(
+    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...], fitting: int | None = None
+) -> dict[Reason, int]:
+    """Nodes that refuse the task now, by the first reason that holds; a dozen set operations.
+
+    The sets are disjoint and their union is every node that is not gone, less those where the task fits (`fitting`,
+    for a caller who knows them: nobody is asked about after the last refusal).
+    """
+    open_nodes = index.known & ~index.gone
+    found: dict[Reason, int] = {}
+    for reason, allowed in _allowed(index, need, gpu_models):
+        refused = open_nodes & ~allowed
+        if refused:
+            found[reason] = refused
+            open_nodes &= allowed
+        if open_nodes == fitting:
+            break
+    return found
+
+
+def _allowed(
+    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
+) -> Iterator[tuple[Reason, int]]:
+    """Reason → nodes that do not give it. Silence first, then what only another node can give, then what waiting can."""
+    yield Reason.NODES_SUSPECT, index.placeable
+    if need.gpus:
+        too_few = wrong_model = too_small = 0
+        for shape, nodes in index.shape.items():
+            if shape.gpus < need.gpus:
+                too_few |= nodes
+            elif gpu_models and shape.gpu_model not in gpu_models:
+                wrong_model |= nodes
+            elif shape.gpu_memory_mib < need.gpu_memory_mib:
+                too_small |= nodes
+        yield Reason.GPUS_TOO_FEW, ~too_few
+        yield Reason.GPU_MODEL, ~wrong_model
+        yield Reason.GPU_MEMORY, ~too_small
+        yield Reason.GPUS_BUSY, index.sharing(need)
+    yield Reason.CORES, index.cores.having(need.cores)
+    yield Reason.HOST_MEMORY, index.host_memory.having(need.host_memory_mib)
+    yield Reason.BANDWIDTH, index.bandwidth.having(need.bandwidth_mbps)
+
+
+def rejections(
+    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...], fitting: int | None = None
+) -> tuple[int, dict[Reason, int]]:
+    """(nodes on which the task fits now, the other nodes counted by the first reason that holds); see `refusals`."""
+    found = refusals(index, need, gpu_models, fitting)
+    counts = {reason: nodes.bit_count() for reason, nodes in found.items()}
+    alive = (index.known & ~index.gone).bit_count()
+    return alive - sum(counts.values()), counts

@@ -1,0 +1,171 @@
+"""What replanning policies share: who takes part, how many GPUs there are, and room for a gang that lacks it.
+
+A plan is judged on GPUs alone, from empty nodes: the classical preemptive schedulers assume that a job can be
+stopped and started elsewhere at will. Where the chosen jobs would fit but for their present places,
+`make_room` names the smaller jobs that have to move.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from penstock.ledger.index import Free
+from penstock.ledger.state import CellState, JobState, NodeState
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU
+
+
+def holders(state: CellState) -> tuple[list[JobState], list[JobState]]:
+    """Jobs that hold resources, latest submitted first: those that contend for them (they run, or are stopped only
+    to make way), and those that are ending for good."""
+    running: list[JobState] = []
+    ending: list[JobState] = []
+    for job in state.holders():
+        stays = job.status is not JobStatus.STOPPING or job.stop_reason == "preempted"
+        (running if stays else ending).append(job)
+    return running, ending
+
+
+def gpus_of(job: JobState) -> int:
+    """GPUs of the whole gang. Only for jobs with an estimate."""
+    assert job.estimate is not None, f"{job.job_id} has no estimate yet"
+    return job.spec.workers * job.estimate.worker.gpus
+
+
+class Nodes:
+    """Free GPUs per node, as if all contenders were gone. Node sets are bit sets over ordinals."""
+
+    __slots__ = ("_having", "free")
+
+    def __init__(self, state: CellState, ending: Iterable[JobState]) -> None:
+        """`ending`: hold their GPUs until their exits; nobody can have these before."""
+        self._having = dict(state.index.sound)
+        """Free GPUs → nodes with exactly so many; 0 says nothing."""
+        self.free = sum(gpus * nodes.bit_count() for gpus, nodes in self._having.items())
+        for node_id, kept in _kept(ending).items():
+            node = state.nodes[node_id]
+            if node.sound > 0:
+                self._move(node.bit, node.sound, max(0, node.sound - kept))
+
+    def take(self, workers: int, gpus: int) -> bool:
+        """First fit of a gang of equal workers, all or nothing: each on the lowest ordinal that has room."""
+        if gpus == 0:
+            return True
+        if self.free < workers * gpus:
+            return False
+        if workers == 1:
+            return self._lowest(gpus) is not None
+        taken: list[tuple[int, int]] = []
+        for _ in range(workers):
+            found = self._lowest(gpus)
+            if found is None:
+                for bit, level in reversed(taken):
+                    self._move(bit, level - gpus, level)
+                return False
+            taken.append(found)
+        return True
+
+    def _lowest(self, gpus: int) -> tuple[int, int] | None:
+        """Takes GPUs of the lowest node that has so many: (its bit, what it had free); None if there is none."""
+        having = self._having
+        bit = found = 0
+        for level, nodes in having.items():
+            if level >= gpus and nodes:
+                lowest = nodes & -nodes
+                if lowest < bit or not bit:
+                    bit, found = lowest, level
+        if not bit:
+            return None
+        self.free -= gpus
+        having[found] ^= bit
+        left = found - gpus
+        having[left] = having.get(left, 0) | bit
+        return bit, found
+
+    def _move(self, bit: int, old: int, new: int) -> None:
+        self.free += new - old
+        self._having[old] ^= bit
+        self._having[new] = self._having.get(new, 0) | bit
+
+
+def _kept(ending: Iterable[JobState]) -> dict[str, int]:
+    """Node id → GPUs held there by these jobs."""
+    kept: dict[str, int] = {}
+    for job in ending:
+        for task in job.tasks.values():
+            if task.status is not TaskStatus.EXITED:
+                place = task.place
+                kept[place.node_id] = kept.get(place.node_id, 0) + len(place.gpus)
+    return kept
+
+
+def make_room(state: CellState, job: JobState) -> tuple[str, ...]:
+    """Ids of smaller jobs to stop so that this gang fits as soon as they have ended; () if none would help.
+
+    Each worker goes to the node where the fewest GPUs have to move (ties: the lower ordinal). Only jobs with
+    fewer GPUs than one worker asks move, so that chains of moves end.
+    """
+    demand = job.demand
+    need = demand.worker
+    if demand.parameter_servers or not need.gpus:
+        return ()
+    suited = [
+        node for node in state.nodes.values() if node.status is NodeStatus.READY and _suits(state, node, job)
+    ]
+    options = sorted(
+        (cost, node.ordinal, moved)
+        for node in suited
+        if (found := _cheapest(state, node, need.gpus)) is not None
+        for cost, moved in (found,)
+    )
+    victims: list[str] = []
+    placed = 0
+    for _, ordinal, moved in options:
+        if placed == demand.workers:
+            break
+        if _after(state, state.node(ordinal), moved).fits(need):
+            victims += [victim for victim in moved if victim not in victims]
+            placed += 1
+    return tuple(victims) if placed == demand.workers else ()
+
+
+def _suits(state: CellState, node: NodeState, job: JobState) -> bool:
+    models = job.demand.gpu_models
+    return bool(node.spec.gpus) and all(
+        gpu.memory_mib >= job.demand.worker.gpu_memory_mib and (not models or gpu.model in models)
+        for gpu in node.spec.gpus
+    )
+
+
+def _cheapest(state: CellState, node: NodeState, gpus: int) -> tuple[int, tuple[str, ...]] | None:
+    """(GPUs moved, jobs moved) that leave `gpus` free on the node, largest jobs first; None if impossible."""
+    free = node.free().gpus
+    if free >= gpus:
+        return 0, ()
+    small = sorted((-held, other.order, other.job_id) for other, held in _single(state, node) if held < gpus)
+    moved: list[str] = []
+    cost = 0
+    for size, _, job_id in small:
+        if free + cost >= gpus:
+            break
+        cost -= size
+        moved.append(job_id)
+    return (cost, tuple(moved)) if free + cost >= gpus else None
+
+
+def _single(state: CellState, node: NodeState) -> Iterator[tuple[JobState, int]]:
+    """Running jobs of one task on this node, with the number of GPUs that they hold."""
+    for job_id in node.tasks.values():
+        job = state.jobs[job_id]
+        if len(job.tasks) == 1 and job.status in (JobStatus.LAUNCHING, JobStatus.RUNNING):
+            [task] = job.tasks.values()
+            if task.place.gpu_share_milli == WHOLE_GPU:
+                yield job, len(task.place.gpus)
+
+
+def _after(state: CellState, node: NodeState, moved: Iterable[str]) -> Free:
+    """What the node has free once these jobs are gone."""
+    after = replace(node, shared=dict(node.shared))
+    for job_id in moved:
+        for task in state.jobs[job_id].tasks.values():
+            after.take_back(task.place)
+    return after.free()

@@ -1,0 +1,147 @@
+"""The driver of policies that give every open node a whole number and take the node with the largest.
+
+Ties go to the lowest ordinal. One task after the other, parameter servers first, all or nothing
+(`penstock.policies.gang`); tasks of the gang placed before count as there. Unlike the other policies these look
+at every open node, as their sources do: O(nodes) for a decision, in array operations. The score of a node for
+a kind of task is kept until the node changes: it depends on nothing else, so that nothing but time is saved.
+"""
+
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.ledger.state import CellState, JobState, vector_key
+from penstock.model.types import ResourceVector
+from penstock.policies.base import Chance, Plan
+from penstock.policies.gang import Gang, place_greedily
+from penstock.policies.rows import Flags, GangGpus, Ints, NodeRow, NodeTable, Rows, rows_of
+
+MAX_KINDS = 1_024
+"""Kinds of tasks whose scores are kept; openb's largest pod file has 151."""
+
+
+class Judged(NamedTuple):
+    """Scores of some nodes for one task."""
+
+    scores: Ints
+    """Shape (nodes), the larger the better; meaningless where the task does not fit."""
+    gpus: Ints | None = None
+    """Shape (nodes): the GPU that the task shall share; None: the house's choice (`base.assign`)."""
+
+
+class Scorer(Protocol):
+    """How a policy judges nodes. Depends on the row, the need and the basis alone."""
+
+    def basis(self, state: CellState) -> Hashable:
+        """Everything else that a score depends on: when it changes, all scores are made anew."""
+        ...
+
+    def judge(self, rows: Rows, need: ResourceVector, table: NodeTable) -> Judged:
+        """Judges these nodes under the basis last asked for."""
+        ...
+
+
+class _Kept(NamedTuple):
+    """The scores of one kind of task."""
+
+    scores: Ints
+    gpus: Ints
+    versions: Ints
+    """Of the nodes when they were judged; −1: never."""
+
+
+class ScoredFit:
+    """A policy that is a `Scorer`'s best node. Score of an explanation: minus the scorer's."""
+
+    def __init__(self, name: str, scorer: Scorer) -> None:
+        self._name = name
+        self._scorer = scorer
+        self._table = NodeTable()
+        self._basis: Hashable = None
+        self._kept: dict[tuple[float, ...], _Kept] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+        """Chance is not used."""
+        demand = job.demand
+        if not state.index.candidates(demand.worker, demand.gpu_models):
+            return None  # most often so, while jobs wait; found without looking at nodes
+        basis = self._scorer.basis(state)
+        if self._table.refresh(state) or basis != self._basis or len(self._kept) > MAX_KINDS:
+            self._kept.clear()
+            self._basis = basis
+        search = _Search(self, state)
+        plan = place_greedily(self._name, state, job, search.rank)
+        return search.gpus.named(plan, job) if plan is not None and search.chose_gpus else plan
+
+    def judged(self, need: ResourceVector) -> Judged:
+        """Of all nodes of the table."""
+        table, key = self._table, vector_key(need)
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = _Kept(
+                np.zeros_like(table.versions),
+                np.full_like(table.versions, -1),
+                np.full_like(table.versions, -1),
+            )
+        stale = np.flatnonzero(kept.versions != table.versions)
+        if stale.size:
+            found = self._scorer.judge(table.rows.at(stale), need, table)
+            kept.scores[stale] = found.scores
+            if found.gpus is not None:
+                kept.gpus[stale] = found.gpus
+            kept.versions[stale] = table.versions[stale]
+        return Judged(kept.scores, kept.gpus)
+
+    def judged_row(self, row: NodeRow, need: ResourceVector) -> tuple[int, int]:
+        """(score, GPU or −1) of one node as the gang in the making has left it."""
+        found = self._scorer.judge(rows_of([row], self._table.models), need, self._table)
+        return int(found.scores[0]), -1 if found.gpus is None else int(found.gpus[0])
+
+
+class _Search:
+    """The scores for one gang, its own tasks placed before included."""
+
+    def __init__(self, policy: ScoredFit, state: CellState) -> None:
+        self._policy = policy
+        self.gpus = GangGpus(state)
+        self.chose_gpus = False
+
+    def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        need = gang.need(is_worker)
+        nodes = self.gpus.still_open(gang.open(is_worker), need)
+        if not nodes:
+            return []
+        scores, gpus = self._policy.judged(need)
+        assert gpus is not None
+        if self.gpus.rows:
+            scores, gpus = scores.copy(), gpus.copy()
+            for ordinal, row in self.gpus.rows.items():
+                scores[ordinal], gpus[ordinal] = self._policy.judged_row(row, need)
+        best = _largest(scores, flags_of(nodes, scores.size), limit)
+        gpu = int(gpus[best[0]])  # the driver takes the first of the ranked nodes
+        self.chose_gpus |= gpu >= 0
+        self.gpus.take(best[0], need, (gpu,) if gpu >= 0 else None)
+        return [(float(-scores[ordinal]), ordinal) for ordinal in best]
+
+
+def flags_of(nodes: int, count: int) -> Flags:
+    """The bit set of ordinals as an array of `count` flags."""
+    raw = np.frombuffer(nodes.to_bytes((count + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
+
+
+def _largest(scores: Ints, allowed: Flags, limit: int) -> list[int]:
+    """At most `limit` allowed ordinals, largest score first, then lowest ordinal."""
+    ordinals = np.flatnonzero(allowed)
+    if limit == 1:
+        return [int(ordinals[np.argmax(scores[ordinals])])]
+    keys = ordinals - scores[ordinals] * scores.size
+    if keys.size > limit:
+        first = np.argpartition(keys, limit - 1)[:limit]
+        ordinals, keys = ordinals[first], keys[first]
+    return [int(ordinal) for ordinal in ordinals[np.argsort(keys)]]

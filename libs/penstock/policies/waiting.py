@@ -1,0 +1,103 @@
+"""The waiting contenders in rows, each in order: so that a plan looks at those who may run, not at all who wait.
+
+While a job waits and tells nothing, no key of it changes. So the rows are kept from plan to plan and only brought up
+to date with the jobs that the state has noted (`CellState.notes`). They are a cache: what they hold is a function of
+the state alone, and a new policy object, or one that is shown another state, builds the same from nothing.
+
+Within one plan free room only shrinks. So when one job of a row does not fit, nobody behind it in that row does, and
+the whole row is passed over: a plan costs O(jobs that run + rows), whoever waits behind.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heapreplace
+from typing import Generic, TypeVar
+
+from sortedcontainers import SortedList
+
+from penstock.ledger.state import CellState, JobState
+from penstock.model.transitions import JobStatus
+
+Row = TypeVar("Row", bound=tuple[object, ...])
+Entry = tuple[float, int, str]
+"""(key, order, job id); no two are equal in the first two."""
+NOBODY: Iterator[Entry] = iter(())
+
+
+class Waiting(Generic[Row]):
+    """`place`: a waiting job → (its row, its key there). Jobs of one row must need the same room."""
+
+    def __init__(self, place: Callable[[CellState, JobState], tuple[Row, float]]) -> None:
+        self._place = place
+        self._state: CellState | None = None
+        self._read = 0
+        self._rows: dict[Row, SortedList[Entry]] = {}
+        self._entered: dict[str, tuple[Row, Entry]] = {}
+
+    def rows(self, state: CellState) -> Mapping[Row, "SortedList[Entry]"]:
+        """Row → its jobs in order; no row is empty. O(changes since the last call · log jobs)."""
+        changed = state.notes.since(self._read) if state is self._state else None
+        if changed is None:
+            self._state = state
+            self._rows.clear()
+            self._entered.clear()
+            changed = list(state.queue.values())
+        for job_id in changed:
+            self._update(state, job_id)
+        self._read = state.notes.count
+        return self._rows
+
+    def _update(self, state: CellState, job_id: str) -> None:
+        before = self._entered.pop(job_id, None)
+        if before is not None:
+            row = self._rows[before[0]]
+            row.remove(before[1])
+            if not row:
+                del self._rows[before[0]]
+        job = state.jobs.get(job_id)
+        if job is None or job.status is not JobStatus.QUEUED or job.unschedulable:
+            return
+        name, key = self._place(state, job)
+        entry = (key, job.order, job_id)
+        self._entered[job_id] = name, entry
+        if name not in self._rows:
+            self._rows[name] = SortedList()
+        self._rows[name].add(entry)
+
+
+Head = tuple[float, int, str, Row, Iterator[Entry]]
+"""(key, order, job id, row, what follows in the row)."""
+
+
+def heads(
+    singles: Iterable[tuple[float, int, str, Row]], rows: Mapping[Row, "SortedList[Entry]"]
+) -> list[Head[Row]]:
+    """A heap of the first entries of all rows, and of single entries (jobs that run). Read with `go_on` and `heappop`.
+
+    `heappop` passes over the first entry and all that follow it in its row, `go_on` over the entry alone.
+    """
+    found: list[Head[Row]] = [(*single, NOBODY) for single in singles]
+    for row, entries in rows.items():
+        more = iter(entries)
+        found.append((*next(more), row, more))
+    heapify(found)
+    return found
+
+
+def go_on(heap: list[Head[Row]]) -> None:
+    """To the next entry of the first one's row, if there is one."""
+    _, _, _, row, more = heap[0]
+    following = next(more, None)
+    if following is None:
+        heappop(heap)
+    else:
+        heapreplace(heap, (*following, row, more))
+
+
+def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:
+    """Ids of all jobs in these heaps, one heap after the other; empties them."""
+    ids: list[str] = []
+    for heap in heaps:
+        while heap:
+            ids.append(heap[0][2])
+            go_on(heap)
+    return ids

@@ -1,0 +1,88 @@
+"""Crash-only: after any failure a service drops everything it holds and starts from the log again.
+
+There is one way up, used at every start; so it is tested at every start. The broad `except`s of the
+product live here: nothing is swallowed, the attempt ends and its cause is logged.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+from penstock.errors import ConfigurationError, KernelError, NotAllowed
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+HEALTHY_S = 10.0  # an attempt that worked for so long starts the pauses anew
+
+Result = TypeVar("Result")
+
+
+class Poisoned(KernelError):
+    """Applying one input failed; `place` names it, so that the next attempt can dead-letter it."""
+
+    def __init__(self, place: str, detail: str) -> None:
+        super().__init__(f"{place}: {detail}")
+        self.place = place
+        self.detail = detail
+
+
+def applying(place: str, call: Callable[[], Result]) -> Result:
+    """Runs `call`. Raises `Poisoned` with the input's place for whatever it raises."""
+    try:
+        return call()
+    except Exception as error:
+        logger.exception("cannot apply %s", place)
+        raise Poisoned(place, f"{type(error).__name__}: {error}") from error
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The leaves of a possibly nested exception group."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in causes(inner)]
+    return [error]
+
+
+async def until(stop: asyncio.Event, work: Coroutine[object, object, None]) -> None:
+    """Runs `work` until it ends or `stop` is set; then it is cancelled and awaited. Raises what it raised."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for future in (stopping, task):
+            future.cancel()
+        await asyncio.gather(stopping, task, return_exceptions=True)
+
+
+async def crash_only(
+    name: str,
+    attempt: Callable[[], Coroutine[object, object, None]],
+    stop: asyncio.Event,
+    on_failure: Callable[[BaseException], None] = lambda _: None,
+) -> None:
+    """Runs `attempt` again and again until `stop`; failures pause it, doubling up to `LONGEST_PAUSE_S`.
+
+    `on_failure` sees every leaf exception first. Raises `ConfigurationError` and `NotAllowed` through: no
+    repetition mends those.
+    """
+    loop = asyncio.get_running_loop()
+    pause_s = FIRST_PAUSE_S
+    while not stop.is_set():
+        began = loop.time()
+        try:
+            await until(stop, attempt())
+        except Exception as error:
+            for leaf in causes(error):
+                if isinstance(leaf, ConfigurationError | NotAllowed):
+                    raise leaf from error
+                on_failure(leaf)
+                logger.warning("%s starts again after %s: %s", name, type(leaf).__name__, leaf)
+            if loop.time() - began > HEALTHY_S:
+                pause_s = FIRST_PAUSE_S
+            await until(stop, asyncio.sleep(pause_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

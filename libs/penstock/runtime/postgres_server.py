@@ -1,0 +1,388 @@
+"""One Postgres server as a child process: it ends with us, and what we promised to keep survives any kill.
+
+Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log`, `lock` (held while
+a server runs). Access is by SCRAM on the socket and on loopback TCP; the socket lies in a folder of mode 0700.
+Postgres refuses to run as root, so root hands the folder to another user and the server runs as that user.
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import logging
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO, NamedTuple, TypedDict
+from urllib.parse import quote
+
+import asyncpg
+
+from penstock.errors import ConfigurationError
+from penstock.runtime.postgres_binaries import find_binaries, traversable_by
+
+logger = logging.getLogger(__name__)
+
+USER = "penstock"
+DATABASE = "penstock"
+START_TIMEOUT_S = 30.0  # crash recovery of a few 100 MB of WAL included; a normal start takes 0.1–0.5 s
+DYING_TIMEOUT_S = 2.0  # a killed server is gone within a moment; then its port is free again
+STOP_TIMEOUT_S = 10.0  # a fast shutdown writes one checkpoint
+READY_POLL_S = 0.02
+SOCKET_PATH_MAX_BYTES = 100  # sun_path holds 108 on Linux; some systems hold 104
+FIRST_PORT, LAST_PORT = 20_000, 31_999  # below the ephemeral ports (32768 on Linux), which clients may grab
+LOG_MAX_BYTES = 8 << 20  # the server's log starts anew beyond this
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_SETTINGS = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "shared_buffers": "128MB",  # touched as the working set grows; idle it stays small
+    "max_connections": "80",
+    "wal_level": "minimal",  # no replica: less to write per commit
+    "max_wal_senders": "0",
+    "max_wal_size": "512MB",
+    "checkpoint_timeout": "15min",
+    "jit": "off",  # our statements are short: compiling costs more than it gains
+    "max_parallel_workers_per_gather": "0",
+    "huge_pages": "off",
+    "log_checkpoints": "off",
+}
+
+
+class _AsUser(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+class PostgresServer:
+    """Starts, restarts and stops one server; survives a kill -9 of itself, of the server, or of both.
+
+    The server ends when the thread that called `start` ends (PDEATHSIG counts threads): start it from a
+    thread that lives as long as the program.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+        self._port: int | None = None
+        self._temporary: list[Path] = []  # folders of ours outside the asked one, removed by stop()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the postmaster, None when there is none."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self, folder: Path) -> str:
+        """Creates the cluster if need be, starts the server, waits until it answers; returns the DSN.
+
+        Again after the server died: same folder, same port, so that clients may keep their DSN.
+        Raises `ConfigurationError` with the tail of the server's log.
+        """
+        folder = Path(os.path.abspath(folder))  # noqa: ASYNC240 - looks at names only
+        owner = _server_user()
+        binaries = find_binaries(uid=owner.pw_uid if owner is not None else None)
+        await self._forget_dead()
+        home = self._home(folder, owner)
+        self._take_lock(home)
+        try:
+            password = await asyncio.to_thread(_ensure_cluster, binaries.folder, home, owner)
+            socket_dir = self._socket_dir(home, owner)
+            plan = _Plan(binaries.folder, home, socket_dir, owner, password)
+            self._port = await self._launch(plan)
+        except BaseException:
+            await self.stop()
+            raise
+        return plan.dsn(self._port, DATABASE)
+
+    async def stop(self) -> None:
+        """Ends the server (fast shutdown, then harder) and removes what lies outside the folder; idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            for sign in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+                if process.poll() is not None:
+                    break
+                process.send_signal(sign)
+                try:
+                    await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    continue
+        for place in self._temporary:
+            shutil.rmtree(place, ignore_errors=True)
+        self._temporary.clear()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def _forget_dead(self) -> None:
+        """Waits for a server of ours that was killed; one that lives on is an error of the caller."""
+        if self._process is not None:
+            try:
+                await asyncio.to_thread(self._process.wait, DYING_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise ConfigurationError("this PostgreSQL server runs already; stop it first") from None
+            self._process = None
+
+    async def _choose_port(self) -> int:
+        """The port of our earlier life, for clients that hold the DSN, unless somebody else took it."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + DYING_TIMEOUT_S
+        while self._port is not None:
+            if _is_free(self._port):
+                return self._port
+            if loop.time() > deadline_s:
+                break
+            await asyncio.sleep(READY_POLL_S)
+        return free_port()
+
+    def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
+        """The folder to use: the asked one, or for root, if its user cannot get there, one under /tmp."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if owner is None:
+            return folder
+        if traversable_by(folder.parent, owner.pw_uid):
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+            return folder
+        for place in self._temporary:
+            if (place / "password").exists():
+                return place
+        home = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir="/tmp"))
+        os.chown(home, owner.pw_uid, owner.pw_gid)
+        self._temporary.append(home)
+        logger.warning(
+            "user %s cannot reach %s: this server's data lie in %s and are removed when it stops",
+            owner.pw_name, folder, home,
+        )  # fmt: skip
+        return home
+
+    def _take_lock(self, home: Path) -> None:
+        if self._lock is not None:
+            return  # a restart: ours since the first start
+        lock = open(home / "lock", "ab")  # noqa: SIM115 - held until stop()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ConfigurationError(
+                f"the data folder {home} is in use by another Penstock on this machine; "
+                "stop that one or choose another folder"
+            ) from error
+        self._lock = lock
+
+    def _socket_dir(self, home: Path, owner: pwd.struct_passwd | None) -> Path:
+        wanted = home / "run"
+        if len(os.fsencode(wanted / f".s.PGSQL.{LAST_PORT}.lock")) <= SOCKET_PATH_MAX_BYTES:
+            wanted.mkdir(mode=0o700, exist_ok=True)
+            place = wanted
+        else:
+            short = [place for place in self._temporary if place.name.startswith("pst-")]
+            place = short[0] if short else Path(tempfile.mkdtemp(prefix="pst-", dir="/tmp"))
+            if not short:
+                self._temporary.append(place)
+        place.chmod(0o700)
+        if owner is not None:
+            os.chown(place, owner.pw_uid, owner.pw_gid)
+        return place
+
+    async def _launch(self, plan: "_Plan") -> int:
+        """Starts the process and waits for it to answer; returns its port.
+
+        Waits for a dying predecessor on the same folder; takes another port if somebody was quicker.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + START_TIMEOUT_S
+        while True:
+            port = await self._choose_port()
+            _forget_stale_pid_file(plan.home / "data" / "postmaster.pid")
+            log = _Log(plan.home / "server.log")
+            self._process = _spawn(_arguments(plan, port), log.path, plan.owner)
+            dsn = plan.dsn(port, "postgres")
+            while self._process.poll() is None:
+                if await _answers(dsn):
+                    await _ensure_database(dsn)
+                    return port
+                if loop.time() > deadline_s:
+                    raise ConfigurationError(
+                        f"PostgreSQL did not answer within {START_TIMEOUT_S:.0f} s: {log.news()}"
+                    )
+                await asyncio.sleep(READY_POLL_S)
+            reason = log.news()
+            if "Address already in use" in reason:
+                self._port = None
+            elif "is another postmaster" not in reason.lower() and "still in use" not in reason:
+                raise ConfigurationError(f"PostgreSQL ({plan.bin_dir}) did not start: {reason}")
+            if loop.time() > deadline_s:
+                raise ConfigurationError(f"PostgreSQL ({plan.bin_dir}) could not start: {reason}")
+            await asyncio.sleep(10 * READY_POLL_S)
+
+
+class _Plan(NamedTuple):
+    """What to start where, as whom."""
+
+    bin_dir: Path
+    home: Path
+    socket_dir: Path
+    owner: pwd.struct_passwd | None
+    password: str
+
+    def dsn(self, port: int, database: str) -> str:
+        address = f"host={quote(str(self.socket_dir))}&port={port}"
+        return f"postgresql://{USER}:{self.password}@/{database}?{address}"
+
+
+class _Log:
+    """The server's log file, and what this start has added to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
+            path.unlink()
+        self._start = path.stat().st_size if path.exists() else 0
+
+    def news(self, size: int = 1500) -> str:
+        text = self.path.read_bytes()[self._start :]
+        return text[-size:].decode(errors="replace").strip()
+
+
+def free_port() -> int:
+    """A loopback TCP port below the ephemeral range that nobody listens on right now."""
+    for _ in range(200):
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
+        if _is_free(port):
+            return port
+    raise ConfigurationError(f"no free TCP port between {FIRST_PORT} and {LAST_PORT} on 127.0.0.1")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the server does: a port in TIME_WAIT is no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _server_user() -> pwd.struct_passwd | None:
+    """The user that the server runs as when we are root; None when it runs as ourselves."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise ConfigurationError(
+        "PostgreSQL refuses to run as root and there is no user postgres or nobody; run as another user"
+    )
+
+
+def _ensure_cluster(bin_dir: Path, home: Path, owner: pwd.struct_passwd | None) -> str:
+    """The password of the cluster in `home`, which is made first when it is not there yet (whole or not at all)."""
+    password_file, data = home / "password", home / "data"
+    if (data / "PG_VERSION").exists() and password_file.exists():
+        return password_file.read_text(encoding="ascii").strip()
+    if data.exists() and not password_file.exists():
+        raise ConfigurationError(
+            f"{data} exists but {password_file} does not: not a folder of ours; choose another"
+        )
+    password = secrets.token_urlsafe(24)
+    making = home / "data.new"
+    shutil.rmtree(making, ignore_errors=True)  # what a killed predecessor left
+    password_file.unlink(missing_ok=True)
+    descriptor = os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(password + "\n")
+    if owner is not None:
+        os.chown(password_file, owner.pw_uid, owner.pw_gid)
+    command = [
+        str(bin_dir / "initdb"), "-D", str(making), "-U", USER, "-A", "scram-sha-256", f"--pwfile={password_file}",
+        "--no-locale", "--encoding=UTF8", "--no-instructions",
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **_as_user(owner))
+    if result.returncode != 0:
+        raise ConfigurationError(
+            f"initdb failed in {home}: {(result.stderr or result.stdout).strip()[-2000:]}"
+        )
+    making.rename(data)
+    return password
+
+
+def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
+    if owner is None:
+        return {}
+    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+
+
+def _arguments(plan: _Plan, port: int) -> list[str]:
+    settings = {
+        **_SETTINGS,
+        "listen_addresses": "127.0.0.1",
+        "port": str(port),
+        "unix_socket_directories": str(plan.socket_dir),
+        "unix_socket_permissions": "0700",
+    }
+    arguments = [str(plan.bin_dir / "postgres"), "-D", str(plan.home / "data")]
+    for name, value in settings.items():
+        arguments += ["-c", f"{name}={value}"]
+    return arguments
+
+
+def _spawn(
+    arguments: list[str], log_path: Path, owner: pwd.struct_passwd | None
+) -> "subprocess.Popen[bytes]":
+    """Forks on the calling thread; in a session of its own, so that Ctrl-C reaches us first and not the server."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        # After the change of user, which would clear the setting.
+        prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died between fork and prctl
+
+    with open(log_path, "ab") as log:
+        return subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
+            preexec_fn=die_with_parent, **_as_user(owner),
+        )  # fmt: skip
+
+
+def _forget_stale_pid_file(path: Path) -> None:
+    """Removes a pid file whose process is no postgres: Postgres itself would take a reused pid for a rival."""
+    try:
+        pid = int(path.read_text(encoding="ascii").split("\n", 1)[0])
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0", 1)[0]
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return  # no file, or no such process: Postgres sees that itself
+    if os.path.basename(program) not in (b"postgres", b"postmaster"):
+        path.unlink(missing_ok=True)
+
+
+async def _answers(dsn: str) -> bool:
+    """Whether a session can be opened; wrong credentials or a broken server are errors, not 'not yet'."""
+    try:
+        connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
+    except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError, TimeoutError):
+        return False
+    except asyncpg.InvalidPasswordError as error:
+        raise ConfigurationError(f"the embedded PostgreSQL refuses its own password file: {error}") from error
+    await connection.close()
+    return True
+
+
+async def _ensure_database(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
+    try:
+        if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
+            await connection.execute(f"CREATE DATABASE {DATABASE}")
+    finally:
+        await connection.close()

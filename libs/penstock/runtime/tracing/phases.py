@@ -1,0 +1,177 @@
+"""A job's phases and its root span, written in hindsight from ledger records that were read back as valid.
+
+The placer's shell is the one place that calls this: what it reads back is valid, and replay never goes
+through it. The placer's own state cannot be asked, since it has moved on when a record comes back; so the few
+times that a live job needs are kept here, and after a restart `remember` takes them from the folded state.
+
+| phase | from | to |
+|---|---|---|
+| `queue` | estimated, or queued again | placed, or ended while waiting |
+| `launch` | placed | every task of the gang started, or the attempt ended before |
+| `run` | every task started | attempt over |
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.runtime.tracing.tracer import Tracing
+
+if TYPE_CHECKING:
+    from penstock.ledger.state import JobState
+
+
+@dataclass(slots=True)
+class _Times:
+    """What is known of a live job, in ledger ms."""
+
+    submitted_ms: int
+    queued_ms: int | None = None
+    placed_ms: int | None = None
+    running_ms: int | None = None
+    attempt: int = 0
+    waiting: set[str] = field(default_factory=set)
+    """Tasks of the attempt that have not started."""
+    tasks: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class JobSpans:
+    """Follows the ledger and writes `queue`, `launch`, `run` and `job`. Holds live jobs only.
+
+    A job that it never saw (submitted before a restart, and not remembered) is left out.
+    """
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+        self._jobs: dict[str, _Times] = {}
+        self._job_of_task: dict[str, str] = {}
+
+    def remember(self, jobs: "Iterable[JobState]") -> None:
+        """Takes over the live jobs of a state that was folded up to where `read_back` will go on."""
+        if not self._tracing.enabled:
+            return
+        for job in jobs:
+            times = _Times(job.submitted_ms, job.queued_ms, job.placed_ms, job.running_ms, job.attempt)
+            places = [task.place for task in job.tasks.values()]
+            times.waiting = {t.place.task_id for t in job.tasks.values() if t.started_ms is None}
+            self._jobs[job.job_id] = times
+            self._assign(job.job_id, times, tuple((place.task_id, place.node_id) for place in places))
+
+    def read_back(self, now_ms: int, record_facts: Iterable[Event]) -> None:
+        """One valid record: its time and its facts, in order. Writes what it completes."""
+        if not self._tracing.enabled:
+            return
+        for fact in record_facts:
+            handler = _HANDLERS.get(fact.TYPE)
+            if handler is not None:
+                handler(self, now_ms, fact)
+
+    def _submitted(self, now_ms: int, fact: external_events.JobSubmitted) -> None:
+        self._jobs[fact.job_id] = _Times(now_ms)
+
+    def _queued(self, now_ms: int, fact: external_events.JobEstimated | ledger_events.JobQueued) -> None:
+        times = self._jobs.get(fact.job_id)
+        if times is not None:
+            times.queued_ms = now_ms
+
+    def _placed(self, now_ms: int, fact: ledger_events.PlacementDecided) -> None:
+        times = self._jobs.get(fact.job_id)
+        if times is None:
+            return
+        times.attempt, times.placed_ms, times.running_ms = fact.attempt, now_ms, None
+        times.waiting = {place.task_id for place in fact.tasks}
+        self._assign(fact.job_id, times, tuple((place.task_id, place.node_id) for place in fact.tasks))
+        start_ms = times.submitted_ms if times.queued_ms is None else times.queued_ms
+        self._tracing.phase("queue", fact.job_id, times.attempt, start_ms, now_ms)
+
+    def _started(self, now_ms: int, fact: external_events.TaskStarted) -> None:
+        job_id = self._job_of_task.get(fact.task_id)
+        times = self._jobs.get(job_id) if job_id is not None else None
+        if job_id is None or times is None or times.placed_ms is None or times.running_ms is not None:
+            return
+        times.waiting.discard(fact.task_id)
+        if not times.waiting:
+            times.running_ms = now_ms
+            self._tracing.phase(
+                "launch", job_id, times.attempt, times.placed_ms, now_ms, {"penstock.nodes": times.nodes}
+            )
+
+    def _requeued(self, now_ms: int, fact: ledger_events.JobRequeued) -> None:
+        times = self._jobs.get(fact.job_id)
+        if times is None:
+            return
+        self._end_attempt(fact.job_id, times, now_ms, fact.reason)
+        times.queued_ms = now_ms if fact.not_before_ms is None else None
+
+    def _ended(self, now_ms: int, fact: ledger_events.JobEnded) -> None:
+        times = self._jobs.pop(fact.job_id, None)
+        if times is None:
+            return
+        error = None if fact.outcome in ("succeeded", "cancelled") else fact.reason or fact.outcome
+        if times.placed_ms is not None:
+            self._end_attempt(fact.job_id, times, now_ms, error)
+        elif times.queued_ms is not None:
+            self._tracing.phase("queue", fact.job_id, times.attempt + 1, times.queued_ms, now_ms, error=error)
+        attributes = {"penstock.attempts": times.attempt, "penstock.exit_code": fact.exit_code}
+        self._tracing.end_job(
+            fact.job_id, times.submitted_ms, now_ms, fact.outcome, attributes, reason=fact.reason
+        )
+
+    def _end_attempt(self, job_id: str, times: _Times, now_ms: int, error: str | None) -> None:
+        """The phase that was going on ends here."""
+        for task_id in times.tasks:
+            self._job_of_task.pop(task_id, None)
+        if times.placed_ms is not None:
+            name = "launch" if times.running_ms is None else "run"
+            start_ms = times.placed_ms if times.running_ms is None else times.running_ms
+            found = {"penstock.nodes": times.nodes}
+            self._tracing.phase(name, job_id, times.attempt, start_ms, now_ms, found, error=error)
+        times.placed_ms = times.running_ms = None
+        times.tasks = times.nodes = ()
+
+    def _assign(self, job_id: str, times: _Times, places: tuple[tuple[str, str], ...]) -> None:
+        times.tasks = tuple(task_id for task_id, _ in places)
+        times.nodes = tuple(dict.fromkeys(node_id for _, node_id in places))
+        for task_id in times.tasks:
+            self._job_of_task[task_id] = job_id
+
+
+def decide_placement(
+    tracing: Tracing, seq: int, now_ms: int, why: ledger_events.PlacementExplanation
+) -> None:
+    """Writes the `decide` span of a placement from its record: the explanation, and the ledger's time.
+
+    Call it once the record is read back as valid. The span has no length: how long the step took (below 1 ms) is
+    not in the record, and a span that is told again after a crash must be the same span in every field.
+    """
+    best = why.candidates[0] if why.candidates else None
+    tracing.decide(
+        why.job_id,
+        now_ms,
+        now_ms,
+        ledger_seq=seq,
+        outcome="placed",
+        candidates=why.feasible + sum(why.rejected.values()),
+        feasible=why.feasible,
+        winner=None if best is None else ",".join(dict.fromkeys(best.nodes)),
+        score=None if best is None else best.score,
+        margin=why.margin,
+        attributes={"penstock.profile": why.profile},
+    )
+
+
+_HANDLERS: Mapping[str, Callable[[JobSpans, int, Any], None]] = MappingProxyType(
+    {
+        external_events.JobSubmitted.TYPE: JobSpans._submitted,
+        external_events.JobEstimated.TYPE: JobSpans._queued,
+        ledger_events.JobQueued.TYPE: JobSpans._queued,
+        ledger_events.PlacementDecided.TYPE: JobSpans._placed,
+        external_events.TaskStarted.TYPE: JobSpans._started,
+        ledger_events.JobRequeued.TYPE: JobSpans._requeued,
+        ledger_events.JobEnded.TYPE: JobSpans._ended,
+    }
+)

@@ -1,0 +1,433 @@
+"""One trace per job, from submission to exit, over all services, exported as OTLP over HTTP.
+
+Ideal: each service opens a span when work starts and closes it when it ends. Departure: spans are written in
+hindsight, with event times. What the trace is about (waiting, launching, running) outlives the process that
+saw its beginning, and a service that is killed half-way must not leave a trace that never ends.
+
+Ideal: the SDK's `Tracer` makes the spans. Departure: it draws their ids from an `IdGenerator` that is not told
+what the span is about, so a span written twice after a crash would appear twice. We hand finished
+`ReadableSpan`s, whose ids we derive (penstock.runtime.tracing.context), to the SDK's batch processor instead.
+
+Tracing never disturbs the service: nothing here raises for the collector's sake, blocks, or waits; without an
+endpoint every call returns at once. Replay emits nothing, since nothing that a fold calls knows this module.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.context import (
+    MAX_TRACEPARENT_CHARS,
+    SpanContext,
+    child,
+    from_traceparent,
+    job_context,
+    to_traceparent,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+LOG = logging.getLogger("penstock.runtime.tracing")
+
+SCHEDULE_MS = 200  # a span waits at most so long for its batch: a trace can be read right after its job
+QUEUE_SPANS = 16_384  # waiting for export, the oldest are dropped beyond; about 2 s at 1,000 jobs/s × 8 spans
+BATCH_SPANS = 512
+EXPORT_TIMEOUT_S = 2.0  # per batch with its retries; a slow collector costs spans, never memory
+CLOSE_TIMEOUT_S = 2.0
+MAX_TEXT_CHARS = 1_024  # per attribute; longer ones are cut
+NANOSECONDS_PER_MS = 1_000_000
+MAX_NANOSECONDS = (1 << 63) - 1  # OTLP's field; one absurd time would cost its whole batch
+SDK_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
+
+Attribute = str | bool | int | float | Sequence[str] | None
+Attributes = Mapping[str, Attribute]
+
+
+class _Takes(Protocol):
+    """Where finished spans go."""
+
+    def put(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes,
+        error: str | None,
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _nanoseconds(time_ms: float) -> int:
+    """Since the epoch, clamped to what OTLP can carry."""
+    return min(max(int(time_ms * NANOSECONDS_PER_MS), 0), MAX_NANOSECONDS)
+
+
+class _Sink:
+    """Takes finished spans to one exporter, on a thread of the SDK's batch processor.
+
+    OpenTelemetry is imported here, at run time: a service that exports nothing does not carry it in memory.
+    """
+
+    def __init__(self, service: str, cell: str, exporter: "SpanExporter", endpoint: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace import SpanContext as OtelContext
+        from opentelemetry.trace import Status, StatusCode, TraceFlags
+
+        class ToldOnce(SpanExporter):
+            """Passes batches on; the first failure is logged, with what it means, and no other."""
+
+            told = False
+
+            def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+                result = exporter.export(spans)
+                if result is not SpanExportResult.SUCCESS and not self.told:
+                    self.told = True
+                    LOG.warning(
+                        "spans of %s cannot be exported to %s and are dropped; the service itself is not affected. "
+                        "This is said once",
+                        service,
+                        endpoint,
+                    )
+                return result
+
+            def shutdown(self) -> None:
+                exporter.shutdown()
+
+        for name in SDK_LOGGERS:  # they repeat every failure; ours says it once
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._exporter = ToldOnce()
+        self._processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=QUEUE_SPANS,
+            schedule_delay_millis=SCHEDULE_MS,
+            max_export_batch_size=BATCH_SPANS,
+        )
+        self._scope = InstrumentationScope("penstock.runtime.tracing")
+        # Not `Resource.create`: that adds an id of this process, and what two processes tell would differ in it.
+        self._resource = Resource(
+            {"service.name": f"penstock-{service}", "service.namespace": "penstock", "penstock.cell": cell}
+        )
+        self._span, self._context, self._kept = ReadableSpan, OtelContext, TraceFlags(TraceFlags.SAMPLED)
+        self._unset = Status(StatusCode.UNSET)
+        self._failed: Callable[[str], Status] = lambda text: Status(StatusCode.ERROR, text)
+
+    def put(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes,
+        error: str | None,
+    ) -> None:
+        """Queues one finished span; never blocks.
+
+        Clocks step back, and to Jaeger 0 ns is below 0: each span lasts 1 ns at least. A root lasts 1 ns more than told,
+        so that what happened in its last millisecond lies inside: Jaeger remarks on a child outside, on the stored span
+        itself, and then takes the same span told again for another one.
+        """
+        start = min(_nanoseconds(start_ms), MAX_NANOSECONDS - 2)
+        end = max(start + 1, _nanoseconds(end_ms))
+        self._processor.on_end(
+            self._span(
+                name,
+                context=self._context(context.trace_id, context.span_id, False, self._kept),
+                parent=None
+                if parent is None
+                else self._context(parent.trace_id, parent.span_id, True, self._kept),
+                resource=self._resource,
+                attributes={
+                    key: value[:MAX_TEXT_CHARS] if isinstance(value, str) else value
+                    for key, value in attributes.items()
+                    if value is not None
+                },
+                status=self._unset if error is None else self._failed(error[:MAX_TEXT_CHARS]),
+                start_time=start,
+                end_time=min(end + 1, MAX_NANOSECONDS) if parent is None else end,
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    def close(self) -> None:
+        """Flushes for at most CLOSE_TIMEOUT_S, then gives up what is left."""
+        flush = threading.Thread(target=self._processor.shutdown, name="traces-flush", daemon=True)
+        flush.start()
+        flush.join(CLOSE_TIMEOUT_S)
+        if flush.is_alive():
+            self._exporter.shutdown()  # ends the exporter's retries; its threads are daemons
+
+
+class Tracing:
+    """One service's door to the job traces. Made by `tracing`; a context manager that flushes at its end.
+
+    `parent`s and results are `traceparent` texts, as `Envelope.traceparent` carries them. Without an exporter,
+    and for jobs that are not sampled, each call returns the context that it was given, so that a trace stays
+    connected across a service that exports nothing; a text too long for a context is never passed on.
+    """
+
+    __slots__ = ("_ratio", "_sink")
+
+    def __init__(self, sink: _Takes | None = None, ratio: float = 1.0) -> None:
+        self._sink = sink
+        self._ratio = ratio
+
+    @property
+    def enabled(self) -> bool:
+        """False: every call is a no-op, and a caller may spare itself collecting attributes."""
+        return self._sink is not None
+
+    def start_job_trace(self, job_id: str) -> str | None:
+        """The context of the job's root span, for the submission's envelope; None when nothing is exported.
+
+        Nothing is written yet: `end_job` writes the root span when it is over. Any service may call it, at
+        any time, and gets the same answer for the same ratio; where a record brings a context, that one wins.
+        """
+        if self._sink is None:
+            return None
+        return to_traceparent(job_context(job_id, self._ratio))
+
+    def trace_id(self, job_id: str) -> str | None:
+        """32 hex digits under which a person finds the job's trace; None when it is not exported."""
+        context = job_context(job_id, self._ratio)
+        return f"{context.trace_id:032x}" if self._sink is not None and context.sampled else None
+
+    def in_job(self, job_id: str, traceparent: str | None) -> str | None:
+        """`traceparent` if it lies in this job's trace, else the context of the job's root.
+
+        For contexts that came from outside (a submitter's own trace): what we write under one of those would be
+        missing in the job's trace, and text that we never read is not handed on.
+        """
+        if self._sink is None and traceparent is None:
+            return None
+        root = job_context(job_id, self._ratio)
+        found = from_traceparent(traceparent)
+        if found is not None and found.trace_id == root.trace_id:
+            return traceparent
+        return None if self._sink is None else to_traceparent(root)
+
+    def upcoming(self, name: str, parent: str | None, key: str) -> str | None:
+        """The context that `span` will return for these: for what is caused before the span can be written."""
+        if self._sink is None:
+            return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
+        above = from_traceparent(parent)
+        if above is None or not above.sampled:
+            return None if above is None else parent
+        return to_traceparent(child(above, name, key))
+
+    def decided(self, job_id: str, ledger_seq: int) -> str | None:
+        """The context of the `decide` span that this record has, or will have, under the job's root."""
+        if self._sink is None:
+            return None
+        return to_traceparent(child(job_context(job_id, self._ratio), "decide", str(ledger_seq)))
+
+    def span(
+        self,
+        name: str,
+        parent: str | None,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes | None = None,
+        *,
+        key: str | None = None,
+        error: str | None = None,
+    ) -> str | None:
+        """Writes one finished span under `parent` and returns its context, the parent of what it caused.
+
+        Times in ms since the epoch (fractions allowed). `key` tells it from siblings of the same name and
+        must be the same when it is written again; by default its start. `error`: marks it as failed.
+        """
+        if self._sink is None:
+            return parent if parent is None or len(parent) <= MAX_TRACEPARENT_CHARS else None
+        above = from_traceparent(parent)
+        if above is None:
+            return None
+        if not above.sampled:
+            return parent
+        context = child(above, name, str(start_ms) if key is None else key)
+        self._sink.put(name, context, above, start_ms, end_ms, attributes or {}, error)
+        return to_traceparent(context)
+
+    def decide(
+        self,
+        job_id: str,
+        start_ms: float,
+        end_ms: float,
+        *,
+        ledger_seq: int,
+        outcome: str,
+        candidates: int | None = None,
+        feasible: int | None = None,
+        winner: str | None = None,
+        score: float | None = None,
+        margin: float | None = None,
+        parent: str | None = None,
+        attributes: Attributes | None = None,
+    ) -> str | None:
+        """Writes the `decide` span of one ledger record about one job, under `parent`, else the job's root.
+
+        Decisions are kept even for a job that is not sampled: as the only span of its trace, without a parent.
+        `outcome`: what was decided, as `placed`, `waits`, `rejected`. Score and margin as in `why`.
+        """
+        if self._sink is None:
+            return parent
+        above = from_traceparent(parent) or job_context(job_id, self._ratio)
+        context = child(above, "decide", str(ledger_seq))
+        found: dict[str, Attribute] = {
+            "penstock.job_id": job_id,
+            "penstock.ledger_seq": ledger_seq,
+            "penstock.outcome": outcome,
+            "penstock.candidates": candidates,
+            "penstock.feasible": feasible,
+            "penstock.winner": winner,
+            "penstock.score": score,
+            "penstock.margin": margin,
+        }
+        found.update(attributes or {})
+        self._sink.put("decide", context, above if above.sampled else None, start_ms, end_ms, found, None)
+        return to_traceparent(context)
+
+    def phase(
+        self,
+        name: str,
+        job_id: str,
+        attempt: int,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes | None = None,
+        *,
+        error: str | None = None,
+    ) -> str | None:
+        """Writes one phase of an attempt (`queue`, `launch`, `run`) under the job's root, in ledger times."""
+        if self._sink is None:
+            return None
+        above = job_context(job_id, self._ratio)
+        context = child(above, name, str(attempt))
+        if above.sampled:
+            found: dict[str, Attribute] = {"penstock.job_id": job_id, "penstock.attempt": attempt}
+            found.update(attributes or {})
+            self._sink.put(name, context, above, start_ms, end_ms, found, error)
+        return to_traceparent(context)
+
+    def end_job(
+        self,
+        job_id: str,
+        submitted_ms: float,
+        ended_ms: float,
+        outcome: str,
+        attributes: Attributes | None = None,
+        *,
+        reason: str = "",
+    ) -> None:
+        """Writes the root span `job`, from submission to end, in ledger times.
+
+        `outcome` as in `JobEnded`; anything but `succeeded` and `cancelled` marks the trace as failed.
+        """
+        if self._sink is None:
+            return
+        context = job_context(job_id, self._ratio)
+        if not context.sampled:
+            return
+        found: dict[str, Attribute] = {"penstock.job_id": job_id, "penstock.outcome": outcome}
+        found.update(attributes or {})
+        error = None if outcome in ("succeeded", "cancelled") else reason or outcome
+        self._sink.put("job", context, None, submitted_ms, ended_ms, found, error)
+
+    def close(self) -> None:
+        """Flushes what is queued, for at most CLOSE_TIMEOUT_S; idempotent. Calls after it are no-ops."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Flushes on a thread: other services may live on this loop."""
+        await asyncio.to_thread(self.close)
+
+
+class _Waiting:
+    """Keeps the latest finished spans until they are wanted; passes on whatever comes after that."""
+
+    def __init__(self, sink: _Takes, most: int) -> None:
+        self._sink = sink
+        self._kept: deque[tuple[str, SpanContext, SpanContext | None, float, float, Attributes, str | None]]
+        self._kept = deque(maxlen=most)
+        self._released = False
+
+    def put(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes,
+        error: str | None,
+    ) -> None:
+        if self._released:
+            self._sink.put(name, context, parent, start_ms, end_ms, attributes, error)
+        else:
+            self._kept.append((name, context, parent, start_ms, end_ms, attributes, error))
+
+    def release(self) -> None:
+        self._released = True
+        while self._kept:
+            self._sink.put(*self._kept.popleft())
+
+    def close(self) -> None:
+        """The sink belongs to the tracing that we were made from."""
+
+
+class HeldTracing(Tracing):
+    """Writes nothing until `release`: then its latest spans, at most so many, and from then on everything.
+
+    For a stand-in that follows what another writes: should it take over, it repeats the latest of it, since the
+    other may have died before it wrote them. (Derived ids: what is told twice is one span.)
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, tracing: Tracing, most: int) -> None:
+        sink, ratio = tracing._sink, tracing._ratio
+        self._waiting = None if sink is None else _Waiting(sink, most)
+        super().__init__(self._waiting, ratio)
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._waiting is not None:
+            self._waiting.release()
+
+
+def tracing(service: str, settings: Settings, *, exporter: "SpanExporter | None" = None) -> Tracing:
+    """The tracing of one service (`gateway`, `placer`, …), shown in Jaeger as `penstock-<service>`.
+
+    Exports to `settings.otlp`; without it, or at a ratio of 0, nothing at all. `exporter`: instead of OTLP, for
+    tests. All services of a cell share one ratio.
+    """
+    if settings.trace_ratio <= 0 or (settings.otlp is None and exporter is None):
+        return Tracing()
+    endpoint = f"{(settings.otlp or '').rstrip('/')}/v1/traces"
+    if exporter is None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    return Tracing(_Sink(service, settings.cell, exporter, endpoint), settings.trace_ratio)

@@ -1,0 +1,245 @@
+"""What all simulating commands take, and its judgement: all that can be wrong is found before anything runs."""
+
+import argparse
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+from pydantic import ValidationError
+from rich.console import Console
+
+from penstock.model.codec import describe
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.types import NodeSpec
+from penstock.policies.profiles import WANT_TYPICAL_TASKS, policy_for
+from penstock.runtime.reading import MAX_SHOWN, BadFile, Problem
+from penstock.sdk.units import duration_ms
+from penstock.simulator.commands.exits import BadCommand
+from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.generators.base import Generator
+from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
+from penstock.simulator.nodes import Latency
+from penstock.simulator.traces.arrivals import Endless, fill
+from penstock.simulator.traces.cluster import NODE_SETS, Cluster, cluster_of, gpu_count
+from penstock.simulator.traces.fitting import Room
+from penstock.simulator.traces.formats import FORMATS
+from penstock.simulator.traces.importing import SETS, Trace, locate, read_trace
+from penstock.simulator.traces.needs import typical_of
+from penstock.simulator.truths.catalogue import TRUTHS, Run, wanted_truth, work_for
+
+CLUSTER, TRUTH = "8x8", "constant"  # where nobody says otherwise
+MAX_SECONDS = 86_400  # of latencies and ticks
+
+
+def seconds(text: str) -> float:
+    """≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `ArgumentTypeError` with the remedy."""
+    with suppress(ValueError):
+        return float(text)
+    try:
+        return duration_ms(text) / 1_000
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def add_simulation_options(to: argparse.ArgumentParser) -> None:
+    """The trace, the cluster, the truth, and how to run."""
+    sets = ", ".join(f"{name}/…" for name in SETS)
+    to.add_argument(
+        "trace",
+        help=f"a file, <data set>/<name>: {sets}, or a generator such as {next(iter(GENERATORS))}; "
+        "`penstock traces ls` lists them",
+    )
+    to.add_argument(
+        "--cluster",
+        help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or what a generator is meant for); a CSV file with a line per node (node_id, cores, "
+        f"host_memory_mib, gpus, gpu_model); or a data set: {', '.join(NODE_SETS)}",
+    )
+    to.add_argument(
+        "--arrivals",
+        choices=("recorded", "fill"),
+        help="recorded: when the trace says; fill: in a seeded order, one a second and never ending, until they "
+        "ask for 101 %% of the GPUs (full_load_allocation tells how well they packed). Default: fill for openb",
+    )
+    to.add_argument(
+        "--truth",
+        help=f"how fast jobs run: {', '.join(TRUTHS)} (default constant, or what a generator needs)",
+    )
+    to.add_argument(
+        "--seed", type=int, default=0, help="of all chance: the policy's, a generator's, that of the arrivals"
+    )
+    to.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a placer setting; VALUE is JSON"
+    )
+    to.add_argument("--unknown-durations", action="store_true", help="estimates carry no run time")
+    to.add_argument("--start-latency", type=seconds, default=0.0, metavar="TIME", help="of each task")
+    to.add_argument("--stop-latency", type=seconds, default=0.0, metavar="TIME", help="after SIGTERM")
+    to.add_argument(
+        "--single-gpu-workers", action="store_true", help="a worker per GPU, free to spread over nodes"
+    )
+    to.add_argument(
+        "--ticks",
+        type=seconds,
+        default=0.0,
+        metavar="TIME",
+        help="the placer hears of things only once in so long, as 60s, 5m or plain seconds",
+    )
+    to.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
+    to.add_argument("--check", action="store_true", help="check all invariants after every record")
+    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The command line, judged; from here on only the profile and the seed vary."""
+
+    asked: argparse.Namespace
+    cluster: Cluster
+    options: Options
+    truth: str
+    path: Path
+    generator: Generator | None = None
+    """Makes the trace, where it is no file."""
+    read: dict[Path, Trace] = field(default_factory=dict)
+    """The trace as it stands in its file, once it was read."""
+
+    @property
+    def nodes(self) -> tuple[NodeSpec, ...]:
+        return self.cluster.nodes
+
+    def trace(self, seed: int) -> Trace:
+        """The trace under this seed. Raises `BadCommand`, `BadFile`."""
+        room = Room(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
+        if self.generator is not None:
+            return generate(self.asked.trace, self.generator, seed, room.problems)
+        if self.path not in self.read:
+            self.read[self.path] = self._judged(
+                read_trace(self.path, fits=room.problems, skip_bad=True), seed
+            )
+        trace = self.read[self.path]
+        if not self.fills(trace):
+            return trace
+        try:
+            return trace._replace(jobs=fill(trace.jobs, gpu_count(self.nodes), seed))
+        except ValueError as error:
+            raise BadCommand(f"--arrivals fill: {error}") from error
+
+    def _judged(self, trace: Trace, seed: int) -> Trace:
+        """Without its bad lines, where they may be left out. Raises `BadFile` with all of them, else.
+
+        A line is bad by itself, because no node can hold its job, or because the truth knows nothing of it.
+        """
+        unknown: Sequence[Problem] = ()
+        if not self.fills(trace):
+            try:
+                work_for(self.truth, trace, self.path, PlacerSettings(), self._run(seed))
+            except BadFile as error:
+                unknown = error.problems
+        problems = sorted([*trace.skipped, *unknown], key=lambda problem: problem.line)
+        bad = {problem.line for problem in unknown}
+        jobs = [job for job in trace.jobs if trace.lines[job.job_id] not in bad]
+        if problems and (0 in bad or not jobs or not self.asked.skip_bad):
+            raise BadFile(str(self.path), problems)
+        return trace._replace(jobs=jobs, skipped=problems)
+
+    def fills(self, trace: Trace) -> bool:
+        """Whether its jobs fill the cluster and never end."""
+        arrivals: str | None = self.asked.arrivals
+        form = FORMATS.get(trace.format)
+        return (form is not None and form.endless) if arrivals is None else arrivals == "fill"
+
+    def seeded(self, trace: Trace) -> bool:
+        """Whether the jobs or the nodes are a matter of the seed, beside what policies draw."""
+        return self.generator is not None or self.fills(trace) or self.cluster.ranked
+
+    def settings(self, profile: str, seed: int) -> PlacerSettings:
+        """Raises `BadCommand`, `UnknownProfile`."""
+        settings = settings_of(profile, seed, self.asked.set)
+        policy_for(settings)
+        return settings
+
+    def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
+        """With the trace's own kinds of tasks, for a profile that judges by them and was not told any."""
+        if settings.profile not in WANT_TYPICAL_TASKS or settings.typical_tasks:
+            return settings
+        jobs = self.read.get(self.path, trace).jobs  # each once, also where they fill the cluster
+        most = max(len(node.gpus) for node in self.nodes)
+        single = self.options.single_gpu_workers
+        found = typical_of(jobs, most, self.cluster.slices_per_core, single_gpu_workers=single)
+        return settings.model_copy(update={"typical_tasks": found})
+
+    def _run(self, seed: int) -> Run:
+        most = max(len(node.gpus) for node in self.nodes)
+        return Run(most, self.options.tick_s, self.cluster.under(seed), self.cluster.slices_per_core)
+
+    def simulation(
+        self, profile: str, seed: int, trace: Trace, sink: Callable[[bytes], object] | None = None
+    ) -> Simulation:
+        """One run, about to begin. Raises `BadFile`, `UnknownTruth`, and what `settings` raises."""
+        settings = self._typical(self.settings(profile, seed), trace)
+        run = self._run(seed)
+        work = Endless() if self.fills(trace) else work_for(self.truth, trace, self.path, settings, run)
+        return Simulation(self.cluster.under(seed), settings, work, trace.jobs, self.options, sink)
+
+
+def judge(asked: argparse.Namespace) -> Given:
+    """Raises `BadCommand`, `BadCluster`, `BadFile`."""
+    generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
+    cluster = cluster_of(
+        asked.cluster or (generator.cluster if generator is not None else _home(asked.trace))
+    )
+    truth = asked.truth or (generator.truth if generator is not None else TRUTH)
+    wanted_truth(truth)
+    if asked.arrivals == "fill" and generator is not None:
+        raise BadCommand("--arrivals fill: a generator has arrivals of its own; give a trace")
+    if asked.arrivals == "fill" and truth != TRUTH:
+        raise BadCommand(f"--truth {truth}: jobs that fill a cluster never end; leave one of both out")
+    for name in ("start_latency", "stop_latency", "ticks"):
+        if not 0 <= getattr(asked, name) <= MAX_SECONDS:
+            raise BadCommand(f"--{name.replace('_', '-')}: between 0 and {MAX_SECONDS:,} seconds")
+    options = Options(
+        latency=Latency(asked.start_latency, asked.stop_latency),
+        durations_known=not asked.unknown_durations,
+        single_gpu_workers=asked.single_gpu_workers,
+        tick_s=asked.ticks,
+        check_every_step=asked.check,
+        slices_per_core=cluster.slices_per_core,
+    )
+    path = Path(asked.trace) if generator is not None else locate(asked.trace)
+    return Given(asked, cluster, options, truth, path, generator)
+
+
+def _home(trace: str) -> str:
+    """The cluster of the trace's data set, where that lists its nodes."""
+    data_set = trace.partition("/")[0]
+    return data_set if data_set in NODE_SETS and not Path(trace).exists() else CLUSTER
+
+
+def settings_of(profile: str, seed: int, pairs: list[str]) -> PlacerSettings:
+    """Raises `BadCommand`."""
+    values: dict[str, object] = {"profile": profile, "seed": seed}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name in values or name not in PlacerSettings.model_fields:
+            known = ", ".join(field for field in PlacerSettings.model_fields if field not in values)
+            raise BadCommand(f"--set {pair}: NAME=VALUE with NAME once, and one of {known}")
+        try:
+            values[name] = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise BadCommand(f"--set {pair}: the value is no JSON: {error}") from error
+    try:
+        return PlacerSettings.model_validate(values)
+    except ValidationError as error:
+        raise BadCommand(f"settings: {describe(error)}") from error
+
+
+def tell_skipped(trace: Trace, errors: Console) -> None:
+    """Which lines `--skip-bad` has left out, and columns that were not read though somebody will think so."""
+    for column, meant in trace.likely.items():
+        errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)
+    for problem in trace.skipped[:MAX_SHOWN]:
+        errors.print(f"penstock: skipped {problem}", markup=False)
+    if trace.skipped:
+        errors.print(f"penstock: {trace.skipped_lines} lines left out, with {len(trace.skipped)} problems")

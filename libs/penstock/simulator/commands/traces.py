@@ -1,0 +1,336 @@
+"""`penstock traces ls|describe|convert`: which traces there are, what they are like, and as our own CSV."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.runtime.reading import BadFile, Problem, header_of, text_of
+from penstock.simulator.commands.exits import OK, PROBLEM, BadCommand
+from penstock.simulator.commands.options import tell_skipped
+from penstock.simulator.commands.output import write_json
+from penstock.simulator.generators.base import Generator
+from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
+from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count, read_nodes
+from penstock.simulator.traces.description import Description, Load, describe, load_on
+from penstock.simulator.traces.fitting import Room
+from penstock.simulator.traces.importing import (
+    DATA_VARIABLE,
+    DEFAULT_DATA,
+    SETS,
+    SUMMARIES,
+    Trace,
+    data_root,
+    locate,
+    names_in,
+    read_trace,
+)
+from penstock.simulator.traces.writing import trace_lines, write_lines
+
+OUR_COLUMNS = (
+    "Columns: job_id; submit_s, from the trace's start; duration_s, alone on what it asked for, empty where it is not "
+    "told; gpus, of all its workers. Further ones, written where some job has a value: model; batch_size; owner; "
+    "iterations; cores and host_memory_mib, of all its workers, cores also in parts; gpu_memory_mib, on each GPU; "
+    "gpu_share_milli, thousandths of its only GPU; gpu_models, those allowed, separated by |; workers; "
+    "parameter_servers; server_gpus, of each of those; patience_s, after which it leaves if it still waits; inference, "
+    "yes or no; memory_bandwidth, of a node's, 0 to 1; labels, as name=value|name=value."
+)
+MAX_NAMED = 8  # models and owners in the table; JSON has all
+BAR_CHARS = 24
+DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
+NAME_CHARS = 48  # of a trace, on a screen; the start of a name is enough to name it
+PIPED_CHARS = 1_000  # nothing is cut that goes into a pipe or a file
+SPACE = (0, 2, 0, 0)
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    verbs = to.add_subparsers(dest="verb", required=True, metavar="ls|describe|convert")
+    listing = verbs.add_parser("ls", help="all traces that are here", description="All traces that are here.")
+    listing.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    telling = verbs.add_parser(
+        "describe",
+        help="what a trace is like",
+        description="Sizes, run times, models, owners and GPU hours of a trace, and its load on a cluster; or the "
+        f"sums of a data set that holds no jobs: {', '.join(SUMMARIES)}.",
+    )
+    telling.add_argument("trace", help="a file, <data set>/<name>, or a generator")
+    telling.add_argument("--cluster", help="also its load on this cluster, as for `penstock simulate`")
+    telling.add_argument("--seed", type=int, default=0, help="of a generator")
+    telling.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
+    telling.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    converting = verbs.add_parser(
+        "convert",
+        help="write a trace as our own CSV",
+        description="Writes a trace as our own CSV, and says what of it has no place there. " + OUR_COLUMNS,
+    )
+    converting.add_argument("trace", help="a file, <data set>/<name>, or a generator")
+    converting.add_argument("--to", choices=("csv",), default="csv", help="the format")
+    converting.add_argument("--seed", type=int, default=0, help="of a generator")
+    converting.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
+    converting.add_argument("-o", "--output", type=Path, metavar="FILE", help="by default stdout")
+
+
+def run(asked: argparse.Namespace, errors: Console) -> int:
+    """Raises `BadCommand`, `BadCluster`, `BadFile`."""
+    verbs: Mapping[str, Callable[[argparse.Namespace, Console], int]] = {
+        "ls": _ls, "describe": _describe, "convert": _convert,
+    }  # fmt: skip
+    return verbs[asked.verb](asked, errors)
+
+
+def _screen() -> Console:
+    piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+    return Console(highlight=False, width=PIPED_CHARS if piped else None)
+
+
+# --------------------------------------------------------------------------------------------------- ls
+
+
+class Listed(NamedTuple):
+    """A trace of a data set; without `found` it cannot be read, and `problem` says why."""
+
+    name: str
+    format: str
+    found: Description | None
+    problem: str = ""
+
+
+def _ls(asked: argparse.Namespace, errors: Console) -> int:
+    root = data_root()
+    listed = list(_listed(root)) if root is not None else []
+    if asked.output == "json":
+        write_json(_ls_keys(root, listed))
+    else:
+        _show_ls(_screen(), root, listed)
+    return PROBLEM if any(one.found is None for one in listed) else OK
+
+
+def _listed(root: Path) -> Iterator[Listed]:
+    for data_set in SETS:
+        for name in names_in(root, data_set):
+            whole = f"{data_set}/{name}"
+            try:
+                trace = read_trace(locate(whole))
+            except BadFile as error:
+                yield Listed(whole, "", None, str(error.problems[0]))
+            else:
+                yield Listed(whole, trace.format, describe(trace.jobs))
+
+
+def _ls_keys(root: Path | None, listed: Sequence[Listed]) -> Mapping[str, object]:
+    return {
+        "data": None if root is None else str(root.resolve()),
+        "data_from": _data_from(),
+        "traces": [
+            {
+                "trace": one.name,
+                "format": one.format or None,
+                "problem": one.problem or None,
+                "jobs": one.found.jobs if one.found else None,
+                "largest_gpus": one.found.largest_gpus if one.found else None,
+                "span_s": one.found.span_s if one.found else None,
+                "gpu_hours": one.found.gpu_hours if one.found else None,
+            }
+            for one in listed
+        ],
+        "generators": {name: generator.text for name, generator in _generators().items()},
+        "clusters": [name for name in NODE_SETS if root is not None and (root / NODE_SETS[name]).is_file()],
+        "summaries": [
+            name for name, file in SUMMARIES.items() if root is not None and (root / file).is_file()
+        ],
+    }
+
+
+def _generators() -> Mapping[str, Generator]:
+    return {**of_summaries(), **GENERATORS}
+
+
+def _data_from() -> str:
+    told = os.environ.get(DATA_VARIABLE)
+    return f"{DATA_VARIABLE}={told}" if told else f"{DEFAULT_DATA}, for {DATA_VARIABLE} is not set"
+
+
+def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> None:
+    if root is None:
+        screen.print(f"No data sets: there is no folder {_data_from()}", markup=False)
+    else:
+        table = Table(box=None, pad_edge=False, padding=SPACE)
+        most = NAME_CHARS if screen.width < PIPED_CHARS else None
+        table.add_column("trace", no_wrap=True, overflow="ellipsis", max_width=most)
+        table.add_column("format", no_wrap=True)
+        for column in ("jobs", "GPUs", "arrive over", "GPU hours"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for one in listed:
+            if one.found is None:
+                table.add_row(one.name, f"[red]{escape(one.problem)}[/]")
+                continue
+            hours = f"{one.found.gpu_hours:,.0f}" if one.found.run_s else "–"
+            table.add_row(
+                one.name, one.format, f"{one.found.jobs:,}", f"≤ {one.found.largest_gpus}",
+                span(one.found.span_s), hours,
+            )  # fmt: skip
+        screen.print(table)
+        screen.print(f"\n{len(listed)} traces in {root.resolve()} ({_data_from()})", markup=False)
+        for name, file in SUMMARIES.items():
+            if (root / file).is_file():
+                screen.print(
+                    f"{name}: only sums over clusters; `penstock traces describe {name}`", markup=False
+                )
+        for name, file in NODE_SETS.items():
+            if (root / file).is_file():
+                cluster = read_nodes(root / file)
+                told = f"{len(cluster.nodes):,} nodes, {gpu_count(cluster.nodes):,} GPUs; `--cluster {name}`"
+                screen.print(f"{name}: {told}", markup=False)
+    for name, generator in _generators().items():
+        screen.print(f"{name}: generated; {generator.text}", markup=False)
+
+
+# --------------------------------------------------------------------------------------------- describe
+
+
+def _open(asked: argparse.Namespace) -> Trace:
+    """Raises `BadFile`."""
+    generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
+    if generator is not None:
+        return generate(asked.trace, generator, asked.seed)
+    return read_trace(locate(asked.trace), skip_bad=asked.skip_bad)
+
+
+def _describe(asked: argparse.Namespace, errors: Console) -> int:
+    if asked.trace in SUMMARIES and not Path(asked.trace).exists():
+        return _summarise(asked)
+    trace = _open(asked)
+    tell_skipped(trace, errors)
+    found, load = describe(trace.jobs), None
+    if asked.cluster is not None:
+        cluster = cluster_of(asked.cluster)
+        room = Room(cluster.nodes, cluster.slices_per_core)
+        misfits = sum(1 for job in trace.jobs if any(True for _ in room.problems(job)))
+        load = load_on(gpu_count(cluster.nodes), misfits, found)
+    if asked.output == "json":
+        keys: dict[str, object] = {"trace": asked.trace, "format": trace.format}
+        keys |= found._asdict()
+        keys["run_s"] = found.run_s._asdict() if found.run_s else None
+        keys["sizes"] = [size._asdict() for size in found.sizes]
+        keys["left_out"] = list(trace.left_out)
+        keys["skipped_lines"] = trace.skipped_lines
+        keys["load"] = None if load is None else {"cluster": asked.cluster, **load._asdict()}
+        write_json(keys)
+        return OK
+    _show(_screen(), asked, trace, found, load)
+    return OK
+
+
+def _show(
+    screen: Console, asked: argparse.Namespace, trace: Trace, found: Description, load: Load | None
+) -> None:
+    facts = Table(box=None, pad_edge=False, show_header=False, padding=SPACE)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column()
+    facts.add_row("trace", escape(f"{asked.trace} (format {trace.format})"))
+    facts.add_row("jobs", f"{found.jobs:,}")
+    facts.add_row("arrive over", f"{span(found.span_s)}, from {span(found.first_s)} on")
+    if found.run_s is not None:
+        untold = f"; {found.untold_run_times:,} jobs without run time" if found.untold_run_times else ""
+        facts.add_row("GPU hours", f"{found.gpu_hours:,.1f}{untold}")
+        times = "  ".join(f"[dim]{name}[/] {span(value)}" for name, value in found.run_s.percentiles.items())
+        facts.add_row("run time", f"mean {span(found.run_s.mean)}, most {span(found.run_s.most)}")
+        facts.add_row("", times)
+    else:
+        facts.add_row("run time", "not told: a truth that computes it from measurements is needed")
+    facts.add_row("models", _names(found.models))
+    facts.add_row("owners", _names(found.owners))
+    if trace.left_out:
+        facts.add_row("not read", escape(", ".join(trace.left_out)))
+    if load is not None:
+        work = "" if load.work is None else f"work {load.work:.1%} of its GPUs over the span; "
+        misfits = f"; [red]{load.misfits:,} jobs can never run there[/]" if load.misfits else ""
+        asked_for = f"{load.asked:.1%}" if load.asked < 2 else f"{load.asked:,.1f} times as many"
+        told = f"{load.gpus:,} GPUs: {work}all jobs at once ask for {asked_for}{misfits}"
+        facts.add_row(f"on {escape(asked.cluster)}", told)
+    screen.print(facts)
+    screen.print()
+    screen.print(_sizes(found))
+
+
+def _sizes(found: Description) -> Table:
+    table = Table(box=None, pad_edge=False, padding=SPACE)
+    for column in ("GPUs", "jobs", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, min_width=BAR_CHARS)
+    table.add_column("GPU hours", justify="right", no_wrap=True)
+    most = max(size.jobs for size in found.sizes)
+    for gpus, jobs, gpu_hours in found.sizes:
+        bar = "█" * max(1, round(BAR_CHARS * jobs / most))
+        hours = f"{gpu_hours:,.0f}" if found.run_s is not None else "–"
+        table.add_row(gpus, f"{jobs:,}", f"{jobs / found.jobs:.1%}", f"[cyan]{bar}[/]", hours)
+    return table
+
+
+def _names(counts: Mapping[str, int]) -> str:
+    if not counts:
+        return "not told"
+    named = ", ".join(f"{escape(name)} [dim]{count:,}[/]" for name, count in list(counts.items())[:MAX_NAMED])
+    more = len(counts) - MAX_NAMED
+    return f"{named} and {more:,} more" if more > 0 else named
+
+
+def span(seconds: float) -> str:
+    """A time as people say it: `45 s`, `12.5 min`, `3.2 h`, `45.1 d`."""
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.3g} s"
+    if seconds < 2 * HOUR_S:
+        return f"{seconds / MINUTE_S:.1f} min"
+    return f"{seconds / HOUR_S:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.1f} d"
+
+
+def _summarise(asked: argparse.Namespace) -> int:
+    """A data set's sums as they are: one column per cluster. Raises `BadFile`."""
+    root = data_root()
+    if root is None:
+        raise BadFile(
+            asked.trace, [Problem(0, "", f"the data sets are not here; set {DATA_VARIABLE} to their folder")]
+        )
+    path = root / SUMMARIES[asked.trace]
+    text = text_of(path)
+    columns = header_of(path, text)
+    lines = [line.split(",") for line in text.split("\n")[1:] if line.strip()]
+    clusters = [dict(zip(columns, line, strict=False)) for line in lines]
+    if asked.output == "json":
+        write_json({"trace": asked.trace, "format": "summary", "clusters": clusters})
+        return OK
+    table = Table(box=None, pad_edge=False, padding=SPACE)
+    table.add_column("", style="bold", no_wrap=True)
+    for cluster in clusters:
+        table.add_column(escape(cluster[columns[0]]), justify="right", no_wrap=True)
+    for column in columns[1:]:
+        table.add_row(column, *(escape(cluster.get(column, "")) or "–" for cluster in clusters))
+    screen = _screen()
+    screen.print(table)
+    names = [name for name in of_summaries() if name.startswith(f"{asked.trace}/")]
+    drawn = f"; jobs are drawn with these sums as {', '.join(names)}" if names else ""
+    screen.print(f"\nSums over whole clusters, times in seconds; no single job is told{drawn}.", markup=False)
+    return OK
+
+
+# ---------------------------------------------------------------------------------------------- convert
+
+
+def _convert(asked: argparse.Namespace, errors: Console) -> int:
+    trace = _open(asked)
+    tell_skipped(trace, errors)
+    try:
+        write_lines(asked.output, trace_lines(trace.jobs))
+    except OSError as error:
+        raise BadCommand(f"{asked.output}: {error.strerror}") from error
+    staged = sum(1 for job in trace.jobs if job.stages is not None)
+    lost = [*trace.left_out, *([f"the stage times of {staged:,} jobs"] if staged else [])]
+    told = f"; left out: {', '.join(lost)}" if lost else "; nothing left out"
+    errors.print(f"penstock: {len(trace.jobs):,} jobs written{told}", markup=False)
+    return OK

@@ -1,0 +1,366 @@
+"""The engine: virtual time, a heap of what is to come, and the real cores in between.
+
+One moment, in this order (ties inside a class: first scheduled, first served):
+  0  work flows until now: jobs that are done exit, running jobs report
+  1  jobs that arrive now are submitted and estimated
+  2  nodes answer, at their latency
+  3  the placer's timers that are due
+and again from 2 until nothing is left at this moment. The engine keeps exact time as seconds in doubles; the
+ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before what it waits for.
+The engine draws no chance at all: what is random is seeded inside the cores.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from math import ceil
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from penstock.ledger.check import check
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.model.ledger_events import Order, PlacerSettings
+from penstock.model.transitions import JobStatus
+from penstock.model.trusted import trusted
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
+from penstock.simulator.cell import Cell, Sink
+from penstock.simulator.meter import Figures, Meter
+from penstock.simulator.nodes import Latency, SimulatedNodes
+from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
+from penstock.simulator.traces.needs import COMMAND, request_of
+from penstock.simulator.truths.truth import LossTold, PhaseChange, Work, seats
+from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.node_reporter.core.machine import Input
+from penstock_services.placer.core.step import Step
+
+MAX_JOBS_PER_REPORT = 256  # as WorkProgressed holds
+MAX_STEPS_PER_MOMENT = 1_000_000  # far above any real one: a policy that undoes its own plan for ever
+
+
+class Unsound(Exception):
+    """An invariant broke; the message holds every violation and the seq."""
+
+
+class Options(NamedTuple):
+    """How to simulate, beside cluster, settings and truth."""
+
+    latency: Latency = Latency()
+    durations_known: bool = True
+    """Whether estimates carry the trace's run time."""
+    single_gpu_workers: bool = False
+    """A worker per GPU, free to spread over nodes; else as few workers as nodes can hold."""
+    tick_s: float = 0.0
+    """With > 0 the placer hears of everything only at multiples of this: what a heartbeat would cost."""
+    check_every_step: bool = False
+    """`check(state)` after each record; slow."""
+    slices_per_core: int = 1
+    """What the nodes count as a core: 8 where they count in eighths, so that jobs may have parts of cores."""
+    telemetry: Callable[[external_events.TelemetrySampled], None] | None = None
+    """Takes the losses that jobs tell."""
+
+
+class _Due(NamedTuple):
+    """What happens by itself at a later time."""
+
+    at_s: float
+    order: int
+    act: Callable[[], None]
+
+
+class Simulation:
+    """One run. `jobs` in order of arrival; equal times keep the order given."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        settings: PlacerSettings,
+        work: Work,
+        jobs: Iterable[TraceJob],
+        options: Options = Options(),  # noqa: B008 - immutable
+        sink: Sink | None = None,
+    ) -> None:
+        self.cell = Cell(settings, sink)
+        self.meter = Meter(sum(len(node.gpus) for node in nodes))
+        self.now_s = 0.0
+        self._work = work
+        self._options = options
+        self._nodes = SimulatedNodes(nodes, options.latency, self._later)
+        self._gpus_per_node = max(len(node.gpus) for node in nodes)
+        self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
+        self._arrived = 0
+        self._due: list[_Due] = []
+        self._order = count()
+        self._needs: dict[tuple[float | None, ...], tuple[ResourceRequest, Estimate]] = {}
+        self._specs: dict[tuple[object, ...], JobSpec] = {}
+        self._task_gpus: dict[str, float] = {}
+        self._alone_s: dict[str, float] = {}
+        self._steps = 0
+        for node in nodes:
+            self.cell.join(node)
+
+    @property
+    def jobs(self) -> int:
+        """In the whole trace."""
+        return len(self._arrivals)
+
+    def figures(self, wall_s: float, cpu_s: float) -> Figures:
+        """What came of it so far; real time and processor time as the caller measured them."""
+        return self.meter.figures(self._alone_s, self.cell.head.id, self.cell.head.seq, wall_s, cpu_s)
+
+    def step(self) -> bool:
+        """Goes to the next moment and works it off; False when there is none."""
+        now_s = self._next_s()
+        if now_s is None:
+            return False
+        self.meter.at(now_s)
+        self.now_s = now_s
+        self._steps = 0
+        arriving = self._arrives_now()
+        work_s = self._work.next_s()
+        told: list[external_events.JobProgress] = []
+        if arriving or (work_s is not None and work_s <= now_s):
+            told += self._flow()
+        for job in arriving:
+            first = self._submit(job)
+            if first is not None:
+                told.append(first)
+        self._report(told)
+        self._settle()
+        self.meter.waiting = len(self.cell.state.queue)
+        return True
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _now_ms(self) -> int:
+        return ceil(self.now_s * 1_000)
+
+    def _at(self, at_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, _Due(at_s, next(self._order), act))
+
+    def _later(self, after_s: float, node_id: str, given: Input) -> None:
+        self._at(self.now_s + after_s, lambda: self._answer(node_id, given))
+
+    def _answer(self, node_id: str, given: Input) -> None:
+        for event in self._nodes.feed(node_id, given, self._now_ms()):
+            self._deliver(event)
+        if self._nodes.terminated:
+            self._interrupted()
+
+    def _next_s(self) -> float | None:
+        """The earliest of: an arrival, work, a node's answer, a timer."""
+        times: list[float] = []
+        if self._arrived < len(self._arrivals):
+            times.append(self._arrivals[self._arrived].submit_s)
+        work_s = self._work.next_s()
+        if work_s is not None:
+            times.append(work_s)
+        if self._due:
+            times.append(self._due[0].at_s)
+        due = self.cell.state.next_timer()
+        if due is not None:
+            times.append(due[0] / 1_000)
+        return max(self.now_s, self._tick(min(times))) if times else None
+
+    def _tick(self, at_s: float) -> float:
+        """The next tick, if there are ticks."""
+        tick_s = self._options.tick_s
+        return ceil(at_s / tick_s) * tick_s if tick_s else at_s
+
+    def _arrives_now(self) -> Sequence[TraceJob]:
+        first = self._arrived
+        while self._arrived < len(self._arrivals) and self._arrivals[self._arrived].submit_s <= self.now_s:
+            self._arrived += 1
+        return self._arrivals[first : self._arrived]
+
+    def _settle(self) -> None:
+        """Answers and timers of this moment, until there are none."""
+        while True:
+            if self._due and self._due[0].at_s <= self.now_s:
+                heapq.heappop(self._due).act()
+                continue
+            due = self.cell.state.next_timer()
+            if due is None or due[0] > self._now_ms():
+                return
+            self._after(self.cell.fire(due[1], self._now_ms()))
+
+    # ----------------------------------------------------------------------------------------- inputs
+
+    def _flow(self) -> Sequence[external_events.JobProgress]:
+        """Lets the work flow until now; returns what the running jobs report of themselves."""
+        instant = self._work.advance(self.now_s)
+        for change in instant.phases:
+            self._tell_phase(change)
+        for told in instant.losses:
+            self._tell_loss(told)
+        for job_id, at_s in instant.ended:
+            self.meter.finished_work(job_id, at_s)
+            job = self.cell.state.jobs[job_id]
+            for task_id, task in list(job.tasks.items()):
+                node_id = task.place.node_id
+                for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms()):
+                    self._deliver(event)
+        return instant.told
+
+    def _tell_phase(self, change: PhaseChange) -> None:
+        """Each task of the gang says so, as a training script does."""
+        job = self.cell.state.jobs[change.job_id]
+        for task_id, task in list(job.tasks.items()):
+            self._deliver(
+                external_events.TaskPhaseChanged(
+                    node_id=task.place.node_id,
+                    task_id=task_id,
+                    token=job.token,
+                    phase=change.phase,
+                    at_ms=ceil(change.at_s * 1_000),
+                )
+            )
+
+    def _tell_loss(self, told: LossTold) -> None:
+        """The chief says so. The placer does not read telemetry: it goes to whoever listens."""
+        listen = self._options.telemetry
+        if listen is not None:
+            task_id, task = next(iter(self.cell.state.jobs[told.job_id].tasks.items()))
+            at_ms = ceil(told.at_s * 1_000)
+            listen(
+                external_events.TelemetrySampled(
+                    node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=told.loss
+                )
+            )
+
+    def _report(self, told: Sequence[external_events.JobProgress]) -> None:
+        """All that jobs report at this moment; of the jobs that have just come, too."""
+        for first in range(0, len(told), MAX_JOBS_PER_REPORT):
+            jobs = tuple(told[first : first + MAX_JOBS_PER_REPORT])
+            self._deliver(
+                trusted(external_events.WorkProgressed, node_id=self.cell.state.node_at[0], jobs=jobs)
+            )
+
+    def _submit(self, job: TraceJob) -> external_events.JobProgress | None:
+        """What the job says of itself, if anything."""
+        self.meter.arrived(job)
+        self._alone_s[job.job_id] = self._work.alone_s(job)
+        told = self._work.admit(job, self.now_s)
+        shape = gang_of(job, self._gpus_per_node, self._options.single_gpu_workers)
+        request, need = self._need(job, shape)
+        spec = self._spec(job, shape, request)
+        self._deliver(external_events.JobSubmitted(job_id=job.job_id, spec=spec))
+        alone_s = self._alone_s[job.job_id]
+        if self._options.durations_known and alone_s > 0:
+            need = trusted(Estimate, **{**need.__dict__, "run_ms": ceil(alone_s * 1_000)})
+        self._deliver(trusted(external_events.JobEstimated, job_id=job.job_id, estimate=need))
+        return told
+
+    def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
+        """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
+        alike = (job.owner, shape, job.parameter_servers, id(request), job.model, job.batch_size)
+        asked = (alike, job.gpu_models, job.labels, job.patience_s)
+        found = self._specs.get(asked)
+        if found is None:
+            found = self._specs[asked] = JobSpec(
+                name=job.job_id,
+                owner=job.owner or "unknown",
+                command=COMMAND,
+                workers=shape.workers,
+                parameter_servers=job.parameter_servers,
+                resources=request,
+                model=job.model or None,
+                batch_size=job.batch_size,
+                gpu_models=job.gpu_models,
+                labels=dict(job.labels),
+                queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
+            )
+        return trusted(JobSpec, **{**found.__dict__, "name": job.job_id})
+
+    def _need(self, job: TraceJob, shape: Shape) -> tuple[ResourceRequest, Estimate]:
+        """The request of a worker, and the estimator core's answer to it."""
+        gpus = shape.gpus_per_worker
+        share_milli = None if job.gpu_share_milli == WHOLE_GPU else job.gpu_share_milli
+        memory = job.host_memory_mib, job.gpu_memory_mib
+        asked = (gpus, shape.workers, job.cores, *memory, share_milli, job.server_gpus)
+        found = self._needs.get(asked)
+        if found is None:
+            request = request_of(job, shape, self._options.slices_per_core)
+            need = estimate(JobSpec(command=COMMAND, resources=request), ())
+            server = need.parameter_server.model_copy(update={"gpus": job.server_gpus})
+            found = request, need.model_copy(update={"parameter_server": server})
+            self._needs[asked] = found
+        return found
+
+    # ---------------------------------------------------------------------------------------- answers
+
+    def _obey(self, order: Order) -> None:
+        for event in self._nodes.obey(order, self._now_ms()):
+            self._deliver(event)
+        if self._nodes.terminated:
+            self._interrupted()
+
+    def _deliver(self, event: Event) -> None:
+        """Brings an event to the placer: at once, and once."""
+        self._after(self.cell.feed(event, self._now_ms()))
+
+    def _after(self, step: Step) -> None:
+        """Books what a record says, and lets the nodes obey it."""
+        self._steps += 1
+        if self._steps > MAX_STEPS_PER_MOMENT:
+            raise Unsound(
+                f"{MAX_STEPS_PER_MOMENT} records at {self.now_s} s, and no end; seq {self.cell.head.seq}"
+            )
+        if self._options.check_every_step:
+            problems = check(self.cell.state)
+            if problems:
+                raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
+        if step.outcome == "committed":
+            for fact in step.facts:
+                book = BOOKS.get(fact.TYPE)
+                if book is not None:
+                    book(self, fact)
+        if len(step.facts) > 1:
+            for order in self.cell.orders(step):
+                self._obey(order)
+
+    def _interrupted(self) -> None:
+        """A gang makes no progress from its first SIGTERM on."""
+        for task_id in self._nodes.terminated:
+            job_id = task_id.rsplit(".", 2)[0]
+            self._work.stopped(job_id, self.now_s)
+            self.meter.stopped(job_id, self.now_s)
+        self._nodes.terminated.clear()
+
+    def _placed(self, fact: ledger_events.PlacementDecided) -> None:
+        for place in fact.tasks:
+            held = len(place.gpus) * place.gpu_share_milli / WHOLE_GPU
+            self._task_gpus[place.task_id] = held
+            self.meter.held += held
+
+    def _started(self, fact: external_events.TaskStarted) -> None:
+        job_id = fact.task_id.rsplit(".", 2)[0]
+        job = self.cell.state.jobs.get(job_id)
+        if job is None or job.status is not JobStatus.RUNNING:
+            return
+        self._work.started(job_id, seats(task.place for task in job.tasks.values()), self.now_s)
+        self.meter.started(job_id, self.now_s)
+
+    def _freed(
+        self, fact: external_events.TaskExited | ledger_events.TaskLost | external_events.OrderRefused
+    ) -> None:
+        self.meter.held -= self._task_gpus.pop(fact.task_id)
+
+    def _preempted(self, fact: ledger_events.JobPreempted) -> None:
+        self.meter.preemptions += 1
+
+    def _ended(self, fact: ledger_events.JobEnded) -> None:
+        self.meter.ended(fact.job_id)
+
+
+BOOKS: Mapping[str, Callable[[Simulation, Any], None]] = MappingProxyType(
+    {
+        ledger_events.PlacementDecided.TYPE: Simulation._placed,
+        external_events.TaskStarted.TYPE: Simulation._started,
+        external_events.TaskExited.TYPE: Simulation._freed,
+        ledger_events.TaskLost.TYPE: Simulation._freed,
+        external_events.OrderRefused.TYPE: Simulation._freed,
+        ledger_events.JobPreempted.TYPE: Simulation._preempted,
+        ledger_events.JobEnded.TYPE: Simulation._ended,
+    }
+)

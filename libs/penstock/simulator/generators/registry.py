@@ -1,0 +1,67 @@
+"""Generators by name. A trace may be one of these as well as a file."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.runtime.reading import BadFile, Problem
+from penstock.simulator.generators.base import Generator
+from penstock.simulator.generators.coda import coda
+from penstock.simulator.generators.genie import RATES, genie
+from penstock.simulator.generators.liquid import NODES, batch, immediate
+from penstock.simulator.generators.poisson import poisson
+from penstock.simulator.generators.specon import SCHEDULES, specon
+from penstock.simulator.generators.summary import drawn, read_sums
+from penstock.simulator.traces.importing import DATA_VARIABLE, SUMMARIES, Fits, Trace, data_root
+
+FORMAT = "generated"
+POISSON = re.compile(r"poisson/([1-9][0-9]{0,3})-per-hour")
+
+GENERATORS: Mapping[str, Generator] = MappingProxyType(
+    {f"liquid/batch-{nodes}": batch(nodes) for nodes in NODES}
+    | {"liquid/immediate": immediate()}
+    | {f"genie/{per_hour}-per-hour": genie(per_hour) for per_hour in RATES}
+    | {f"specon/{name}": specon(name) for name in SCHEDULES}
+    | {"coda/default": coda()}
+    | {f"poisson/{per_hour}-per-hour": poisson(per_hour) for per_hour in (10, 60)}
+)
+"""Those that are always there, though most need measured tables; any other rate of `poisson/…-per-hour` exists too."""
+HELIOS = "helios"
+
+
+def of_summaries() -> Mapping[str, Generator]:
+    """Those that are drawn after the sums of the data sets that are here. Raises `BadFile` for a broken one."""
+    root = data_root()
+    if root is None or not (root / SUMMARIES[HELIOS]).is_file():
+        return {}
+    path = root / SUMMARIES[HELIOS]
+    return {f"{HELIOS}/{sums.cluster}": drawn(sums, path) for sums in read_sums(path)}
+
+
+def generator_of(name: str) -> Generator | None:
+    """The generator of this name; None where none has it. Raises `BadFile` for one whose data set is not here."""
+    if name.startswith(f"{HELIOS}/"):
+        there = of_summaries()
+        if name not in there:
+            told = (
+                f"there are {', '.join(there)}" if there else f"{SUMMARIES[HELIOS]} is not in {DATA_VARIABLE}"
+            )
+            raise BadFile(name, [Problem(0, "", f"no such cluster; {told}")])
+        return there[name]
+    found = GENERATORS.get(name)
+    if found is None and (match := POISSON.fullmatch(name)) is not None:
+        return poisson(int(match[1]))
+    return found
+
+
+def generate(name: str, generator: Generator, seed: int, fits: Fits | None = None) -> Trace:
+    """Its jobs under a seed, as a trace. Raises `BadFile` with all jobs that `fits` says something of."""
+    jobs = generator.make(seed)
+    problems = [
+        Problem(0, field, f"job {job.job_id}: {told}")
+        for job in jobs
+        for field, told in (fits(job) if fits is not None else ())
+    ]
+    if problems:
+        raise BadFile(name, problems)
+    return Trace(name, FORMAT, jobs, ())

@@ -1,0 +1,92 @@
+"""The nodes of a simulated cell: the node-reporter's own core decides what an order leads to; no process runs.
+
+Orders are obeyed by the same rules as on a machine: tokens, predecessors, stops that overtake starts. Only the
+actions differ: a spawn succeeds after `start_s`, a SIGTERM is obeyed after `stop_s`, a SIGKILL at once.
+"""
+
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.model.event import Event
+from penstock.model.ledger_events import Order
+from penstock.model.types import NodeSpec
+from penstock_services.node_reporter.core.machine import (
+    Decision,
+    Emit,
+    Gone,
+    GraceOver,
+    Input,
+    KillAt,
+    OrderRead,
+    Outcome,
+    Signal,
+    Spawn,
+    Spawned,
+    step,
+)
+from penstock_services.node_reporter.core.state import NodeState, Put
+
+
+class Latency(NamedTuple):
+    """Seconds that nodes take."""
+
+    start_s: float = 0.0
+    stop_s: float = 0.0
+
+
+Later = Callable[[float, str, Input], None]
+"""(seconds from now, node id, input): feed this to the node then."""
+
+
+class SimulatedNodes:
+    """All nodes of the cell. `later` gets what will happen on them by itself."""
+
+    def __init__(self, specs: Iterable[NodeSpec], latency: Latency, later: Later) -> None:
+        self._nodes = {spec.node_id: NodeState(spec.node_id, spec.boot_id, len(spec.gpus)) for spec in specs}
+        self._latency = latency
+        self._later = later
+        self._pid = 1
+        self.terminated: list[str] = []
+        """Ids of tasks that have just got SIGTERM: they compute no more. The engine empties it."""
+
+    def obey(self, order: Order, now_ms: int) -> Sequence[Event]:
+        """What the node says at once about an order."""
+        return self.feed(order.node_id, OrderRead(order, now_ms), now_ms)
+
+    def finish(self, node_id: str, task_id: str, token: int, now_ms: int) -> Sequence[Event]:
+        """The task's program has ended by itself, successfully."""
+        return self.feed(node_id, Gone(task_id, token, Outcome(now_ms, exit_code=0)), now_ms)
+
+    def feed(self, node_id: str, given: Input, now_ms: int) -> Sequence[Event]:
+        """One input of a node's core; returns the events that it sends."""
+        sent: list[Event] = []
+        for decision in step(self._nodes[node_id], given):
+            if isinstance(decision, Put):
+                continue
+            if isinstance(decision, Emit):
+                sent.append(decision.event)
+            else:
+                self._act(node_id, decision, now_ms)
+        return sent
+
+    def _act(self, node_id: str, decision: Decision, now_ms: int) -> None:
+        """What the machine would do, and when it tells of it."""
+        match decision:
+            case Spawn(order=order):
+                self._pid += 1
+                at_ms = now_ms + round(self._latency.start_s * 1_000)
+                spawned = Spawned(order.task_id, order.token, self._pid, at_ms, at_ms)
+                self._later(self._latency.start_s, node_id, spawned)
+            case Signal(task_id=task_id, token=token, number=signal.SIGTERM):
+                self.terminated.append(task_id)
+                at_ms = now_ms + round(self._latency.stop_s * 1_000)
+                gone = Gone(task_id, token, Outcome(at_ms, signal=int(signal.SIGTERM)))
+                self._later(self._latency.stop_s, node_id, gone)
+            case KillAt(task_id=task_id, token=token, at_ms=at_ms):
+                grace_s = (at_ms - now_ms) / 1_000
+                if grace_s < self._latency.stop_s:
+                    self._later(grace_s, node_id, GraceOver(task_id, token))
+            case Signal(task_id=task_id, token=token):
+                gone = Gone(task_id, token, Outcome(now_ms, signal=int(signal.SIGKILL)))
+                self._later(0.0, node_id, gone)

@@ -1,0 +1,143 @@
+"""One run from its first moment to its last, or to Ctrl-C, with what is to be told of it afterwards."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import numpy as np
+
+from penstock.model.ledger_events import PlacerSettings
+from penstock.simulator.engine import Simulation, Unsound
+from penstock.simulator.meter import Figures
+from penstock.simulator.report.picture import Picture, Reals, Stopwatch, picture_of
+from penstock.simulator.report.timeline import Timeline
+from penstock.simulator.truths.truth import NotMeasured
+
+STEPS_PER_TELLING = 256
+Sink = Callable[[bytes], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is. `share`: of its events, 0 … 1."""
+
+    share: float
+    finished: int
+    events: int
+    wall_s: float
+
+
+Tell = Callable[[Progress], bool]
+"""Takes note of how far the run is; False: stop here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run."""
+
+    profile: str
+    seed: int
+    settings: PlacerSettings
+    jobs: int
+    figures: Figures
+    drew: bool
+    """Whether a policy drew from its chance: if not, and the trace is no matter of the seed, each seed gives the same."""
+    jct_s: Reals
+    """Of finished jobs, ascending; as exact as the figures."""
+    queue_s: Reals
+    picture: Picture | None = None
+    interrupted: bool = False
+    problem: str = ""
+    """Why it broke off."""
+
+    @property
+    def whole(self) -> bool:
+        return not self.interrupted and not self.problem
+
+
+class Recorder:
+    """Hands each record on to a file and to a timeline, where there is one, and notes whether chance was drawn."""
+
+    def __init__(self, file: Sink | None = None, *, draws: bool = False) -> None:
+        self.timeline = Timeline() if draws else None
+        self.stopwatch = Stopwatch() if draws else None
+        self.drew = False
+        self._simulation: Simulation | None = None
+        self._file = file
+
+    def take(self, value: bytes) -> None:
+        if self._file is not None:
+            self._file(value)
+        if self.timeline is not None:
+            self.timeline.take(value)
+        if not self.drew and self._simulation is not None:
+            self.drew = self._simulation.cell.core.decider.drew
+
+    def watch(self, simulation: Simulation) -> None:
+        """Before its first step."""
+        self._simulation = simulation
+        if self.stopwatch is not None:
+            simulation.cell.watch = self.stopwatch.note
+
+
+def perform(simulation: Simulation, recorder: Recorder, tell: Tell, *, endless: bool = False) -> Result:
+    """Runs to the end, or until `tell` has enough. The recorder's `take` is the simulation's sink.
+
+    `endless`: its jobs only arrive.
+    """
+    recorder.watch(simulation)
+    wall, busy = time.perf_counter(), time.process_time()
+    interrupted, problem, steps = False, "", 0
+
+    def told() -> bool:
+        meter = simulation.meter
+        share = meter.events / (simulation.jobs * (1 if endless else 2))
+        return tell(Progress(share, meter.finished, meter.events, time.perf_counter() - wall))
+
+    try:
+        while simulation.step():
+            steps += 1
+            if steps % STEPS_PER_TELLING == 0 and not told():
+                interrupted = True
+                break
+    except (Unsound, NotMeasured) as error:
+        problem = str(error)
+    figures = simulation.figures(time.perf_counter() - wall, time.process_time() - busy)
+    lives = [life for life in simulation.meter.lives.values() if life.end_s is not None]
+    settings = simulation.cell.state.settings
+    return Result(
+        profile=settings.profile,
+        seed=settings.seed,
+        settings=settings,
+        jobs=simulation.jobs,
+        figures=figures,
+        drew=recorder.drew,
+        jct_s=np.sort(np.array([life.jct_s for life in lives])),
+        queue_s=np.sort(np.array([life.jct_s - life.ran_s for life in lives])),
+        picture=picture_of(recorder.timeline, recorder.stopwatch) if recorder.timeline is not None else None,
+        interrupted=interrupted,
+        problem=problem,
+    )
+
+
+@contextmanager
+def first_interrupt_waits() -> Iterator[Callable[[], bool]]:
+    """Within the block the first Ctrl-C only raises a flag, so that a run ends between two steps and its figures fit
+    together; the second interrupts at once. Yields whether the flag is up. In the main thread only.
+    """
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

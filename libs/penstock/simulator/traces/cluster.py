@@ -1,0 +1,214 @@
+"""Clusters to simulate on: a short text, a file that lists nodes, or the nodes of a data set.
+
+`8x8` is 8 nodes with 8 GPUs, `4x8+2x4` mixes them, `80x5x28@V100` tells cores per node and the GPU model, `4x0x8` has
+no GPUs; `nodes.csv` has a line per node; `openb` is the data set's.
+
+| file | columns that it must have | may have |
+|---|---|---|
+| ours | node_id, cores, host_memory_mib, gpus, gpu_model | gpu_memory_mib, rack, domain, bandwidth_mbps |
+| openb's | sn, cpu_milli, memory_mib, gpu, model | |
+
+openb counts cores in thousandths, a node here has whole ones. So its nodes, and the pods on them, count in eighths
+of a core: a need is rounded to the nearest. The most cores of a node, 1,024, are the 128 of its largest.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.model.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE, Gpu, NodeSpec
+from penstock.runtime.reading import BadFile, Problem, Row, header_of, rows, text_of
+from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
+
+MAX_NODES = 20_000
+CORES_PER_GPU = 12
+HOST_MEMORY_PER_GPU_MIB = 65_536
+GPU_MEMORY_MIB = 32_768
+UNTOLD_GPU = "GPU"  # the model of GPUs of which nobody says it
+NODES_PER_RACK = 16
+MAX_MEMORY_MIB = 1 << 30
+BANDWIDTH_MBPS, MAX_BANDWIDTH_MBPS = 10_000, 10_000_000
+MAX_NODE_ID_CHARS = 100  # the ids of its GPUs, and its rank, grow around it
+OPENB_SLICES_PER_CORE = 8
+OPENB_NODES = (
+    "openb/openb_node_list_gpu_node.csv"  # those with GPUs: the ones that the published figures rest on
+)
+NODE_SETS = {"openb": OPENB_NODES}
+OURS = ("node_id", "cores", "host_memory_mib", "gpus", "gpu_model")
+OPENB = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+PART = re.compile(
+    r"([1-9][0-9]{0,5})x([1-9][0-9]?|0(?=x))(?:x([1-9][0-9]{0,4}))?(?:@([A-Za-z][A-Za-z0-9._-]{0,39}))?"
+)
+
+
+class BadCluster(ValueError):
+    """The text describes no cluster; the message says what would."""
+
+
+class Cluster(NamedTuple):
+    """Nodes, and what they count as a core."""
+
+    nodes: tuple[NodeSpec, ...]
+    slices_per_core: int = 1
+    ranked: bool = False
+    """Whether a seed deals out the nodes' ranks anew: the source breaks ties by one permutation per run."""
+
+    def under(self, seed: int) -> tuple[NodeSpec, ...]:
+        """The nodes under this seed: where they are ranked, in a seeded order, and named after their rank."""
+        if not self.ranked:
+            return self.nodes
+        order = np.random.default_rng(seed).permutation(len(self.nodes)).tolist()
+        return tuple(
+            _renamed(self.nodes[index], f"{rank:05}.{self.nodes[index].node_id}")
+            for rank, index in enumerate(order)
+        )
+
+
+def cluster_of(text: str) -> Cluster:
+    """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadFile` for what stands in a file."""
+    if text in NODE_SETS and not Path(text).is_file():
+        root = data_root()
+        if root is None:
+            raise BadCluster(
+                f"cluster {text}: the data sets are not here; set {DATA_VARIABLE} to their folder"
+            )
+        return read_nodes(root / NODE_SETS[text])
+    path = Path(text)
+    if path.suffix == ".csv" or path.is_file():
+        return read_nodes(path)
+    return Cluster(nodes_of(text))
+
+
+def nodes_of(text: str) -> tuple[NodeSpec, ...]:
+    """The nodes, `n00000` first. Raises `BadCluster`.
+
+    Memory, and cores where the text tells none, are so plenty that only GPUs bind: most traces say nothing about them.
+    """
+    found: list[NodeSpec] = []
+    for part in text.split("+"):
+        match = PART.fullmatch(part.strip())
+        if match is None:
+            raise BadCluster(
+                f"cluster {text!r}: {part!r} is not <nodes>x<GPUs per node>, as in 8x8 or 4x8+2x4, "
+                "nor <nodes>x<GPUs>x<cores>@<GPU model>, and no CSV file of nodes"
+            )
+        nodes, gpus = int(match[1]), int(match[2])
+        cores = int(match[3]) if match[3] else CORES_PER_GPU * gpus
+        if gpus > MAX_GPUS_PER_NODE:
+            raise BadCluster(f"cluster {text!r}: a node has at most {MAX_GPUS_PER_NODE} GPUs")
+        if cores > MAX_CORES_PER_NODE:
+            raise BadCluster(f"cluster {text!r}: a node has at most {MAX_CORES_PER_NODE} cores")
+        if len(found) + nodes > MAX_NODES:
+            raise BadCluster(f"cluster {text!r}: at most {MAX_NODES} nodes can be simulated")
+        memory_mib = HOST_MEMORY_PER_GPU_MIB * max(1, gpus)
+        model = match[4] or UNTOLD_GPU
+        found += [
+            _node(f"n{index:05}", cores, memory_mib, gpus, model, rack=_rack(index))
+            for index in range(len(found), len(found) + nodes)
+        ]
+    return tuple(found)
+
+
+def read_nodes(path: Path) -> Cluster:
+    """Nodes from a file. Raises `BadFile` with all that is wrong."""
+    text = text_of(path)
+    columns = header_of(path, text)
+    openb = frozenset(columns).issuperset(OPENB)
+    missing = [] if openb else sorted(set(OURS) - set(columns))
+    if missing:
+        raise BadFile(str(path), [Problem(1, column, "missing (a list of nodes)") for column in missing])
+    problems: list[Problem] = []
+    nodes: dict[str, NodeSpec] = {}
+    lines: dict[str, int] = {}
+    read: Callable[[Row], NodeSpec | None] = _openb_node if openb else _our_node
+    for line, node in rows(text, columns, read, problems):
+        assert node is not None, f"line {line}: no problem and no node"
+        if node.node_id in nodes:
+            told = f"node {node.node_id} stands already in line {lines[node.node_id]}"
+            problems.append(Problem(line, "", told))
+        nodes.setdefault(node.node_id, node)
+        lines.setdefault(node.node_id, line)
+    if len(nodes) > MAX_NODES:
+        problems.append(Problem(0, "", f"{len(nodes)} nodes; at most {MAX_NODES} can be simulated"))
+    if not any(node.gpus for node in nodes.values()) and not problems:
+        problems.append(Problem(0, "", "no node with a GPU in it" if nodes else "no node in it"))
+    if problems:
+        raise BadFile(str(path), sorted(problems, key=lambda problem: problem.line))
+    found = tuple(nodes.values())
+    return Cluster(found, OPENB_SLICES_PER_CORE, ranked=True) if openb else Cluster(found)
+
+
+def _our_node(row: Row) -> NodeSpec | None:
+    gpus = row.whole("gpus", most=MAX_GPUS_PER_NODE)
+    values = (
+        row.name("node_id", most=MAX_NODE_ID_CHARS),
+        row.whole("cores", least=1, most=MAX_CORES_PER_NODE),
+        row.whole("host_memory_mib", least=1, most=MAX_MEMORY_MIB),
+        gpus,
+        row.name("gpu_model", optional=not gpus),
+        row.whole("gpu_memory_mib", least=1, most=MAX_MEMORY_MIB) if row.told("gpu_memory_mib") else None,
+        row.name("rack") if row.told("rack") else _rack(row.line - 2),
+        row.name("domain") if row.told("domain") else "domain-0",
+        row.whole("bandwidth_mbps", least=1, most=MAX_BANDWIDTH_MBPS) if row.told("bandwidth_mbps") else None,
+    )
+    return None if row.problems else _node(*values)
+
+
+def _openb_node(row: Row) -> NodeSpec | None:
+    """Racks and the GPUs' memory are nowhere told: 16 nodes a rack, and memory enough for all."""
+    gpus = row.whole("gpu", most=MAX_GPUS_PER_NODE)
+    most_milli = MAX_CORES_PER_NODE * 1_000 // OPENB_SLICES_PER_CORE
+    values = (
+        row.name("sn", most=MAX_NODE_ID_CHARS),
+        row.whole("cpu_milli", least=1_000 // OPENB_SLICES_PER_CORE, most=most_milli)
+        * OPENB_SLICES_PER_CORE
+        // 1_000,
+        row.whole("memory_mib", least=1, most=MAX_MEMORY_MIB),
+        gpus,
+        row.name("model", optional=not gpus),
+        None,
+        _rack(row.line - 2),
+    )
+    return None if row.problems else _node(*values)
+
+
+def _rack(index: int) -> str:
+    return f"rack-{index // NODES_PER_RACK}"
+
+
+def _node(
+    name: str,
+    cores: int,
+    host_memory_mib: int,
+    gpus: int,
+    model: str = UNTOLD_GPU,
+    gpu_memory_mib: int | None = None,
+    rack: str = "rack-0",
+    domain: str = "domain-0",
+    bandwidth_mbps: int | None = None,
+) -> NodeSpec:
+    return NodeSpec(
+        node_id=name,
+        boot_id="b1",
+        rack=rack,
+        domain=domain,
+        cores=cores,
+        host_memory_mib=host_memory_mib,
+        bandwidth_mbps=bandwidth_mbps or BANDWIDTH_MBPS,
+        gpus=tuple(
+            Gpu(index=gpu, uuid=f"GPU-{name}-{gpu}", model=model, memory_mib=gpu_memory_mib or GPU_MEMORY_MIB)
+            for gpu in range(gpus)
+        ),
+    )
+
+
+def _renamed(node: NodeSpec, name: str) -> NodeSpec:
+    return node.model_copy(update={"node_id": name})
+
+
+def gpu_count(nodes: Sequence[NodeSpec]) -> int:
+    """Of all nodes together."""
+    return sum(len(node.gpus) for node in nodes)

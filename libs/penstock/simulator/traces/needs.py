@@ -1,0 +1,62 @@
+"""What a job of a trace asks for, per worker. What the trace does not tell is small, so that only GPUs bind."""
+
+from collections.abc import Iterator, Sequence
+from math import ceil, floor
+
+from penstock.model.ledger_events import TypicalTask
+from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
+from penstock.policies.fgd import typical_tasks
+from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
+from penstock_services.estimator.core.needs.estimate import estimate
+
+COMMAND = ("simulated",)
+HOST_MEMORY_PER_GPU_MIB = 1_024
+GPU_MEMORY_MIB = 1_024
+
+
+def cores_of(job: TraceJob, workers: int, slices_per_core: int) -> int:
+    """Of one worker whose job tells its cores, ≥ 1. Whole cores are rounded up: half a core cannot be given.
+
+    Slices are rounded to the nearest: the error is at most 1/16 of a core and evens out, while rounding up would
+    ask for more cores than the trace does (openb: 0.4 points of allocation under dot-product).
+    """
+    cores = round((job.cores or 0.0) * slices_per_core / workers, 6)
+    return max(1, ceil(cores) if slices_per_core == 1 else floor(cores + 0.5))
+
+
+def request_of(job: TraceJob, shape: Shape, slices_per_core: int) -> ResourceRequest:
+    """Of one worker; cores in slices."""
+    gpus = shape.gpus_per_worker
+    share_milli = None if job.gpu_share_milli == WHOLE_GPU else job.gpu_share_milli
+    cores = slices_per_core * max(1, gpus)
+    if job.cores is not None:
+        cores = cores_of(job, shape.workers, slices_per_core)
+    memory_mib = HOST_MEMORY_PER_GPU_MIB * max(1, gpus)
+    if job.host_memory_mib is not None:
+        memory_mib = -(-job.host_memory_mib // shape.workers)
+    gpu_memory_mib = GPU_MEMORY_MIB * (share_milli or WHOLE_GPU) // WHOLE_GPU
+    return ResourceRequest(
+        gpus=gpus,
+        cores=cores,
+        host_memory_mib=max(1, memory_mib),
+        gpu_memory_mib=max(1, job.gpu_memory_mib or gpu_memory_mib),
+        gpu_share_milli=share_milli,
+    )
+
+
+def typical_of(
+    jobs: Sequence[TraceJob], gpus_per_node: int, slices_per_core: int, *, single_gpu_workers: bool
+) -> tuple[TypicalTask, ...]:
+    """The kinds of workers that hold 95 % of all in the trace."""
+
+    def workers() -> Iterator[tuple[ResourceVector, tuple[str, ...]]]:
+        vectors: dict[ResourceRequest, ResourceVector] = {}
+        for job in jobs:
+            shape = gang_of(job, gpus_per_node, single_gpu_workers)
+            request = request_of(job, shape, slices_per_core)
+            if request not in vectors:
+                vectors[request] = estimate(JobSpec(command=COMMAND, resources=request), ()).worker
+            for _ in range(shape.workers):
+                yield vectors[request], job.gpu_models
+
+    return typical_tasks(workers())

@@ -1,0 +1,282 @@
+"""Truth models by name, made for one trace. Source data is read here, so that the models stay pure.
+
+Two truths bring work of their own and stand alone (`WORKS`); all others make speeds and can be put around each
+other (`MODELS`). What a trace lacks for a truth is told before anything runs, each job with its line.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.types import NodeSpec
+from penstock.policies.profiles import policy_for
+from penstock.policies.tiresias import Tiresias
+from penstock.runtime.reading import BadFile, Problem, Row
+from penstock.simulator.traces.cluster import UNTOLD_GPU
+from penstock.simulator.traces.importing import DATA_VARIABLE, Trace, data_root
+from penstock.simulator.truths import tables
+from penstock.simulator.truths.colocation import Colocation
+from penstock.simulator.truths.convergence import Convergence
+from penstock.simulator.truths.cores import Cpu
+from penstock.simulator.truths.expression import UnknownTruth as UnknownTruth
+from penstock.simulator.truths.expression import Wanted, parse
+from penstock.simulator.truths.measured import read_all, read_model
+from penstock.simulator.truths.muri import MuriWork
+from penstock.simulator.truths.placement_table import Model, TableWork
+from penstock.simulator.truths.sharing import LAUNCH_S, SAVE_S, Bandwidth, Links, Phases, SharedNode
+from penstock.simulator.truths.steady import SteadyWork
+from penstock.simulator.truths.steps import StageTimes, StepTimes
+from penstock.simulator.truths.truth import Constant, NotMeasured, Truth, Work
+
+STAGE_PROFILES = "stage_profiles.csv"
+MEASURED = "pollux/traces"
+GAVEL, SYNERGY = "gavel", "synergy"
+DEFAULT_GPU = "v100"  # of nodes that do not tell their type: the newest that Gavel measured
+MOST_S = 86_400.0
+
+
+class Run(NamedTuple):
+    """What a truth may have to know of the run."""
+
+    gpus_per_node: int = 8
+    tick_s: float = 0.0
+    nodes: Sequence[NodeSpec] = ()
+    slices_per_core: int = 1
+    """What the nodes count as a core."""
+    loss_reports: int = 0
+    """How often a job with a loss tells it; 0: nobody listens."""
+
+
+class Asked(NamedTuple):
+    """For whom a truth is made, and its own options."""
+
+    trace: Trace
+    path: Path
+    settings: PlacerSettings
+    run: Run
+    wanted: Wanted
+
+    def number(self, option: str, default: float) -> float:
+        """Seconds. Raises `UnknownTruth`."""
+        text = self.wanted.options.get(option)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= MOST_S:
+            raise UnknownTruth(
+                f"truth {self.wanted.name}: {option}={text}: between 0 and {MOST_S:,.0f} seconds"
+            )
+        return value
+
+    def choice(self, option: str, default: str, known: Sequence[str]) -> str:
+        """Raises `UnknownTruth`."""
+        text = self.wanted.options.get(option, default)
+        if text not in known:
+            raise UnknownTruth(
+                f"truth {self.wanted.name}: {option}={text}: there are {', '.join(sorted(known))}"
+            )
+        return text
+
+    def data(self, where: str) -> Path:
+        """A place below the data. Raises `BadFile` where it is not there."""
+        root = data_root()
+        if root is None or not (root / where).exists():
+            told = f"truth {self.wanted.name} needs {where} in {DATA_VARIABLE}"
+            raise BadFile(str(self.path), [Problem(0, "", told)])
+        return root / where
+
+
+def _muri(asked: Asked) -> Work:
+    """Stage times from the trace, start-up times from `stage_profiles.csv` beside it, above it or in the data."""
+    trace, path = asked.trace, asked.path
+    if any(job.stages is None for job in trace.jobs):
+        raise BadFile(str(path), [Problem(0, "", "truth muri needs stage times: a trace of format muri")])
+    start_up_s = _start_up(path)
+    unknown = [
+        trace.problem(
+            job, "model", f"{STAGE_PROFILES} has no start-up time of {job.model} on {job.gpus} GPUs"
+        )
+        for job in trace.jobs
+        if (job.model, job.gpus) not in start_up_s
+    ]
+    if unknown:
+        raise BadFile(str(path), unknown)
+    policy = policy_for(asked.settings)
+    limits: Sequence[float] = policy.limits_gpu_s if isinstance(policy, Tiresias) else ()
+    return MuriWork(start_up_s, limits)
+
+
+def _start_up(path: Path) -> dict[tuple[str, int], float]:
+    """(model, GPUs) → seconds."""
+    root = data_root()
+    places = [path.parent / STAGE_PROFILES, path.parent.parent / STAGE_PROFILES]
+    if root is not None:
+        places.append(root / "muri" / STAGE_PROFILES)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise BadFile(str(path), [Problem(0, "", f"truth muri needs {STAGE_PROFILES} beside the trace")])
+
+    def read(row: Row) -> tuple[tuple[str, int], float]:
+        return (row.name("model"), row.whole("num_gpu", least=1)), row.number("startup_overhead_s")
+
+    return dict(read_all(found, {"model", "num_gpu", "startup_overhead_s"}, read))
+
+
+def _table(asked: Asked) -> Work:
+    return TableWork(_pollux(asked), asked.run.gpus_per_node, asked.run.tick_s)
+
+
+def _pollux(asked: Asked) -> Mapping[str, Model]:
+    """Pollux's measurements of the trace's models, from the data sets."""
+    folder, trace = asked.data(MEASURED), asked.trace
+    known = {place.name for place in folder.iterdir() if place.is_dir()}
+    problems: list[Problem] = []
+    for job in trace.jobs:
+        if job.model not in known:
+            told = (
+                f"{job.model} was not measured" if job.model else f"truth {asked.wanted.name} needs a model"
+            )
+            problems.append(trace.problem(job, "model", f"{told}; there are {', '.join(sorted(known))}"))
+        if job.batch_size is None:
+            problems.append(trace.problem(job, "batch_size", f"truth {asked.wanted.name} needs it"))
+    if problems:
+        raise BadFile(str(asked.path), problems)
+    return {name: read_model(folder / name) for name in sorted({job.model for job in trace.jobs})}
+
+
+def _step_times(asked: Asked) -> Truth:
+    without = [job for job in asked.trace.jobs if job.iterations is None]
+    if without:
+        problems = [asked.trace.problem(job, "iterations", "truth step-times needs them") for job in without]
+        raise BadFile(str(asked.path), problems)
+    return StepTimes(_pollux(asked), asked.run.gpus_per_node)
+
+
+def _colocation(asked: Asked) -> Truth:
+    table = tables.read_throughputs(asked.data(GAVEL))
+    gpu = asked.choice("gpu", DEFAULT_GPU, sorted(table.gpu_types))
+    split = asked.choice("unmeasured", "refuse", ("refuse", "split")) == "split"
+    gpu_of = {
+        node.node_id: node.gpus[0].model.lower()
+        for node in asked.run.nodes
+        if node.gpus and node.gpus[0].model != UNTOLD_GPU
+    }
+    return Colocation(table, gpu, gpu_of, asked.run.gpus_per_node, split=split)
+
+
+def _cpu(asked: Asked) -> Truth:
+    return Cpu(tables.read_sensitivity(asked.data(SYNERGY) / tables.SENSITIVITY), asked.run.slices_per_core)
+
+
+def _convergence(asked: Asked, inner: Truth) -> Truth:
+    return Convergence(inner, tables.read_curves(asked.data("charrnn").parent))
+
+
+def _phases(asked: Asked, inner: Truth) -> Truth:
+    return Phases(inner, asked.number("launch_s", LAUNCH_S), asked.number("save_s", SAVE_S))
+
+
+class Base(NamedTuple):
+    """A truth that stands on its own feet."""
+
+    make: Callable[[Asked], Truth]
+    options: Sequence[str] = ()
+
+
+class Wrap(NamedTuple):
+    """A truth around another."""
+
+    make: Callable[[Asked, Truth], Truth]
+    inner: str
+    """Where none is told."""
+    options: Sequence[str] = ()
+
+
+WORKS: Mapping[str, Callable[[Asked], Work]] = MappingProxyType({"muri": _muri, "placement-table": _table})
+MODELS: Mapping[str, Base | Wrap] = MappingProxyType(
+    {
+        "constant": Base(lambda asked: Constant()),
+        "colocation": Base(_colocation, ("gpu", "unmeasured")),
+        "cpu": Base(_cpu),
+        "stages": Base(lambda asked: StageTimes()),
+        "step-times": Base(_step_times),
+        "bandwidth": Wrap(lambda asked, inner: Bandwidth(inner), "cpu"),
+        "convergence": Wrap(_convergence, "constant"),
+        "links": Wrap(lambda asked, inner: Links(inner), "stages"),
+        "phases": Wrap(_phases, "constant", ("launch_s", "save_s")),
+        "shared-node": Wrap(lambda asked, inner: SharedNode(inner), "constant"),
+    }
+)
+TRUTHS: Sequence[str] = (*WORKS, *MODELS)
+"""All names, for those who ask."""
+
+
+def wanted_truth(text: str) -> Wanted:
+    """What a text asks for, if there is such a truth. Raises `UnknownTruth`."""
+    wanted = parse(text)
+    if wanted.name in WORKS:
+        if wanted.inner is not None:
+            raise UnknownTruth(f"truth {wanted.name} stands around no other: leave out {wanted.inner.name}")
+        _refuse_options(wanted, ())
+        return wanted
+    at: Wanted | None = wanted
+    while at is not None:
+        kind = MODELS.get(at.name)
+        if kind is None and at.name in WORKS:
+            raise UnknownTruth(f"truth {at.name} brings its own work: nothing can stand around it")
+        if kind is None:
+            raise UnknownTruth(f"{at.name!r} is no truth model; there are {', '.join(sorted(TRUTHS))}")
+        if isinstance(kind, Base) and at.inner is not None:
+            raise UnknownTruth(f"truth {at.name} stands around no other: leave out {at.inner.name}")
+        _refuse_options(at, kind.options)
+        at = at.inner
+    return wanted
+
+
+def work_for(truth: str, trace: Trace, path: Path, settings: PlacerSettings, run: Run = Run()) -> Work:  # noqa: B008
+    """The work of a run. Raises `UnknownTruth`, or `BadFile` where the trace lacks what the truth rests on."""
+    wanted = wanted_truth(truth)
+    asked = Asked(trace, path, settings, run, wanted)
+    if wanted.name in WORKS:
+        return WORKS[wanted.name](asked)
+    model = _model(asked)
+    _judge(model, asked)
+    return SteadyWork(model, run.loss_reports)
+
+
+def _model(asked: Asked) -> Truth:
+    """The truth with all that it stands around. Raises `UnknownTruth`, `BadFile`."""
+    kind = MODELS[asked.wanted.name]
+    if isinstance(kind, Base):
+        return kind.make(asked)
+    inner = asked.wanted.inner or parse(kind.inner)
+    return kind.make(asked, _model(asked._replace(wanted=inner)))
+
+
+def _refuse_options(wanted: Wanted, known: Sequence[str]) -> None:
+    unknown = sorted(set(wanted.options) - set(known))
+    if unknown:
+        there = f"there are {', '.join(known)}" if known else "it has none"
+        raise UnknownTruth(f"truth {wanted.name}: no option {', '.join(unknown)}; {there}")
+
+
+def _judge(model: Truth, asked: Asked) -> None:
+    """Raises `BadFile` for every job that the truth knows nothing of, even alone on what it asked for."""
+    problems: list[Problem] = []
+    for job in asked.trace.jobs:
+        try:
+            work_s = model.work_s(job)
+            model.loss(job, 0.0)
+        except NotMeasured as error:
+            problems.append(asked.trace.problem(job, "model", str(error)))
+            continue
+        if work_s <= 0:
+            told = f"truth {asked.wanted.name} needs run times; format {asked.trace.format} has none here"
+            problems.append(asked.trace.problem(job, "duration_s", told))
+    if problems:
+        raise BadFile(str(asked.path), problems)

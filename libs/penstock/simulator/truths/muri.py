@@ -1,0 +1,132 @@
+"""Truth `muri`: the job model of Muri's simulator, its quirks included (Zhao et al., SIGCOMM '22).
+
+Ideal: a job needs `iterations` iterations of its measured time, and loses its start-up time at each start.
+The source departs from that, and its published numbers hang on each departure:
+- An iteration alone takes 1.5 % longer than measured.
+- Time is booked only at *moments*: arrivals and completions (and, with `limits_gpu_s`, the moment at which a
+  job's service reaches a limit). The start-up time is lost once between any two moments by every job that
+  runs, whether or not it was just started.
+- A completion is predicted without that loss, so a job may be called complete with work left.
+- Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones).
+Plain doubles, in the order of operations of the source: ties decide, and they hang on the last bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from penstock.model.external_events import JobProgress
+from penstock.model.trusted import trusted
+from penstock.simulator.traces.jobs import Stages, TraceJob
+from penstock.simulator.truths.truth import End, Instant, Placement
+
+SLOWER_THAN_MEASURED = 1.015
+SAME_MOMENT = 1e-9
+
+
+def iteration_s(stages: Stages) -> float:
+    """An iteration alone. Scaled first, then made seconds: other roundings break ties otherwise (trace4_pr, 0.05 %)."""
+    return stages.iteration_ms * SLOWER_THAN_MEASURED / 1_000
+
+
+class _Run:
+    __slots__ = ("attained_s", "gpus", "iteration_s", "job_id", "left", "level", "start_up_s")
+
+    def __init__(self, job: TraceJob, start_up_s: float) -> None:
+        assert job.stages is not None, job
+        assert job.iterations is not None, job
+        self.job_id = job.job_id
+        self.gpus = job.gpus
+        self.left = float(job.iterations)
+        self.iteration_s = iteration_s(job.stages)
+        self.start_up_s = start_up_s
+        self.attained_s = 0.0
+        self.level = 0
+
+    def told(self) -> JobProgress:
+        return trusted(
+            JobProgress,
+            job_id=self.job_id,
+            attained_s=self.attained_s,
+            remaining_s=self.left * self.iteration_s if self.left > 0 else 0.0,
+        )
+
+
+class MuriWork:
+    """`start_up_s`: per (model, GPUs). `limits_gpu_s`: at which service jobs report, for Tiresias; () for none."""
+
+    def __init__(
+        self, start_up_s: Mapping[tuple[str, int], float], limits_gpu_s: Sequence[float] = ()
+    ) -> None:
+        self._start_up_s = start_up_s
+        self._limits = tuple(limits_gpu_s)
+        self._all: dict[str, _Run] = {}
+        self._running: dict[str, _Run] = {}
+        self._moment_s = 0.0
+        self._next: tuple[float, list[str]] | None = None
+        """The predicted moment and who completes then; None: to be predicted anew."""
+
+    def alone_s(self, job: TraceJob) -> float:
+        assert job.stages is not None, job
+        return (job.iterations or 0) * iteration_s(job.stages)
+
+    def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
+        run = _Run(job, self._start_up_s[job.model, job.gpus])
+        self._all[job.job_id] = run
+        return run.told()
+
+    def started(self, job_id: str, placement: Placement, now_s: float) -> None:
+        self._running[job_id] = self._all[job_id]
+        self._next = None
+
+    def stopped(self, job_id: str, now_s: float) -> None:
+        self._running.pop(job_id, None)
+        self._next = None
+
+    def next_s(self) -> float | None:
+        if not self._running:
+            return None
+        if self._next is None:
+            self._next = self._predict()
+        return self._next[0]
+
+    def _predict(self) -> tuple[float, list[str]]:
+        batches: list[tuple[float, list[str]]] = []
+        now_s = self._moment_s
+        best_s = -1.0
+        same = 0.0 if self._limits else SAME_MOMENT
+        for run in self._running.values():
+            end_s = now_s + run.left * run.iteration_s
+            if best_s >= 0 and end_s > best_s * (1 + 2 * same):
+                continue  # it can be no member of the earliest batch
+            for first_s, members in batches:
+                if abs(end_s - first_s) <= same * end_s:
+                    members.append(run.job_id)
+                    break
+            else:
+                batches.append((end_s, [run.job_id]))
+                best_s = end_s if best_s < 0 else min(best_s, end_s)
+        first = min(batches, key=lambda batch: batch[0])
+        for run in self._running.values():
+            if run.level < len(self._limits):
+                reached_s = ceil(self._limits[run.level] / run.gpus) - run.attained_s + now_s
+                if reached_s < first[0]:
+                    first = (reached_s, [])
+        return first
+
+    def advance(self, now_s: float) -> Instant:
+        found = self._next if self._running else None
+        ended = found[1] if found is not None and found[0] <= now_s else []
+        for job_id in ended:
+            del self._running[job_id]
+            del self._all[job_id]
+        before_s = self._moment_s
+        for run in self._running.values():
+            run.left -= max(0.0, now_s - before_s - run.start_up_s) / run.iteration_s
+            run.attained_s = (run.attained_s + now_s) - before_s
+            if run.level < len(self._limits) and run.attained_s * run.gpus >= self._limits[run.level]:
+                run.level += 1
+        self._moment_s = now_s
+        self._next = None
+        return Instant(
+            [End(job_id, now_s) for job_id in ended], [run.told() for run in self._running.values()]
+        )

@@ -1,0 +1,183 @@
+"""The work that most truths share: it flows at the truth's speed between changes, and a stop keeps what was done.
+
+A run goes through phases: *launch* for `start_up_s`, *train* while work is left, *save* for `save_s`. Only a job in
+training computes: the others on its nodes slow it down, and it them, from the moment at which its training begins
+until its last work is done or it is stopped. A stop ends the run; the next one launches anew, and a job that was
+stopped while it saved has only to save again.
+"""
+
+import heapq
+from enum import Enum, auto
+
+from penstock.model.external_events import JobProgress
+from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.truths.truth import End, Instant, LossTold, Neighbour, PhaseChange, Placement, Truth
+
+
+class _At(Enum):
+    """What a run is doing."""
+
+    REST = auto()
+    LAUNCH = auto()
+    TRAIN = auto()
+    SAVE = auto()
+
+
+class _Run:
+    __slots__ = (
+        "at", "job", "left_s", "placement", "reports", "seen", "since_s", "speed", "to_report", "version", "work_s",
+    )  # fmt: skip
+
+    def __init__(self, job: TraceJob, work_s: float) -> None:
+        self.job = job
+        self.work_s = self.left_s = work_s
+        self.placement: Placement = {}
+        self.seen = Neighbour(job, {})
+        """As others see it."""
+        self.at = _At.REST
+        self.since_s = self.speed = 0.0
+        self.reports = 0
+        self.to_report = False
+        """Whether its next moment is a report, not the end of its work."""
+        self.version = 0
+
+
+class SteadyWork:
+    """`loss_reports`: how often a job with a loss tells it in the course of its work, evenly; 0: never."""
+
+    def __init__(self, truth: Truth, loss_reports: int = 0) -> None:
+        self._truth = truth
+        self._loss_reports = loss_reports
+        self._runs: dict[str, _Run] = {}
+        self._on_node: dict[str, dict[str, None]] = {}
+        """Who computes on a node; kept only where neighbours matter."""
+        self._moments: list[tuple[float, str, int]] = []
+
+    def alone_s(self, job: TraceJob) -> float:
+        return self._truth.work_s(job)
+
+    def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
+        self._runs[job.job_id] = _Run(job, self._truth.work_s(job))
+        return None
+
+    def started(self, job_id: str, placement: Placement, now_s: float) -> None:
+        run = self._runs[job_id]
+        run.placement = placement
+        run.seen = Neighbour(run.job, placement)
+        start_up_s = self._truth.start_up_s(run.job)
+        if start_up_s > 0:
+            run.at = _At.LAUNCH
+            self._at(run, now_s + start_up_s)
+        else:
+            self._train(run, now_s)
+
+    def stopped(self, job_id: str, now_s: float) -> None:
+        run = self._runs.get(job_id)
+        if run is None or run.at is _At.REST:
+            return
+        if run.at is _At.TRAIN:
+            self._settle(run, now_s)
+            self._compute_no_more(run, now_s)
+        run.at = _At.REST
+        run.version += 1
+
+    def next_s(self) -> float | None:
+        while self._moments:
+            at_s, job_id, version = self._moments[0]
+            run = self._runs.get(job_id)
+            if run is not None and run.version == version:
+                return at_s
+            heapq.heappop(self._moments)
+        return None
+
+    def advance(self, now_s: float) -> Instant:
+        ended: list[End] = []
+        losses: list[LossTold] = []
+        phases: list[PhaseChange] = []
+        while (due_s := self.next_s()) is not None and due_s <= now_s:
+            run = self._runs[heapq.heappop(self._moments)[1]]
+            if run.at is _At.LAUNCH:
+                phases.append(PhaseChange(run.job.job_id, "train", due_s))
+                self._train(run, due_s)
+            elif run.at is _At.TRAIN and run.to_report:
+                losses.append(self._report(run, due_s))
+            elif run.at is _At.TRAIN and (save_s := self._done(run, due_s)) > 0:
+                phases.append(PhaseChange(run.job.job_id, "save", due_s))
+                run.at = _At.SAVE
+                self._at(run, due_s + save_s)
+            else:
+                ended.append(End(run.job.job_id, due_s))
+                del self._runs[run.job.job_id]
+        return Instant(ended, (), phases, losses)
+
+    def _at(self, run: _Run, at_s: float) -> None:
+        """The run's next moment; older ones are void."""
+        run.version += 1
+        heapq.heappush(self._moments, (at_s, run.job.job_id, run.version))
+
+    def _train(self, run: _Run, now_s: float) -> None:
+        run.at = _At.TRAIN
+        run.since_s = now_s
+        if self._truth.neighbours_matter:
+            for node_id in run.placement:
+                self._on_node.setdefault(node_id, {})[run.job.job_id] = None
+        self._set_speed(run)
+        self._others_change(run, now_s)
+
+    def _done(self, run: _Run, now_s: float) -> float:
+        """Its work is done; how long it saves."""
+        run.left_s = 0.0
+        self._compute_no_more(run, now_s)
+        return self._truth.save_s(run.job)
+
+    def _report(self, run: _Run, now_s: float) -> LossTold:
+        self._settle(run, now_s)
+        run.reports += 1
+        progress = run.reports / self._loss_reports
+        loss = self._truth.loss(run.job, progress)
+        assert loss is not None, run.job
+        self._set_moment(run)
+        return LossTold(run.job.job_id, loss, progress, now_s)
+
+    def _settle(self, run: _Run, now_s: float) -> None:
+        """Books the work done since the last change."""
+        run.left_s = max(0.0, run.left_s - max(0.0, now_s - run.since_s) * run.speed)
+        run.since_s = now_s
+
+    def _set_speed(self, run: _Run) -> None:
+        neighbours: list[Neighbour] = []
+        if self._truth.neighbours_matter:
+            neighbours = [self._runs[other].seen for other in self._others(run)]
+        run.speed = self._truth.speed(run.job, run.placement, neighbours)
+        self._set_moment(run)
+
+    def _set_moment(self, run: _Run) -> None:
+        """When its work ends, or when it tells its loss before that."""
+        until_s = run.left_s
+        run.to_report = False
+        if self._loss_reports and run.reports + 1 < self._loss_reports:
+            to_report_s = run.left_s - run.work_s * (1 - (run.reports + 1) / self._loss_reports)
+            if to_report_s < run.left_s and self._truth.loss(run.job, 0.0) is not None:
+                until_s = max(0.0, to_report_s)
+                run.to_report = True
+        self._at(run, run.since_s + until_s / run.speed)
+
+    def _compute_no_more(self, run: _Run, now_s: float) -> None:
+        if self._truth.neighbours_matter:
+            for node_id in run.placement:
+                del self._on_node[node_id][run.job.job_id]
+            self._others_change(run, now_s)
+
+    def _others(self, run: _Run) -> list[str]:
+        """Who else computes on its nodes, by id."""
+        ids: set[str] = set()
+        for node_id in run.placement:
+            ids.update(self._on_node[node_id])
+        ids.discard(run.job.job_id)
+        return sorted(ids)
+
+    def _others_change(self, run: _Run, now_s: float) -> None:
+        if self._truth.neighbours_matter:
+            for other in self._others(run):
+                self._settle(self._runs[other], now_s)
+                self._set_speed(self._runs[other])

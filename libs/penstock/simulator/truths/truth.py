@@ -1,0 +1,211 @@
+"""What really happens to jobs while the scheduler decides: how far they get, and when they end.
+
+A *truth model* says how fast a job runs; it is measured data, never a model that Penstock decides with. The
+*work* of a run turns speeds into ends. Most truths share `SteadyWork` (`steady.py`): work flows at a constant
+speed between changes. A truth whose source counts otherwise brings its own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from penstock.model.external_events import JobProgress
+from penstock.model.types import TaskPlacement
+from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
+
+Phase = Literal["train", "save"]
+
+
+class Seat(NamedTuple):
+    """What a job holds on one node, all of its tasks there together."""
+
+    gpus: tuple[int, ...] = ()
+    """Which ones."""
+    cores: int = 0
+    share_milli: int = WHOLE_GPU_MILLI
+    """Thousandths of its GPU; less than a whole one only with one GPU."""
+    workers: int = 1
+    parameter_servers: int = 0
+    host_memory_mib: int = 0
+
+
+NOTHING = Seat(workers=0)
+Placement = Mapping[str, Seat]
+"""Node id → what one job holds there; nodes in order of rank."""
+
+
+def seats(tasks: Iterable[TaskPlacement]) -> Placement:
+    """What the tasks of a gang hold, node by node; the tasks in order of rank."""
+    found: dict[str, Seat] = {}
+    for place in tasks:
+        before = found.get(place.node_id, NOTHING)
+        found[place.node_id] = Seat(
+            before.gpus + place.gpus,
+            before.cores + len(place.cores),
+            min(before.share_milli, place.gpu_share_milli),
+            before.workers + (place.role == "worker"),
+            before.parameter_servers + (place.role == "ps"),
+            before.host_memory_mib + place.host_memory_mib,
+        )
+    return found
+
+
+class Neighbour(NamedTuple):
+    """Another job that computes on one of a job's nodes."""
+
+    job: TraceJob
+    placement: Placement
+
+
+class NotMeasured(LookupError):
+    """The truth's table says nothing about this; the message names what it lacks."""
+
+
+class Truth(Protocol):
+    """How fast jobs run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def neighbours_matter(self) -> bool:
+        """Whether a job's speed changes when others start or stop to compute on its nodes."""
+        ...
+
+    def work_s(self, job: TraceJob) -> float:
+        """The job's size: seconds alone on what it asked for, > 0."""
+        ...
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        """Seconds of work done per second, > 0; neighbours by id. Raises `NotMeasured`."""
+        ...
+
+    def network_share(self, job: TraceJob, placement: Placement) -> float:
+        """How much of its time alone here it sends over links between nodes, 0 – 1."""
+        ...
+
+    def start_up_s(self, job: TraceJob) -> float:
+        """Seconds after each start in which nothing is done and its GPUs idle, ≥ 0."""
+        ...
+
+    def save_s(self, job: TraceJob) -> float:
+        """Seconds after its work in which it still holds everything and its GPUs idle, ≥ 0."""
+        ...
+
+    def loss(self, job: TraceJob, progress: float) -> float | None:
+        """What it would tell of itself when so much of its work is done, 0 – 1; None: it tells nothing."""
+        ...
+
+
+class Plain:
+    """What holds of most truths: nothing but the job and its own placement matters."""
+
+    neighbours_matter = False
+
+    def work_s(self, job: TraceJob) -> float:
+        return job.duration_s
+
+    def network_share(self, job: TraceJob, placement: Placement) -> float:
+        return 0.0
+
+    def start_up_s(self, job: TraceJob) -> float:
+        return 0.0
+
+    def save_s(self, job: TraceJob) -> float:
+        return 0.0
+
+    def loss(self, job: TraceJob, progress: float) -> float | None:
+        return None
+
+
+class Constant(Plain):
+    """Truth `constant`: a job runs as long as its trace says, wherever it is placed."""
+
+    name = "constant"
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        return 1.0
+
+
+class Around:
+    """A truth around another: what it does not change is the inner one's. Its neighbours matter."""
+
+    neighbours_matter = True
+
+    def __init__(self, inner: Truth) -> None:
+        self.inner = inner
+
+    def work_s(self, job: TraceJob) -> float:
+        return self.inner.work_s(job)
+
+    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
+        return self.inner.speed(job, placement, neighbours)
+
+    def network_share(self, job: TraceJob, placement: Placement) -> float:
+        return self.inner.network_share(job, placement)
+
+    def start_up_s(self, job: TraceJob) -> float:
+        return self.inner.start_up_s(job)
+
+    def save_s(self, job: TraceJob) -> float:
+        return self.inner.save_s(job)
+
+    def loss(self, job: TraceJob, progress: float) -> float | None:
+        return self.inner.loss(job, progress)
+
+
+class End(NamedTuple):
+    """A job has done all since `at_s`."""
+
+    job_id: str
+    at_s: float
+
+
+class PhaseChange(NamedTuple):
+    """A job has come to a phase of its run. Source: Liquid §6.1 (launch, train, save)."""
+
+    job_id: str
+    phase: Phase
+    at_s: float
+
+
+class LossTold(NamedTuple):
+    """A job has told its loss; `progress`: how much of its work was done, 0 – 1."""
+
+    job_id: str
+    loss: float
+    progress: float
+    at_s: float
+
+
+class Instant(NamedTuple):
+    """What the jobs did up to a moment; each part in order of time."""
+
+    ended: Sequence[End]
+    told: Sequence[JobProgress]
+    """What jobs report of themselves."""
+    phases: Sequence[PhaseChange] = ()
+    losses: Sequence[LossTold] = ()
+
+
+class Work(Protocol):
+    """The running jobs and what is left of them. Times never go back."""
+
+    def alone_s(self, job: TraceJob) -> float:
+        """The job's size: seconds alone on what it asked for, without start-up."""
+        ...
+
+    def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
+        """The job exists; what it says of itself, if anything."""
+        ...
+
+    def started(self, job_id: str, placement: Placement, now_s: float) -> None: ...
+
+    def stopped(self, job_id: str, now_s: float) -> None: ...
+
+    def next_s(self) -> float | None:
+        """The next moment at which something happens by itself; None while nothing runs."""
+        ...
+
+    def advance(self, now_s: float) -> Instant:
+        """Lets the work flow until `now_s`: called at `next_s` and at every arrival."""
+        ...

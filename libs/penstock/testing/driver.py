@@ -1,0 +1,194 @@
+"""Drives the placer's core by hand, as its shell would, and checks everything after every step.
+
+Each step's record is written, read back by a second fold (the fast decoder of followers), and both states
+must be sound and agree.
+"""
+
+from collections.abc import Sequence
+
+from penstock.ledger.check import check
+from penstock.ledger.evolve import begin
+from penstock.ledger.record import GENESIS, Draft, write
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState, JobState
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    JobEstimated,
+    JobSubmitted,
+    NodeJoined,
+    RunningTask,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.ledger_events import Order, PlacementExplanation, PlacerSettings, TermStarted, TimerFired
+from penstock.model.types import (
+    Estimate,
+    Gpu,
+    JobSpec,
+    NodeSpec,
+    ResourceRequest,
+    ResourceVector,
+    RetryPolicy,
+)
+from penstock_services.placer.core.orders import outstanding
+from penstock_services.placer.core.step import PlacerCore, Step
+
+
+def node_spec(
+    node_id: str,
+    gpus: int = 4,
+    *,
+    rack: str = "r0",
+    boot: str = "b1",
+    model: str = "V100",
+    memory_mib: int = 16_384,
+    cores: int = 32,
+) -> NodeSpec:
+    """A node of equal GPUs with 128 GiB of memory."""
+    return NodeSpec(
+        node_id=node_id,
+        boot_id=boot,
+        rack=rack,
+        cores=cores,
+        host_memory_mib=131_072,
+        gpus=tuple(
+            Gpu(index=i, uuid=f"GPU-{node_id}-{i}", model=model, memory_mib=memory_mib) for i in range(gpus)
+        ),
+    )
+
+
+def job_spec(
+    *,
+    workers: int = 1,
+    ps: int = 0,
+    attempts: int = 1,
+    backoff_ms: int = 1_000,
+    models: Sequence[str] = (),
+    **times: int,
+) -> JobSpec:
+    return JobSpec(
+        command=("python", "train.py"),
+        workers=workers,
+        parameter_servers=ps,
+        gpu_models=tuple(models),
+        resources=ResourceRequest(),
+        retry=RetryPolicy(max_attempts=attempts, backoff_ms=backoff_ms),
+        **times,  # queue_timeout_ms, run_timeout_ms, grace_ms
+    )
+
+
+def estimate(
+    gpus: int = 1, *, cores: int = 2, memory_mib: int = 1_024, gpu_memory_mib: int = 1_024
+) -> Estimate:
+    return Estimate(
+        worker=ResourceVector(
+            gpus=gpus, cores=cores, host_memory_mib=memory_mib, gpu_memory_mib=gpu_memory_mib
+        ),
+        confidence=1.0,
+        tier="user",
+        source="a test",
+    )
+
+
+class CellDriver:
+    """One cell: `feed` events, read the facts; time moves only by `at`."""
+
+    def __init__(self, settings: PlacerSettings | None = None) -> None:
+        self.core = PlacerCore(CellState())
+        self.follower = Replica()
+        self.head = GENESIS
+        self.values: list[bytes] = []
+        self.now_ms = 1_000_000
+        self.explanations: list[PlacementExplanation] = []
+        self._inputs = 0
+        term = TermStarted(term=1, placer_id="p1", settings=settings or PlacerSettings())
+        self._record(term, {"placer_id": "p1"}, term=1)
+
+    @property
+    def state(self) -> CellState:
+        return self.core.state
+
+    def job(self, job_id: str) -> JobState:
+        return self.state.jobs[job_id]
+
+    def feed(self, event: Event) -> Step:
+        """One input record; returns what the ledger record holds."""
+        self._inputs += 1
+        topic = event.TOPIC or "timers"
+        cause = {"topic": topic, "partition": 0, "offset": self._inputs, "event_id": f"e{self._inputs}"}
+        return self._record(event, cause)
+
+    def at(self, now_ms: int) -> list[Step]:
+        """Lets time pass until `now_ms` after the start; fires every timer that comes due, in order."""
+        until = 1_000_000 + now_ms
+        steps = []
+        while (due := self.state.next_timer()) is not None and due[0] <= until:
+            self.now_ms = max(self.now_ms, due[0])
+            steps.append(self._record(TimerFired(timer_id=due[1]), {"timer_id": due[1]}))
+        self.now_ms = until
+        return steps
+
+    def _record(self, event: Event, cause: dict[str, object], term: int | None = None) -> Step:
+        term = term or self.head.term
+        begin(self.state, self.head.seq + 1, self.now_ms, term)
+        step = self.core.step(event, f"e{self._inputs}")
+        draft = Draft(term, self.now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
+        self.head, value = write(self.head, draft)
+        self.values.append(value)
+        self.explanations += step.explanation
+        assert self.follower.take(value, len(self.values) - 1) is not None, "our own record must be valid"
+        for who, state in (("placer", self.state), ("follower", self.follower.state)):
+            assert check(state) == [], f"{who} after seq {self.head.seq}: {check(state)}"
+        assert self.follower.head == self.head
+        return step
+
+    # Shorthands of what nodes and users do ------------------------------------------------------------
+
+    def join(self, *specs: NodeSpec, tasks: Sequence[RunningTask] = ()) -> None:
+        for spec in specs:
+            self.feed(NodeJoined(node=spec, tasks=tuple(tasks)))
+
+    def submit(self, job_id: str, spec: JobSpec | None = None, need: Estimate | None = None) -> Step:
+        """Submission and estimate; returns the step that queued it."""
+        self.feed(JobSubmitted(job_id=job_id, spec=spec or job_spec()))
+        return self.feed(JobEstimated(job_id=job_id, estimate=need or estimate()))
+
+    def start(self, job_id: str) -> None:
+        """Every task of the job reports its start."""
+        for task_id, task in list(self.job(job_id).tasks.items()):
+            self.feed(
+                TaskStarted(
+                    node_id=task.place.node_id,
+                    task_id=task_id,
+                    token=self.job(job_id).token,
+                    pid=7,
+                    started_ms=self.now_ms,
+                )
+            )
+
+    def exit(
+        self, task_id: str, code: int | None = 0, *, cause: str = "exited", signal: int | None = None
+    ) -> Step:
+        """One task ends."""
+        job = self.job(task_id.rsplit(".", 2)[0])
+        return self.feed(
+            TaskExited(
+                node_id=job.tasks[task_id].place.node_id,
+                task_id=task_id,
+                token=job.token,
+                cause=cause,
+                exit_code=code,
+                signal=signal,
+                started_ms=self.now_ms,
+                exited_ms=self.now_ms,
+            )
+        )
+
+    def orders(self) -> list[Order]:
+        """What the nodes have been asked and have not answered."""
+        return list(outstanding(self.state, sorted(self.state.nodes), self.head.seq))
+
+
+def kinds(step: Step) -> list[str]:
+    """The facts of a step by their short type names, for exact comparison in stories."""
+    return [fact.TYPE.removeprefix("penstock.") for fact in step.facts]

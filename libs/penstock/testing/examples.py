@@ -1,0 +1,410 @@
+"""One realistic example of every event, as the golden files of `schemas/examples` hold them.
+
+They tell one story. On 2026-01-05 alice submits a ResNet-50 run with two workers and one parameter server;
+it is estimated, placed on two nodes, runs, checkpoints and exits, while a rack loses power, a batcher, a
+migrator and a contention-guard propose, and somebody writes a record that nobody can read.
+Every value is a constant: generating twice gives the same bytes.
+"""
+
+import base64
+from collections.abc import Mapping
+
+from penstock.model import external_events, ledger_events
+from penstock.model.codec import encode
+from penstock.model.event import Event, wire_type
+from penstock.model.types import (
+    Estimate,
+    Gpu,
+    JobSpec,
+    NodeSpec,
+    ResourceRequest,
+    ResourceVector,
+    RetryPolicy,
+    TaskPlacement,
+    Usage,
+)
+
+START_MS = 1_767_604_500_000  # 2026-01-05T09:15:00Z
+MINUTE_MS = 60_000
+JOB, OTHER_JOB = "job-resnet50-7f3a91", "job-vgg16-b20c44"
+NODE, NEXT_NODE = "node-a1", "node-a2"
+BOOT, NEXT_BOOT = "5d0f2b1e-boot", "9c41e77a-boot"
+WORKER, NEXT_WORKER, SERVER = f"{JOB}.1.w0", f"{JOB}.1.w1", f"{JOB}.1.ps0"
+TOKEN = 4_711
+
+SPEC = JobSpec(
+    name="resnet50",
+    owner="alice",
+    command=("python", "train.py", "--epochs", "3"),
+    env={"OMP_NUM_THREADS": "4"},
+    workdir="/home/alice/resnet",
+    workers=2,
+    parameter_servers=1,
+    resources=ResourceRequest(gpus=1, cores=4, host_memory_mib=8_192, gpu_memory_mib=10_240),
+    model="resnet50",
+    batch_size=64,
+    gpu_models=("NVIDIA-A100-40GB",),
+    retry=RetryPolicy(max_attempts=3, backoff_ms=5_000, backoff_max_ms=60_000),
+    queue_timeout_ms=10 * MINUTE_MS,
+    run_timeout_ms=120 * MINUTE_MS,
+    labels={"team": "vision"},
+)
+NODE_SPEC = NodeSpec(
+    node_id=NODE,
+    boot_id=BOOT,
+    rack="rack-a",
+    domain="hall-1",
+    address="10.0.1.11",
+    cores=64,
+    host_memory_mib=262_144,
+    bandwidth_mbps=25_000,
+    gpus=tuple(
+        Gpu(index=index, uuid=f"GPU-0a1b2c3d-{index}", model="NVIDIA-A100-40GB", memory_mib=40_960)
+        for index in range(4)
+    ),
+)
+WORKER_PLACE = TaskPlacement(
+    task_id=WORKER,
+    role="worker",
+    rank=0,
+    node_id=NODE,
+    gpus=(0,),
+    cores=(0, 1, 2, 3),
+    host_memory_mib=8_192,
+    gpu_memory_mib=10_240,
+    bandwidth_mbps=3_200,
+)
+NEXT_WORKER_PLACE = WORKER_PLACE.model_copy(
+    update={"task_id": NEXT_WORKER, "rank": 1, "node_id": NEXT_NODE, "gpus": (2,), "cores": (8, 9, 10, 11)}
+)
+SERVER_PLACE = TaskPlacement(
+    task_id=SERVER,
+    role="ps",
+    rank=2,
+    node_id=NODE,
+    cores=(4, 5),
+    host_memory_mib=2_048,
+    bandwidth_mbps=6_400,
+)
+PLACES = (WORKER_PLACE, NEXT_WORKER_PLACE, SERVER_PLACE)
+
+_JOBS_AND_ESTIMATES: tuple[Event, ...] = (
+    external_events.JobSubmitted(job_id=JOB, spec=SPEC),
+    external_events.JobCancelRequested(job_id=JOB, reason="wrong learning rate"),
+    external_events.JobEstimated(
+        job_id=JOB,
+        estimate=Estimate(
+            worker=ResourceVector(
+                gpus=1,
+                cores=4,
+                host_memory_mib=8_192,
+                gpu_memory_mib=9_830,
+                gpu_utilisation_percent=87.5,
+                bandwidth_mbps=3_200,
+            ),
+            parameter_server=ResourceVector(cores=2, host_memory_mib=2_048, bandwidth_mbps=6_400),
+            run_ms=42 * MINUTE_MS,
+            confidence=0.8,
+            tier="history",
+            source="median of 12 finished runs of alice with the same command, model and batch size",
+        ),
+    ),
+    external_events.ModelTrained(
+        model_version="memory-forest-2026-01-05",
+        sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        runs=1_204,
+        first_run_ms=START_MS - 30 * 24 * 60 * MINUTE_MS,
+        last_run_ms=START_MS - MINUTE_MS,
+        metrics={"gpu_memory_mape": 0.061, "run_ms_mape": 0.18},
+    ),
+    external_events.EtaEstimated(
+        job_id=JOB,
+        attempt=1,
+        at_ms=START_MS + 12 * MINUTE_MS,
+        done=9_000,
+        left_ms=external_events.Bounds(middle=1_920_000.0, low=1_800_000.0, high=2_160_000.0),
+        steps=external_events.Bounds(middle=32_000.0, low=32_000.0, high=32_000.0),
+        step_ms=external_events.Bounds(middle=60.0, low=56.25, high=67.5),
+        level=0.9,
+        source="iterations asked for",
+        model_version="steps-9f86d081884c",
+    ),
+    external_events.ProfilePlanned(
+        model="resnet50",
+        gpu_model="A100-40GB",
+        owner="alice",
+        model_version="steps-9f86d081884c",
+        probes=(
+            external_events.Probe(gpus_per_node=(1,), local_batch=32.0, spread_before=0.5, spread_after=0.25),
+            external_events.Probe(
+                gpus_per_node=(4, 4), local_batch=64.0, spread_before=0.25, spread_after=0.125
+            ),
+        ),
+    ),
+    external_events.StagesProfiled(
+        model="resnet50",
+        batch_size=64,
+        gpus=2,
+        storage_ms=6.5,
+        cpu_ms=12.0,
+        gpu_ms=38.25,
+        network_ms=4.25,
+        idle_ms=0.0,
+        iteration_ms=61.0,
+        iterations=20,
+    ),
+)
+
+_NODES: tuple[Event, ...] = (
+    external_events.NodeJoined(
+        node=NODE_SPEC, tasks=(external_events.RunningTask(task_id=WORKER, token=TOKEN),)
+    ),
+    external_events.NodeChanged(node=NODE_SPEC.model_copy(update={"gpus": NODE_SPEC.gpus[:3]})),
+    external_events.NodeLeft(node_id=NEXT_NODE, boot_id=NEXT_BOOT, proof="deleted"),
+    external_events.NodeSuspected(node_id=NEXT_NODE, reason="its watch broke and did not come back"),
+    external_events.GpuFaulted(
+        node_id=NODE, gpu=3, fault="xid", code=79, detail="GPU has fallen off the bus"
+    ),
+    external_events.TaskStarted(
+        node_id=NODE, task_id=WORKER, token=TOKEN, pid=28_114, started_ms=START_MS + 2 * MINUTE_MS
+    ),
+    external_events.TaskPhaseChanged(
+        node_id=NODE, task_id=WORKER, token=TOKEN, phase="train", at_ms=START_MS + 3 * MINUTE_MS
+    ),
+    external_events.TaskCheckpointed(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        at_ms=START_MS + 20 * MINUTE_MS,
+        path="checkpoints/epoch-1.npz",
+    ),
+    external_events.WorkProgressed(
+        node_id=NODE, jobs=(external_events.JobProgress(job_id=JOB, attained_s=1_080.5, remaining_s=1_440.0),)
+    ),
+    external_events.TaskExited(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        cause="exited",
+        exit_code=0,
+        started_ms=START_MS + 2 * MINUTE_MS,
+        exited_ms=START_MS + 44 * MINUTE_MS,
+        usage=Usage(
+            cpu_ms=9_870_000,
+            host_memory_mib=6_911,
+            gpu_memory_mib=9_774,
+            gpu_utilisation_percent=86.25,
+            gpu_utilisation_std=6.5,
+        ),
+    ),
+    external_events.StepsMeasured(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        at_ms=START_MS + 12 * MINUTE_MS,
+        done=9_000,
+        total=41_000,
+        steps=500,
+        step_ms=60.5,
+        loss=1.8125,
+    ),
+    external_events.StagesMeasured(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        at_ms=START_MS + 5 * MINUTE_MS,
+        iterations=1,
+        samples=(
+            external_events.StageSample(lasted_ms=6.5, storage=1.0),
+            external_events.StageSample(lasted_ms=54.5, cpu=0.25, gpu=1.0),
+        ),
+    ),
+    external_events.OrderRefused(
+        node_id=NODE,
+        task_id=WORKER,
+        token=TOKEN,
+        reason="stale_token",
+        highest_token=TOKEN + 5,
+        detail=f"GPU 0 already obeyed token {TOKEN + 5}",
+    ),
+    external_events.TelemetrySampled(
+        node_id=NODE,
+        task_id=WORKER,
+        at_ms=START_MS + 12 * MINUTE_MS,
+        gpu=0,
+        gpu_utilisation_percent=34.5,
+        gpu_memory_mib=9_774,
+        host_memory_mib=6_911,
+        cpu_percent=388.0,
+        loss=1.8125,
+    ),
+)
+
+_READ = (
+    external_events.ReadVersion(kind="job", id=JOB, version=3),
+    external_events.ReadVersion(kind="node", id=NODE, version=17),
+)
+_PROPOSALS: tuple[Event, ...] = (
+    external_events.PlanProposed(
+        proposal_id="plan-000412",
+        proposer="batcher-1",
+        read=_READ,
+        kind="batch",
+        plans=(external_events.JobPlan(job_id=JOB, tasks=PLACES),),
+    ),
+    external_events.MigrationProposed(
+        proposal_id="migration-000031",
+        proposer="migrator-1",
+        read=_READ,
+        plan=external_events.JobPlan(job_id=JOB, tasks=PLACES),
+        reason="converges; a newer job gains more on node-a1",
+    ),
+    external_events.CoresProposed(
+        proposal_id="cores-000207",
+        proposer="guard-1",
+        read=_READ,
+        task_id=WORKER,
+        cores=6,
+        reason="its GPU waits for data: utilisation 34.5 % at 4 cores",
+    ),
+    external_events.ThrottleProposed(
+        proposal_id="throttle-000018",
+        proposer="guard-1",
+        read=_READ,
+        task_id=SERVER,
+        memory_bandwidth_percent=60,
+        reason="its memory traffic slows the worker beside it",
+    ),
+)
+
+_DEAD_LETTERS: tuple[Event, ...] = (
+    external_events.DeadLettered(
+        source_topic="penstock.nodes.v1",
+        source_partition=0,
+        source_offset=90_210,
+        service="placer",
+        reason="invalid",
+        detail="token: Field required",
+        headers={"ce_specversion": "1.0", "ce_id": "e-1", "ce_type": "penstock.task.started.v1"},
+        value_base64=base64.b64encode(b'{"node_id":"node-a1","task_id":"job-1.1.w0","pid":1}').decode(),
+    ),
+)
+
+_EXPLANATION = ledger_events.PlacementExplanation(
+    job_id=JOB,
+    profile="liquid",
+    candidates=(
+        ledger_events.Candidate(nodes=(NODE, NEXT_NODE, NODE), score=0.21875),
+        ledger_events.Candidate(nodes=(NODE, "node-b4", NODE), score=0.34375),
+    ),
+    margin=0.125,
+    feasible=2,
+    rejected={"gpu_memory": 1, "gpus_busy": 5},
+)
+_DECISIONS: tuple[Event, ...] = (
+    ledger_events.TermStarted(
+        term=3, placer_id="placer-7d9c", settings=ledger_events.PlacerSettings(seed=42)
+    ),
+    ledger_events.PlacementDecided(job_id=JOB, attempt=1, tasks=PLACES),
+    ledger_events.StopDecided(job_id=JOB, attempt=1, reason="cancelled", grace_ms=10_000),
+    ledger_events.JobPreempted(
+        job_id=JOB, attempt=1, by_job_id=OTHER_JOB, reason=f"{OTHER_JOB} has waited beyond its allowance"
+    ),
+    ledger_events.JobRequeued(job_id=JOB, attempt=1, reason="failed", not_before_ms=START_MS + 5_000),
+    ledger_events.JobQueued(job_id=JOB),
+    ledger_events.JobFoundUnschedulable(
+        job_id=OTHER_JOB, reason="needs 8 GPUs on one node; the largest node of the cell has 4"
+    ),
+    ledger_events.JobsRanked(
+        ranks=(ledger_events.JobRank(job_id=JOB, level=1, chosen=True, position=4_711 << 12),)
+    ),
+    ledger_events.JobEnded(job_id=JOB, outcome="failed", exit_code=3, reason="worker 0 exited with code 3"),
+    ledger_events.TaskLost(
+        task_id=NEXT_WORKER, node_id=NEXT_NODE, reason="node-a2 came back with another boot id"
+    ),
+    ledger_events.NodeLost(node_id=NEXT_NODE),
+    ledger_events.NodeRestored(node_id=NEXT_NODE),
+    ledger_events.CellFrozen(reason="33 of 48 nodes vanished within 60 s"),
+    ledger_events.CellThawed(reason="31 of 33 nodes are back"),
+    ledger_events.TimerSet(
+        timer_id=f"{JOB}:queue_timeout",
+        at_ms=START_MS + 10 * MINUTE_MS,
+        about=ledger_events.TimerSubject(kind="queue_timeout", id=JOB, attempt=0),
+    ),
+    ledger_events.TimerFired(timer_id=f"{JOB}:queue_timeout"),
+    ledger_events.ProposalAnswered(
+        proposal_id="plan-000412",
+        proposer="batcher-1",
+        verdict="refused",
+        reason="stale",
+        detail=f"{JOB} is at version 4, the plan was made at 3",
+    ),
+)
+
+
+def _entry(fact: Event) -> ledger_events.FactEntry:
+    """The fact as a record carries it."""
+    return ledger_events.FactEntry(type=wire_type(type(fact)), data=fact.model_dump(mode="json"))
+
+
+_LEDGER: tuple[Event, ...] = (
+    ledger_events.LedgerRecord(
+        seq=TOKEN,
+        parent="4b227777d4dd1fc61c6f884f48641d02",
+        term=3,
+        now_ms=START_MS + MINUTE_MS,
+        cause=ledger_events.InputCause(
+            topic="penstock.estimates.v1", partition=0, offset=88_123, event_id=f"estimate-{JOB}"
+        ),
+        outcome="committed",
+        facts=tuple(_entry(fact) for fact in (_JOBS_AND_ESTIMATES[2], _DECISIONS[1])),
+        explanation=(_EXPLANATION,),
+    ),
+)
+
+_ORDERS: tuple[Event, ...] = (
+    ledger_events.StartTask(
+        token=TOKEN,
+        node_id=NODE,
+        task_id=WORKER,
+        job_id=JOB,
+        attempt=1,
+        boot_id=BOOT,
+        command=SPEC.command,
+        env=SPEC.env,
+        workdir=SPEC.workdir,
+        place=WORKER_PLACE,
+        peers=(
+            ledger_events.Peer(rank=0, role="worker", node_id=NODE, address="10.0.1.11"),
+            ledger_events.Peer(rank=1, role="worker", node_id=NEXT_NODE, address="10.0.1.12"),
+            ledger_events.Peer(rank=2, role="ps", node_id=NODE, address="10.0.1.11"),
+        ),
+        rendezvous_port=29_411,
+        grace_ms=SPEC.grace_ms,
+    ),
+    ledger_events.StopTask(
+        token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"
+    ),
+    ledger_events.CheckpointTask(token=TOKEN + 6, node_id=NODE, task_id=WORKER),
+    ledger_events.SetCores(token=TOKEN + 7, node_id=NODE, task_id=WORKER, cores=(0, 1, 2, 3, 12, 13)),
+    ledger_events.SetBandwidth(token=TOKEN + 8, node_id=NODE, task_id=SERVER, memory_bandwidth_percent=60),
+)
+
+EXAMPLES: Mapping[str, Event] = {
+    wire_type(type(example)): example
+    for example in (
+        *_JOBS_AND_ESTIMATES,
+        *_NODES,
+        *_PROPOSALS,
+        *_DEAD_LETTERS,
+        *_DECISIONS,
+        *_LEDGER,
+        *_ORDERS,
+    )
+}
+"""Wire type → example, one of every current event."""
+
+
+def example_bytes(example: Event) -> bytes:
+    """What goes into the golden file: the very bytes on the wire, and a newline for editors."""
+    return encode(example) + b"\n"

@@ -1,0 +1,172 @@
+"""A placer driven by hand: the real core, each call one record on the ledger's partition.
+
+For tests of everything that reads the ledger; it reads no topic, keeps no term alive and sends no orders.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from penstock.ledger.evolve import begin
+from penstock.ledger.record import Draft, write
+from penstock.ledger.replica import Replica
+from penstock.log.port import Log, Message, Partition
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    JobCancelRequested,
+    JobEstimated,
+    JobSubmitted,
+    NodeJoined,
+    TaskExited,
+    TaskStarted,
+)
+from penstock.model.ledger_events import PlacerSettings, TermStarted, TimerFired
+from penstock.model.topics import Topic
+from penstock.model.transitions import JobStatus
+from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
+from penstock_services.placer.core.step import PlacerCore
+
+MS_PER_INPUT = 10  # how far the ledger's time moves with each input
+
+
+def node_spec(node_id: str, gpus: int = 4, *, cores: int = 32, boot_id: str = "boot-1") -> NodeSpec:
+    """A node with so many GPUs of 16 GiB."""
+    return NodeSpec(
+        node_id=node_id,
+        boot_id=boot_id,
+        cores=cores,
+        host_memory_mib=256_000,
+        gpus=tuple(
+            Gpu(index=index, uuid=f"{node_id}-gpu-{index}", model="V100", memory_mib=16_384)
+            for index in range(gpus)
+        ),
+    )
+
+
+def estimate(gpus: int = 1) -> Estimate:
+    """As a user would ask for it."""
+    worker = ResourceVector(gpus=gpus, cores=1, host_memory_mib=1_000)
+    return Estimate(worker=worker, confidence=1.0, tier="user", source="asked for")
+
+
+class HandPlacer:
+    """`values`: every record written so far, valid or not, in order."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self.replica = Replica()
+        self.core = PlacerCore(self.replica.state)
+        self.now_ms = now_ms
+        self.values: list[bytes] = []
+        self._offset = 0
+        self._sent = 0
+        self.feed(
+            TermStarted(term=1, placer_id="hand", settings=PlacerSettings(profile="fifo")),
+            term=self.replica.state.term + 1,
+        )
+
+    def feed(self, event: Event, event_id: str = "", *, term: int | None = None) -> None:
+        """Answers one input with one record."""
+        state = self.replica.state
+        self.now_ms += MS_PER_INPUT
+        if isinstance(event, TimerFired):
+            cause: dict[str, object] = {"timer_id": event.timer_id}
+        elif isinstance(event, TermStarted):
+            cause = {"placer_id": event.placer_id}
+        else:
+            topic = str(event.TOPIC)
+            offset = state.positions.get((topic, 0), 0)
+            event_id = event_id or f"event-{topic}-{offset}"
+            cause = {"topic": topic, "partition": 0, "offset": offset, "event_id": event_id}
+            state.positions[topic, 0] = offset + 1
+        begin(state, self.replica.head.seq + 1, self.now_ms, term or self.replica.head.term)
+        step = self.core.step(event, event_id)
+        draft = Draft(state.term, self.now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
+        self.replica.head, value = write(self.replica.head, draft)
+        self.values.append(value)
+
+    def join(self, *nodes: NodeSpec) -> None:
+        for node in nodes:
+            self.feed(NodeJoined(node=node))
+
+    def submit(self, job_id: str, *, gpus: int = 1, spec: JobSpec | None = None) -> None:
+        """Submission and estimate: two records; the job is placed if it fits."""
+        self.feed(JobSubmitted(job_id=job_id, spec=spec or JobSpec(command=("true",))))
+        self.feed(JobEstimated(job_id=job_id, estimate=estimate(gpus)))
+
+    def start(self, job_id: str) -> None:
+        """Every task of its current attempt starts."""
+        job = self.replica.state.jobs[job_id]
+        for number, (task_id, task) in enumerate(job.tasks.items()):
+            self.feed(
+                TaskStarted(
+                    node_id=task.place.node_id,
+                    task_id=task_id,
+                    token=job.token,
+                    pid=4_000 + number,
+                    started_ms=self.now_ms,
+                )
+            )
+
+    def finish(self, job_id: str, exit_code: int = 0) -> None:
+        """Every living task of it exits."""
+        job = self.replica.state.jobs[job_id]
+        for task_id, task in list(job.tasks.items()):
+            if task.exited_ms is None:
+                self.feed(
+                    TaskExited(
+                        node_id=task.place.node_id,
+                        task_id=task_id,
+                        token=job.token,
+                        cause="exited",
+                        exit_code=exit_code,
+                        started_ms=self.now_ms,
+                        exited_ms=self.now_ms,
+                    )
+                )
+
+    def run(self, job_ids: Iterable[str]) -> None:
+        """Submits, starts and finishes jobs one by one."""
+        for job_id in job_ids:
+            self.submit(job_id)
+            self.start(job_id)
+            self.finish(job_id)
+
+    def wander(self, chance: np.random.Generator, steps: int) -> None:
+        """Random but possible inputs: jobs of several shapes, starts, exits, failures, cancels, lost nodes."""
+        for _ in range(steps):
+            jobs, nodes = list(self.replica.state.jobs), list(self.replica.state.nodes)
+            kind = int(chance.integers(12))
+            job_id = jobs[int(chance.integers(len(jobs)))] if jobs else None
+            job = None if job_id is None else self.replica.state.jobs[job_id]
+            if kind < 4 or job is None or job_id is None:
+                workers, attempts = int(chance.integers(1, 4)), int(chance.integers(1, 3))
+                spec = JobSpec(
+                    command=("true",),
+                    workers=workers,
+                    retry=RetryPolicy(max_attempts=attempts),
+                    queue_timeout_ms=500,
+                )
+                self.submit(f"job-{len(self.values)}", gpus=int(chance.integers(0, 6)), spec=spec)
+            elif kind < 8 and job.status == JobStatus.LAUNCHING:
+                self.start(job_id)
+            elif kind < 10 and job.tasks:
+                self.finish(job_id, exit_code=int(chance.integers(2)))
+            elif kind == 10:
+                self.feed(JobCancelRequested(job_id=job_id))
+            elif nodes and chance.integers(4) == 0:
+                spec_of = self.replica.state.nodes[nodes[int(chance.integers(len(nodes)))]].spec
+                boot = f"boot-{len(self.values)}"
+                self.feed(
+                    NodeJoined(node=node_spec(spec_of.node_id, int(chance.integers(1, 6)), boot_id=boot))
+                )
+            while (due := self.replica.state.next_timer()) is not None and due[0] <= self.now_ms:
+                self.feed(TimerFired(timer_id=due[1]))
+
+    async def send(self, log: Log, cell_index: int = 0) -> int:
+        """Appends what was not yet sent; returns the number of records."""
+        fresh = self.values[self._sent :]
+        self._sent = len(self.values)
+        ledger = Partition(Topic.LEDGER, cell_index)
+        if fresh:
+            await log.append([Message(ledger, value) for value in fresh])
+        return len(fresh)

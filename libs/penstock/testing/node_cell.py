@@ -1,0 +1,193 @@
+"""The placer's side of one node, for tests of the node-reporter: sends orders, hears what the node says."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psutil
+
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.event import Event
+from penstock.model.ledger_events import Order, Peer, StartTask, StopTask
+from penstock.model.topics import NODE_PARTITIONS, Topic, node_partition
+from penstock.model.types import TaskPlacement
+from penstock.runtime.settings import Settings
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.inventory import boot_id
+from penstock_services.node_reporter.shell.run import runner
+
+NODE = "n1"
+TOPICS: dict[str, int] = {
+    Topic.NODES: 1,
+    Topic.ORDERS: NODE_PARTITIONS,
+    Topic.TELEMETRY: NODE_PARTITIONS,
+    Topic.DEAD_LETTERS: 1,
+}
+WAIT_S = 20.0
+
+
+def start_order(token: int, *command: str, gpus: Sequence[int] = (0,), task_id: str | None = None, **more: Any) -> StartTask:  # fmt: skip
+    """A start order for one worker; `more` overrides fields."""
+    task_id = task_id or f"job-{token}.1.0"
+    place = TaskPlacement(
+        task_id=task_id, role="worker", rank=0, node_id=NODE, gpus=tuple(gpus), cores=more.pop("cores", (0,)),
+        host_memory_mib=more.pop("host_memory_mib", 0),
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "token": token, "node_id": NODE, "task_id": task_id, "job_id": f"job-{token}", "attempt": 1,
+        "boot_id": boot_id(), "command": command or ("true",), "place": place,
+        "peers": (Peer(rank=0, role="worker", node_id=NODE, address="127.0.0.1"),),
+        "rendezvous_port": 29500, "grace_ms": 500,
+    }  # fmt: skip
+    return StartTask(**{**fields, **more})
+
+
+def stop_order(token: int, task_id: str, grace_ms: int = 500) -> StopTask:
+    return StopTask(token=token, node_id=NODE, task_id=task_id, grace_ms=grace_ms, reason="cancelled")
+
+
+class Cell:
+    """The placer's side of one node: sends orders, reads what the node says."""
+
+    def __init__(self, log: Log, start: int = 0) -> None:
+        """Hears everything from offset `start` of the nodes topic."""
+        self.log = log
+        self.envelopes: list[Envelope] = []
+        self._reader = log.reader({Partition(Topic.NODES, 0): start})
+
+    async def order(self, *orders: Order) -> None:
+        partition = Partition(Topic.ORDERS, node_partition(NODE))
+        messages = []
+        for order in orders:
+            id_ = f"order/{order.task_id}/{order.token}/{order.TYPE}"
+            headers, value = to_wire(Envelope(id=id_, source="/test", time_ms=1, data=order))
+            messages.append(Message(partition, value, headers, order.node_id.encode()))
+        await self.log.append(messages)
+
+    async def until(self, *wanted: type[Event], task_id: str | None = None, count: int = 1) -> Any:
+        """Waits for the `count`-th event of one of these types (about this task); fails after WAIT_S."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            found = [
+                event for event in self.events(*wanted) if task_id in (None, getattr(event, "task_id", None))
+            ]
+            if len(found) >= count:
+                return found[count - 1]
+            left_ms = round((deadline - time.monotonic()) * 1_000)
+            assert left_ms > 0, f"no {[w.__name__ for w in wanted]} {task_id} #{count}; came: {self.events()}"
+            await self.read(left_ms)
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    async def read(self, timeout_ms: int) -> None:
+        for record in await self._reader.read(timeout_ms=timeout_ms):
+            self.envelopes.append(from_wire(record.headers, record.value, Topic.NODES))
+
+    def events(self, *wanted: type[Event]) -> list[Event]:
+        return [e.data for e in self.envelopes if not wanted or isinstance(e.data, wanted)]
+
+    def ids(self, wanted: type[Event]) -> set[str]:
+        return {e.id for e in self.envelopes if isinstance(e.data, wanted)}
+
+
+@asynccontextmanager
+async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
+    """A node-reporter in this process; yields its stop."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    life = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=log, ready=ready))
+    await asyncio.wait([life, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield stop
+    finally:
+        stop.set()
+        await life
+
+
+def ours(options: Options) -> list[psutil.Process]:
+    """Living processes that carry this node's marks."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            marked = process.environ().get("PENSTOCK_STATE_DIR") == str(options.state_dir)
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+async def eventually(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline, "it never became so"
+        await asyncio.sleep(0.02)
+
+
+class Reporter:
+    """A node-reporter in a process of its own."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    async def killed(self) -> None:
+        """Waits until it died of SIGKILL (a failpoint)."""
+        assert await asyncio.wait_for(self.child.wait(), WAIT_S) == -signal.SIGKILL
+
+    async def kill(self) -> None:
+        self.child.kill()
+        await self.child.wait()
+
+    async def terminate(self) -> int:
+        """SIGTERM; its exit status."""
+        self.child.terminate()
+        return await asyncio.wait_for(self.child.wait(), WAIT_S)
+
+
+@asynccontextmanager
+async def reporter_process(
+    options: Options, log_url: str, *more: str, failpoint: str = "", env: dict[str, str] | None = None
+) -> AsyncIterator[Reporter]:
+    """A ready one; killed at the end if it still lives. Its tasks are not touched."""
+    environment = {
+        **os.environ,
+        **(env or {}),
+        **Settings(log_url).environment(),
+        "PENSTOCK_FAILPOINT": failpoint,
+    }
+    arguments = [
+        "--node-id",
+        options.node_id,
+        "--state-dir",
+        str(options.state_dir),
+        "--log-dir",
+        str(options.log_dir),
+    ]
+    arguments += [] if options.virtual_gpus is None else ["--virtual-gpus", str(options.virtual_gpus)]
+    arguments += ["--cores", "4", "--host-memory", "8GiB", *more]
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "penstock_services.node_reporter",
+        *arguments,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        line = await asyncio.wait_for(child.stdout.readline(), WAIT_S)
+        if not failpoint:
+            assert line == b"ready\n"
+        yield Reporter(child)
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()

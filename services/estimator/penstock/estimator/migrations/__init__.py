@@ -1,1 +1,0 @@
-"""SQL files of the estimator's schema, in order; see penstock.kernel.migrations."""

@@ -1,0 +1,1 @@
+"""The services of Penstock: one package each, with a pure core and a thin shell."""

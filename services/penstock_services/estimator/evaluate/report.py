@@ -1,0 +1,244 @@
+"""`penstock estimator report`: what was said of the jobs that a cell ran, against what they used."""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from penstock.model.codec import decode_trusted
+from penstock.model.errors import EventError
+from penstock.model.topics import Topic
+from penstock.runtime.json_lines import json_lines
+from penstock_services.estimator.core.follow import HANDLERS, At, Ledger
+from penstock_services.estimator.core.reckoning import Reckoning, reckon
+from penstock_services.estimator.core.runs import FinishedRun
+from penstock_services.estimator.evaluate.drawn import words
+from penstock_services.estimator.evaluate.drawn.picture import picture_of, shown
+
+OK, BAD_INPUT = 0, 2
+BARS = "▁▂▃▄▅▆▇█"
+PIPED_WIDTH = 1_000  # nothing is cut that goes into a pipe or a file
+FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
+
+
+class _Event(msgspec.Struct):
+    """One event as the gateway streams it; `type` carries no version: the gateway writes current ones."""
+
+    seq: int
+    at_ms: int
+    type: str
+    data: msgspec.Raw
+
+
+class BadSource(ValueError):
+    """Something cannot be read, or not be written where it is asked for; the message says what and where."""
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    source = to.add_mutually_exclusive_group(required=True)
+    source.add_argument("--ledger", type=Path, metavar="FILE", help="a ledger, one record a line")
+    source.add_argument(
+        "--events",
+        type=Path,
+        metavar="FILE",
+        help="events as the gateway streams them, one JSON a line; -: stdin",
+    )
+    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    to.add_argument(
+        "--report", type=Path, metavar="FILE.html", help="write a page with charts, whole in one file"
+    )
+    to.add_argument("--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Exit codes: 0 done, 2 nothing that could be read, or nowhere to write."""
+    runs: list[FinishedRun] = []
+    fold = Ledger(Topic.JOBS, 0, runs.append)
+    try:
+        judge_places(asked.report, asked.png)
+        if asked.ledger is not None:
+            _fold_ledger(asked.ledger, fold)
+        else:
+            _fold_events(asked.events, fold)
+        found = reckon(runs)
+        draw(asked, runs, found)
+    except BadSource as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return BAD_INPUT
+    if asked.output == "json":
+        sys.stdout.buffer.write(
+            orjson.dumps(plain(found), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        )
+        sys.stdout.buffer.flush()
+    else:
+        show(found, Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH))
+    return OK
+
+
+def judge_places(page: Path | None, png: Path | None) -> None:
+    """Before anything is read: whether the drawings can be written. Makes the folder of the pictures. Raises `BadSource`."""
+    for option, path, library in (("--report", page, "plotly"), ("--png", png, "matplotlib")):
+        if path is not None and find_spec(library) is None:
+            raise BadSource(
+                f"{option} needs {library}, which is not installed; pip install 'penstock[simulator]'"
+            )
+    if page is not None:
+        if page.is_dir() or not page.parent.is_dir():
+            why = (
+                "is a folder; name a file"
+                if page.is_dir()
+                else f"there is no folder {page.parent}; make it first"
+            )
+            raise BadSource(f"--report {page}: {why}")
+        if not os.access(page if page.exists() else page.parent, os.W_OK):
+            raise BadSource(f"--report {page}: cannot be written; name a file of yours")
+    if png is not None:
+        try:
+            png.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadSource(f"--png {png}: {error.strerror}; name a folder") from error
+        if not os.access(png, os.W_OK):
+            raise BadSource(f"--png {png}: cannot be written; name a folder of yours")
+
+
+def draw(asked: argparse.Namespace, runs: Sequence[FinishedRun], found: Reckoning) -> None:
+    """The page and the pictures, if asked for. Raises `BadSource` where the disk refuses, or there is nothing to draw."""
+    if asked.report is None and asked.png is None:
+        return
+    picture = picture_of(runs, found)
+    if not picture.panels:
+        raise BadSource(
+            "nothing to draw: no job has succeeded yet of which anything was both said and measured"
+        )
+    try:
+        if asked.report is not None:
+            from penstock_services.estimator.evaluate.drawn.page import page  # its library takes a second
+
+            asked.report.write_text(page(picture, asked.line), encoding="utf-8")
+            print(f"wrote {asked.report}", file=sys.stderr)
+        if asked.png is not None:
+            from penstock_services.estimator.evaluate.drawn.png import (
+                save_all,  # as above, and writes a cache
+            )
+
+            print(f"wrote {len(save_all(picture, asked.png))} pictures to {asked.png}", file=sys.stderr)
+    except OSError as error:
+        raise BadSource(f"{error.filename}: {error.strerror}") from error
+
+
+def _fold_ledger(path: Path, fold: Ledger) -> None:
+    for _, value in _lines(path):
+        fold.fold(value)
+    if not fold.seq:
+        raise BadSource(f"{path}: no ledger: no line is a first record")
+    if fold.void:
+        print(
+            f"penstock: {path}: {fold.void} records do not follow the one before and are void",
+            file=sys.stderr,
+        )
+
+
+def _fold_events(path: Path, fold: Ledger) -> None:
+    decode = msgspec.json.Decoder(_Event).decode
+    versions = {name.rpartition(".v")[0]: name for name in HANDLERS}
+    for number, value in _lines(path):
+        try:
+            event = decode(value)
+            name = versions.get(event.type)
+            if name is not None:
+                HANDLERS[name](fold, At(event.seq, event.at_ms), decode_trusted(name, event.data))
+        except (msgspec.DecodeError, EventError) as error:
+            raise BadSource(f"{path}: line {number}: no event: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Raises `BadSource`."""
+    try:
+        yield from json_lines(path)
+    except OSError as error:
+        raise BadSource(f"{path}: {error.strerror or error}") from error
+
+
+def plain(found: Reckoning) -> Mapping[str, Any]:
+    """For JSON; what has no value there is null."""
+    return {
+        "runs": found.runs,
+        "set_aside": dict(found.set_aside),
+        "killed_for_memory": found.killed,
+        "tiers": {
+            tier: {name: _numbers(score._asdict()) for name, score in fields.items()}
+            for tier, fields in found.tiers.items()
+        },
+        "drift": {name: list(values) for name, values in found.drift.items()},
+        "over_asking": [one._asdict() for one in found.over_asking],
+        "worst": [one._asdict() for one in found.worst],
+        "remaining": None
+        if found.remaining is None
+        else {**found.remaining._asdict(), "held": found.remaining.held._asdict()},
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
+
+
+def show(found: Reckoning, console: Console) -> None:
+    """For people: tiers, drift, who over-asks, the worst jobs."""
+    console.print(f"{found.runs} finished runs, {sum(found.set_aside.values())} of them set aside")
+    for reason, count in found.set_aside.items():
+        console.print(f"  {count} × {reason} that cannot be true")
+    if found.killed:
+        console.print(f"{found.killed} workers were killed for more host memory than they were promised")
+    table = Table(
+        "tier", "field", "runs", "said / used", "95 % within a factor of", "promise broken", box=None
+    )
+    for tier, fields in found.tiers.items():
+        for name, score in fields.items():
+            broken = "" if math.isnan(score.broken) else f"{score.broken:.1%}"
+            table.add_row(
+                tier, name, str(score.runs), f"{score.median_ratio:.2f}", f"{score.p95_off:.2f}", broken
+            )
+    console.print(table)
+    drifting = {name: values for name, values in found.drift.items() if values}
+    if drifting:
+        console.print(
+            "\nHow far off, by the median, from the oldest runs to the newest (a full bar: a factor of 4):"
+        )
+        for name, values in drifting.items():
+            console.print(f"  {bars(values)}  {name}, now {math.exp(values[-1]):.2f}")
+    if found.remaining is not None:
+        told = found.remaining
+        console.print(
+            f"\nRemaining time, told at half of {told.runs:,} runs: {told.held.value:.1%} inside the {told.level:.0%} interval "
+            f"({told.early:.1%} ended sooner, {told.late:.1%} later); by the median {told.median_off - 1:.1%} off"
+        )
+    if found.over_asking:
+        console.print("\nWho asks for more than is used:")
+        for one in found.over_asking:
+            console.print(
+                f"  {one.owner}: {one.asked_to_used:.1f} times the {words.field_text(one.field)}, over {one.runs} runs",
+                markup=False,
+            )
+    if found.worst:
+        console.print("\nThe estimates that were farthest off:")
+        for job in found.worst:
+            used, said = shown(job.field, job.used), shown(job.field, job.said)
+            console.print(
+                f"  {job.job_id} ({job.owner}): {words.field_text(job.field)} {used} used, {said} said by {job.tier}",
+                markup=False,
+            )
+
+
+def bars(values: Sequence[float]) -> str:
+    """A bar per stretch of runs."""
+    top = len(BARS) - 1
+    return "".join(BARS[min(top, int(value / FULL_BAR * top + 0.5))] for value in values)

@@ -1,0 +1,298 @@
+"""The estimator's loop: fold the ledger, estimate what is submitted, append, wait for the append.
+
+After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job that the ledger knows
+without an estimate, and reads on where the placer has read to. An estimate that is sent twice has the same id,
+and the placer rejects the second. What finished runs teach is kept by the `Learner`, beside this loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from penstock.clock import wall_ms
+from penstock.errors import StoreError
+from penstock.log.open import open_log
+from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
+from penstock.model.codec import encode
+from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.errors import EventError
+from penstock.model.external_events import JobEstimated, JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
+from penstock.runtime.failpoints import hit
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
+from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.learn.training import Learned, ModelTier
+from penstock_services.estimator.core.needs.bounds import Bounds
+from penstock_services.estimator.core.needs.core_tier import CoresTier
+from penstock_services.estimator.core.needs.estimate import HistoryTier, Tier, estimate
+from penstock_services.estimator.core.needs.history import key_of
+from penstock_services.estimator.core.needs.nearest import NearestTier
+from penstock_services.estimator.core.recall import Recall
+from penstock_services.estimator.core.steps.tier import StepTier
+from penstock_services.estimator.core.steps.training import LearnedSteps
+from penstock_services.estimator.shell.learner import Learner
+from penstock_services.estimator.shell.remaining import Remaining
+from penstock_services.estimator.shell.sending import send
+
+LOG = logging.getLogger(__name__)
+
+PACE_MS = 6  # speed.md rule 1
+SOURCE = "/penstock/estimator"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went through since the start."""
+
+    sent: int = 0
+    """Events, repeats among them."""
+    skipped: int = 0
+    """Records of the jobs topic that cannot be read; the placer answers them with a dead letter."""
+    tiers: Counter[str] = field(default_factory=Counter)
+    """Tier → estimates that rest on it: how often one had to fall back."""
+
+
+class Estimator:
+    """One cell's estimator on one log."""
+
+    def __init__(self, settings: Settings, log: Log, traces: Tracing) -> None:
+        self.counts = Counts()
+        self._log = log
+        self._traces = traces
+        self._cell = settings.cell.encode()
+        self._jobs = Partition(Topic.JOBS, settings.cell_index)
+        self._ledger_partition = Partition(Topic.LEDGER, settings.cell_index)
+        self._estimates = Partition(Topic.ESTIMATES, settings.cell_index)
+        self.learner = (
+            Learner(settings.dsn, settings.cell, log, self._estimates, self._use, self._use_steps)
+            if settings.dsn
+            else None
+        )
+        finished = self.learner.finished if self.learner is not None else None
+        staged = self.learner.staged if self.learner is not None else None
+        self.ledger = Ledger(self._jobs.topic, self._jobs.index, finished, staged)
+        self._bounds = Bounds(self.ledger.killed, self.ledger.rooms)
+        self._model = ModelTier(self.ledger.cards)
+        ledger = self.ledger
+        self._steps = StepTier(ledger.history, ledger.nearest, ledger.node_sizes)
+        self.remaining = Remaining(ledger, log, self._estimates, self._cell, SOURCE)
+        self._tiers: Sequence[Tier] = (
+            HistoryTier(self.ledger.history),
+            self._steps,
+            self._model,
+            NearestTier(self.ledger.nearest),
+            CoresTier(self.ledger.past_cores, self.ledger.rooms),
+        )
+
+    def _use(self, model: Learned) -> None:
+        """From the next estimate on."""
+        self._model.use(model)
+
+    def _use_steps(self, model: LearnedSteps) -> None:
+        """As `_use`."""
+        self._steps.use(model)
+        self.remaining.etas.use(model)
+
+    async def catch_up(self) -> Reader:
+        """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
+        offset = await self._fold_ledger()
+        reader = self._log.reader(
+            {self._jobs: self.ledger.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
+        )
+        self._model.rehearse()
+        unestimated = self.ledger.unestimated()
+        self._prepare([spec for _, _, spec in unestimated])
+        missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]
+        self.ledger.forgotten()  # they are among these
+        LOG.info(
+            "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
+            self.ledger.seq,
+            self.ledger.void,
+            len(self.ledger.live),
+            len(missing),
+        )
+        missing += self._stages()
+        for start in range(0, len(missing), MAX_BATCH_RECORDS):
+            await self._send(missing[start : start + MAX_BATCH_RECORDS])
+        self.remaining.caught_up()
+        return reader
+
+    async def _fold_ledger(self) -> int:
+        """Returns the offset of the next record to read."""
+        partition = self._ledger_partition
+        end = (await self._log.end_offsets([partition]))[partition]
+        start = known = 0
+        if self.learner is not None:
+            try:
+                start = await self.learner.begin(self.ledger, end)
+                known = self.learner.learned_from
+                await self._recall(start)
+            except StoreError as error:
+                LOG.warning("%s; folding from the beginning", error)
+        reader = self._log.reader({partition: start})
+        try:
+            while reader.position(partition) < end:
+                for record in await reader.read():
+                    self.ledger.learning = record.offset >= known
+                    self.ledger.fold(record.value)
+            self.ledger.learning = True
+            self._folded_to(reader.position(partition))
+            return reader.position(partition)
+        finally:
+            await reader.close()
+
+    async def _recall(self, until: int) -> None:
+        """How far running jobs are, from the records before the snapshot that ends at that offset."""
+        partition, since = self._ledger_partition, self.ledger.recalls_from(until)
+        if since >= until:
+            return
+        recall, reader = Recall(), self._log.reader({partition: since})
+        try:
+            while reader.position(partition) < until:
+                for record in await reader.read():
+                    if record.offset < until:
+                        recall.take(record.value)
+        finally:
+            await reader.close()
+        self.ledger.recall(recall)
+
+    def _folded_to(self, offset: int) -> None:
+        if self.learner is not None:
+            self.learner.read_to(offset)
+
+    async def work(self, reader: Reader) -> None:
+        """For ever: one read, one append."""
+        while True:
+            records = await reader.read()
+            hit("estimator.input_read")
+            for record in records:
+                if record.partition == self._ledger_partition:
+                    self.ledger.fold(record.value)
+            self._folded_to(reader.position(self._ledger_partition))
+            self.remaining.folded()
+            submissions = [
+                found
+                for record in records
+                if record.partition == self._jobs and (found := self._submission(record)) is not None
+            ]
+            self._prepare([submitted.spec for submitted, _ in submissions])
+            messages = [
+                self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
+                for submitted, envelope in submissions
+            ]
+            messages += [
+                self._message(id_, spec, job.event_id, None) for id_, job, spec in self.ledger.forgotten()
+            ]
+            messages += self._stages()
+            if messages:
+                await self._send(messages)
+
+    def _prepare(self, specs: Sequence[JobSpec]) -> None:
+        """Asks the models about all of them at once, which costs little more than about one."""
+        self._model.prepare(specs)
+        self._steps.prepare(specs)
+
+    def _submission(self, record: Record) -> tuple[JobSubmitted, Envelope] | None:
+        """Of one record of the jobs topic; None when it is no submission or cannot be read."""
+        try:
+            envelope = from_wire(record.headers, record.value, self._jobs.topic)
+        except EventError:
+            self.counts.skipped += 1
+            return None
+        submitted = envelope.data
+        return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
+
+    def _message(self, job_id: str, spec: JobSpec, cause: str, traceparent: str | None) -> Message:
+        """`cause`: id of the submission's event; `traceparent`: its context, if it is still known."""
+        started_ms, began_s = wall_ms(), time.perf_counter()
+        found = estimate(spec, self._tiers, key_of(spec), self._bounds)
+        self.counts.tiers[found.tier] += 1
+        attributes: dict[str, Attribute] = {
+            "penstock.job_id": job_id,
+            "penstock.tier": found.tier,
+            "penstock.confidence": found.confidence,
+            "penstock.source": found.source,
+        }
+        ended_ms = started_ms + (time.perf_counter() - began_s) * 1_000
+        parent = self._traces.in_job(job_id, traceparent)
+        context = self._traces.span("estimate", parent, started_ms, ended_ms, attributes, key=cause)
+        headers, value = to_wire(
+            Envelope(
+                id=f"estimate-{job_id}",
+                source=SOURCE,
+                time_ms=started_ms,
+                data=JobEstimated(job_id=job_id, estimate=found),
+                traceparent=context,
+                causation_id=cause,
+                correlation_id=job_id,
+            )
+        )
+        return Message(self._estimates, value, headers, self._cell)
+
+    def _stages(self) -> list[Message]:
+        """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""
+        messages = []
+        for news in self.ledger.stages.news():
+            event = news.event()
+            digest = sha256(encode(event)).hexdigest()[:32]
+            headers, value = to_wire(
+                Envelope(f"stages-{digest}", SOURCE, wall_ms(), event, causation_id=news.cause)
+            )
+            messages.append(Message(self._estimates, value, headers, self._cell))
+        return messages
+
+    async def _send(self, messages: Sequence[Message]) -> None:
+        await send(self._log, messages, "estimates")
+        self.counts.sent += len(messages)
+        hit("estimator.estimate_sent")
+
+
+async def run(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    log: Log | None = None,
+    ready: asyncio.Event | None = None,
+) -> None:
+    """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `LogError`."""
+    used = await open_log(settings.log_url, "estimator").start() if log is None else log
+    try:
+        async with tracing("estimator", settings) as traces:
+            await _until(stop, Estimator(settings, used, traces), ready)
+    finally:
+        if log is None:
+            await used.close()
+
+
+async def _until(stop: asyncio.Event, estimator: Estimator, ready: asyncio.Event | None) -> None:
+    """Runs the estimator; its own failure is raised, `stop` and cancellation end it."""
+
+    async def serve() -> None:
+        reader = await estimator.catch_up()
+        try:
+            if ready is not None:
+                ready.set()
+            await estimator.work(reader)
+        finally:
+            await reader.close()
+
+    tasks = [asyncio.ensure_future(work) for work in (serve(), stop.wait(), estimator.remaining.work())]
+    if estimator.learner is not None:
+        tasks.append(asyncio.ensure_future(estimator.learner.work()))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        if estimator.learner is not None:
+            await estimator.learner.close()
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome

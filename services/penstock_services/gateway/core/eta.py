@@ -1,0 +1,139 @@
+"""How long a job still takes as of a moment: from the latest word of its training, else from its estimate. Pure.
+
+The estimator's word counts from the moment it was made; what has passed since is taken off. It is of one attempt:
+after a failure it says nothing of the next one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.model.transitions import JobStatus
+
+MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
+WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
+TELL_PROGRESS = (
+    "Let the training tell how far it is: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
+    "after each iteration. Else only a later run of the same job can be told, from how long this one takes."
+)
+ASK_WHY = "`penstock why` says why it waits."
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Milliseconds or iterations."""
+
+    middle: float
+    low: float
+    high: float
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What is read of a `penstock.job.eta_estimated` event, of this version or a newer one."""
+
+    attempt: int
+    at_ms: int
+    done: int
+    left_ms: Bounds
+    steps: Bounds
+    step_ms: Bounds
+    level: float
+    source: str
+    model_version: str | None = None
+    heard_ms: int | None = None
+    """When the ledger took it in; `at_ms` is by the node's clock, which may be ahead. Not of the event itself."""
+
+
+class Standing(NamedTuple):
+    """The job as of `now_ms`. Times in ms since the epoch; `run_ms`: what the estimate says of the whole run, if anything."""
+
+    job_id: str
+    status: str
+    attempt: int
+    running_ms: int | None
+    run_ms: int | None
+    run_source: str
+
+
+def read_word(text: str | bytes, heard_ms: int | None = None) -> Word:
+    """The data of the event, and when the ledger took it in. Raises `msgspec.DecodeError`."""
+    return msgspec.structs.replace(msgspec.json.decode(text, type=Word), heard_ms=heard_ms)
+
+
+def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[str, Any]:
+    """The answer for a job that has ended."""
+    return _answer(job_id, outcome, "ended", now_ms, ended_ms=ended_ms, outcome=outcome)
+
+
+def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
+    """The answer for a job that has not ended. `word`: the latest, of whatever attempt.
+
+    `answer` is `waiting`, `told` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
+    `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
+    told, `share` is of now, by the middle.
+    """
+    if job.status in WAITING:
+        known: dict[str, Any] = {} if job.run_ms is None else {"run_ms": job.run_ms, "source": job.run_source}
+        return _answer(
+            job.job_id, job.status, "waiting", now_ms, attempt=job.attempt, next_step=ASK_WHY, **known
+        )
+    ran_ms = None if job.running_ms is None else max(0, now_ms - job.running_ms)
+    shared = {"attempt": job.attempt, "ran_ms": ran_ms, "run_ms": job.run_ms}
+    if word is not None and word.attempt == job.attempt:
+        return _answer(job.job_id, job.status, "told", now_ms, **shared, **_told(word, now_ms))
+    if job.run_ms is None:
+        return _answer(job.job_id, job.status, "unknown", now_ms, **shared, next_step=TELL_PROGRESS)
+    left_ms = max(0, job.run_ms - (ran_ms or 0))
+    return _answer(
+        job.job_id,
+        job.status,
+        "estimated",
+        now_ms,
+        **shared,
+        due="later" if left_ms else "overdue",
+        left_ms={"middle": left_ms, "low": None, "high": None},
+        ends_ms={"middle": now_ms + left_ms, "low": None, "high": None},
+        source=job.run_source,
+        next_step=TELL_PROGRESS,
+    )
+
+
+def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
+    """What the word says now. It was made before the ledger took it in, whatever the node's clock says."""
+    made_ms = word.at_ms if word.heard_ms is None else min(word.at_ms, word.heard_ms)
+    age_ms = max(0, now_ms - made_ms)
+    left = {name: _whole(getattr(word.left_ms, name) - age_ms) for name in ("middle", "low", "high")}
+    due = "later" if left["middle"] else "any_moment" if left["high"] else "overdue"
+    whole = word.done + word.steps.middle
+    since = min(age_ms / word.step_ms.middle, word.steps.middle) if word.step_ms.middle > 0 else 0.0
+    return {
+        "due": due,
+        "left_ms": left,
+        "ends_ms": {name: now_ms + value for name, value in left.items()},
+        "level": word.level,
+        "done": word.done,
+        "steps": msgspec.to_builtins(word.steps),
+        "step_ms": msgspec.to_builtins(word.step_ms),
+        "share": (word.done + since) / whole if whole else None,
+        "source": word.source,
+        "at_ms": word.at_ms,
+        "age_ms": age_ms,
+        "model_version": word.model_version,
+    }
+
+
+def _whole(ms: float) -> int:
+    return round(min(max(ms, 0.0), MAX_LEFT_MS))
+
+
+FIELDS = (
+    "attempt", "due", "left_ms", "ends_ms", "level", "done", "steps", "step_ms", "share", "source", "at_ms", "age_ms",
+    "model_version", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step",
+)  # fmt: skip
+"""Keys of every answer beside the first four; null where they say nothing."""
+
+
+def _answer(job_id: str, status: str, answer: str, now_ms: int, **known: Any) -> dict[str, Any]:
+    assert known.keys() <= set(FIELDS), known
+    head = {"job_id": job_id, "status": str(status), "answer": answer, "now_ms": now_ms}
+    return head | {name: known.get(name) for name in FIELDS}

@@ -1,0 +1,117 @@
+"""From a request's body to a job: ids, digests, JSON and YAML. Pure."""
+
+import base64
+import json
+from hashlib import sha256
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from penstock.model.codec import encode
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import MAX_EVENT_BYTES
+from penstock.model.types import JobSpec
+from penstock.sdk.jobfile import BadJob, parse_job
+from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
+
+MAX_KEY_CHARS = 256
+KEYED_CHARS = 24  # 120 bits: two keys of one cell never meet
+CHANCE_BYTES = 7  # 56 bits beside the millisecond
+CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
+
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError(
+                f"line {event.start_mark.line + 1}: aliases (*name) are not allowed; write it out"
+            )
+        return super().compose_node(parent, index)
+
+
+def _base32(raw: bytes) -> str:
+    """Crockford's alphabet, lower case, no padding; sorts as the bytes do."""
+    return base64.b32encode(raw).rstrip(b"=").translate(CROCKFORD).decode()
+
+
+def keyed_job_id(cell: str, key: str) -> str:
+    """The job of this key: the same in every gateway and after every crash."""
+    return "k" + _base32(sha256(f"{cell}\0{key}".encode()).digest())[:KEYED_CHARS]
+
+
+def fresh_job_id(now_ms: int, chance: bytes) -> str:
+    """An id for a submission without a key; ids of later milliseconds sort later."""
+    return "j" + _base32(now_ms.to_bytes(6, "big") + chance[:CHANCE_BYTES])
+
+
+def checked_key(key: str | None) -> str | None:
+    """The idempotency key, if it is usable. Raises `Problem`."""
+    if key is None:
+        return None
+    if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isprintable():
+        field = BadField(
+            "Idempotency-Key", f"has {len(key)} characters", f"give 1 to {MAX_KEY_CHARS} printable characters"
+        )
+        raise invalid("the header cannot be used", [field])
+    return key
+
+
+def spec_from_json(body: bytes) -> JobSpec:
+    """Reads a job in machine units. Unknown fields are errors. Raises `Problem` with every bad field."""
+    try:
+        return JobSpec.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid("this is no job", bad_fields(error)) from error
+    except RecursionError as error:
+        raise invalid("this is no job", [_too_deep()]) from error
+
+
+def spec_from_yaml(body: bytes) -> JobSpec:
+    """Reads a job file in human units. Raises `Problem` with every bad field."""
+    try:
+        data = yaml.load(body, PlainLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        told = " ".join(str(error).split())[:512]
+        raise invalid("this is no YAML", [BadField("body", told, "correct the file")]) from error
+    except RecursionError as error:
+        raise invalid("this is no YAML", [_too_deep()]) from error
+    try:
+        return parse_job(data)
+    except BadJob as error:
+        raise invalid(
+            "this is no job", [_split(problem.field, problem.text) for problem in error.problems]
+        ) from error
+
+
+def _too_deep() -> BadField:
+    return BadField("body", "is nested too deeply", "flatten it")
+
+
+def _split(field: str, text: str) -> BadField:
+    """`what is wrong; remedy` as two."""
+    message, mark, remedy = text.partition("; ")
+    return BadField(field, message, remedy if mark else "correct it")
+
+
+def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
+    """The event. Raises `Problem` when it is larger than any door lets through."""
+    event = JobSubmitted(job_id=job_id, spec=spec)
+    size = len(encode(event))
+    if size > MAX_EVENT_BYTES:
+        raise Problem(
+            413,
+            "too_large",
+            f"the job has {size} bytes; the bound is {MAX_EVENT_BYTES}",
+            [BadField("body", f"{size} bytes", "put long arguments, variables and labels into files")],
+        )
+    return event
+
+
+def spec_digest(spec: JobSpec) -> str:
+    """Equal for jobs that mean the same, however they were written."""
+    canonical = json.dumps(spec.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    return sha256(canonical.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,68 @@
+"""The way into the log: bounded, and never an acknowledgement without an append."""
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, to_wire, topic_of
+from penstock.runtime.failpoints import hit
+from penstock_services.gateway.core.problems import Problem
+
+OVERLOADED_RETRY_S = 1
+DOWN_RETRY_S = 2
+
+SAME_AGAIN = "Send the same request again, with the same Idempotency-Key or event id: it takes effect once."
+
+
+class Appender:
+    """Appends events of one cell. `in_flight` counts appends that are not settled, answered or not."""
+
+    def __init__(self, log: Log, cell_index: int, max_in_flight: int, answer_within_s: float) -> None:
+        self._log = log
+        self._cell_index = cell_index
+        self._max = max_in_flight
+        self._answer_within_s = answer_within_s
+        self.in_flight = 0
+
+    async def append(self, envelopes: Sequence[Envelope]) -> None:
+        """Returns once all are durable. Raises `Problem`: 429 (not tried), 503 (outcome unknown), 413."""
+        if self.in_flight >= self._max:
+            raise Problem(
+                429,
+                "overloaded",
+                f"{self.in_flight} requests wait for the log; nothing of yours was written. Try again",
+                retry_after_s=OVERLOADED_RETRY_S,
+            )
+        messages = []
+        for envelope in envelopes:
+            headers, value = to_wire(envelope)
+            messages.append(Message(Partition(topic_of(envelope.data), self._cell_index), value, headers))
+        hit("gateway.before_append")
+        self.in_flight += 1
+        append = asyncio.ensure_future(self._log.append(messages))
+        append.add_done_callback(self._settled)
+        try:
+            async with asyncio.timeout(self._answer_within_s):
+                await asyncio.shield(append)
+        except TimeoutError:
+            told = f"the log has not answered within {self._answer_within_s:g} s; the outcome is unknown. {SAME_AGAIN}"
+            raise Problem(503, "log_down", told, retry_after_s=DOWN_RETRY_S) from None
+        except AppendFailed as error:
+            told = f"the log failed ({error}); the outcome is unknown. {SAME_AGAIN}"
+            raise Problem(503, "log_down", told, retry_after_s=DOWN_RETRY_S) from error
+        except TooLarge as error:
+            raise Problem(413, "too_large", str(error)) from error
+        except NotAllowed as error:
+            told = (
+                f"this log does not let the gateway write there: {error}. Hand it in with a service that may"
+            )
+            raise Problem(403, "log_refuses", told) from error
+        except LogError as error:
+            raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=DOWN_RETRY_S) from error
+        hit("gateway.after_append")
+
+    def _settled(self, append: "asyncio.Future[list[int]]") -> None:
+        self.in_flight -= 1
+        if not append.cancelled():
+            append.exception()  # seen: the request that waited has told it, or has given up waiting

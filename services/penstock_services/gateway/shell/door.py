@@ -1,0 +1,94 @@
+"""What every request handler works with, and the few verbs they share."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import Request
+from fastapi.responses import Response
+
+from penstock.log.port import Log
+from penstock.runtime.pool import WorkerPool
+from penstock.runtime.settings import Settings
+from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
+from penstock_services.gateway.shell.appender import Appender
+from penstock_services.gateway.shell.follower import Follower
+from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.store import Store
+
+MAX_BODY_BYTES = 1 << 20  # read at most; events are held to their own, smaller bound
+FRESH_WITHIN_S = 0.5  # a listing waits so long for the tables to reach what this gateway has already seen
+
+
+@dataclass(slots=True)
+class Door:
+    """The parts of one running gateway."""
+
+    settings: Settings
+    options: Options
+    log: Log
+    store: Store
+    follower: Follower
+    appender: Appender
+    traces: Tracing
+    workers: WorkerPool
+    stopping: asyncio.Event
+    submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
+    """Idempotency key → its submission under way."""
+    chained: "set[asyncio.Future[None]]" = field(default_factory=set)
+    """Keys that are being marked as done; held here so that nobody collects them."""
+    streams: int = 0
+    chores: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One verify or rebuild at a time."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One question about models at a time."""
+
+    async def fresh(self) -> None:
+        """Reads that follow see at least what this gateway has folded so far, if the projector keeps up."""
+        await self.store.projected(self.follower.state.seq, FRESH_WITHIN_S)
+
+
+def door_of(request: Request) -> Door:
+    found: Door = request.app.state.door
+    return found
+
+
+def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON; fragments inside are passed through as they are."""
+    return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+def problem_answer(problem: Problem) -> Response:
+    headers = {}
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="penstock"'
+    return Response(orjson.dumps(problem.body()), problem.status, headers, CONTENT_TYPE)
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises `Problem` 413 as soon as it is known to exceed `limit`."""
+    length = request.headers.get("content-length", "0")
+    too_large = Problem(413, "too_large", f"the body exceeds {limit} bytes")
+    if length.isdigit() and int(length) > limit:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def content_type(request: Request) -> str:
+    """Without parameters, lower case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def row_json(text: str) -> orjson.Fragment:
+    """A row that Postgres has already written as JSON."""
+    return orjson.Fragment(text)

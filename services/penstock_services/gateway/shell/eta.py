@@ -1,0 +1,57 @@
+"""How long jobs still take: the estimator's latest words from the events table, and the estimate from the replica."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from penstock.clock import wall_ms
+from penstock.ledger.views import Row
+from penstock_services.gateway.core.eta import Standing, Word, ended, read_word, remaining
+from penstock_services.gateway.shell.door import Door
+
+logger = logging.getLogger(__name__)
+
+# Per job one look backwards along the index of its events; nothing is read of jobs that are not named.
+_WORDS = """
+SELECT json_build_object('job_id', word.job_id, 'at_ms', word.at_ms, 'data', word.data)::text FROM unnest($1::text[]) AS asked (job_id)
+CROSS JOIN LATERAL (
+    SELECT job_id, at_ms, data FROM events
+    WHERE job_id = asked.job_id AND type = 'penstock.job.eta_estimated' ORDER BY seq DESC, n DESC LIMIT 1
+) AS word
+"""
+
+
+async def words(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
+    """Job → its latest word, of those that have one. Raises `Problem`."""
+    found = {}
+    for text in await door.store.rows(_WORDS, list(job_ids)) if job_ids else ():
+        row = orjson.loads(text)
+        try:
+            found[row["job_id"]] = read_word(orjson.dumps(row["data"]), row["at_ms"])
+        except msgspec.DecodeError as error:
+            logger.warning("the remaining time of job %s cannot be read: %s", row["job_id"], error)
+    return found
+
+
+def told(door: Door, row: Row, word: Word | None) -> dict[str, Any]:
+    """The answer as of now. `row`: the job's, from memory or table."""
+    job_id, now_ms = (
+        row["job_id"],
+        max(wall_ms(), door.follower.state.now_ms),
+    )  # the ledger is never ahead of now
+    if row["outcome"] is not None:
+        return ended(job_id, row["outcome"], row["ended_ms"], now_ms)
+    job = door.follower.state.jobs.get(job_id)
+    estimate = None if job is None else job.estimate
+    standing = Standing(
+        job_id,
+        row["status"],
+        row["attempt"],
+        row["running_ms"],
+        None if estimate is None else estimate.run_ms,
+        "" if estimate is None else estimate.source,
+    )
+    return remaining(standing, word, now_ms)

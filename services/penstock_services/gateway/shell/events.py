@@ -1,0 +1,117 @@
+"""`POST /v1/events`: CloudEvents from outside, judged strictly and appended before they are acknowledged."""
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock.clock import wall_ms
+from penstock.ledger.state import JobState
+from penstock.ledger.views import job_row
+from penstock.model.envelope import Envelope, topic_of
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES
+from penstock.model.types import MAX_JOB_ID_CHARS
+from penstock.runtime.tracing.context import well_formed
+from penstock_services.gateway.core.cloudevents import (
+    BATCHED,
+    MAX_BATCH_EVENTS,
+    STRUCTURED,
+    batch,
+    binary,
+    structured,
+)
+from penstock_services.gateway.core.problems import BadField, Problem, invalid
+from penstock_services.gateway.shell.door import Door, answer, content_type, door_of, read_body
+
+router = APIRouter(prefix="/v1/events", tags=["events"])
+
+ENVELOPE_BYTES = 8_192  # attributes beside the data in structured mode
+MAX_BATCH_BYTES = 1 << 20
+
+EXAMPLE = {
+    "specversion": "1.0",
+    "id": "ci-4711",
+    "source": "/ci/runner-3",
+    "type": "penstock.job.submitted.v1",
+    "data": {"job_id": "ci-4711", "spec": {"command": ["python", "train.py"]}},
+}
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            STRUCTURED: {"schema": {"type": "object"}, "example": EXAMPLE},
+            BATCHED: {"schema": {"type": "array", "maxItems": MAX_BATCH_EVENTS}, "example": [EXAMPLE]},
+            "application/json": {
+                "schema": {"type": "object", "description": "Binary mode: attributes in ce-* headers."},
+                "example": EXAMPLE["data"],
+            },
+        },
+    }
+}
+
+
+@router.post("", status_code=202, openapi_extra=BODY)
+async def post(request: Request) -> Response:
+    """Hand in events of jobs, nodes, estimates or proposals. 202 once all are durable; sending one again is harmless."""
+    door = door_of(request)
+    kind = content_type(request)
+    if kind == STRUCTURED:
+        envelopes = [structured(await read_body(request, MAX_EVENT_BYTES + ENVELOPE_BYTES))]
+    elif kind == BATCHED:
+        envelopes = batch(await read_body(request, MAX_BATCH_BYTES))
+    elif kind == "application/json":
+        envelopes = [binary(request.headers, await read_body(request, MAX_EVENT_BYTES))]
+    else:
+        told = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
+        raise Problem(415, "content_type", told)
+    for envelope in envelopes:
+        _check_door(envelope)
+    began_ms = wall_ms()
+    await door.appender.append([_in_own_trace(door, envelope) for envelope in envelopes])
+    for envelope in envelopes:
+        _acknowledge(door, envelope, began_ms)
+    return answer({"ids": [envelope.id for envelope in envelopes]}, 202)
+
+
+def _check_door(envelope: Envelope) -> None:
+    """Old versions of a type reach this place upcast; the door is judged again on what they became.
+
+    What the placer would only reject is refused here, where somebody hears it.
+    """
+    if envelope.data.TOPIC not in INPUT_TOPICS:
+        field = BadField(
+            "type", f"{envelope.type} is not accepted here", "send job, node, estimate or proposal events"
+        )
+        raise invalid("this event cannot be accepted", [field])
+    if isinstance(envelope.data, JobSubmitted) and (told := _unusable(envelope.data.job_id)):
+        field = BadField("data.job_id", *told)
+        raise invalid("this event cannot be accepted", [field])
+
+
+def _unusable(job_id: str) -> tuple[str, str] | None:
+    """What is wrong with a job's id although it is an identifier, and the remedy."""
+    if len(job_id) > MAX_JOB_ID_CHARS:
+        return f"has {len(job_id)} characters", f"give at most {MAX_JOB_ID_CHARS}: task ids grow out of it"
+    if "/" in job_id:
+        return "holds a '/'", "write '-' instead: nobody could ask for /v1/jobs/a/b"
+    return None
+
+
+def _in_own_trace(door: Door, envelope: Envelope) -> Envelope:
+    """A submission belongs to its job's trace, whatever trace it was sent in; other contexts are handed on."""
+    if isinstance(envelope.data, JobSubmitted):
+        root = door.traces.start_job_trace(envelope.data.job_id)
+        return replace(envelope, traceparent=door.traces.upcoming("submit", root, "submit"))
+    return replace(envelope, traceparent=well_formed(envelope.traceparent))
+
+
+def _acknowledge(door: Door, envelope: Envelope, began_ms: int) -> None:
+    data = envelope.data
+    if isinstance(data, JobSubmitted) and topic_of(data):
+        row = job_row(JobState(data.job_id, data.spec, 0, envelope.time_ms), 0)
+        door.follower.acknowledged(data.job_id, row)
+        root = door.traces.start_job_trace(data.job_id)
+        found = {"penstock.job_id": data.job_id, "penstock.caller": well_formed(envelope.traceparent)}
+        door.traces.span("submit", root, began_ms, wall_ms(), found, key="submit")

@@ -1,0 +1,97 @@
+"""The gateway's replica: one reader of the ledger, folded as everywhere; answers that no table can give."""
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+from penstock.ledger.evolve import begin, evolve
+from penstock.ledger.record import read_valid
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState
+from penstock.ledger.views import Ending, Row, job_row
+from penstock.log.port import Log, Partition
+from penstock.model.external_events import JobSubmitted
+from penstock.model.ledger_events import JobEnded
+from penstock.model.topics import Topic
+from penstock.runtime.crash_only import applying
+
+PACE_MS = 20  # nobody waits for the replica but those who ask
+MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables surely have them
+MAX_PENDING = 20_000  # acknowledged submissions that the placer has not answered yet
+
+
+class Follower:
+    """`replica` is the cell as of the last valid record read; `pending` what was acknowledged and not read yet."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.pending: OrderedDict[str, Row] = OrderedDict()
+        self._ended: OrderedDict[str, Row] = OrderedDict()
+        self._moved = asyncio.Event()
+
+    @property
+    def state(self) -> CellState:
+        return self.replica.state
+
+    async def follow(self, log: Log, cell_index: int, caught_up: asyncio.Event) -> None:
+        """Folds until cancelled; sets `caught_up` once everything that was there at the start is folded."""
+        ledger = Partition(Topic.LEDGER, cell_index)
+        end = (await log.end_offsets([ledger]))[ledger]
+        reader = log.reader({ledger: self.replica.offset}, pace_ms=PACE_MS)
+        try:
+            while True:
+                if self.replica.offset >= end:
+                    caught_up.set()
+                for record in await reader.read():
+                    place = f"ledger offset {record.offset}"
+                    applying(place, partial(self._take, record.value, record.offset))
+                self._wake()
+        finally:
+            await reader.close()
+
+    def _take(self, value: bytes, offset: int) -> None:
+        """As `Replica.take`, and remembers what ends."""
+        replica = self.replica
+        replica.offset = offset + 1
+        found = read_valid(replica.head, value)
+        if found is None:
+            return
+        replica.head, record = found
+        state, cause = replica.state, record.cause
+        begin(state, record.seq, record.now_ms, record.term)
+        if cause.topic is not None:
+            state.positions[cause.topic, cause.partition] = cause.offset + 1
+        for raw in record.facts:
+            fact: Any = raw.event()
+            ending = state.jobs.get(fact.job_id) if fact.TYPE == JobEnded.TYPE else None
+            evolve(state, fact)
+            if fact.TYPE == JobSubmitted.TYPE:
+                self.pending.pop(fact.job_id, None)
+            if ending is not None:
+                how = Ending(fact.outcome, fact.exit_code, fact.reason, state.now_ms)
+                self._ended[fact.job_id] = job_row(ending, record.seq, how)
+                if len(self._ended) > MAX_ENDED_ROWS:
+                    self._ended.popitem(last=False)
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def turn(self) -> asyncio.Event:
+        """Set when the next record has been folded. Take it before looking, so that nothing is missed."""
+        return self._moved
+
+    def acknowledged(self, job_id: str, row: Row) -> None:
+        """A submission is in the log: the job exists from now on, whatever the tables say."""
+        if job_id not in self.state.jobs and job_id not in self.state.ended:
+            self.pending[job_id] = row
+            if len(self.pending) > MAX_PENDING:
+                self.pending.popitem(last=False)
+
+    def job(self, job_id: str) -> Row | None:
+        """The job's row from memory: live, ended lately, or just acknowledged; else None."""
+        job = self.state.jobs.get(job_id)
+        if job is not None:
+            return job_row(job, self.state.seq)
+        return self._ended.get(job_id) or self.pending.get(job_id)

@@ -1,0 +1,84 @@
+"""`why` at a past record: the nearest snapshot, the records after it, and the same pure `explain`.
+
+Reading happens here on the loop; loading the snapshot and folding happen in a worker process.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+from penstock.ledger.record import GENESIS, Head, read_valid
+from penstock.ledger.replica import Replica
+from penstock.ledger.snapshot import Damaged
+from penstock.log.port import Partition
+from penstock.model.topics import Topic
+from penstock.policies.explain import UnknownJob, explain
+from penstock.runtime.pool import PoolBusy
+from penstock.runtime.snapshots import Stored, latest_stored, restore, told_damaged
+from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.door import Door
+
+MAX_PAST_RECORDS = 100_000  # after the nearest snapshot; one is taken every 20,000
+READ_WITHIN_S = 20.0
+
+
+class Past(NamedTuple):
+    """What a worker found."""
+
+    explanation: dict[str, Any]
+    placed: bool
+    """Whether the job had been placed by then, so that a placement's explanation exists."""
+
+
+def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Past:
+    """Folds valid records on a snapshot and explains the job. Raises `Damaged`, `UnknownJob`. For a worker."""
+    replica = Replica() if stored is None else restore(stored)
+    for offset, value in enumerate(values, replica.offset):
+        replica.take(value, offset)
+    found = explain(replica.state, job_id).model_dump(mode="json")
+    job = replica.state.jobs.get(job_id)
+    return Past(found, job is None or job.placed_ms is not None)
+
+
+async def explained(door: Door, job_id: str, at: int) -> Past:
+    """The answer as of record `at`, which exists. Raises `Problem`."""
+    below = at + 1
+    while True:
+        stored = await latest_stored(door.store.pool, door.settings.cell, below=below)
+        values = await _records(door, stored, at)
+        try:
+            return await door.workers.run(explain_past, stored, values, job_id)
+        except Damaged as error:
+            assert stored is not None, "only a snapshot can be damaged"
+            told_damaged(stored, error)
+            below = stored.seq
+        except PoolBusy as error:
+            raise Problem(429, "overloaded", f"questions about the past: {error}", retry_after_s=2) from error
+        except UnknownJob as error:
+            raise Problem(404, "no_job", f"no job {job_id!r} as of record {at}") from error
+
+
+async def _records(door: Door, stored: Stored | None, at: int) -> list[bytes]:
+    """The valid records after the snapshot, up to record `at`. Raises `Problem` when they are too many."""
+    head = GENESIS if stored is None else Head(stored.seq, stored.head_id, stored.term)
+    if at - head.seq > MAX_PAST_RECORDS:
+        raise _too_far(f"record {at} lies {at - head.seq} records behind the nearest snapshot")
+    ledger = Partition(Topic.LEDGER, door.settings.cell_index)
+    reader = door.log.reader({ledger: 0 if stored is None else stored.next_offset})
+    values: list[bytes] = []
+    try:
+        async with asyncio.timeout(READ_WITHIN_S):
+            while head.seq < at:
+                for record in await reader.read():
+                    found = read_valid(head, record.value)
+                    if found is not None and head.seq < at:
+                        head = found[0]
+                        values.append(record.value)
+    except TimeoutError:
+        raise _too_far(f"reading up to record {at} takes longer than {READ_WITHIN_S:g} s") from None
+    finally:
+        await reader.close()
+    return values
+
+
+def _too_far(told: str) -> Problem:
+    return Problem(503, "too_far_back", f"{told}; at most {MAX_PAST_RECORDS} records are replayed")

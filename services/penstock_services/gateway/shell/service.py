@@ -1,0 +1,163 @@
+"""The gateway's shell: the replica's reader and the HTTP server, side by side in one event loop."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from penstock.errors import ConfigurationError
+from penstock.log.open import open_log
+from penstock.log.port import Log
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.runtime.crash_only import crash_only
+from penstock.runtime.pool import WorkerPool
+from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import load_latest
+from penstock.runtime.tracing.tracer import tracing
+from penstock_services.gateway.shell.app import build_app
+from penstock_services.gateway.shell.appender import Appender
+from penstock_services.gateway.shell.door import Door
+from penstock_services.gateway.shell.follower import Follower
+from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.store import Store
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1_024
+GRACE_S = 1  # requests under way may finish at a stop
+KEEP_ALIVE_S = 75
+TOPICS: dict[str, int] = {Topic.DEAD_LETTERS: 1}
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signals (the process has its owner) and without its ten wake-ups a second."""
+
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        await self._stop.wait()
+        self.should_exit = True
+
+
+def listening_socket(options: Options) -> socket.socket:
+    """Bound and listening. Raises `ConfigurationError` when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((options.host, options.port))
+        found.listen(BACKLOG)
+    except OSError as error:
+        found.close()
+        raise ConfigurationError(
+            f"PENSTOCK_GATEWAY_BIND: {options.host}:{options.port} cannot be bound ({error.strerror}); "
+            "stop what listens there or give another port"
+        ) from error
+    found.setblocking(False)
+    return found
+
+
+async def run(
+    settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
+) -> None:
+    """The gateway service until `stop`; see penstock.runtime.service."""
+    options = Options.from_env()
+    await serve(settings, options, stop, log=log, ready=ready)
+
+
+async def serve(
+    settings: Settings,
+    options: Options,
+    stop: asyncio.Event,
+    *,
+    log: Log | None = None,
+    ready: asyncio.Event | None = None,
+    listener: socket.socket | None = None,
+) -> None:
+    """As `run`, with given options and, for port 0, a socket that is already bound."""
+    settings.need_dsn("the gateway")
+    listener = listener or listening_socket(options)
+    ready = ready or asyncio.Event()
+    try:
+        await crash_only("gateway", lambda: _attempt(settings, options, log, listener, ready), stop)
+    finally:
+        listener.close()
+
+
+async def _attempt(
+    settings: Settings, options: Options, shared: Log | None, listener: socket.socket, ready: asyncio.Event
+) -> None:
+    """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
+    store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
+    workers = WorkerPool()
+    log = shared if shared is not None else await open_log(settings.log_url, "gateway").start()
+    try:
+        await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
+        await store.start()
+        with tracing("gateway", settings) as traces:
+            replica = await load_latest(store.pool, settings.cell)
+            door = Door(
+                settings=settings,
+                options=options,
+                log=log,
+                store=store,
+                follower=Follower(replica),
+                appender=Appender(log, settings.cell_index, options.max_in_flight, options.answer_within_s),
+                traces=traces,
+                workers=workers,
+                stopping=asyncio.Event(),
+            )
+            await _serve(door, listener.dup(), ready)
+    finally:
+        workers.close()
+        await store.close()
+        if shared is None:
+            await log.close()
+
+
+async def _serve(door: Door, listener: socket.socket, ready: asyncio.Event) -> None:
+    """Catches up, then serves; ends with the first part that fails."""
+    config = uvicorn.Config(
+        build_app(door),
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        lifespan="off",
+        date_header=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        log_config=None,
+    )
+    server = Server(config, door.stopping)
+    caught_up = asyncio.Event()
+    following = asyncio.ensure_future(door.follower.follow(door.log, door.settings.cell_index, caught_up))
+    catching_up = asyncio.ensure_future(caught_up.wait())
+    serving: asyncio.Future[None] | None = None
+    try:
+        await asyncio.wait({following, catching_up}, return_when=asyncio.FIRST_COMPLETED)
+        if caught_up.is_set():
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            await asyncio.sleep(0)
+            ready.set()
+            host, port = listener.getsockname()[:2]
+            logger.info("listening on http://%s:%s", host, port)
+            await asyncio.wait({following, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+    finally:
+        door.stopping.set()
+        for part in (following, catching_up):
+            part.cancel()
+        if serving is not None:
+            await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.gather(following, catching_up, *door.chained, return_exceptions=True)

@@ -1,0 +1,228 @@
+"""The gateway's view of Postgres: reads the projector's tables, and keeps its own idempotency keys."""
+
+import asyncio
+import logging
+from typing import Any, NamedTuple, Self
+
+import asyncpg
+
+from penstock.errors import StoreError
+from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock_services.gateway.core.cursor import Cursor
+from penstock_services.gateway.core.problems import BadField, Problem, invalid
+
+logger = logging.getLogger(__name__)
+
+MIGRATIONS = "penstock_services.gateway.migrations"
+CHANNEL = "penstock_projected"  # the projector's; payload `schema:seq`
+POOL = 8  # connections; reads are short
+TIMEOUT_S = 10.0
+KEY_DAYS = 30  # an idempotency key is remembered for so long
+MAX_RETRY_S = 5.0
+
+OUTAGES = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InternalClientError,
+)
+
+
+class Key(NamedTuple):
+    """What is known of an idempotency key."""
+
+    spec_sha256: str
+    job_id: str
+    appended: bool
+    fresh: bool
+    """Entered by this very call."""
+
+
+def _impossible(error: asyncpg.DataError) -> Problem:
+    """What was asked for holds a NUL, or a number beyond 64 bits."""
+    field = BadField("request", str(error)[:256], "ask for a name or number that can exist")
+    return invalid("nothing can have such a name or number", [field])
+
+
+class Store:
+    """One pool, and one connection that hears how far the projector has come."""
+
+    def __init__(self, dsn: str, cell: str, log_url: str) -> None:
+        self._dsn = dsn
+        self._cell = cell
+        # Where log and keys share one database, an append that is durable makes every commit before it durable.
+        self._commit = "off" if log_url == dsn else "on"
+        self.schema = schema_of(cell)
+        self._own = f"{self.schema[:50]}_gateway"
+        self._pool: asyncpg.Pool | None = None
+        self._ear: asyncpg.Connection | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self.projected_seq = 0
+        self._projected = asyncio.Event()
+
+    async def start(self) -> Self:
+        """Migrates the gateway's own tables and connects. Raises `StoreError`."""
+        try:
+            connection = await asyncpg.connect(self._dsn, timeout=TIMEOUT_S)
+            try:
+                await migrate(connection, self._own, load_migrations(MIGRATIONS))
+                await connection.execute(
+                    f"DELETE FROM {self._own}.idempotency WHERE created_at < now() - make_interval(days => $1)",
+                    KEY_DAYS,
+                )
+            finally:
+                await connection.close()
+            self._pool = await asyncpg.create_pool(
+                self._dsn,
+                min_size=1,
+                max_size=POOL,
+                command_timeout=TIMEOUT_S,
+                server_settings={
+                    "search_path": self.schema,
+                    "application_name": "penstock gateway",
+                    "synchronous_commit": self._commit,
+                    "jit": "off",
+                },
+            )
+        except (*OUTAGES, asyncpg.PostgresError) as error:
+            raise StoreError(f"Postgres cannot be used: {error}") from error
+        self._listening = asyncio.create_task(self._listen(), name="gateway listens")
+        return self
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        if self._ear is not None and not self._ear.is_closed():
+            self._ear.terminate()
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool = None
+        self._hear(self.projected_seq)
+
+    @property
+    def pool(self) -> asyncpg.Pool:
+        assert self._pool is not None, "not started"
+        return self._pool
+
+    # ------------------------------------------------------------------------- how far the tables are
+
+    async def _listen(self) -> None:
+        """Keeps one listening connection; after each (re)connection the position is read once."""
+        pause_s = 0.1
+        while True:
+            lost = asyncio.Event()
+            try:
+                ear = self._ear = await asyncpg.connect(
+                    self._dsn, timeout=TIMEOUT_S, server_settings={"search_path": self.schema}
+                )
+                ear.add_termination_listener(lambda _, lost=lost: lost.set())
+                await ear.add_listener(CHANNEL, self._heard)
+                try:
+                    seq = await ear.fetchval("SELECT seq FROM positions WHERE cell = $1", self._cell)
+                    self._hear(seq or 0)
+                except asyncpg.UndefinedTableError:
+                    logger.info("the projector has not run here yet")
+                pause_s = 0.1
+                await lost.wait()
+            except (*OUTAGES, asyncpg.PostgresError) as error:
+                logger.warning("the gateway cannot hear the projector: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        schema, _, seq = str(payload).partition(":")
+        if schema == self.schema:
+            self._hear(int(seq))
+
+    def _hear(self, seq: int) -> None:
+        self.projected_seq = seq
+        self._projected.set()
+        self._projected = asyncio.Event()
+
+    async def projected(self, seq: int, within_s: float) -> bool:
+        """Waits until the tables hold everything up to `seq`; False when that takes longer."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self.projected_seq < seq:
+                    await self._projected.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def turn(self) -> asyncio.Event:
+        """Set when the projector has committed again. Take it before looking, so that nothing is missed."""
+        return self._projected
+
+    # ------------------------------------------------------------------------------------------ reads
+
+    async def rows(self, query: str, *arguments: Any) -> list[str]:
+        """The query's single column, JSON text per row. Raises `Problem` 503, and 400 for a value no column can hold."""
+        try:
+            return [row[0] for row in await self.pool.fetch(query, *arguments)]
+        except asyncpg.UndefinedTableError as error:
+            told = "the read models are not there yet; start the projector"
+            raise Problem(503, "no_read_models", told, retry_after_s=1) from error
+        except asyncpg.DataError as error:
+            raise _impossible(error) from error
+        except OUTAGES as error:
+            raise self._down(error) from error
+
+    async def row(self, query: str, *arguments: Any) -> str | None:
+        """The first row, or None."""
+        found = await self.rows(query, *arguments)
+        return found[0] if found else None
+
+    async def events_after(self, cursor: Cursor, job_id: str | None, limit: int) -> list[asyncpg.Record]:
+        """(seq, n, JSON) of the stream after the cursor."""
+        query = (
+            "SELECT seq, n, row_to_json(events)::text AS event FROM events WHERE (seq, n) > ($1, $2) "
+            + ("AND job_id = $4 " if job_id is not None else "")
+            + "ORDER BY seq, n LIMIT $3"
+        )
+        arguments = [cursor.seq, cursor.n, limit] + ([job_id] if job_id is not None else [])
+        try:
+            return list(await self.pool.fetch(query, *arguments))
+        except asyncpg.UndefinedTableError as error:
+            raise Problem(503, "no_read_models", "the projector has not run yet", retry_after_s=1) from error
+        except asyncpg.DataError as error:
+            raise _impossible(error) from error
+        except OUTAGES as error:
+            raise self._down(error) from error
+
+    def _down(self, error: BaseException) -> Problem:
+        return Problem(503, "store_down", f"Postgres is away: {error}", retry_after_s=2)
+
+    # ------------------------------------------------------------------------------- idempotency keys
+
+    async def enter_key(self, key: str, spec_sha256: str, job_id: str) -> Key:
+        """Enters the key, or returns what was entered before. Raises `Problem` 503."""
+        try:
+            row = await self.pool.fetchrow(
+                f"WITH entered AS (INSERT INTO {self._own}.idempotency (key, spec_sha256, job_id) "
+                "VALUES ($1, $2, $3) ON CONFLICT (key) DO NOTHING RETURNING spec_sha256, job_id, appended) "
+                "SELECT *, true AS fresh FROM entered UNION ALL "
+                f"SELECT spec_sha256, job_id, appended, false FROM {self._own}.idempotency WHERE key = $1",
+                key,
+                spec_sha256,
+                job_id,
+            )
+            if row is None:  # entered by somebody else between the two halves of the statement
+                row = await self.pool.fetchrow(
+                    f"SELECT spec_sha256, job_id, appended, false FROM {self._own}.idempotency WHERE key = $1",
+                    key,
+                )
+        except OUTAGES as error:
+            raise self._down(error) from error
+        return Key(*row)
+
+    async def mark_appended(self, key: str) -> None:
+        """The submission is in the log. An outage is harmless: a repeat then appends the same event again."""
+        try:
+            await self.pool.execute(f"UPDATE {self._own}.idempotency SET appended = true WHERE key = $1", key)
+        except OUTAGES as error:
+            logger.warning("an idempotency key could not be marked: %s", error)

@@ -1,0 +1,99 @@
+"""`GET /v1/stream`: the ledger's events as they are projected, as server-sent events.
+
+An event's id is its place in the ledger, `seq.n`. A client that comes back with `Last-Event-ID` gets every later
+event once, in order. Nothing is polled: the projector's commit wakes the streams.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
+from penstock_services.gateway.core.problems import BadField, Problem, invalid
+from penstock_services.gateway.shell.door import Door, door_of
+
+router = APIRouter(prefix="/v1", tags=["events"])
+
+PAGE = 500
+MAX_STREAMS = 256
+QUIET_S = 25.0  # a comment after so long without an event, so that both ends notice a dead line
+RECONNECT_MS = 500
+
+
+@router.get("/stream", response_class=StreamingResponse)
+async def stream(
+    request: Request,
+    job: Annotated[str | None, Query(max_length=128, description="Only this job's events")] = None,
+    after: Annotated[
+        str | None, Query(max_length=64, description="As Last-Event-ID; 0 for everything that is kept")
+    ] = None,
+    until: Annotated[
+        int | None, Query(ge=0, le=MAX_SEQ, description="End after this record, instead of never")
+    ] = None,
+) -> StreamingResponse:
+    """Events from now on, or from `Last-Event-ID` on; for ever, or until a record."""
+    door = door_of(request)
+    if door.streams >= MAX_STREAMS:
+        raise Problem(429, "overloaded", f"{door.streams} streams are open already", retry_after_s=5)
+    text, name = request.headers.get("last-event-id"), "Last-Event-ID"
+    if text is None:
+        text, name = after, "after"
+    cursor = await _start(door, None if text is None else read_cursor(text, name), name)
+    return StreamingResponse(
+        _frames(door, cursor, job, MAX_SEQ if until is None else until),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _start(door: Door, cursor: Cursor | None, name: str) -> Cursor:
+    """Where to begin. Raises `Problem`: 410 when events after the cursor are no longer kept, 400 ahead of the end."""
+    found = await door.store.row(
+        "SELECT seq || ' ' || coalesce((SELECT min(seq) FROM events), 0) FROM positions LIMIT 1"
+    )
+    head, first = (int(part) for part in (found or "0 0").split())
+    if cursor is None:
+        return Cursor(head, MAX_N)
+    if cursor.seq > max(head, door.follower.state.seq):
+        raise invalid(
+            "no place in the stream", [BadField(name, f"{cursor.seq} is ahead of {head}", "start anew")]
+        )
+    if 0 < cursor.seq < first - 1:
+        told = f"events before record {first} are no longer kept; start with 0 for all that are, and reload what you show"
+        raise Problem(410, "no_longer_kept", told)
+    return cursor
+
+
+async def _frames(door: Door, cursor: Cursor, job_id: str | None, until: int) -> AsyncIterator[bytes]:
+    """Frames until the client leaves, the gateway stops, or all of record `until` is sent."""
+    door.streams += 1
+    stopping = asyncio.ensure_future(door.stopping.wait())
+    try:
+        yield f"retry: {RECONNECT_MS}\n\n".encode()
+        while not stopping.done():
+            turn, projected = door.store.turn(), door.store.projected_seq
+            rows = await door.store.events_after(cursor, job_id, PAGE)
+            wanted = [row for row in rows if row["seq"] <= until]
+            if wanted:
+                cursor = Cursor(wanted[-1]["seq"], wanted[-1]["n"])
+                yield b"".join(
+                    f"id: {row['seq']}.{row['n']}\ndata: {row['event']}\n\n".encode() for row in wanted
+                )
+            if len(wanted) < len(rows) or (len(rows) < PAGE and projected >= until):
+                return
+            if len(rows) < PAGE:
+                wake = asyncio.ensure_future(turn.wait())
+                done, _ = await asyncio.wait(
+                    {wake, stopping}, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                wake.cancel()
+                if not done:
+                    yield b": quiet\n\n"
+    except Problem:
+        return  # the database is away: the client comes back with its Last-Event-ID
+    finally:
+        stopping.cancel()
+        door.streams -= 1

@@ -1,0 +1,68 @@
+"""The environment of a task: what a training script may rely on. The names torch and TensorFlow know are theirs."""
+
+import json
+from collections.abc import Mapping
+
+from penstock.model.ledger_events import Peer, StartTask
+from penstock.model.types import WHOLE_GPU, NodeSpec
+
+INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+"""All that passes from the reporter to a task: no address, password or failpoint of ours."""
+
+
+def base_environment(reporter: Mapping[str, str], interpreter_folder: str | None) -> dict[str, str]:
+    """The sane minimum. `interpreter_folder`: put first on PATH, so that `python` is the one we run under."""
+    found = {name: reporter[name] for name in INHERITED if name in reporter}
+    path = found.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    if interpreter_folder and interpreter_folder not in path.split(":"):
+        path = f"{interpreter_folder}:{path}"
+    found["PATH"] = path
+    return found
+
+
+def task_environment(
+    order: StartTask, node: NodeSpec, base: Mapping[str, str], *, virtual: bool
+) -> dict[str, str]:
+    """Base, then the job's own variables, then ours: a job cannot pretend to be another.
+
+    RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. MASTER_ADDR
+    is rank 0's node. Thread pools follow the cores given unless the job says otherwise.
+    """
+    place = order.place
+    own = Peer(rank=place.rank, role=place.role, node_id=node.node_id, address=node.address)
+    gang = {peer.rank: peer for peer in (*order.peers, own)}
+    workers = sorted(rank for rank, peer in gang.items() if peer.role == "worker")
+    neighbours = [
+        rank for rank, peer in gang.items() if peer.node_id == node.node_id and peer.role == place.role
+    ]
+    gpus = [str(gpu) if virtual else node.gpus[gpu].uuid for gpu in place.gpus]
+    threads = str(max(1, len(place.cores)))
+    return {
+        **base,
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+        **order.env,
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "PENSTOCK_JOB_ID": order.job_id,
+        "PENSTOCK_TASK_ID": order.task_id,
+        "PENSTOCK_NODE_ID": node.node_id,
+        "PENSTOCK_ATTEMPT": str(order.attempt),
+        "PENSTOCK_TOKEN": str(order.token),
+        "PENSTOCK_ROLE": place.role,
+        "PENSTOCK_GPUS": ",".join(map(str, place.gpus)),
+        "PENSTOCK_GPU_SHARE": f"{place.gpu_share_milli / WHOLE_GPU:g}",
+        "PENSTOCK_CORES": ",".join(map(str, place.cores)),
+        "PENSTOCK_HOST_MEMORY_MIB": str(place.host_memory_mib),
+        "PENSTOCK_GPU_MEMORY_MIB": str(place.gpu_memory_mib),
+        "PENSTOCK_PEERS": json.dumps([gang[rank].model_dump() for rank in sorted(gang)]),
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(sorted(neighbours).index(place.rank)),
+        "WORLD_SIZE": str(len(workers)),
+        "MASTER_ADDR": gang[min(gang)].address,
+        "MASTER_PORT": str(order.rendezvous_port),
+    }

@@ -1,0 +1,445 @@
+"""The node's choices: an input in, changes and actions out. No process, file or clock is touched here.
+
+The shell first makes the changes durable (fsync when an order was decided on, LAW 4) and only then acts.
+
+| input | answer |
+|---|---|
+| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, or repeat what was said before |
+| `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
+| `OrderRead` SetCores, CheckpointTask, SetBandwidth | do it to a running task, else say why not in the service's log |
+| `Spawned` | report the start; if it was to be stopped meanwhile, stop it |
+| `Gone` | the whole process tree is proven dead: report the exit, start whoever waited |
+| `GraceOver` | SIGKILL |
+| `Drain` | stop everything |
+
+`OrderRefused` frees the task's place, so it is said only of a StartTask that is not, and never will be, obeyed.
+"""
+
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.model.event import Event
+from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
+from penstock.model.ledger_events import CheckpointTask, Order, SetBandwidth, SetCores, StartTask, StopTask
+from penstock.model.trusted import trusted
+from penstock.model.types import WHOLE_GPU, Usage
+from penstock_services.node_reporter.core.state import (
+    MAX_ENDED_REMEMBERED,
+    NO_CONTEXT,
+    Change,
+    Context,
+    Forget,
+    NodeState,
+    Put,
+    Status,
+    Task,
+    evolve,
+)
+
+MAX_WAITING = 64  # orders that may wait for predecessors; four for each GPU of the largest board
+MAX_TASKS = 1_000  # waiting and alive; NodeJoined holds 1,024
+MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
+NOTHING_MEASURED = Usage()
+
+Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+class OrderRead(msgspec.Struct, frozen=True):
+    order: Order
+    now_ms: int
+    context: Context = NO_CONTEXT
+
+
+class Spawned(msgspec.Struct, frozen=True):
+    """The program runs (its exec succeeded)."""
+
+    task_id: str
+    token: int
+    pid: int
+    started_ms: int
+    now_ms: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a task ended. Without code, signal and failure nobody could read it: it is lost."""
+
+    exited_ms: int
+    started_ms: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    failure: str = ""
+    """Why it could not be started, with the remedy."""
+    out_of_memory: bool = False
+    lost: str = ""
+    usage: Usage = NOTHING_MEASURED
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """No process of this task is left; proven."""
+
+    task_id: str
+    token: int
+    outcome: Outcome
+
+
+class GraceOver(msgspec.Struct, frozen=True):
+    task_id: str
+    token: int
+
+
+class Drain(msgspec.Struct, frozen=True):
+    now_ms: int
+    grace_ms: int
+
+
+Input = OrderRead | Spawned | Gone | GraceOver | Drain
+
+
+# ----------------------------------------------------------------------------------------------- actions
+
+
+class Emit(msgspec.Struct, frozen=True):
+    event: Event
+    context: Context
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    order: StartTask
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
+
+    task_id: str
+    token: int
+    number: signal.Signals
+
+
+class KillAt(msgspec.Struct, frozen=True):
+    """Feed `GraceOver` at this time."""
+
+    task_id: str
+    token: int
+    at_ms: int
+
+
+class SetAffinity(msgspec.Struct, frozen=True):
+    task_id: str
+    token: int
+    cores: tuple[int, ...]
+
+
+class Note(msgspec.Struct, frozen=True):
+    """For the service's log: an order that is not for us any more, or that this node cannot carry out."""
+
+    text: str
+
+
+Action = Emit | Spawn | Signal | KillAt | SetAffinity | Note
+Decision = Change | Action
+
+
+def step(state: NodeState, given: Input) -> list[Decision]:
+    """Decides and folds each own change at once; returns everything in order."""
+    decisions: list[Decision] = []
+    for decision in decide(state, given):
+        if isinstance(decision, Put):
+            evolve(state, decision)
+        decisions.append(decision)
+    while len(state.ended) > MAX_ENDED_REMEMBERED:
+        oldest = next(iter(state.ended.values()))
+        forget = Forget(oldest.task_id, oldest.token)
+        evolve(state, forget)
+        decisions.append(forget)
+    return decisions
+
+
+def decide(state: NodeState, given: Input) -> Iterator[Decision]:
+    """What follows from one input. A generator: `step` folds each change before the next is asked for."""
+    match given:
+        case OrderRead(order=StartTask() as order):
+            return _start(state, order, given.context)
+        case OrderRead(order=StopTask() as order):
+            return _stop_ordered(state, order, given.now_ms, given.context)
+        case OrderRead(order=order):
+            return _adjust(state, order)
+        case Spawned():
+            return _spawned(state, given)
+        case Gone():
+            return _gone(state, given)
+        case GraceOver():
+            return _grace_over(state, given)
+        case Drain():
+            return _drain(state, given)
+
+
+def _grace_over(state: NodeState, given: GraceOver) -> Iterator[Decision]:
+    task = state.tasks.get(given.task_id)
+    if task is not None and task.token == given.token and task.status is Status.STOPPING:
+        yield Signal(task.task_id, task.token, signal.SIGKILL)
+
+
+def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:
+    for task in (*state.waiting(), *state.live()):
+        yield from _stop(task, given.grace_ms, given.now_ms, "the node is being drained")
+
+
+# ------------------------------------------------------------------------------------------------- start
+
+
+def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Decision]:
+    if order.boot_id != state.boot_id:
+        yield Note(f"{order.task_id}: start order {order.token} is for boot {order.boot_id}, which is over")
+        return
+    if 0 < order.incarnation < state.incarnation:  # the cell may have given it up when this node left
+        yield Note(f"{order.task_id}: start order {order.token} is of before this node joined; ignored")
+        return
+    known = state.find(order.task_id)
+    if known is not None and known.token == order.token:
+        yield from _repeat(known)
+        return
+    highest = _highest(state, order, known)
+    if order.token < highest:
+        yield Emit(_refusal(order, "stale_token", highest, "a newer decision was obeyed already"), context)
+        return
+    refusal = _unacceptable(state, order, known, highest)
+    if refusal is not None:
+        if known is not None and known.status is not Status.ENDED:
+            yield Put(replace(known, refused_token=order.token))
+        else:
+            yield Put(Task(order.task_id, order.token, order.boot_id, Status.ENDED, answer=refusal))
+        yield Emit(refusal, context)
+        return
+    task = Task(
+        order.task_id, order.token, order.boot_id, Status.WAITING, order.place.gpus, order, context=context
+    )
+    for rival in state.waiting():
+        if rival.token < order.token and _exclude(rival, task):
+            yield from _supersede(rival, order.token)
+    if not _room(state.tasks.values(), task):
+        yield Put(task)
+    else:
+        yield Put(replace(task, status=Status.STARTING))
+        yield Spawn(order)
+
+
+def _highest(state: NodeState, order: StartTask, known: Task | None) -> int:
+    """The highest token that speaks against this order: of its GPUs, of the same task, of forgotten ones."""
+    tokens = [state.gpu_tokens.get(gpu, 0) for gpu in order.place.gpus]
+    tokens.append(state.forgotten_token + 1 if known is None else max(known.token, known.refused_token + 1))
+    return max(tokens)
+
+
+def _unacceptable(
+    state: NodeState, order: StartTask, known: Task | None, highest: int
+) -> OrderRefused | None:
+    """The refusal of an order that is fresh but cannot be carried out here; None if it can."""
+    place = order.place
+    if place.node_id != state.node_id or place.task_id != order.task_id:
+        detail = f"the place names task {place.task_id} on node {place.node_id}"
+        return _refusal(order, "wrong_node", highest, detail)
+    if max(place.gpus, default=-1) >= state.gpu_count:
+        unknown = min(gpu for gpu in place.gpus if gpu >= state.gpu_count)
+        detail = f"GPU {unknown} is not on this node, which has {state.gpu_count}"
+        return _refusal(order, "unknown_gpu", highest, detail)
+    if known is not None and known.status is not Status.ENDED:
+        return _refusal(order, "occupied", highest, f"the same task is {known.status} under {known.token}")
+    if len(state.tasks) >= MAX_TASKS:
+        return _refusal(order, "occupied", highest, f"{MAX_TASKS} tasks are here already")
+    if len(state.tasks) >= MAX_WAITING and len(state.waiting()) >= MAX_WAITING:
+        return _refusal(order, "occupied", highest, f"{MAX_WAITING} orders wait for predecessors already")
+    return None
+
+
+def _refusal(order: StartTask, reason: Reason, highest: int, detail: str) -> OrderRefused:
+    return OrderRefused(
+        node_id=order.node_id,
+        task_id=order.task_id,
+        token=order.token,
+        reason=reason,
+        highest_token=max(highest, 0),
+        detail=detail[:MAX_DETAIL_CHARS],
+    )
+
+
+def _supersede(task: Task, token: int) -> Iterator[Decision]:
+    """A waiting order whose GPU was given to a newer one will never be obeyed."""
+    assert task.order is not None
+    refusal = _refusal(task.order, "stale_token", token, "superseded while it waited for its predecessor")
+    yield Put(replace(task, status=Status.ENDED, order=None, answer=refusal))
+    yield Emit(refusal, task.context)
+
+
+def _repeat(task: Task) -> Iterator[Decision]:
+    """The same order again: say again what is known; a task that has yet to start has nothing to say."""
+    if task.answer is not None:
+        yield Emit(task.answer, task.context)
+    elif task.started_ms is not None:
+        yield _started(task)
+
+
+def _started(task: Task) -> Emit:
+    assert task.order is not None
+    assert task.pid is not None
+    assert task.started_ms is not None
+    return Emit(
+        trusted(
+            TaskStarted,
+            node_id=task.order.node_id,
+            task_id=task.task_id,
+            token=task.token,
+            pid=task.pid,
+            started_ms=task.started_ms,
+        ),
+        task.context,
+    )
+
+
+def _spawned(state: NodeState, given: Spawned) -> Iterator[Decision]:
+    task = state.tasks.get(given.task_id)
+    if task is None or task.token != given.token or task.status is not Status.STARTING:
+        return
+    task = replace(task, status=Status.RUNNING, pid=given.pid, started_ms=given.started_ms)
+    yield Put(task)
+    yield _started(task)
+    if task.stop_grace_ms is not None:
+        yield from _terminate(task, task.stop_grace_ms, given.now_ms)
+
+
+# -------------------------------------------------------------------------------------------------- stop
+
+
+def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Context) -> Iterator[Decision]:
+    task = state.find(order.task_id)
+    if task is not None and order.token < task.token:
+        yield Note(f"{order.task_id}: stop order {order.token} is older than {task.token}; ignored")
+    elif task is not None and isinstance(task.answer, TaskExited):
+        yield Emit(task.answer, task.context)
+    elif task is None or task.status is Status.ENDED:
+        tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
+        yield from _never(tombstone, order.node_id, now_ms, "never started")
+    else:
+        yield from _stop(task, order.grace_ms, now_ms, order.reason)
+
+
+def _stop(task: Task, grace_ms: int, now_ms: int, reason: str) -> Iterator[Decision]:
+    """Stops a waiting, starting, running or stopping task; a repeat may shorten the grace, never lengthen it."""
+    if task.status is Status.WAITING:
+        assert task.order is not None
+        yield from _never(replace(task, order=None), task.order.node_id, now_ms, f"never started: {reason}")
+    elif task.status is Status.STARTING:
+        yield Put(replace(task, stop_grace_ms=min(grace_ms, task.stop_grace_ms or grace_ms)))
+    elif task.status is Status.RUNNING or now_ms + grace_ms < (task.kill_at_ms or 0):
+        yield from _terminate(task, grace_ms, now_ms)
+
+
+def _terminate(task: Task, grace_ms: int, now_ms: int) -> Iterator[Decision]:
+    kill_at_ms = now_ms + grace_ms
+    yield Put(replace(task, status=Status.STOPPING, stop_grace_ms=grace_ms, kill_at_ms=kill_at_ms))
+    yield Signal(task.task_id, task.token, signal.SIGTERM)
+    yield KillAt(task.task_id, task.token, kill_at_ms)
+
+
+def _never(task: Task, node_id: str, now_ms: int, detail: str) -> Iterator[Decision]:
+    """Leaves a tombstone: an older start order that comes later is refused."""
+    exited = TaskExited(
+        node_id=node_id,
+        task_id=task.task_id,
+        token=task.token,
+        cause="stopped",
+        started_ms=now_ms,
+        exited_ms=now_ms,
+        detail=detail[:MAX_DETAIL_CHARS],
+    )
+    yield Put(replace(task, status=Status.ENDED, answer=exited))
+    yield Emit(exited, task.context)
+
+
+# ------------------------------------------------------------------------------------------------- exits
+
+
+def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
+    task = state.tasks.get(given.task_id)
+    if task is None or task.token != given.token:
+        return
+    exited = _exited(state.node_id, task, given.outcome)
+    yield Put(replace(task, status=Status.ENDED, order=None, answer=exited))
+    yield Emit(exited, task.context)
+    for heir in state.waiting():
+        older = [task for task in state.waiting() if task.token < heir.token]
+        if _room((*state.live(), *older), heir):
+            assert heir.order is not None
+            yield Put(replace(heir, status=Status.STARTING))
+            yield Spawn(heir.order)
+
+
+def _exclude(one: Task, other: Task) -> bool:
+    """Whether the cell cannot want both at once: they meet on a GPU, and one of them has it whole."""
+    return bool(set(one.gpus) & set(other.gpus)) and WHOLE_GPU in (one.share_milli, other.share_milli)
+
+
+def _room(others: Iterable[Task], task: Task) -> bool:
+    """Whether each of its GPUs has so much left beside the others."""
+    own = set(task.gpus)
+    met = [other for other in others if not own.isdisjoint(other.gpus)]
+    if not met:
+        return True
+    left = dict.fromkeys(own, WHOLE_GPU - task.share_milli)
+    for other in met:
+        for gpu in own.intersection(other.gpus):
+            left[gpu] -= other.share_milli
+    return all(milli >= 0 for milli in left.values())
+
+
+def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
+    cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
+    if outcome.failure:
+        cause = "start_failed"
+    elif outcome.lost:
+        cause = "lost"
+    elif task.stop_grace_ms is not None:
+        cause = "stopped"
+    elif outcome.out_of_memory:
+        cause = "out_of_memory"
+    else:
+        cause = "exited"
+    started_ms = task.started_ms if task.started_ms is not None else outcome.started_ms
+    return TaskExited(
+        node_id=node_id,
+        task_id=task.task_id,
+        token=task.token,
+        cause=cause,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        started_ms=started_ms if started_ms is not None else outcome.exited_ms,
+        exited_ms=outcome.exited_ms,
+        usage=outcome.usage,
+        detail=(outcome.failure or outcome.lost)[:MAX_DETAIL_CHARS],
+    )
+
+
+# ------------------------------------------------------------------------------------------- adjustments
+
+
+def _adjust(state: NodeState, order: Order) -> Iterator[Decision]:
+    task = state.tasks.get(order.task_id)
+    if task is None or task.status is not Status.RUNNING or order.token < task.token:
+        yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")
+        return
+    match order:
+        case SetCores(cores=cores):
+            assert task.order is not None
+            place = task.order.place.model_copy(update={"cores": cores})
+            yield Put(replace(task, order=task.order.model_copy(update={"place": place})))
+            yield SetAffinity(task.task_id, task.token, cores)
+        case CheckpointTask():
+            yield Signal(task.task_id, task.token, signal.SIGUSR1)
+        case SetBandwidth():
+            yield Note(f"{order.task_id}: this node cannot cap memory bandwidth; the order has no effect")

@@ -1,0 +1,191 @@
+"""What training scripts tell in the FIFO of their task: which bytes are lines, what a line means, which become events.
+
+Ideal: every line becomes an event. Departure: a script may be hostile or broken, so lines are bounded in length, events
+in number, progress is heard at growing distances, and of a gang only rank 0 tells progress and stages. What is no line
+of ours is counted and ignored; it never spoils the next one. Lines: `libs/sdk/README.md`.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+from pydantic import ValidationError
+
+from penstock.model.event import Event
+from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
+from penstock.sdk.lines import LINE_BYTES
+
+PHASES_KNOWN = frozenset({b"launch", b"train", b"save"})
+MAX_CHANGES = (
+    1_000  # of phase per task; a script that tells its phase in every step is not listened to for ever
+)
+MAX_STEPS = 200  # events per task and its last line: as many as 10^8 iterations have at distances that grow by a tenth
+GROWTH_TENTHS = 11
+MAX_STAGES = 16  # events per task
+
+
+class Told(NamedTuple):
+    """An event that a script's line became; `name`: what its id ends with."""
+
+    name: str
+    event: Event
+
+
+class Lines:
+    """Cuts chunks into lines. What is longer than LINE_BYTES is skipped up to its end and counted."""
+
+    def __init__(self) -> None:
+        self.too_long = 0
+        self._rest = b""
+        self._skips = False
+
+    def cut(self, chunk: bytes) -> list[bytes]:
+        """The lines that are whole now, without their ends; a phase's name is whole by itself."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if self._skips and lines:
+            lines, self._skips = lines[1:], False
+        if self._skips:
+            rest = b""
+        elif len(rest) >= LINE_BYTES:
+            self.too_long += 1
+            self._skips, rest = True, b""
+        elif rest.strip() in PHASES_KNOWN:
+            lines, rest = [*lines, rest], b""
+        self._rest = rest
+        fitting = [line for line in lines if len(line) < LINE_BYTES]
+        self.too_long += len(lines) - len(fitting)
+        return fitting
+
+    def end(self) -> list[bytes]:
+        """What was begun and not ended."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+
+class Hearing:
+    """One task that is listened to. `leads`: it speaks for its gang."""
+
+    def __init__(self, node_id: str, task_id: str, token: int, *, leads: bool) -> None:
+        self.garbage = 0
+        """Lines that are none of ours."""
+        self.unheard = 0
+        """Lines of ours that are not passed on: beyond the bounds, repeated, or between two that are told."""
+        self._lines = Lines()
+        self._task = {"node_id": node_id, "task_id": task_id, "token": token}
+        self._leads = leads
+        self._phase = b""
+        self._changes = 0
+        self._begun = 0
+        self._done = 0
+        self._steps = 0
+        self._held: StepsMeasured | None = None
+        self._stages = 0
+
+    def hear(self, chunk: bytes, now_ms: int) -> list[Told]:
+        """The events that come of these bytes, in order."""
+        return self._heard(self._lines.cut(chunk), now_ms)
+
+    def end(self, now_ms: int) -> list[Told]:
+        """The task is over: what is left of its last line, and the last progress that it told."""
+        told = self._heard(self._lines.end(), now_ms)
+        self.garbage += self._lines.too_long
+        self._lines.too_long = 0
+        if self._held is not None:
+            told.append(_steps_told(self._held))
+            self._held = None
+        return told
+
+    def _heard(self, lines: list[bytes], now_ms: int) -> list[Told]:
+        heard = (self._line(line.strip(), now_ms) for line in lines)
+        return [told for told in heard if told is not None]
+
+    def _line(self, line: bytes, now_ms: int) -> Told | None:
+        if line in PHASES_KNOWN:
+            return self._on_phase(line, now_ms)
+        if not line:
+            return None
+        event = _event_of(line, {**self._task, "at_ms": now_ms})
+        if event is None:
+            self.garbage += 1
+            return None
+        told = None
+        if self._leads:
+            told = self._on_steps(event) if isinstance(event, StepsMeasured) else self._on_stages(event)
+        self.unheard += told is None
+        return told
+
+    def _on_phase(self, phase: bytes, now_ms: int) -> Told | None:
+        """Each change, while there are few enough."""
+        if phase == self._phase:
+            return None
+        self._phase = phase
+        self._changes += 1
+        if self._changes > MAX_CHANGES:
+            self.unheard += 1
+            return None
+        fields = {**self._task, "phase": phase.decode(), "at_ms": now_ms}
+        return Told(f"{phase.decode()}/{now_ms}", TaskPhaseChanged.model_validate(fields))
+
+    def _on_steps(self, steps: StepsMeasured) -> Told | None:
+        """The first, then at growing distances from it; the last one is held back until the end."""
+        done = steps.done
+        if done <= max(self._done, self._held.done if self._held is not None else 0):
+            return None
+        if not self._done:
+            self._begun = done - 1
+        far = 10 * (done - self._begun) >= GROWTH_TENTHS * (self._done - self._begun)
+        if self._steps == MAX_STEPS or not (far or done == steps.total):
+            self._held = steps
+            return None
+        self._steps += 1
+        self._done, self._held = done, None
+        return _steps_told(steps)
+
+    def _on_stages(self, stages: StagesMeasured) -> Told | None:
+        if self._stages == MAX_STAGES:
+            return None
+        self._stages += 1
+        return Told(f"stages/{stages.at_ms}/{self._stages}", stages)
+
+
+def _steps_told(steps: StepsMeasured) -> Told:
+    return Told(f"steps/{steps.done}", steps)
+
+
+class _Steps(msgspec.Struct, forbid_unknown_fields=True):
+    done: int
+    total: int | None = None
+    steps: int = 0
+    step_ms: float = 0.0
+    loss: float | None = None
+
+
+class _Stages(msgspec.Struct, forbid_unknown_fields=True):
+    iterations: int
+    samples: list[tuple[float, float, float, float, float]]
+    """Each: ms, then the use of storage, CPU, GPU and network."""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    steps: _Steps | None = None
+    stages: _Stages | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMeasured | None:
+    """None for what is no line of ours, in whatever way."""
+    try:
+        found = _DECODER.decode(line)
+        if found.steps is not None and found.stages is None:
+            return StepsMeasured.model_validate(msgspec.structs.asdict(found.steps) | task)
+        if found.stages is not None and found.steps is None:
+            samples = [
+                StageSample(lasted_ms=lasted, storage=storage, cpu=cpu, gpu=gpu, network=network)
+                for lasted, storage, cpu, gpu, network in found.stages.samples
+            ]
+            fields = {**task, "iterations": found.stages.iterations, "samples": samples}
+            return StagesMeasured.model_validate(fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValidationError):
+        pass
+    return None

@@ -1,0 +1,80 @@
+"""Reading how a task ended from what its shim wrote down."""
+
+import errno
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.model.ledger_events import StartTask
+from penstock.model.types import Usage
+from penstock_services.node_reporter.core.machine import Outcome
+from penstock_services.node_reporter.shell import processes
+from penstock_services.node_reporter.shell.spawner import Key, Marks, read_json
+
+KIB_PER_MIB = 1_024
+NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
+
+
+def outcome_of(folder: Path, order: StartTask | None) -> Outcome | None:
+    """None: there is no `exit.json`, so nobody knows (the shim was killed)."""
+    found = read_json(folder / "exit.json")
+    if found is None:
+        return None
+    usage = Usage(cpu_ms=found["cpu_ms"], host_memory_mib=found["max_rss_kib"] // KIB_PER_MIB)
+    cap_mib = order.place.host_memory_mib if order is not None else 0
+    at_cap = cap_mib > 0 and found["max_rss_kib"] >= NEAR_CAP * cap_mib * KIB_PER_MIB
+    return Outcome(
+        exited_ms=found["exited_ms"],
+        started_ms=found["started_ms"],
+        exit_code=found["exit_code"],
+        signal=None if found["failure"] else found["signal"],
+        failure=_why(found["failure"], order) if found["failure"] else "",
+        out_of_memory=found["oom"] or (found["signal"] == signal.SIGKILL and at_cap),
+        usage=usage,
+    )
+
+
+def merged(told: Usage, seen: Usage) -> Usage:
+    """The kernel's figures with the sampler's; of host memory the larger (one process' peak, or all together)."""
+    memory = [mib for mib in (told.host_memory_mib, seen.host_memory_mib) if mib is not None]
+    fields = {"cpu_ms": told.cpu_ms, "host_memory_mib": max(memory, default=None)}
+    return seen.model_copy(update=fields)
+
+
+def sweep_task(folder: Path, marks: Marks, key: Key) -> int:
+    """Ends whatever a task whose shim was killed has left; how many processes. May block, may raise `Immortal`."""
+    started = read_json(folder / "started.json")
+    session = (
+        started["pid"] if started is not None and (started["task_id"], started["token"]) == key else None
+    )
+    own = {**marks.environment(), "PENSTOCK_TASK_ID": key[0], "PENSTOCK_TOKEN": str(key[1])}
+    return processes.kill_all(lambda: processes.with_descendants(processes.members(own, session), set()))
+
+
+def lost_outcome(ended: int, now_ms: int) -> Outcome:
+    """Nobody could read its code; what was left of it was killed."""
+    detail = f"its guardian was killed, so the exit code is unknown; {ended} processes were ended"
+    return Outcome(now_ms, signal=signal.SIGKILL, lost=detail)
+
+
+def _why(failure: Mapping[str, Any], order: StartTask | None) -> str:
+    """What could not be done, the system's word for it, and what to do about it."""
+    number = int(failure["errno"])
+    program = order.command[0] if order is not None else "the program"
+    what = {
+        "exec": f"cannot execute {program!r}",
+        "workdir": f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}",
+        "affinity": "cannot pin it to its cores",
+        "cgroup": "cannot put it into its memory cgroup",
+    }.get(str(failure["stage"]), "cannot prepare it")
+    remedy = {
+        errno.ENOENT: "check the spelling, give an absolute path, or install it on every node",
+        errno.EACCES: "make it executable and readable for the node-reporter's user",
+        errno.ENOEXEC: "it is no program for this machine; a script needs a first line such as #!/usr/bin/env python3",
+        errno.ENOTDIR: "a part of the path is a file; correct the path",
+        errno.E2BIG: "arguments and environment are too long; put them into a file",
+        errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
+    }.get(number, "see the message and the node's log")
+    return f"{what}: {os.strerror(number)}; {remedy}"

@@ -1,0 +1,90 @@
+"""What this machine has: GPUs through NVML or pretended ones, cores and memory from the operating system."""
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import psutil
+import pynvml
+from pydantic import ValidationError
+
+from penstock.errors import ConfigurationError
+from penstock.model.codec import describe
+from penstock.model.types import MAX_GPUS_PER_NODE, Gpu, NodeSpec
+from penstock_services.node_reporter.options import Options
+
+BYTES_PER_MIB = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def boot_id() -> str:
+    """Changes with each boot of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def find_node(options: Options) -> NodeSpec:
+    """The node's inventory. Raises `ConfigurationError` naming the option that does not fit."""
+    gpus = nvml_gpus() if options.virtual_gpus is None else virtual_gpus(options)
+    try:
+        return NodeSpec(
+            node_id=options.node_id,
+            boot_id=boot_id(),
+            rack=options.rack,
+            domain=options.domain,
+            address=options.address,
+            cores=options.cores or len(os.sched_getaffinity(0)),
+            host_memory_mib=options.host_memory_mib or psutil.virtual_memory().total // BYTES_PER_MIB,
+            bandwidth_mbps=options.bandwidth_mbps,
+            gpus=gpus,
+        )
+    except ValidationError as error:
+        raise ConfigurationError(f"node-reporter options: {describe(error)}") from error
+
+
+def virtual_gpus(options: Options) -> tuple[Gpu, ...]:
+    """Pretended GPUs, for machines without."""
+    return tuple(
+        Gpu(
+            index=index,
+            uuid=f"VIRTUAL-{options.node_id}-{index}",
+            model=identifier(options.virtual_gpu_model),
+            memory_mib=options.virtual_gpu_memory_mib,
+        )
+        for index in range(options.virtual_gpus or 0)
+    )
+
+
+def nvml_gpus() -> tuple[Gpu, ...]:
+    """The machine's GPUs in NVML's order; none, said once, where there is no NVML."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        logger.warning("no GPUs here: NVML says %s; --virtual-gpus N pretends some", error)
+        return ()
+    count = pynvml.nvmlDeviceGetCount()
+    if count > MAX_GPUS_PER_NODE:
+        logger.warning("%d GPUs found; the first %d are used", count, MAX_GPUS_PER_NODE)
+    return tuple(_nvml_gpu(index) for index in range(min(count, MAX_GPUS_PER_NODE)))
+
+
+def _nvml_gpu(index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(
+        index=index,
+        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
+        model=identifier(text(pynvml.nvmlDeviceGetName(handle))),
+        memory_mib=max(1, memory.total // BYTES_PER_MIB),
+    )
+
+
+def identifier(name: str) -> str:
+    """A product's name as an identifier: `NVIDIA H200` → `NVIDIA-H200`."""
+    return re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:128] or "unknown"
+
+
+def text(value: str | bytes) -> str:
+    """NVML bindings have answered bytes or str over time."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,217 @@
+"""What the node must not forget, in one SQLite file: tokens, tasks, the next order to read, unsent events.
+
+Ideal: every change is on disk before anything follows from it. Departure: only what LAW 4 rests on (orders
+accepted or refused) waits for the disk; what the task folders or a new boot id prove again after a crash of
+the machine is written without waiting, which still survives the death of this process.
+
+Bounded: ended tasks beyond `MAX_ENDED_REMEMBERED` are forgotten by the core, events once acknowledged.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import KernelError
+from penstock.log.port import Headers, Message, Partition
+from penstock.model.external_events import OrderRefused, TaskExited
+from penstock.model.ledger_events import StartTask
+from penstock_services.node_reporter.core.state import Change, Context, NodeState, Put, Status, Task
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu_tokens (gpu INTEGER PRIMARY KEY, token INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS tasks (
+    task_id TEXT PRIMARY KEY, token INTEGER NOT NULL, changed INTEGER NOT NULL, row TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outbox (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
+    headers TEXT NOT NULL, value BLOB NOT NULL
+);
+"""
+
+
+class JournalFailed(KernelError):
+    """The journal cannot be read or written (disk full, read-only, damaged): no order may be acted on."""
+
+
+class Said(NamedTuple):
+    """An event on its way out; `id` is its envelope's."""
+
+    id: str
+    message: Message
+
+
+class Pending(NamedTuple):
+    """One event that the log has not acknowledged yet."""
+
+    seq: int
+    id: str
+    message: Message
+
+
+class Journal:
+    """One connection; not for concurrent use. Every method may raise `JournalFailed`."""
+
+    def __init__(self, path: Path) -> None:
+        with self._failing():
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=1)
+            path.chmod(0o600)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(SCHEMA)
+            self._settle()
+            self._changed: int = self._db.execute("SELECT coalesce(max(changed), 0) FROM tasks").fetchone()[0]
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _settle(self) -> None:
+        """Copies what an earlier life left in the write-ahead log into the database, and waits for the disk.
+
+        A sync that failed leaves its transaction readable but perhaps not on the disk, and the next sync of the
+        same file may well succeed: only writing it anew proves it. Nothing may be recovered from it before.
+        """
+        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise sqlite3.OperationalError("another process uses the journal")
+
+    def load(self, node_id: str, boot_id: str, gpu_count: int) -> NodeState:
+        """The state as of the last write; tasks keep the boot id that they were started under."""
+        state = NodeState(node_id, boot_id, gpu_count)
+        with self._failing():
+            state.gpu_tokens = dict(self._db.execute("SELECT gpu, token FROM gpu_tokens"))
+            for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
+                task = _task_from_row(json.loads(row))
+                (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
+        state.forgotten_token = self.number("forgotten_token", -1)
+        return state
+
+    def number(self, key: str, default: int) -> int:
+        """A number that `write` was given, or the default."""
+        with self._failing():
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return default if row is None else int(row[0])
+
+    def write(
+        self,
+        changes: Iterable[Change],
+        events: Iterable[Said],
+        numbers: Mapping[str, int],
+        *,
+        durable: bool,
+    ) -> None:
+        """All in one transaction. `durable`: returns when the disk has it."""
+        with self._failing(), self._transaction(durable=durable):
+            for change in changes:
+                self._write_change(change)
+            for event_id, message in events:
+                text = json.dumps([[name, raw.decode()] for name, raw in message.headers])
+                self._db.execute(
+                    "INSERT INTO outbox (id, topic, partition, headers, value) VALUES (?, ?, ?, ?, ?)",
+                    (event_id, message.partition.topic, message.partition.index, text, message.value),
+                )
+            for item in numbers.items():
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", item)
+
+    def pending(self, limit: int) -> list[Pending]:
+        """The oldest unacknowledged events, in order."""
+        with self._failing():
+            rows = self._db.execute(
+                "SELECT seq, id, topic, partition, headers, value FROM outbox ORDER BY seq LIMIT ?", (limit,)
+            ).fetchall()
+        return [
+            Pending(seq, id_, Message(Partition(topic, partition), value, _headers(text)))
+            for seq, id_, topic, partition, text, value in rows
+        ]
+
+    def acknowledge(self, through_seq: int) -> None:
+        """The log has everything up to here."""
+        with self._failing(), self._transaction(durable=False):
+            self._db.execute("DELETE FROM outbox WHERE seq <= ?", (through_seq,))
+
+    def _write_change(self, change: Change) -> None:
+        if isinstance(change, Put):
+            task = change.task
+            self._changed += 1
+            self._db.execute(
+                "INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)",
+                (task.task_id, task.token, self._changed, json.dumps(_task_to_row(task))),
+            )
+            self._db.executemany(
+                "INSERT INTO gpu_tokens VALUES (?, ?) ON CONFLICT (gpu) DO UPDATE SET token = max(token, excluded.token)",
+                [(gpu, task.token) for gpu in task.gpus],
+            )
+        else:
+            self._db.execute("DELETE FROM tasks WHERE task_id = ?", (change.task_id,))
+            self._db.execute(
+                "INSERT INTO meta VALUES ('forgotten_token', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
+                (change.token,),
+            )
+
+    @contextmanager
+    def _transaction(self, *, durable: bool) -> Iterator[None]:
+        self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @staticmethod
+    @contextmanager
+    def _failing() -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise JournalFailed(f"the journal cannot be used: {error}") from error
+
+
+def _headers(text: str) -> Headers:
+    return tuple((name, value.encode()) for name, value in json.loads(text))
+
+
+def _task_to_row(task: Task) -> dict[str, Any]:
+    """Only what differs from the defaults."""
+    row: dict[str, Any] = {
+        "task_id": task.task_id,
+        "token": task.token,
+        "boot_id": task.boot_id,
+        "status": task.status,
+    }
+    if task.order is not None:
+        row["order"] = task.order.model_dump(mode="json")
+    if task.answer is not None:
+        row["answer"] = task.answer.model_dump(mode="json")
+        row["answered"] = task.answer.TYPE
+    context = task.context
+    row["context"] = [context.traceparent, context.causation_id, context.correlation_id]
+    for name in ("gpus", "pid", "started_ms", "stop_grace_ms", "kill_at_ms", "refused_token"):
+        row[name] = getattr(task, name)
+    return row
+
+
+def _task_from_row(row: dict[str, Any]) -> Task:
+    answer: TaskExited | OrderRefused | None = None
+    if "answer" in row:
+        model = TaskExited if row["answered"] == TaskExited.TYPE else OrderRefused
+        answer = model.model_validate(row["answer"])
+    return Task(
+        task_id=row["task_id"],
+        token=row["token"],
+        boot_id=row["boot_id"],
+        status=Status(row["status"]),
+        gpus=tuple(row["gpus"]),
+        order=StartTask.model_validate(row["order"]) if "order" in row else None,
+        context=Context(*row["context"]),
+        pid=row["pid"],
+        started_ms=row["started_ms"],
+        stop_grace_ms=row["stop_grace_ms"],
+        kill_at_ms=row["kill_at_ms"],
+        answer=answer,
+        refused_token=row["refused_token"],
+    )

@@ -1,0 +1,62 @@
+"""Sends the journal's events in order, each until the log has acknowledged it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock.errors import LogError
+from penstock.log.port import Log
+from penstock_services.node_reporter.shell.journal import Journal, Pending
+
+BATCH_EVENTS = 500
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Outbox:
+    """One sender. An append that failed may have happened: the same events go again under the same ids."""
+
+    def __init__(self, journal: Journal, log: Log, sent: Callable[[list[Pending]], None]) -> None:
+        self._journal = journal
+        self._log = log
+        self._sent = sent
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+
+    def notify(self) -> None:
+        """There is something new in the journal."""
+        self._empty.clear()
+        self._wake.set()
+
+    async def drained(self) -> None:
+        """Returns once everything is acknowledged."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """Works until cancelled. Raises `JournalFailed`."""
+        while True:
+            self._wake.clear()
+            pending = self._journal.pending(BATCH_EVENTS)
+            if not pending:
+                self._empty.set()
+                await self._wake.wait()
+                continue
+            await self._append(pending)
+            self._sent(pending)
+            self._journal.acknowledge(pending[-1].seq)
+
+    async def _append(self, pending: list[Pending]) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._log.append([event.message for event in pending])
+            except LogError as error:
+                logger.warning(
+                    "%d events from %s on wait for the log: %s", len(pending), pending[0].id, error
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                return

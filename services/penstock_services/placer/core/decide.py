@@ -1,0 +1,505 @@
+"""Every choice of the placer. Reads the state, writes nothing: decisions are yielded one by one, and the
+step folds each before it asks for the next, so that a later choice sees the earlier ones.
+
+One decider lives as long as its settings; it holds no state of its own that a decision could depend on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from penstock.ledger.evolve import job_of_task
+from penstock.ledger.index import bits
+from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.trusted import trusted
+from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
+from penstock.policies.base import Chance, Plan, Preemptive, Queueing, Replanning, assign
+from penstock.policies.capacity import never_fits
+from penstock.policies.profiles import in_force, policy_for
+from penstock.policies.validate import validate
+from penstock_services.placer.core.common import stop, succeeded, timer
+from penstock_services.placer.core.plans import ask_plan, carry_on
+
+MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
+MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
+MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
+MAX_RECONSIDERED_PER_RECORD = 256
+MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
+LOST = frozenset({"node_lost", "lost", "refused"})
+"""First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
+MAX_LOSSES = (
+    10  # attempts lost to nodes or refusals, beyond the user's own; then it counts as the job's failure
+)
+REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
+
+
+class Decider:
+    """The choices under one set of settings."""
+
+    def __init__(self, settings: PlacerSettings) -> None:
+        self.settings = in_force(settings)
+        self.policy = policy_for(settings)
+        self._replanner = self.policy if isinstance(self.policy, Replanning) else None
+        self._judged = -1
+        """Capacity version at which `_judge_queue` last found nobody more; only saves work."""
+        self._queueing = self.policy if isinstance(self.policy, Queueing) else None
+        self.explanations: list[PlacementExplanation] = []
+        """Of the placements decided in the current step, in order."""
+        self._event_id = ""
+        self._made: Chance | None = None
+
+    def decide(self, state: CellState, event: Event, event_id: str) -> Iterator[Event]:
+        """The decisions that follow from an event already folded. `event_id` seeds chance."""
+        self.explanations = []
+        self._event_id = event_id
+        self._made = None
+        choose = CHOICES.get(event.TYPE)
+        return iter(()) if choose is None else choose(self, state, event)
+
+    @property
+    def drew(self) -> bool:
+        """Whether chance had a part in the last decision."""
+        return self._made is not None and self._made.drawn
+
+    @property
+    def _chance(self) -> Chance:
+        """Of the current event; made at first use."""
+        if self._made is None:
+            self._made = Chance(self.settings.seed, self._event_id)
+        return self._made
+
+    # ------------------------------------------------------------------------------------------ jobs
+
+    def _submitted(self, state: CellState, event: external_events.JobSubmitted) -> Iterator[Event]:
+        job = state.jobs[event.job_id]
+        if job.spec.queue_timeout_ms is not None:
+            yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms)
+        if job.status is JobStatus.QUEUED:
+            yield from self._arrived(state, job)
+
+    def _estimated(self, state: CellState, event: external_events.JobEstimated) -> Iterator[Event]:
+        job = state.jobs.get(event.job_id)
+        if job is not None:
+            yield from self._arrived(state, job)
+
+    def _cancel(self, state: CellState, event: external_events.JobCancelRequested) -> Iterator[Event]:
+        job = state.jobs[event.job_id]
+        if job.status in HOLDING:
+            yield stop(job, "cancelled")
+            return
+        was_head = state.head_of_queue() is job
+        yield ledger_events.JobEnded(job_id=job.job_id, outcome="cancelled", reason=event.reason)
+        if was_head:
+            yield from self._place_waiting(state)
+
+    def _proposed(self, state: CellState, event: Any) -> Iterator[Event]:
+        verdict = validate(state, event)
+        if verdict.accepted:
+            for plan in event.plans:
+                job = state.jobs[plan.job_id]
+                yield ledger_events.PlacementDecided(
+                    job_id=job.job_id, attempt=job.attempt + 1, tasks=plan.tasks
+                )
+                yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+        yield ledger_events.ProposalAnswered(
+            proposal_id=event.proposal_id,
+            proposer=event.proposer,
+            verdict="accepted" if verdict.accepted else "refused",
+            reason=verdict.reason,
+            detail=verdict.detail[:MAX_TEXT],
+        )
+
+    # ----------------------------------------------------------------------------------------- queue
+
+    def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """A job has just queued. Nothing was freed, so nobody else needs to be tried again."""
+        reason = never_fits(state, job.demand) if state.nodes else None
+        if reason is not None:
+            yield from self._set_aside(state, job, reason)
+            return
+        if self._replanner is not None:
+            yield from ask_plan(state)
+        elif self._queueing is not None:
+            yield from self._place_waiting(state)
+        elif not state.frozen and self._may_try(state, job):
+            yield from self._try(state, job)
+
+    def _set_aside(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
+        """It would not fit even the empty cell: nobody waits behind it, and it ends unless a node comes in time."""
+        yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
+        yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
+
+    def _queue_again(self, state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
+        """At its old place. Meanwhile the cell may have become too small for it."""
+        yield trusted(
+            ledger_events.JobRequeued,
+            job_id=job.job_id,
+            attempt=job.attempt,
+            reason=reason,
+            not_before_ms=None,
+        )
+        if self._replanner is not None and (why := never_fits(state, job.demand)) is not None:
+            yield from self._set_aside(state, job, why)
+
+    def _judge_queue(self, state: CellState) -> Iterator[Event]:
+        """A replanning policy tries no head of the queue: whoever can never run is found when the cell changes."""
+        fitting: set[tuple[object, ...]] = set()
+        found = 0
+        for job_id in list(state.queue.values()):
+            job = state.jobs[job_id]
+            if (key := job.demand.key) in fitting:
+                continue
+            reason = never_fits(state, job.demand)
+            if reason is None:
+                fitting.add(key)
+                continue
+            if found == MAX_RECONSIDERED_PER_RECORD:
+                yield timer(state, "cell", "place_more", 0)
+                return
+            found += 1
+            yield from self._set_aside(state, job, reason)
+        self._judged = state.capacity_version
+
+    def _may_try(self, state: CellState, job: JobState) -> bool:
+        head = state.head_of_queue()
+        if head is job:
+            return True
+        if head is None or head.overtaken >= self.settings.max_overtakes:
+            return False
+        return state.queue.bisect_left(job.order) < self.settings.backfill_window
+
+    def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
+        plan = self.policy.place(state, job, self._chance)
+        if plan is None:
+            if isinstance(self.policy, Preemptive) and state.head_of_queue() is job:
+                yield from self._preempt(state, job, self.policy)
+            return
+        yield from self._carry_out(state, job, plan)
+
+    def _carry_out(self, state: CellState, job: JobState, plan: Plan) -> Iterator[Event]:
+        self.explanations.append(plan.explanation)
+        yield assign(state, job, plan)
+        yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+
+    @staticmethod
+    def _preempt(state: CellState, job: JobState, policy: Preemptive) -> Iterator[Event]:
+        """The victims are stopped; they queue again at their old place, and `job` is tried when they have ended."""
+        for victim_id in policy.victims(state, job)[:MAX_VICTIMS_PER_STEP]:
+            victim = state.jobs[victim_id]
+            yield ledger_events.JobPreempted(
+                job_id=victim_id,
+                attempt=victim.attempt,
+                by_job_id=job.job_id,
+                reason=f"profile {policy.name}",
+            )
+            yield stop(victim, "preempted")
+
+    def _place_waiting(self, state: CellState) -> Iterator[Event]:
+        """Something was freed: FIFO with a bounded backfill window, or the policy's own order; equal demands are
+        tried once.
+
+        The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
+        """
+        if self._replanner is not None:
+            yield from ask_plan(state)
+            return
+        if state.frozen or not state.queue:
+            return
+        hopeless: set[tuple[object, ...]] = set()
+        passed = placed = tasks = aside = 0
+        reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
+        if self._queueing is None:
+            waiting = iter(list(islice(state.queue.values(), reach)))
+        else:
+            waiting = islice(self._queueing.order(state), reach)
+        for job_id in waiting:
+            job = state.jobs[job_id]
+            head = state.head_of_queue()
+            if passed >= self.settings.backfill_window:
+                return
+            if head is not None and head is not job and head.overtaken >= self.settings.max_overtakes:
+                return
+            key = job.demand.key
+            if key not in hopeless:
+                full = placed == MAX_PLACEMENTS_PER_RECORD
+                if full or (placed and tasks + job.demand.tasks > MAX_TASKS_PER_RECORD):
+                    yield timer(state, "cell", "place_more", 0)
+                    return
+                yield from self._try(state, job)
+            if job.status is JobStatus.LAUNCHING:
+                placed += 1
+                tasks += len(job.tasks)
+            elif head is job and (reason := never_fits(state, job.demand)) is not None:
+                yield from self._set_aside(state, job, reason)
+                aside += 1
+            else:
+                hopeless.add(key)
+                passed += 1
+        if aside and state.queue:
+            yield timer(state, "cell", "place_more", 0)
+
+    def _told(self, state: CellState, event: external_events.WorkProgressed) -> Iterator[Event]:
+        if self._replanner is not None:
+            yield from ask_plan(state)
+
+    # ----------------------------------------------------------------------------------------- tasks
+
+    def _started(self, state: CellState, event: external_events.TaskStarted) -> Iterator[Event]:
+        job = job_of_task(state, event.node_id, event.task_id)
+        if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
+            yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
+        if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
+            yield from self._spoke(state, event.node_id)
+            yield from self._place_waiting(state)
+
+    def _exited(
+        self, state: CellState, event: external_events.TaskExited | external_events.OrderRefused
+    ) -> Iterator[Event]:
+        if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
+            yield from self._spoke(state, event.node_id)
+        yield from self._after_exit(state, state.jobs[event.task_id.rsplit(".", 2)[0]])
+        yield from self._place_waiting(state)
+
+    def _spoke(self, state: CellState, node_id: str) -> Iterator[Event]:
+        """A Suspect node that speaks is alive."""
+        node = state.nodes[node_id]
+        if node.status is NodeStatus.SUSPECT and not node.leaving:
+            yield ledger_events.NodeRestored(node_id=node_id)
+
+    def _after_exit(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """One or more tasks of the job have ended: what becomes of the gang."""
+        living = any(task.status is not TaskStatus.EXITED for task in job.tasks.values())
+        if job.status is JobStatus.STOPPING:
+            if not living:
+                yield from self._stopped(state, job)
+            return
+        ended = [task for task in job.tasks.values() if task.status is TaskStatus.EXITED]
+        if any(not task.succeeded for task in ended):
+            if living:
+                yield stop(job, "gang_member_failed")
+            else:
+                yield from self._failed(state, job)
+        elif all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+            if living:
+                yield stop(job, "completed")
+            else:
+                yield succeeded(job)
+
+    def _stopped(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """Every task of a stopped gang is proven dead."""
+        match job.stop_reason:
+            case "cancelled":
+                yield ledger_events.JobEnded(
+                    job_id=job.job_id, outcome="cancelled", reason="stopped on request"
+                )
+            case "run_timeout":
+                yield ledger_events.JobEnded(
+                    job_id=job.job_id, outcome="timed_out_running", reason="ran longer than run_timeout"
+                )
+            case "completed":
+                yield succeeded(job)
+            case "preempted" | "migrated" as reason:
+                if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+                    # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
+                    yield succeeded(job)
+                else:
+                    yield from self._queue_again(state, job, reason)
+            case _:
+                yield from self._failed(state, job)
+
+    def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
+        """The attempt failed and holds nothing any more: try again, later, or end."""
+        cause = job.failure_cause
+        if cause == "stopped":
+            yield from self._queue_again(state, job, "drained")
+            return
+        if cause in LOST and job.losses < MAX_LOSSES:
+            if cause == "refused":
+                yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
+                yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
+            else:
+                yield from self._queue_again(state, job, "node_lost")
+            return
+        retry = job.spec.retry
+        used = job.attempt - job.infrastructure_retries
+        if used >= retry.max_attempts:
+            code = job.exit_code if job.exit_code is None or 0 <= job.exit_code <= 255 else 255
+            yield ledger_events.JobEnded(
+                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.failure[:1_024]
+            )
+            return
+        backoff_ms = min(retry.backoff_ms << min(used - 1, 40), retry.backoff_max_ms)
+        yield self._requeue(state, job, "failed", backoff_ms)
+        yield timer(state, job.job_id, "backoff", backoff_ms, job.attempt)
+
+    @staticmethod
+    def _requeue(state: CellState, job: JobState, reason: Any, wait_ms: int) -> Event:
+        return ledger_events.JobRequeued(
+            job_id=job.job_id, attempt=job.attempt, reason=reason, not_before_ms=state.now_ms + wait_ms
+        )
+
+    # ----------------------------------------------------------------------------------------- nodes
+
+    def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
+        """Tasks that the node does not find alive are dead: it reports exits before it joins (LAW 5)."""
+        node = state.nodes[event.node.node_id]
+        alive = {task.task_id for task in event.tasks}
+        for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
+            task = state.jobs[node.tasks[task_id]].tasks[task_id]
+            if node.rebooted or task.started_ms is not None:
+                reason = "its node booted anew" if node.rebooted else "its node restarted without it"
+                yield from self._lose(state, node, task_id, reason)
+        yield from self._thaw(state)
+        yield from self._reconsider(state)
+        yield from self._place_waiting(state)
+
+    def _changed(self, state: CellState, event: external_events.NodeChanged) -> Iterator[Event]:
+        yield from self._reconsider(state)
+        yield from self._place_waiting(state)
+
+    def _left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
+        node = state.nodes[event.node_id]
+        if event.proof == "fenced":
+            yield from self._accept_loss(state, node)
+            yield from self._thaw(state)
+            yield from self._place_waiting(state)
+            return
+        if state.frozen:
+            return
+        if event.proof != "shutdown":
+            missing, of = self._missing(state)
+            if missing > of * self.settings.freeze_fraction and of > 1:
+                yield ledger_events.CellFrozen(
+                    reason=f"{missing} of {of} nodes left within the freeze window"
+                )
+                return
+        yield from self._accept_loss(state, node)
+        yield from self._place_waiting(state)
+
+    def _missing(self, state: CellState) -> tuple[int, int]:
+        """(nodes that left within the window or are still waited for, those and the nodes that are there)."""
+        since_ms = state.now_ms - self.settings.freeze_window_ms
+        there = missing = 0
+        for node in state.nodes.values():
+            awaited = node.leaving and node.status is NodeStatus.SUSPECT
+            missing += awaited or (node.leaving and not state.frozen and node.left_ms >= since_ms)
+            there += not node.leaving
+        return missing, missing + there
+
+    def _accept_loss(self, state: CellState, node: NodeState) -> Iterator[Event]:
+        for task_id in list(node.tasks):
+            yield from self._lose(state, node, task_id, "its node left")
+        yield ledger_events.NodeLost(node_id=node.spec.node_id)
+
+    def _lose(self, state: CellState, node: NodeState, task_id: str, reason: str) -> Iterator[Event]:
+        job = state.jobs[node.tasks[task_id]]
+        yield ledger_events.TaskLost(task_id=task_id, node_id=node.spec.node_id, reason=reason)
+        yield from self._after_exit(state, job)
+
+    def _thaw(self, state: CellState) -> Iterator[Event]:
+        """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
+        if not state.frozen:
+            return
+        missing, of = self._missing(state)
+        if missing > of * self.settings.freeze_fraction:
+            return
+        yield ledger_events.CellThawed(reason=f"{of - missing} of {of} nodes are there")
+        yield from self._accept_losses(state)
+
+    def _accept_losses(self, state: CellState) -> Iterator[Event]:
+        """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
+        index = state.index
+        silent = index.known & ~index.placeable & ~index.gone
+        left = [node for ordinal in bits(silent) if (node := state.node(ordinal)).leaving]
+        lost = 0
+        for number, node in enumerate(left):
+            lost += len(node.tasks)
+            if number == MAX_NODES_PER_RECORD or (number and lost > MAX_TASKS_PER_RECORD):
+                yield timer(state, "cell", "place_more", 0)
+                return
+            yield from self._accept_loss(state, node)
+
+    def _reconsider(self, state: CellState) -> Iterator[Event]:
+        """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
+        found = 0
+        hopeless: set[tuple[object, ...]] = set()
+        for job_id in list(state.unschedulable):
+            demand = state.jobs[job_id].demand
+            if (key := demand.key) in hopeless:
+                continue
+            if never_fits(state, demand) is not None:
+                hopeless.add(key)
+            else:
+                yield ledger_events.JobFoundUnschedulable(job_id=job_id, reason="")
+                found += 1
+                if found == MAX_RECONSIDERED_PER_RECORD:
+                    yield timer(state, "cell", "place_more", 0)
+                    return
+
+    # ---------------------------------------------------------------------------------------- timers
+
+    def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
+        subject, _, kind = event.timer_id.rpartition(":")
+        if kind == "place_more":
+            if not state.frozen:
+                yield from self._accept_losses(state)
+            if state.unschedulable:
+                yield from self._reconsider(state)
+            if self._replanner is not None:
+                if self._judged != state.capacity_version:
+                    yield from self._judge_queue(state)
+                yield from carry_on(state, self._replanner, self._chance, self._carry_out)
+            else:
+                yield from self._place_waiting(state)
+            return
+        job = state.jobs.get(subject)
+        if job is None:
+            return
+        match kind:
+            case "backoff" if job.status is JobStatus.BACKOFF:
+                yield ledger_events.JobQueued(job_id=job.job_id)
+                yield from self._arrived(state, job)
+            case "queue_timeout" if job.status in WAITING:
+                yield ledger_events.JobEnded(
+                    job_id=job.job_id, outcome="timed_out_queued", reason="waited longer than queue_timeout"
+                )
+                yield from self._place_waiting(state)
+            case "run_timeout" if job.status is JobStatus.RUNNING:
+                yield stop(job, "run_timeout")
+            case "launch_timeout" if job.status is JobStatus.LAUNCHING:
+                silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.ASSIGNED}
+                for node_id in sorted(silent):
+                    if state.nodes[node_id].status is NodeStatus.READY:
+                        yield external_events.NodeSuspected(
+                            node_id=node_id, reason=f"no answer to the start of {job.job_id}"
+                        )
+            case "unschedulable" if job.unschedulable:
+                yield ledger_events.JobEnded(
+                    job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable
+                )
+
+
+CHOICES: Mapping[str, Callable[[Decider, CellState, Any], Iterator[Event]]] = MappingProxyType(
+    {
+        external_events.JobSubmitted.TYPE: Decider._submitted,
+        external_events.JobEstimated.TYPE: Decider._estimated,
+        external_events.JobCancelRequested.TYPE: Decider._cancel,
+        external_events.TaskStarted.TYPE: Decider._started,
+        external_events.TaskExited.TYPE: Decider._exited,
+        external_events.OrderRefused.TYPE: Decider._exited,
+        external_events.NodeJoined.TYPE: Decider._joined,
+        external_events.NodeChanged.TYPE: Decider._changed,
+        external_events.WorkProgressed.TYPE: Decider._told,
+        external_events.NodeLeft.TYPE: Decider._left,
+        external_events.PlanProposed.TYPE: Decider._proposed,
+        external_events.MigrationProposed.TYPE: Decider._proposed,
+        external_events.CoresProposed.TYPE: Decider._proposed,
+        external_events.ThrottleProposed.TYPE: Decider._proposed,
+        ledger_events.TimerFired.TYPE: Decider._fired,
+    }
+)

@@ -1,0 +1,172 @@
+"""Which inputs may change the state at all. A refused input still gets its record (`rejected`, LAW 2).
+
+Messages may come twice, late, or for things that have ended: each guard compares with the job's state,
+so that a duplicate cannot act twice (speed.md rule 10).
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.ledger.evolve import job_of_task
+from penstock.ledger.state import CellState, JobState
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.types import MAX_JOB_ID_CHARS
+
+FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout"})
+
+
+def refusal(state: CellState, event: Event) -> str | None:
+    """Why this input must not be folded, or None. O(1)."""
+    guard = GUARDS.get(event.TYPE)
+    return guard(state, event) if guard is not None else None
+
+
+def _submitted(state: CellState, event: external_events.JobSubmitted) -> str | None:
+    if len(event.job_id) > MAX_JOB_ID_CHARS:
+        return "job_id_too_long"
+    return "duplicate_job" if event.job_id in state.jobs or event.job_id in state.ended else None
+
+
+def _estimated(state: CellState, event: external_events.JobEstimated) -> str | None:
+    if event.job_id in state.ended:
+        return "job_ended"
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "duplicate_estimate" if event.job_id in state.early_estimates else None
+    return None if job.status is JobStatus.SUBMITTED else "duplicate_estimate"
+
+
+def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str | None:
+    if event.job_id in state.ended:
+        return "job_ended"
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "unknown_job"
+    return "already_stopping" if job.stop_reason in FINAL_STOPS else None
+
+
+def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
+    job = job_of_task(state, event.node_id, event.task_id)
+    if job is None:
+        return "unknown_task"
+    return None if event.token == job.token else "stale_token"
+
+
+def _told(state: CellState, event: external_events.EtaEstimated) -> str | None:
+    """Remaining time is of one attempt: what comes after its end says nothing of the next."""
+    if event.job_id in state.ended:
+        return "job_ended"
+    job = state.jobs.get(event.job_id)
+    if job is None:
+        return "unknown_job"
+    return None if event.attempt == job.attempt else "stale_attempt"
+
+
+def _started(state: CellState, event: external_events.TaskStarted) -> str | None:
+    reason = _of_living_task(state, event)
+    if reason is None:
+        job = job_of_task(state, event.node_id, event.task_id)
+        if job is not None and job.tasks[event.task_id].started_ms is not None:
+            return "duplicate_start"
+    return reason
+
+
+def _is_a_stop(job: JobState, token: int) -> bool:
+    """Whether the token is of a stop of the current attempt; there may have been several."""
+    return job.token < token <= job.stop_token
+
+
+def _exited(state: CellState, event: external_events.TaskExited) -> str | None:
+    """A task whose stop overtook its start exits under the token of a stop: the only one its node knows."""
+    job = job_of_task(state, event.node_id, event.task_id)
+    if job is not None and _is_a_stop(job, event.token):
+        return None
+    return _of_living_task(state, event)
+
+
+def _refused(state: CellState, event: external_events.OrderRefused) -> str | None:
+    job = job_of_task(state, event.node_id, event.task_id)
+    if job is None:
+        return "unknown_task"
+    if event.token != job.token and not _is_a_stop(job, event.token):
+        return "stale_token"
+    task = job.tasks[event.task_id]
+    return None if task.started_ms is None and task.status is not TaskStatus.EXITED else "already_started"
+
+
+def _node(state: CellState, event: external_events.NodeSuspected) -> str | None:
+    return None if event.node_id in state.nodes else "unknown_node"
+
+
+def _changed(state: CellState, event: external_events.NodeChanged) -> str | None:
+    node = state.nodes.get(event.node.node_id)
+    if node is None:
+        return "unknown_node"
+    if node.spec.boot_id != event.node.boot_id:
+        return "older_boot"
+    return "node_gone" if node.status is NodeStatus.GONE else None
+
+
+def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
+    """A copy that comes late would declare dead what the node has started since."""
+    node = state.nodes.get(event.node.node_id)
+    return "stale_join" if node is not None and 0 < event.incarnation <= node.incarnation else None
+
+
+def _left(state: CellState, event: external_events.NodeLeft) -> str | None:
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return "unknown_node"
+    if node.spec.boot_id != event.boot_id:
+        return "older_boot"
+    if 0 < event.incarnation < node.incarnation:
+        return "stale_leave"
+    if event.proof == "fenced":
+        return "already_gone" if node.status is NodeStatus.GONE else None
+    return "already_left" if node.leaving else None
+
+
+def _gpu(state: CellState, event: external_events.GpuFaulted) -> str | None:
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return "unknown_node"
+    return None if event.gpu < len(node.spec.gpus) else "unknown_gpu"
+
+
+def _timer(state: CellState, event: ledger_events.TimerFired) -> str | None:
+    return None if event.timer_id in state.timers else "timer_gone"
+
+
+TaskEvent = (
+    external_events.TaskStarted
+    | external_events.TaskExited
+    | external_events.TaskPhaseChanged
+    | external_events.TaskCheckpointed
+    | external_events.StepsMeasured
+    | external_events.StagesMeasured
+)
+
+GUARDS: Mapping[str, Callable[[CellState, Any], str | None]] = MappingProxyType(
+    {
+        external_events.JobSubmitted.TYPE: _submitted,
+        external_events.JobEstimated.TYPE: _estimated,
+        external_events.JobCancelRequested.TYPE: _cancel,
+        external_events.TaskStarted.TYPE: _started,
+        external_events.TaskExited.TYPE: _exited,
+        external_events.TaskPhaseChanged.TYPE: _of_living_task,
+        external_events.TaskCheckpointed.TYPE: _of_living_task,
+        external_events.StepsMeasured.TYPE: _of_living_task,
+        external_events.StagesMeasured.TYPE: _of_living_task,
+        external_events.EtaEstimated.TYPE: _told,
+        external_events.OrderRefused.TYPE: _refused,
+        external_events.NodeJoined.TYPE: _joined,
+        external_events.NodeChanged.TYPE: _changed,
+        external_events.NodeSuspected.TYPE: _node,
+        external_events.NodeLeft.TYPE: _left,
+        external_events.GpuFaulted.TYPE: _gpu,
+        ledger_events.TimerFired.TYPE: _timer,
+    }
+)

@@ -1,0 +1,133 @@
+"""Orders, derived from valid ledger records and the state folded from them (LAW 4); never decided here."""
+
+from collections.abc import Iterable, Iterator
+
+from penstock.ledger.state import CellState, JobState, TaskState
+from penstock.model.event import Event
+from penstock.model.external_events import NodeJoined
+from penstock.model.ledger_events import Order, Peer, PlacementDecided, StartTask, StopDecided, StopTask
+from penstock.model.transitions import TaskStatus
+from penstock.model.trusted import trusted
+from penstock.model.types import TaskPlacement
+
+STRAY_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
+RENDEZVOUS_FIRST_PORT = 20_000
+RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
+
+
+def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
+    """What follows from one fact of record `seq`, which was read back as valid."""
+    match fact:
+        case PlacementDecided(job_id=job_id):
+            return start_orders(state, job_id, seq)
+        case StopDecided(job_id=job_id):
+            return stop_orders(state, job_id, seq)
+        case NodeJoined(node=node):
+            return outstanding(state, [node.node_id], seq)
+        case _:
+            return ()
+
+
+def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
+    """For a placement read back as valid. Empty when a later record has ended that attempt.
+
+    The state may have run ahead of that record: a task lost to a reboot meanwhile must not start under the new
+    boot id, and one that is to stop again need not start (its stop order makes sure that it never will).
+    """
+    job = state.jobs.get(job_id)
+    if job is None or job.token != token:
+        return []
+    peers = _peers(state, job)
+    return [
+        _start(state, job, task, peers) for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED
+    ]
+
+
+def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
+    """For a stop read back as valid. Empty when a later stop or the exits have overtaken it."""
+    job = state.jobs.get(job_id)
+    if job is None or job.stop_token != token:
+        return []
+    return [_stop(job, task) for task in job.tasks.values() if task.status is TaskStatus.STOPPING]
+
+
+def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterator[Order]:
+    """What was ordered of these nodes and not answered; repeats are harmless, tokens make them idempotent.
+
+    Only tokens ≤ `up_to`, the last record read back as valid: the state may have run ahead of it.
+    """
+    for node_id in node_ids:
+        yield from stray_orders(state, node_id, up_to)
+        for task_id, job_id in state.nodes[node_id].tasks.items():
+            job = state.jobs[job_id]
+            task = job.tasks[task_id]
+            if task.status is TaskStatus.ASSIGNED and job.token <= up_to:
+                yield _start(state, job, task, _peers(state, job))
+            elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
+                yield _stop(job, task)
+
+
+def stray_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
+    """Stops what a joining node runs and the cell has given up there: its job may be running elsewhere by now.
+
+    Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and other
+    systems too, and two machines may go by one name. Tokens and `up_to` as in `outstanding`.
+    """
+    for task_id, token in state.nodes[node_id].strays.items():
+        if token <= up_to:
+            yield StopTask(
+                token=token,
+                node_id=node_id,
+                task_id=task_id,
+                grace_ms=STRAY_GRACE_MS,
+                reason="the cell has given it up on this node",
+            )
+
+
+def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
+    nodes = state.nodes
+    return tuple(
+        trusted(
+            Peer,
+            rank=place.rank,
+            role=place.role,
+            node_id=place.node_id,
+            address=nodes[place.node_id].spec.address,
+        )
+        for place in [task.place for task in job.tasks.values()]
+    )
+
+
+def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...]) -> StartTask:
+    place = task.place
+    if not isinstance(place, TaskPlacement):  # read back from a ledger
+        place = TaskPlacement.model_validate(place)
+    node = state.nodes[place.node_id]
+    return trusted(
+        StartTask,
+        token=job.token,
+        node_id=place.node_id,
+        task_id=place.task_id,
+        job_id=job.job_id,
+        attempt=job.attempt,
+        boot_id=node.spec.boot_id,
+        incarnation=node.incarnation,
+        command=job.spec.command,
+        env=job.spec.env,
+        workdir=job.spec.workdir,
+        place=place,
+        peers=peers,
+        rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
+        grace_ms=job.spec.grace_ms,
+    )
+
+
+def _stop(job: JobState, task: TaskState) -> StopTask:
+    return trusted(
+        StopTask,
+        token=job.stop_token,
+        node_id=task.place.node_id,
+        task_id=task.place.task_id,
+        grace_ms=job.spec.grace_ms,
+        reason=job.stop_reason or "stopped",
+    )

@@ -1,0 +1,97 @@
+"""Carrying out what a replanning policy wants: `RunSet` in, stops and placements out.
+
+A plan that stops somebody places nobody: it is made anew, and is the same, when the first of its stops is
+proven. So `place` finds the cell as the plan meant it.
+
+Ideal: who fits beside is placed at once. Departure: plans count GPUs, nodes are found later, and a job placed now may
+take the very node on which a larger one would have fitted; that one would then need others to move. Knowing that it
+does not means placing the whole plan on a copy of the nodes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.ledger.evolve import timer_id
+from penstock.ledger.state import CellState, JobState
+from penstock.model import ledger_events
+from penstock.model.event import Event
+from penstock.model.transitions import JobStatus
+from penstock.model.trusted import trusted
+from penstock.model.types import MAX_GANG_TASKS
+from penstock.policies.base import Chance, Plan, Replanning
+from penstock.policies.replan import make_room
+from penstock_services.placer.core.common import stop, timer
+
+MAX_PLACED = 32  # in one record, which must stay under 64 KiB
+MAX_TASKS = MAX_GANG_TASKS  # placed in one record
+MAX_STOPPED = 32  # in one record; more wait for the next plan
+
+Place = Callable[[CellState, JobState, Plan], Iterator[Event]]
+"""The facts of one placement."""
+
+
+def ask_plan(state: CellState) -> Iterator[Event]:
+    """One plan for all inputs of a moment: asked for by a timer that is due at once."""
+    asked = state.timers.get(timer_id("cell", "place_more"))
+    if asked is None or asked.at_ms > state.now_ms:
+        yield timer(state, "cell", "place_more", 0)
+
+
+def carry_on(state: CellState, policy: Replanning, chance: Chance, place: Place) -> Iterator[Event]:
+    """Stops who runs and shall not; if there is nobody to stop, places who shall run and waits."""
+    if state.frozen or not state.jobs:
+        return
+    plan = policy.plan(state)
+    if plan.wake_ms is not None:
+        yield timer(state, "cell", "place_more", plan.wake_ms - state.now_ms)
+    if plan.ranks:
+        yield trusted(ledger_events.JobsRanked, ranks=plan.ranks)
+    chosen = set(plan.chosen)
+    superfluous = sorted(
+        (order for order, job_id in state.holding.items() if job_id not in chosen), reverse=True
+    )
+    victims = [state.holding[order] for order in superfluous]
+    victims = [job_id for job_id in victims if state.jobs[job_id].status is not JobStatus.STOPPING]
+    if victims:
+        yield from _stop_all(state, policy, victims, None)
+        return
+    waiting = [state.jobs[job_id] for job_id in plan.chosen]
+    waiting = [job for job in waiting if job.status is JobStatus.QUEUED]
+    waiting.sort(key=lambda job: -job.demand.worker.gpus)
+    yield from _place_all(state, policy, waiting, chance, place)
+
+
+def _place_all(
+    state: CellState, policy: Replanning, waiting: list[JobState], chance: Chance, place: Place
+) -> Iterator[Event]:
+    """Largest workers first, so that small jobs do not take the room that a large one was promised."""
+    tasks = 0
+    for placed, job in enumerate(waiting):
+        tasks += job.demand.tasks
+        if placed == MAX_PLACED or (placed and tasks > MAX_TASKS):
+            yield timer(state, "cell", "place_more", 0)
+            return
+        plan = policy.place(state, job, chance)
+        if plan is not None:
+            yield from place(state, job, plan)
+            continue
+        if any(other.status is JobStatus.STOPPING for other in state.holders()):
+            return
+        moved = make_room(state, job)
+        if moved:
+            yield from _stop_all(state, policy, moved, job.job_id)
+            return
+
+
+def _stop_all(
+    state: CellState, policy: Replanning, job_ids: Sequence[str], by_job_id: str | None
+) -> Iterator[Event]:
+    for job_id in job_ids[:MAX_STOPPED]:
+        job = state.jobs[job_id]
+        yield trusted(
+            ledger_events.JobPreempted,
+            job_id=job_id,
+            attempt=job.attempt,
+            by_job_id=by_job_id,
+            reason=f"profile {policy.name}",
+        )
+        yield stop(job, "preempted")

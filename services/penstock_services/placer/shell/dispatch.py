@@ -1,0 +1,81 @@
+"""The dispatcher: what follows from records that were read back as valid (LAW 4): orders, and what traces tell."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from penstock.clock import wall_ms
+from penstock.ledger.state import CellState
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.event import Event
+from penstock.model.ledger_events import Order, PlacementExplanation, StartTask
+from penstock.model.topics import Topic, node_partition
+from penstock.runtime.failpoints import hit
+from penstock.runtime.settings import Settings
+from penstock_services.placer.core.orders import orders_of, outstanding
+from penstock_services.placer.shell.story import Story
+
+MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
+
+
+class Dispatcher:
+    """Derives orders in ledger order and sends them in that order."""
+
+    def __init__(self, log: Log, state: CellState, settings: Settings, story: Story) -> None:
+        self._log = log
+        self._state = state
+        self._cell = settings.cell
+        self._story = story
+        self._batch: list[Message] = []
+        self._batches: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=MAX_QUEUED_BATCHES)
+
+    async def repeat_outstanding(self, seq: int) -> None:
+        """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
+        messages = [self._message(order) for order in outstanding(self._state, list(self._state.nodes), seq)]
+        if messages:
+            await self._log.append(messages)
+
+    def take(
+        self,
+        seq: int,
+        now_ms: int,
+        facts: Sequence[Event],
+        explanation: Iterable[PlacementExplanation],
+    ) -> None:
+        """One valid record, in ledger order."""
+        self._story.read_back(seq, now_ms, facts, explanation)
+        for fact in facts:
+            self._batch += [self._message(order) for order in orders_of(self._state, fact, seq)]
+
+    def _message(self, order: Order) -> Message:
+        job_id = order.task_id.rsplit(".", 2)[0]
+        traces = self._story.traces
+        starts = order.TYPE == StartTask.TYPE  # its token is the seq of the record that placed it
+        headers, value = to_wire(
+            Envelope(
+                id=f"order-{order.token}-{order.task_id}",
+                source="/penstock/placer",
+                time_ms=wall_ms(),
+                data=order,
+                traceparent=traces.decided(job_id, order.token) if starts else traces.start_job_trace(job_id),
+                causation_id=f"ledger-{self._cell}-{order.token}",
+                correlation_id=job_id,
+            )
+        )
+        place = Partition(Topic.ORDERS, node_partition(order.node_id))
+        return Message(place, value, headers, order.node_id.encode())
+
+    async def flush(self) -> None:
+        """Hands what `take` gathered to the sender; waits while `MAX_QUEUED_BATCHES` are waiting."""
+        if self._batch:
+            batch, self._batch = self._batch, []
+            await self._batches.put(batch)
+
+    async def send(self) -> None:
+        """Sends the batches one after another, for ever."""
+        while True:
+            messages = await self._batches.get()
+            while not self._batches.empty():
+                messages += self._batches.get_nowait()
+            await self._log.append(messages)
+            hit("placer.orders_sent")

@@ -1,0 +1,158 @@
+"""Replay: decide everything again from the log and compare byte for byte.
+
+Each valid ledger record names its cause. The input is read again from its topic, the very same core answers
+it, and the record so written must equal the one in the ledger. Replay writes nothing and emits no trace.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import orjson
+
+from penstock.ledger.record import GENESIS, Head, RawRecord, read_valid, write
+from penstock.ledger.state import CellState
+from penstock.log.port import Log, Partition, Record
+from penstock.model.codec import decode
+from penstock.model.event import wire_type
+from penstock.model.ledger_events import PlacementDecided, TermStarted
+from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_term, answer_timer
+from penstock_services.placer.core.step import PlacerCore
+
+MAX_DIFFERENCES = 10  # reported; the count goes on
+PROGRESS_EVERY = 5_000  # records
+PLACEMENT = wire_type(PlacementDecided)
+INPUT_WAIT_MS = 5_000  # an input that its ledger record names must be there; so long may the log take
+
+
+@dataclass(slots=True)
+class Report:
+    """What a replay found. `identical` is the verdict."""
+
+    records: int = 0
+    void: int = 0
+    """Records on the partition that the chain rule refuses (zombies, foreign bytes)."""
+    identical: int = 0
+    different: int = 0
+    head_seq: int = 0
+    head_id: str = ""
+    seconds: float = 0.0
+    records_per_s: float = 0.0
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    decision: dict[str, Any] | None = None
+    """The record asked for, as decided again."""
+
+
+class Replayer:
+    """Re-decides one cell's ledger from its first record."""
+
+    def __init__(self, log: Log, cell_index: int) -> None:
+        self._log = log
+        self._ledger = Partition(Topic.LEDGER, cell_index)
+        self._core = PlacerCore(CellState())
+        self._head = GENESIS
+        self._inputs = {
+            topic: (log.reader({Partition(topic, cell_index): 0}), deque[Record]()) for topic in INPUT_TOPICS
+        }
+        self.report = Report()
+
+    async def run(
+        self,
+        until: int | None = None,
+        decision: str | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Report:
+        """Up to record `until` (default: the head now). `decision`: a seq, or a job whose last
+        placement is meant; its re-decided record is reported."""
+        began = perf_counter()
+        end = (await self._log.end_offsets([self._ledger]))[self._ledger]
+        reader = self._log.reader({self._ledger: 0})
+        report = self.report
+        try:
+            while reader.position(self._ledger) < end and (until is None or report.head_seq < until):
+                for record in await reader.read():
+                    if until is not None and report.head_seq >= until:
+                        break
+                    await self._one(record, decision)
+                    if report.records % PROGRESS_EVERY == 0:
+                        progress(report.records)
+        finally:
+            await reader.close()
+            for inputs, _ in self._inputs.values():
+                await inputs.close()
+        report.seconds = round(perf_counter() - began, 3)
+        report.records_per_s = round(report.records / max(report.seconds, 1e-9), 1)
+        return report
+
+    async def _one(self, record: Record, decision: str | None) -> None:
+        found = read_valid(self._head, record.value)
+        if found is None:
+            self.report.void += 1
+            return
+        head, raw = found
+        again = await self._again(raw)
+        report = self.report
+        report.records += 1
+        report.head_seq, report.head_id = head.seq, head.id
+        if again == record.value:
+            report.identical += 1
+        else:
+            report.different += 1
+            if len(report.differences) < MAX_DIFFERENCES:
+                report.differences.append(difference(raw.seq, record.value, again))
+        if decision is not None and asked_for(raw, decision):
+            report.decision = {
+                "seq": raw.seq,
+                "identical": again == record.value,
+                "record": orjson.loads(again),
+            }
+        self._head = head
+
+    async def _again(self, raw: RawRecord) -> bytes:
+        """The record's bytes, decided anew after the same head at the same time."""
+        moment = Moment(raw.seq, raw.term, raw.now_ms)
+        poison = None
+        if raw.outcome == "dead_lettered" and raw.reason is not None and raw.reason.startswith("failed: "):
+            poison = raw.reason.removeprefix("failed: ")
+        if raw.cause.topic is not None:
+            found = await self._input(raw.cause.topic, raw.cause.offset)
+            draft = answer_input(self._core, moment, found, poison).draft
+        elif raw.cause.timer_id is not None:
+            draft = answer_timer(self._core, moment, raw.cause.timer_id, poison)
+        else:
+            fact = decode(raw.facts[0].type, bytes(raw.facts[0].data))
+            assert isinstance(fact, TermStarted), "only a term begins without input or timer"
+            draft = answer_term(self._core, moment, fact)
+        return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
+
+    async def _input(self, topic: str, offset: int) -> Input:
+        """The input record at this offset. Raises `LookupError` if the log no longer has it."""
+        reader, waiting = self._inputs[Topic(topic)]
+        while True:
+            while waiting:
+                record = waiting.popleft()
+                if record.offset == offset:
+                    return Input(*record.partition, record.offset, record.headers, record.value)
+            records = await reader.read(timeout_ms=INPUT_WAIT_MS)
+            if not records:
+                raise LookupError(f"{topic} offset {offset} is named by the ledger but no longer in the log")
+            waiting.extend(records)
+
+
+def asked_for(record: RawRecord, decision: str) -> bool:
+    """Whether `decision` names this record's seq, or a job that it places."""
+    if decision == str(record.seq):
+        return True
+    places = (fact.event() for fact in record.facts if fact.type == PLACEMENT)
+    return any(getattr(place, "job_id", None) == decision for place in places)
+
+
+def difference(seq: int, recorded: bytes, again: bytes) -> dict[str, Any]:
+    """The first field in which two records differ."""
+    old, new = orjson.loads(recorded), orjson.loads(again)
+    fields = [name for name in old if old[name] != new.get(name)]
+    name = fields[0] if fields else "bytes"
+    return {"seq": seq, "field": name, "recorded": old.get(name), "again": new.get(name)}

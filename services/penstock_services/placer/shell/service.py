@@ -1,0 +1,267 @@
+"""The placer's shell: reads inputs, lets the core decide, writes the ledger, reads it back, sends orders.
+
+Four coroutines per term, each with a bounded queue behind it:
+
+    inputs ─▶ decide ─▶ append ─▶ ledger ─▶ read back ─▶ dispatch ─▶ orders
+
+Any failure ends them all and the next term begins from the log (crash-only). A placer that reads another's
+valid record has been replaced: it stands by, and takes over again only when an input stays unanswered.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import asyncpg
+
+from penstock.clock import LedgerClock
+from penstock.errors import KernelError
+from penstock.ledger.record import Draft, Head, read_valid, write
+from penstock.ledger.replica import Replica
+from penstock.log.dead_letters import dead_letter
+from penstock.log.open import open_log
+from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
+from penstock.model.envelope import Envelope
+from penstock.model.event import Event
+from penstock.model.ledger_events import PlacementExplanation
+from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.crash_only import Poisoned, applying, crash_only
+from penstock.runtime.failpoints import hit
+from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import load_latest_from
+from penstock.runtime.tracing.context import well_formed
+from penstock.runtime.tracing.tracer import Tracing, tracing
+from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_timer
+from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.placer.shell.standby import stand_by
+from penstock_services.placer.shell.story import Story
+from penstock_services.placer.shell.term import acquire, ledger_headers
+
+logger = logging.getLogger(__name__)
+
+MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
+MAX_TIMERS_PER_TURN = 256  # as above; after a long absence thousands are due at once
+MAX_IN_FLIGHT = 4_096  # records appended and not read back
+INPUT_PACE_MS = 6  # speed.md rule 1
+TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
+
+
+class Fenced(KernelError):
+    """Another placer's valid record: this term is over."""
+
+
+class Pending(NamedTuple):
+    """A record on its way to the log and back."""
+
+    head: Head
+    value: bytes
+    now_ms: int
+    facts: Sequence[Event]
+    explanation: Sequence[PlacementExplanation]
+
+
+class Term:
+    """One term of one placer, from its valid `TermStarted` to its end."""
+
+    def __init__(
+        self, settings: Settings, log: Log, replica: Replica, poisoned: dict[str, str], story: Story
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._core = PlacerCore(replica.state)
+        self._tail = self._valid = replica.head
+        self._term = replica.head.term
+        self._ledger = Partition(Topic.LEDGER, settings.cell_index)
+        self._poisoned = poisoned
+        self._clock = LedgerClock(replica.state.now_ms, asyncio.get_running_loop().time)
+        self._pending: deque[Pending] = deque()
+        self._to_append: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=16)
+        self._room = asyncio.Event()
+        self._room.set()
+        self._dispatcher = Dispatcher(log, replica.state, settings, story)
+
+    async def serve(self, ledger_reader: Reader, ready: asyncio.Event) -> None:
+        """Works until cancelled or until something fails."""
+        await self._dispatcher.repeat_outstanding(self._valid.seq)
+        start = {
+            Partition(topic, self._settings.cell_index): self._core.state.positions.get(
+                (topic, self._settings.cell_index), 0
+            )
+            for topic in INPUT_TOPICS
+        }
+        inputs = self._log.reader(start, pace_ms=INPUT_PACE_MS)
+        ready.set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._decide(inputs))
+                group.create_task(self._append())
+                group.create_task(self._read_back(ledger_reader))
+                group.create_task(self._dispatcher.send())
+        finally:
+            await inputs.close()
+
+    # ---------------------------------------------------------------------------------------- decide
+
+    async def _decide(self, inputs: Reader) -> None:
+        while True:
+            await self._room.wait()
+            records = await inputs.read(max_records=MAX_INPUTS_PER_READ, timeout_ms=self._until_timer())
+            if records:
+                hit("placer.input_read")
+            messages: list[Message] = []
+            messages += self._fire_due()
+            for record in records:
+                messages += self._answer(record)
+            if messages:
+                await self._to_append.put(messages)
+                await asyncio.sleep(0)  # neither read nor put need have waited, and others want their turn
+            if len(self._pending) > MAX_IN_FLIGHT:
+                self._room.clear()
+
+    def _now_ms(self) -> int:
+        """The ledger's time."""
+        return self._clock.now_ms(self._core.state.now_ms)
+
+    def _until_timer(self) -> int | None:
+        due = self._core.state.next_timer()
+        return None if due is None else max(0, due[0] - self._now_ms())
+
+    def _fire_due(self) -> list[Message]:
+        """The records of timers that are due; a bounded number, the others have their turn behind the inputs."""
+        messages: list[Message] = []
+        while (due := self._core.state.next_timer()) is not None and due[0] <= self._now_ms():
+            if len(messages) == MAX_TIMERS_PER_TURN:
+                break
+            messages.append(self._fire(due[1]))
+        return messages
+
+    def _fire(self, timer_id: str) -> Message:
+        place = f"timer {timer_id}"
+        moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
+        poison = self._poisoned.pop(place, None)
+        draft = applying(place, lambda: answer_timer(self._core, moment, timer_id, poison))
+        return self._record(place, draft, None)
+
+    def _answer(self, record: Record) -> list[Message]:
+        """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
+        found = Input(*record.partition, record.offset, record.headers, record.value)
+        moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
+        poison = self._poisoned.pop(found.place, None)
+        answer = applying(found.place, lambda: answer_input(self._core, moment, found, poison))
+        messages = [self._record(found.place, answer.draft, answer.envelope)]
+        if answer.letter is not None:
+            messages.append(dead_letter(record, "placer", *answer.letter))
+        return messages
+
+    def _record(self, place: str, draft: Draft, envelope: Envelope | None) -> Message:
+        self._tail, value = write(self._tail, draft)
+        if len(value) > MAX_RECORD_BYTES:
+            raise Poisoned(place, f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}")
+        self._pending.append(Pending(self._tail, value, draft.now_ms, draft.facts, draft.explanation))
+        found = (
+            (envelope.id, envelope.correlation_id, well_formed(envelope.traceparent))
+            if envelope
+            else (None, None, None)
+        )
+        return Message(self._ledger, value, ledger_headers(self._settings.cell, self._tail.seq, *found))
+
+    # -------------------------------------------------------------------------------- append, read back
+
+    async def _append(self) -> None:
+        """One append at a time, each with everything decided meanwhile (client-side group commit)."""
+        while True:
+            messages = await self._to_append.get()
+            while not self._to_append.empty():
+                messages += self._to_append.get_nowait()
+            letters = [message for message in messages if message.partition.topic == Topic.DEAD_LETTERS]
+            if letters:  # first: a crash in between leaves a letter twice, but never an input without one
+                await self._log.append(letters)
+                messages = [message for message in messages if message.partition.topic != Topic.DEAD_LETTERS]
+            await self._log.append(messages)
+            hit("placer.record_appended")
+
+    async def _read_back(self, reader: Reader) -> None:
+        while True:
+            for record in await reader.read():
+                pending = self._pending[0] if self._pending else None
+                if pending is not None and pending.value == record.value:
+                    self._pending.popleft()
+                    self._valid = pending.head
+                    hit("placer.record_read_back")
+                    self._dispatcher.take(
+                        pending.head.seq, pending.now_ms, pending.facts, pending.explanation
+                    )
+                elif read_valid(self._valid, record.value) is not None:
+                    raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")
+            await self._dispatcher.flush()
+            if len(self._pending) <= MAX_IN_FLIGHT // 2:
+                self._room.set()
+
+
+class PlacerService:
+    """Terms, one after another."""
+
+    def __init__(self, settings: Settings, log: Log, ready: asyncio.Event, traces: Tracing) -> None:
+        self._settings = settings
+        self._log = log
+        self._ready = ready
+        self._traces = traces
+        self._poisoned: dict[str, str] = {}
+        self._standing_by = os.environ.get("PENSTOCK_STANDBY", "") not in ("", "0")
+        self._placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
+
+    def failed(self, error: BaseException) -> None:
+        """What the next attempt must know of this one's end."""
+        if isinstance(error, Poisoned):
+            self._poisoned[error.place] = error.detail
+        if isinstance(error, Fenced):
+            self._standing_by = True
+
+    async def one_term(self) -> None:
+        """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
+        ledger = Partition(Topic.LEDGER, self._settings.cell_index)
+        replica = await load_replica(self._settings)
+        story = Story(self._traces)
+        if self._standing_by:
+            self._ready.set()
+            await stand_by(self._log, replica, self._settings.cell_index, story)
+        reader = self._log.reader({ledger: replica.offset})
+        try:
+            await acquire(self._log, reader, replica, ledger, self._settings.cell, self._placer_id, story)
+            self._standing_by = False
+            term = Term(self._settings, self._log, replica, self._poisoned, story)
+            await term.serve(reader, self._ready)
+        finally:
+            await reader.close()
+
+
+async def load_replica(settings: Settings) -> Replica:
+    """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning."""
+    if settings.dsn is None:
+        return Replica()
+    try:
+        return await load_latest_from(settings.dsn, settings.cell)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
+        return Replica()
+
+
+async def run(
+    settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
+) -> None:
+    """The placer service until `stop`; see penstock.runtime.service."""
+    shared = log is not None
+    log = log if log is not None else await open_log(settings.log_url, "placer").start()
+    async with tracing("placer", settings) as traces:
+        service = PlacerService(settings, log, ready or asyncio.Event(), traces)
+        try:
+            await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
+            await crash_only("placer", service.one_term, stop, service.failed)
+        finally:
+            if not shared:
+                await log.close()

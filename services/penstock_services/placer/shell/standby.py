@@ -1,0 +1,90 @@
+"""Standing by without heartbeats: take over only when something stays unanswered.
+
+A placer in office answers every input with a record, and every due timer. So silence with nothing to answer
+says nothing, and an input without its record for `TAKEOVER_MS` says enough. Taking over wrongly is safe: the
+chain rule voids the loser's records (LAW 3).
+"""
+
+import asyncio
+import logging
+import os
+from typing import NamedTuple
+
+from penstock.clock import LedgerClock
+from penstock.ledger.replica import Replica
+from penstock.log.port import Log, Partition
+from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock_services.placer.shell.story import Story
+
+logger = logging.getLogger(__name__)
+
+TAKEOVER_MS = int(os.environ.get("PENSTOCK_TAKEOVER_MS", "2000"))
+
+
+class Unanswered(NamedTuple):
+    """Inputs of one partition without a ledger record."""
+
+    oldest: int
+    newest: int
+    since_s: float
+    """When the oldest was seen, or the one before it was answered; the event loop's clock."""
+
+
+async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) -> None:
+    """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date."""
+    ledger = Partition(Topic.LEDGER, cell_index)
+    reader = log.reader({ledger: replica.offset})
+    try:
+        end = (await log.end_offsets([ledger]))[ledger]
+        while reader.position(ledger) < end:
+            for record in await reader.read():
+                story.fold(replica, record, end)
+    finally:
+        await reader.close()
+    logger.info("standing by at seq %d", replica.head.seq)
+    positions = replica.state.positions
+    start = {Partition(topic, cell_index): positions.get((topic, cell_index), 0) for topic in INPUT_TOPICS}
+    reader = log.reader({**start, ledger: replica.offset})
+    loop = asyncio.get_running_loop()
+    clock = LedgerClock(replica.state.now_ms, loop.time)
+    waiting: dict[Partition, Unanswered] = {}
+    heard_s = loop.time()
+    try:
+        while True:
+            patience_ms = _patience_ms(replica, clock, waiting, loop.time(), heard_s)
+            for record in await reader.read(timeout_ms=patience_ms):
+                if record.partition == ledger:
+                    if story.fold(replica, record, end) is not None:
+                        heard_s = loop.time()
+                else:
+                    oldest = waiting.get(
+                        record.partition, Unanswered(record.offset, record.offset, loop.time())
+                    )
+                    waiting[record.partition] = oldest._replace(newest=record.offset)
+            for place, unanswered in list(waiting.items()):
+                answered = positions.get((place.topic, place.index), 0)
+                if answered > unanswered.newest:
+                    del waiting[place]
+                elif answered > unanswered.oldest:
+                    waiting[place] = Unanswered(answered, unanswered.newest, loop.time())
+            if _patience_ms(replica, clock, waiting, loop.time(), heard_s) == 0:
+                logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
+                return
+    finally:
+        await reader.close()
+
+
+def _patience_ms(
+    replica: Replica, clock: LedgerClock, waiting: dict[Partition, Unanswered], now_s: float, heard_s: float
+) -> int | None:
+    """How long the placer in office may still stay silent; None: nothing is waiting.
+
+    `heard_s`: when the last valid record came. Who has just written is alive: a timer that was due long before
+    that record is given time anew, else two placers could take each other's office for ever.
+    """
+    left = [TAKEOVER_MS - (now_s - unanswered.since_s) * 1_000 for unanswered in waiting.values()]
+    timer = replica.state.next_timer()
+    if timer is not None:
+        due_ms = timer[0] - clock.now_ms(replica.state.now_ms)
+        left.append(max(due_ms, (heard_s - now_s) * 1_000) + TAKEOVER_MS)
+    return max(0, int(min(left))) if left else None

@@ -1,0 +1,73 @@
+"""What the placer tells of its ledger in traces: each record when it is read back, and once more at a take-over.
+
+A predecessor may have been killed between a record and its read-back, or with spans that were not exported yet.
+So a placer follows the latest records already while it folds, in silence, and tells them when its term begins.
+Ids derive from what a span is about: what both have told is one span.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.ledger.record import RawRecord
+from penstock.ledger.replica import Replica
+from penstock.log.port import Record
+from penstock.model.codec import trusted_struct
+from penstock.model.event import Event
+from penstock.model.ledger_events import PlacementExplanation
+from penstock.runtime.tracing.phases import JobSpans, decide_placement
+from penstock.runtime.tracing.tracer import HeldTracing, Tracing
+
+REPEATED_RECORDS = (
+    1_000  # before the end of the ledger; at 1,000 jobs/s the last 200 ms (a batch of spans is 200 ms)
+)
+REPEATED_SPANS = 4_000  # a record completes at most a few
+
+_explanations = msgspec.json.Decoder(list[trusted_struct(PlacementExplanation)]).decode  # type: ignore[misc]
+
+
+class Story:
+    """One attempt at a term: `fold` until it begins, `begin`, then `read_back` each record."""
+
+    def __init__(self, traces: Tracing) -> None:
+        self.traces = traces
+        self._held = HeldTracing(traces, REPEATED_SPANS)
+        self._spans = JobSpans(self._held)
+        self._following = False
+
+    def fold(self, replica: Replica, record: Record, end: int) -> RawRecord | None:
+        """`replica.take`; follows from `REPEATED_RECORDS` before offset `end` on."""
+        if self.traces.enabled and not self._following and record.offset >= end - REPEATED_RECORDS:
+            self._follow(replica)
+        taken = replica.take(record.value, record.offset)
+        if taken is not None and self._following:
+            self._tell(taken)
+        return taken
+
+    def begin(self, replica: Replica) -> None:
+        """The term has begun; `replica` stands at its first record."""
+        if self.traces.enabled and not self._following:
+            self._follow(replica)
+        self._held.release()
+
+    def read_back(
+        self,
+        seq: int,
+        now_ms: int,
+        facts: Sequence[Event],
+        explanation: Iterable[PlacementExplanation],
+    ) -> None:
+        """One valid record of our own, in ledger order."""
+        if self.traces.enabled:
+            for why in explanation:
+                decide_placement(self._held, seq, now_ms, why)
+            self._spans.read_back(now_ms, facts)
+
+    def _follow(self, replica: Replica) -> None:
+        self._following = True
+        self._spans.remember(replica.state.jobs.values())
+
+    def _tell(self, record: RawRecord) -> None:
+        for why in _explanations(record.explanation):
+            decide_placement(self._held, record.seq, record.now_ms, why)
+        self._spans.read_back(record.now_ms, [fact.event() for fact in record.facts])

@@ -1,0 +1,112 @@
+"""Acquiring a term: fold to the end, append `TermStarted`, read it back as valid, only then decide (LAW 3)."""
+
+import logging
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import orjson
+from pydantic import ValidationError
+
+from penstock.clock import wall_ms
+from penstock.errors import ConfigurationError
+from penstock.ledger.record import Draft, write
+from penstock.ledger.replica import Replica
+from penstock.log.port import Headers, Log, Message, Partition, Reader
+from penstock.model.codec import describe
+from penstock.model.envelope import headers
+from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStarted
+from penstock.policies.profiles import UnknownProfile, policy_for
+from penstock.runtime.failpoints import hit
+from penstock_services.placer.shell.story import Story
+
+logger = logging.getLogger(__name__)
+
+LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
+
+ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {f"PENSTOCK_{name.upper()}": name for name in PlacerSettings.model_fields}
+)
+"""Environment variable → field of `PlacerSettings`. Lists are written as JSON."""
+
+
+def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
+    """The decision settings of this process. Raises `ConfigurationError` naming the variable."""
+    given: dict[str, object] = {}
+    for variable, field in ENVIRONMENT.items():
+        text = env.get(variable)
+        if not text:
+            continue
+        given[field] = text
+        if text.lstrip().startswith("["):
+            try:
+                given[field] = orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list: {error}") from error
+    try:
+        settings = PlacerSettings.model_validate(given)
+        policy_for(settings)
+    except ValidationError as error:
+        names = {field: variable for variable, field in ENVIRONMENT.items()}
+        bad = ", ".join(
+            names.get(str(problem["loc"][0]), str(problem["loc"][0])) for problem in error.errors()
+        )
+        raise ConfigurationError(f"{bad}: {describe(error)}") from error
+    except UnknownProfile as error:
+        raise ConfigurationError(f"PENSTOCK_PROFILE: {error.args[0]}") from error
+    return settings
+
+
+def ledger_headers(
+    cell: str,
+    seq: int,
+    causation: str | None = None,
+    correlation: str | None = None,
+    trace: str | None = None,
+) -> Headers:
+    """Headers of a ledger record; only its value is folded."""
+    return headers(
+        f"ledger-{cell}-{seq}",
+        "/penstock/placer",
+        LEDGER_TYPE,
+        str(seq),
+        wall_ms(),
+        trace,
+        causation,
+        correlation,
+    )
+
+
+async def acquire(
+    log: Log, reader: Reader, replica: Replica, ledger: Partition, cell: str, placer_id: str, story: Story
+) -> None:
+    """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record.
+
+    Tries again whenever another placer's record came first; each try is one append.
+    """
+    settings = placer_settings()
+    end = (await log.end_offsets([ledger]))[ledger]
+    while True:
+        while reader.position(ledger) < end:
+            for record in await reader.read():
+                story.fold(replica, record, end)
+        term = replica.head.term + 1
+        now_ms = max(replica.state.now_ms, wall_ms())
+        fact = TermStarted(term=term, placer_id=placer_id, settings=settings)
+        _, value = write(
+            replica.head, Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, [fact])
+        )
+        seq = replica.head.seq + 1
+        await log.append([Message(ledger, value, ledger_headers(cell, seq))])
+        hit("placer.term_appended")
+        ours = None
+        while ours is None:
+            for record in await reader.read():
+                taken = story.fold(replica, record, end)
+                if record.value == value:
+                    ours = taken is not None
+        if ours and replica.head.term == term:
+            story.begin(replica)
+            logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
+            return
+        end = reader.position(ledger)

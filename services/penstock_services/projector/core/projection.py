@@ -1,0 +1,336 @@
+"""The pure projector: ledger records in, rows out.
+
+Ideal: a row is a function of the state after a record. Departure: rows are taken once per batch, for what the
+batch touched; since a row only depends on the state, the tables at a given position are the same however the
+ledger was cut into batches, and so a rebuild can be compared with them row by row.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import orjson
+
+from penstock.ledger.evolve import begin, evolve, job_of_task
+from penstock.ledger.record import RawFact, RawRecord, read_valid
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import JobState, NodeState
+from penstock.ledger.views import (
+    Ending,
+    Row,
+    TaskOf,
+    gpu_owners,
+    gpu_row,
+    job_row,
+    node_row,
+    task_of,
+    task_row,
+)
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+
+REJECTED = "penstock.input.rejected"
+DEAD_LETTERED = "penstock.input.dead_lettered"
+
+DECISIONS = frozenset(
+    {
+        ledger_events.TermStarted.TYPE,
+        ledger_events.PlacementDecided.TYPE,
+        ledger_events.StopDecided.TYPE,
+        ledger_events.JobPreempted.TYPE,
+        ledger_events.JobRequeued.TYPE,
+        ledger_events.JobFoundUnschedulable.TYPE,
+        ledger_events.JobEnded.TYPE,
+        ledger_events.TaskLost.TYPE,
+        ledger_events.NodeLost.TYPE,
+        ledger_events.NodeRestored.TYPE,
+        ledger_events.CellFrozen.TYPE,
+        ledger_events.CellThawed.TYPE,
+        ledger_events.ProposalAnswered.TYPE,
+    }
+)
+"""Facts that are the placer's choices; the others are what it was told."""
+
+
+class Explained(msgspec.Struct):
+    job_id: str
+
+
+_explanations = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_explained = msgspec.json.Decoder(Explained).decode
+
+
+class Batch(dict[str, list[Row]]):
+    """Rows per table; those of jobs, tasks, nodes and gpus replace older ones, the others are new."""
+
+
+class Projection:
+    """A fold that remembers what it touched. `replica` is where it stands."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self._owners = gpu_owners(replica.state.jobs)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._jobs: dict[str, tuple[JobState, int, Ending | None]] = {}
+        self._tasks: dict[str, tuple[TaskOf, Any]] = {}
+        self._nodes: dict[str, int] = {}
+        self._gpus: dict[tuple[str, int], None] = {}
+        self._shrunk: dict[str, int] = {}
+        self._decisions: list[Row] = []
+        self._events: list[Row] = []
+
+    def take(self, value: bytes, offset: int) -> bool:
+        """Folds one record of the ledger's partition; False for a void one, which only moves the offset."""
+        replica = self.replica
+        replica.offset = offset + 1
+        found = read_valid(replica.head, value)
+        if found is None:
+            return False
+        replica.head, record = found
+        state, cause = replica.state, record.cause
+        begin(state, record.seq, record.now_ms, record.term)
+        if cause.topic is not None:
+            state.positions[cause.topic, cause.partition] = cause.offset + 1
+        for n, raw in enumerate(record.facts):
+            event = raw.event()
+            job_id, node_id, task_id = self._subjects(event)
+            self._log(record, n, raw, event, job_id, node_id, task_id)
+            job = state.jobs.get(job_id) if job_id is not None else None
+            evolve(state, event)
+            touch = TOUCHES.get(event.TYPE)
+            if touch is not None:
+                touch(self, event, job if job is not None or job_id is None else state.jobs.get(job_id))
+        if record.outcome != "committed":
+            self._refused(record)
+        return True
+
+    def drain(self) -> Batch:
+        """The rows for everything taken since the last call."""
+        state = self.replica.state
+        batch = Batch(
+            jobs=[job_row(*found) for found in self._jobs.values()],
+            tasks=[task_row(*found) for found in self._tasks.values()],
+            nodes=[node_row(state.nodes[node_id], seq) for node_id, seq in self._nodes.items()],
+            gpus=[
+                gpu_row(state.nodes[node_id], gpu, self._owners)
+                for node_id, gpu in self._gpus
+                if gpu < len(state.nodes[node_id].spec.gpus)
+            ],
+            shrunk=[{"node_id": node_id, "gpu": count} for node_id, count in self._shrunk.items()],
+            decisions=self._decisions,
+            events=self._events,
+        )
+        self._forget()
+        return batch
+
+    # ------------------------------------------------------------------------------ what a record says
+
+    def _subjects(self, event: Event) -> tuple[str | None, str | None, str | None]:
+        """(job, node, task) that a fact is about; tasks are looked up before they are folded away."""
+        job_id: str | None = getattr(event, "job_id", None)
+        node_id: str | None = getattr(event, "node_id", None)
+        task_id: str | None = getattr(event, "task_id", None)
+        if job_id is None and task_id is not None and node_id is not None:
+            job = job_of_task(self.replica.state, node_id, task_id)
+            job_id = None if job is None else job.job_id
+        spec = getattr(event, "node", None)
+        if node_id is None and spec is not None:
+            node_id = spec.node_id
+        about = getattr(event, "about", None)
+        if about is not None and about.kind != "place_more" and about.id in self.replica.state.jobs:
+            job_id = about.id
+        return job_id, node_id, task_id
+
+    def _log(
+        self,
+        record: RawRecord,
+        n: int,
+        raw: RawFact,
+        event: Event,
+        job_id: str | None,
+        node_id: str | None,
+        task_id: str | None,
+    ) -> None:
+        row: Row = {
+            "seq": record.seq,
+            "n": n,
+            "at_ms": record.now_ms,
+            "type": event.TYPE,
+            "job_id": job_id,
+            "node_id": node_id,
+            "task_id": task_id,
+            "data": orjson.Fragment(bytes(raw.data)),
+        }
+        self._events.append(row)
+        if event.TYPE in DECISIONS:
+            self._decisions.append(
+                {
+                    "seq": record.seq,
+                    "n": n,
+                    "at_ms": record.now_ms,
+                    "term": record.term,
+                    "kind": event.TYPE,
+                    "job_id": job_id,
+                    "node_id": node_id,
+                    "cause": _cause(record),
+                    "data": row["data"],
+                    "explanation": _explanation(record, job_id)
+                    if event.TYPE == ledger_events.PlacementDecided.TYPE
+                    else None,
+                }
+            )
+
+    def _refused(self, record: RawRecord) -> None:
+        """A rejected or dead-lettered input is an event of the stream too."""
+        self._events.append(
+            {
+                "seq": record.seq,
+                "n": len(record.facts),
+                "at_ms": record.now_ms,
+                "type": REJECTED if record.outcome == "rejected" else DEAD_LETTERED,
+                "job_id": None,
+                "node_id": None,
+                "task_id": None,
+                "data": {"reason": record.reason, "cause": _cause(record)},
+            }
+        )
+
+    # ------------------------------------------------------------------------------- what it touches
+
+    def touch_job(self, job: JobState | None, ending: Ending | None = None) -> None:
+        if job is not None:
+            self._jobs[job.job_id] = (job, self.replica.state.seq, ending)
+
+    def touch_task(self, job: JobState, task_id: str, exited: Any = None) -> None:
+        self._tasks[task_id] = (task_of(job, job.tasks[task_id]), exited)
+
+    def touch_node(self, node_id: str) -> None:
+        self._nodes[node_id] = self.replica.state.seq
+
+    def own(self, job: JobState, task_id: str) -> None:
+        """The task holds its GPUs from now on."""
+        place = job.tasks[task_id].place
+        for gpu in place.gpus:
+            self._owners.setdefault((place.node_id, gpu), {})[task_id] = job.job_id
+            self._gpus[place.node_id, gpu] = None
+        self.touch_node(place.node_id)
+
+    def disown(self, job: JobState, task_id: str) -> None:
+        """The task is proven to have ended."""
+        place = job.tasks[task_id].place
+        for gpu in place.gpus:
+            self._owners.get((place.node_id, gpu), {}).pop(task_id, None)
+            self._gpus[place.node_id, gpu] = None
+        self.touch_node(place.node_id)
+
+    def touch_inventory(self, node: NodeState) -> None:
+        """A node joined or changed: all its GPUs, and those that it no longer has."""
+        node_id, count = node.spec.node_id, len(node.spec.gpus)
+        self.touch_node(node_id)
+        self._shrunk[node_id] = count
+        for gpu in range(count):
+            self._gpus[node_id, gpu] = None
+
+
+def _cause(record: RawRecord) -> Row:
+    """Without the fields of the other kinds of causes."""
+    cause = record.cause
+    if cause.topic is not None:
+        return {
+            "topic": cause.topic,
+            "partition": cause.partition,
+            "offset": cause.offset,
+            "event_id": cause.event_id,
+        }
+    if cause.timer_id is not None:
+        return {"timer_id": cause.timer_id}
+    return {"placer_id": cause.placer_id}
+
+
+def _explanation(record: RawRecord, job_id: str | None) -> orjson.Fragment | None:
+    """The part of the record's explanation that is about this job."""
+    for raw in _explanations(record.explanation):
+        if _explained(raw).job_id == job_id:
+            return orjson.Fragment(bytes(raw))
+    return None
+
+
+Touch = Callable[[Projection, Any, JobState | None], None]
+
+
+def _job(to: Projection, event: Any, job: JobState | None) -> None:
+    to.touch_job(job)
+
+
+def _placed(to: Projection, event: Any, job: JobState | None) -> None:
+    assert job is not None
+    to.touch_job(job)
+    for task_id in job.tasks:
+        to.touch_task(job, task_id)
+        to.own(job, task_id)
+
+
+def _stopped(to: Projection, event: Any, job: JobState | None) -> None:
+    assert job is not None
+    to.touch_job(job)
+    for task_id, task in job.tasks.items():
+        if task.exited_ms is None:
+            to.touch_task(job, task_id)
+
+
+def _ended(to: Projection, event: ledger_events.JobEnded, job: JobState | None) -> None:
+    to.touch_job(job, Ending(event.outcome, event.exit_code, event.reason, to.replica.state.now_ms))
+
+
+def _started(to: Projection, event: external_events.TaskStarted, job: JobState | None) -> None:
+    assert job is not None
+    to.touch_job(job)
+    to.touch_task(job, event.task_id)
+
+
+def _exited(to: Projection, event: Any, job: JobState | None) -> None:
+    assert job is not None
+    to.touch_job(job)
+    to.touch_task(job, event.task_id, event if event.TYPE == external_events.TaskExited.TYPE else None)
+    to.disown(job, event.task_id)
+
+
+def _inventory(to: Projection, event: Any, job: JobState | None) -> None:
+    to.touch_inventory(to.replica.state.nodes[event.node.node_id])
+
+
+def _node(to: Projection, event: Any, job: JobState | None) -> None:
+    to.touch_node(event.node_id)
+
+
+def _gpu(to: Projection, event: external_events.GpuFaulted, job: JobState | None) -> None:
+    to.touch_node(event.node_id)
+    to._gpus[event.node_id, event.gpu] = None
+
+
+TOUCHES: Mapping[str, Touch] = MappingProxyType(
+    {
+        external_events.JobSubmitted.TYPE: _job,
+        external_events.JobEstimated.TYPE: _job,
+        ledger_events.PlacementDecided.TYPE: _placed,
+        ledger_events.StopDecided.TYPE: _stopped,
+        ledger_events.JobRequeued.TYPE: _job,
+        ledger_events.JobQueued.TYPE: _job,
+        ledger_events.JobFoundUnschedulable.TYPE: _job,
+        ledger_events.JobEnded.TYPE: _ended,
+        external_events.TaskStarted.TYPE: _started,
+        external_events.TaskExited.TYPE: _exited,
+        ledger_events.TaskLost.TYPE: _exited,
+        external_events.OrderRefused.TYPE: _exited,
+        external_events.NodeJoined.TYPE: _inventory,
+        external_events.NodeChanged.TYPE: _inventory,
+        external_events.NodeSuspected.TYPE: _node,
+        external_events.NodeLeft.TYPE: _node,
+        ledger_events.NodeLost.TYPE: _node,
+        ledger_events.NodeRestored.TYPE: _node,
+        external_events.GpuFaulted.TYPE: _gpu,
+    }
+)

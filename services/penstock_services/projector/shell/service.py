@@ -1,0 +1,160 @@
+"""The projector's shell: reads the ledger's partition, folds, writes rows and position together, takes snapshots.
+
+Any failure drops the fold and starts again from the stored position (crash-only). A second projector on the
+same cell loses the compare-and-set and stands back for a moment; the tables are right whoever writes them.
+"""
+
+import asyncio
+import logging
+import os
+
+import asyncpg
+
+from penstock.errors import ConfigurationError, StoreError
+from penstock.ledger.replica import Replica
+from penstock.log.open import open_log
+from penstock.log.port import Log, Partition
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.runtime.crash_only import crash_only
+from penstock.runtime.failpoints import hit
+from penstock.runtime.migrations import load_migrations, migrate, schema_of
+from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import load_latest, save_snapshot
+from penstock_services.projector.core.projection import Projection
+from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
+
+logger = logging.getLogger(__name__)
+
+PACE_MS = 50  # under load rows touched several times within it are written once
+SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
+MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none for less
+EVENTS_KEPT = 1_000_000  # ledger records whose events are kept
+FORGET_RECORDS = 10_000  # between two removals of old events
+MIGRATIONS = "penstock_services.projector.migrations"
+
+
+def events_kept() -> int:
+    """`PENSTOCK_EVENTS_KEPT`: so many ledger records keep their events in the database."""
+    text = os.environ.get("PENSTOCK_EVENTS_KEPT", str(EVENTS_KEPT))
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigurationError(f"PENSTOCK_EVENTS_KEPT: {text!r} is no number above 0")
+    return int(text)
+
+
+async def prepare_schema(dsn: str, schema: str) -> None:
+    """Migrates the schema. Raises `StoreError`, or `ConfigurationError` when Postgres cannot be reached."""
+    try:
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StoreError(f"Postgres cannot be reached: {error}") from error
+    try:
+        for name in await migrate(connection, schema, load_migrations(MIGRATIONS)):
+            logger.info("applied migration %s to %s", name, schema)
+    finally:
+        await connection.close()
+
+
+class Projector:
+    """One cell's projector."""
+
+    def __init__(self, settings: Settings, log: Log, ready: asyncio.Event) -> None:
+        self._settings = settings
+        self._log = log
+        self._ready = ready
+        self._dsn = settings.need_dsn("the projector")
+        self._schema = schema_of(settings.cell)
+        self._ledger = Partition(Topic.LEDGER, settings.cell_index)
+        self._kept = events_kept()
+
+    async def attempt(self) -> None:
+        """From the stored position on, until cancelled or until something fails."""
+        await prepare_schema(self._dsn, self._schema)
+        store = await Store.open(self._dsn, self._schema, self._settings.cell)
+        try:
+            replica = await self._recover(store)
+            self._ready.set()
+            await self._follow(store, Projection(replica))
+        finally:
+            await store.close()
+
+    async def _recover(self, store: Store) -> Replica:
+        """The fold as it was at the stored position, from a snapshot and the ledger after it."""
+        offset, head = await store.position()
+        replica = await load_latest(
+            store.connection, self._settings.cell, until_offset=offset, schema=self._schema
+        )
+        end = (await self._log.end_offsets([self._ledger]))[self._ledger]
+        if end < offset:
+            raise ConfigurationError(
+                f"the read models in {self._schema} were made from a longer ledger (offset {offset}, this one ends "
+                f"at {end}). Give each log its own database, or run `penstock projections rebuild`"
+            )
+        reader = self._log.reader({self._ledger: replica.offset})
+        try:
+            while replica.offset < offset:
+                for record in await reader.read(max_records=min(2_000, offset - replica.offset)):
+                    if record.offset < offset:
+                        replica.take(record.value, record.offset)
+                    replica.offset = min(record.offset + 1, offset)
+        finally:
+            await reader.close()
+        if replica.head != head:
+            raise ConfigurationError(
+                f"the read models in {self._schema} stand at record {head.seq} ({head.id}), but this log's is "
+                f"{replica.head.id}: they belong to another log. Give each log its own database, or run "
+                "`penstock projections rebuild`"
+            )
+        return replica
+
+    async def _follow(self, store: Store, projection: Projection) -> None:
+        replica = projection.replica
+        saved_seq = forgot_seq = replica.head.seq
+        reader = self._log.reader({self._ledger: replica.offset}, pace_ms=PACE_MS)
+        try:
+            while True:
+                expected = replica.offset
+                records = await reader.read()
+                hit("projector.batch_read")
+                for record in records:
+                    projection.take(record.value, record.offset)
+                hit("projector.before_commit")
+                await store.apply(replica, expected, projection.drain())
+                hit("projector.after_commit")
+                if replica.head.seq - saved_seq >= SNAPSHOT_RECORDS:
+                    saved_seq = replica.head.seq
+                    await save_snapshot(store.connection, self._settings.cell, replica, schema=self._schema)
+                if replica.head.seq - forgot_seq >= FORGET_RECORDS:
+                    forgot_seq = replica.head.seq
+                    await store.forget_events(replica.head.seq - self._kept)
+        except asyncio.CancelledError:
+            await self._snapshot_on_stop(store, replica, saved_seq)
+            raise
+        finally:
+            await reader.close()
+
+    async def _snapshot_on_stop(self, store: Store, replica: Replica, saved_seq: int) -> None:
+        """A clean stop spares the next start its replay, unless the fold is ahead of what was committed."""
+        if store.connection.is_closed() or replica.head.seq - saved_seq < MIN_SNAPSHOT_RECORDS:
+            return
+        try:
+            _, head = await store.position()
+            if head == replica.head:
+                await save_snapshot(store.connection, self._settings.cell, replica, schema=self._schema)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            logger.warning("no snapshot at this stop: %s", error)
+
+
+async def run(
+    settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
+) -> None:
+    """The projector service until `stop`; see penstock.runtime.service."""
+    settings.need_dsn("the projector")
+    shared = log is not None
+    log = log if log is not None else await open_log(settings.log_url, "projector").start()
+    try:
+        await log.create(dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
+        projector = Projector(settings, log, ready or asyncio.Event())
+        await crash_only("projector", projector.attempt, stop)
+    finally:
+        if not shared:
+            await log.close()

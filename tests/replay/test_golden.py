@@ -1,0 +1,77 @@
+"""Ledgers written by an earlier version, byte for byte: a change of the code must not change a decision.
+
+`golden/profiles.json` holds the head of each profile's ledger on the workload of tests/simulation/test_profiles.py.
+`golden/ledger.json.gz` holds all topics of a cell on the embedded log: gangs, parameter servers, shares of GPUs,
+retries, preemption, a reboot, a fenced node, garbage, time-outs, cancellation and two terms. `golden/state.json.gz`
+is the state that the earlier version folded from it.
+"""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.ledger.check import check
+from penstock.ledger.replica import Replica
+from penstock.ledger.snapshot import dump
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
+from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.policies.profiles import PROFILES
+from penstock_services.placer.shell.replay import Replayer
+
+from ..simulation.test_profiles import run, trace  # noqa: F401 - `trace` is a fixture
+
+GOLDEN = Path(__file__).with_name("golden")
+DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+TRACE3_SRTF = "92b3635550cf62ea9cd6316ad800c523"
+
+
+def read(name: str) -> Any:
+    return json.loads(gzip.decompress((GOLDEN / name).read_bytes()))
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_every_profile_writes_the_ledger_it_always_wrote(profile: str, trace: Path) -> None:  # noqa: F811
+    """After an upgrade `penstock replay` must find every old decision again."""
+    expected = json.loads((GOLDEN / "profiles.json").read_text())
+    assert run(trace, profile).cell.head.id == expected[profile]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"Muri's traces are not in {DATA}; set PENSTOCK_DATA")
+def test_a_published_trace_gives_the_ledger_it_always_gave() -> None:
+    """Nearly ten thousand records with a thousand preemptions: `penstock simulate muri/trace3 --profile srtf`."""
+    assert run(DATA / "trace-data/trace3.csv", "srtf", cluster="8x8").cell.head.id == TRACE3_SRTF
+
+
+def test_an_old_ledger_folds_to_the_state_it_had() -> None:
+    """A cell is upgraded: the new version folds the old one's ledger and goes on from the very same state."""
+    golden, replica = read("ledger.json.gz"), Replica()
+    for record in golden["topics"][Topic.LEDGER]:
+        replica.take(record["value"].encode("latin1"), record["offset"])
+    assert (replica.head.id, replica.head.seq) == (golden["head"], golden["seq"])
+    assert check(replica.state) == []
+    assert json.loads(dump(replica.state)) == read("state.json.gz")
+
+
+async def test_an_old_ledger_is_decided_again_to_the_byte() -> None:
+    """`penstock replay` on an old cell's topics."""
+    golden, broker = read("ledger.json.gz"), MemoryBroker()
+    broker.create({str(topic): 1 for topic in (Topic.LEDGER, *INPUT_TOPICS)})
+    log = MemoryLog(broker, "golden")
+    for topic, records in golden["topics"].items():
+        await log.append(
+            [
+                Message(
+                    Partition(topic, 0),
+                    record["value"].encode("latin1"),
+                    tuple((key, value.encode("latin1")) for key, value in record["headers"]),
+                )
+                for record in records
+            ]
+        )
+    report = await Replayer(log, 0).run()
+    assert (report.different, report.void, report.head_id) == (0, 0, golden["head"])
