@@ -29,13 +29,13 @@ test: venv lint ## Lint, then every test of the CI run
 lint: venv ## ruff, mypy strict, import contracts, schema drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy libs services
+	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m penstock.testing.schemas --check
-	$(BIN)/python -m penstock.testing.docs --check
+	$(BIN)/python -m infra.codegen.schemas --check
+	$(BIN)/python -m infra.codegen.docs --check
 
 schemas: venv ## Generate schemas/ from the event models
-	$(BIN)/python -m penstock.testing.schemas
+	$(BIN)/python -m infra.codegen.schemas
 
 bench: venv ## Measure, write bench.json, print it as a table
 	$(BIN)/python -m tests.bench
@@ -47,19 +47,19 @@ faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 10
 
 chaos: venv ## Live SEEDS lives in which everything goes wrong (SEEDS=500); failures print their replay
-	$(BIN)/python -m penstock.simulator.lab --seeds $(SEEDS)
+	$(BIN)/python -m tests.faults.lab --seeds $(SEEDS)
 
 up: venv ## Run everything on this machine until Ctrl-C
 	@$(BIN)/penstock up
 
 kafka: venv ## Start a real Kafka broker on loopback until Ctrl-C
-	@$(BIN)/python -m penstock.testing.kafka
+	@$(BIN)/python -m infra.devservers.kafka
 
 jaeger: venv ## Start a real Jaeger on loopback until Ctrl-C
-	@$(BIN)/python -m penstock.testing.jaeger
+	@$(BIN)/python -m infra.devservers.jaeger
 
 docs: venv ## Generate the diagrams and tables in the docs from the code
-	$(BIN)/python -m penstock.testing.docs
+	$(BIN)/python -m infra.codegen.docs
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) .penstock bench.json

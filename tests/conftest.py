@@ -18,11 +18,11 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from infra.devservers.kafka import KafkaBroker, kafka_broker
+from infra.devservers.parts import prepare_for
 from penstock.runtime.postgres import resolve_dsn
-from penstock.testing.kafka import KafkaBroker, kafka_broker
-from penstock.testing.parts import prepare_for
 
-pytest.register_assert_rewrite("penstock.testing.log_conformance")
+pytest.register_assert_rewrite("tests.support.log_conformance")
 
 pytest_collection_finish = prepare_for  # minutes of building belong to no test
 

@@ -19,8 +19,8 @@ from penstock.model.event import Event
 from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
 from penstock.model.ledger_events import PlacerSettings, TermStarted
 from penstock.model.types import Estimate, ResourceVector
-from penstock.testing.driver import job_spec, node_spec
 from penstock_services.placer.core.step import PlacerCore
+from tests.support.driver import job_spec, node_spec
 
 GPUS_PER_NODE = 8
 LOAD = 0.9

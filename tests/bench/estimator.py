@@ -14,6 +14,7 @@ from time import perf_counter
 
 import psutil
 
+from infra.devservers.kafka import penstock_topics
 from penstock.clock import wall_ms
 from penstock.ledger.record import GENESIS, Draft, write
 from penstock.log.open import open_log
@@ -24,9 +25,6 @@ from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrai
 from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
-from penstock.testing.driver import node_spec
-from penstock.testing.kafka import penstock_topics
-from penstock_services.estimator.core.learn.liquid import LiquidModel
 from penstock_services.estimator.core.learn.training import table
 from penstock_services.estimator.core.lifecycle import MOST_OVER
 from penstock_services.estimator.shell.runs import RunStore
@@ -34,6 +32,8 @@ from tests.bench.history import CARDS, Month
 from tests.bench.machine import Cpu
 from tests.bench.servers import Servers, process, servers
 from tests.bench.watched_estimator import Read
+from tests.papers.estimator.liquid import LiquidModel
+from tests.support.driver import node_spec
 
 JOBS, LEDGER, ESTIMATES = (Partition(topic, 0) for topic in (Topic.JOBS, Topic.LEDGER, Topic.ESTIMATES))
 RUNS = 10_000

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
+from infra.devservers.kafka import penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
-from penstock.testing.kafka import penstock_topics
 from tests.bench.machine import Cpu
 from tests.bench.servers import process, servers
 

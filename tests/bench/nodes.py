@@ -10,8 +10,8 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
-from penstock.testing.driver import node_spec
-from penstock.testing.fake_nodes import FakeNodes
+from tests.support.driver import node_spec
+from tests.support.fake_nodes import FakeNodes
 
 RACK = 32
 RUN_MS = 4_000.0  # at 1,050 jobs/s of one GPU each, 4,200 of 8,000 GPUs are busy

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
+from infra.devservers.kafka import penstock_topics
 from penstock.clock import wall_ms
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
@@ -26,7 +27,6 @@ from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.migrations import schema_of
 from penstock.runtime.service import settle_gc
 from penstock.runtime.settings import Settings
-from penstock.testing.kafka import penstock_topics
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.shell.service import run as run_placer
 from penstock_services.projector.shell.service import run as run_projector

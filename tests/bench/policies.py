@@ -13,7 +13,7 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacerSettings
 from penstock.policies.base import Chance, assign
 from penstock.policies.profiles import PROFILES, policy_for
-from penstock.testing import builders as b
+from tests.support import builders as b
 
 LOAD = 0.9
 REPEATS = 300

@@ -12,6 +12,7 @@ import time
 
 import asyncpg
 
+from infra.devservers.kafka import penstock_topics
 from penstock.clock import wall_ms
 from penstock.ledger.record import read
 from penstock.ledger.replica import Replica
@@ -23,7 +24,6 @@ from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.migrations import schema_of
 from penstock.runtime.snapshots import save_snapshot
-from penstock.testing.kafka import penstock_topics
 from penstock_services.placer.shell.term import ledger_headers
 from penstock_services.projector.shell.service import SNAPSHOT_RECORDS, prepare_schema
 from tests.bench.core import CoreBench

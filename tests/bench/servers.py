@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from infra.devservers.kafka import kafka_broker, penstock_topics
+from infra.devservers.processes import Child
 from penstock.runtime.postgres import embedded_postgres
 from penstock.runtime.settings import Settings
-from penstock.testing.kafka import kafka_broker, penstock_topics
-from penstock.testing.processes import Child
 
 READY_TIMEOUT_S = 60.0
 KINDS = ("embedded", "kafka")

@@ -15,7 +15,6 @@ from penstock.model.external_events import JobSubmitted, NodeJoined, StepsMeasur
 from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
-from penstock.testing.driver import node_spec
 from penstock_services.estimator.core.etas import Etas
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.needs.history import History, Run, key_of
@@ -24,6 +23,7 @@ from penstock_services.estimator.core.needs.node_sizes import NodeSizes
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
 from penstock_services.estimator.core.steps.tier import StepTier
 from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from tests.support.driver import node_spec
 
 NETWORKS, OWNERS = 30, 20
 CARDS = {"T4": 3.0, "V100": 1.5, "A100": 1.0}

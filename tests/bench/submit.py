@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx
 
+from infra.devservers.processes import Child, free_port
 from penstock.runtime.task_logs import log_path
-from penstock.testing.processes import Child, free_port
 from tests.bench.servers import Servers, bench_folder, process, servers
 
 RATE_PER_S = 5.0

@@ -15,15 +15,15 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from infra.devservers.build_cache import INFRA, REPOSITORY
+from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
+from infra.devservers.processes import Child, free_port
 from penstock.errors import NotAllowed
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
-from penstock.testing.build_cache import INFRA, REPOSITORY
-from penstock.testing.kafka import ADMIN, KafkaBroker, kafka_broker
-from penstock.testing.processes import Child, free_port
-from penstock.testing.system import Gateway, clean_environment, python_service
 from tests.conftest import with_database
+from tests.support.system import Gateway, clean_environment, python_service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

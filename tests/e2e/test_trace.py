@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from infra.devservers.jaeger import JaegerServer, jaeger_server
+from infra.devservers.kafka import kafka_broker
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import tracing
-from penstock.testing.jaeger import JaegerServer, jaeger_server
-from penstock.testing.kafka import kafka_broker
-from penstock.testing.system import Gateway, installation
+from tests.support.system import Gateway, installation
 
 FOREIGN = f"00-{'1' * 32}-{'2' * 16}-01"
 SERVICES = {f"penstock-{name}" for name in ("gateway", "estimator", "placer", "node-reporter")}

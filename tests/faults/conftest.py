@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from infra.devservers.kafka import KafkaBroker, kafka_broker
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.testing.fault_cell import FaultCell
-from penstock.testing.kafka import KafkaBroker, kafka_broker
-from penstock.testing.zygote import Zygote
+from tests.faults.fault_cell import FaultCell
+from tests.faults.zygote import Zygote
 
 SEED = 20260101
 TAKEOVER_MS = 400
@@ -50,7 +50,7 @@ def scale(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     modules = [
-        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "penstock.testing.judge_node",
+        "penstock_services.placer", "penstock_services.estimator", "penstock_services.node_reporter", "tests.faults.judge_node",
         *(name for name in ("penstock_services.projector", "penstock_services.gateway") if find_spec(f"{name}.__main__")),
     ]  # fmt: skip
     found = Zygote(modules, {"PENSTOCK_TAKEOVER_MS": str(TAKEOVER_MS)})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.testing.chaos import ChaosCell
-from penstock.testing.virtual_time import run_virtually
+from tests.faults.chaos import ChaosCell
+from tests.support.virtual_time import run_virtually
 
 GROUPS = 10
 SEEDS_PER_GROUP = 25

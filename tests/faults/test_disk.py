@@ -14,7 +14,7 @@ def test_no_order_is_acted_on_before_its_token_is_on_the_disk(
     """A node's disk begins to fail. A token that is lost with the next power cut would let a zombie's order
     start a second process on the same GPU: so without a sync nothing starts (LAW 4)."""
     found = subprocess.run(
-        [sys.executable, "-m", "penstock.testing.broken_disk", str(tmp_path), *arguments],
+        [sys.executable, "-m", "tests.faults.broken_disk", str(tmp_path), *arguments],
         capture_output=True,
         text=True,
         timeout=60,

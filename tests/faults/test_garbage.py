@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from infra.devservers.kafka import KafkaBroker
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import from_wire
 from penstock.model.errors import EventError
@@ -15,11 +16,10 @@ from penstock.model.external_events import DeadLettered, JobSubmitted
 from penstock.model.topics import INPUT_TOPICS, Topic, node_partition
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
-from penstock.testing.fault_cell import FaultCell
-from penstock.testing.garbage import Garbage, Generator
-from penstock.testing.judge import judge, read_all
-from penstock.testing.kafka import KafkaBroker
 from penstock_services.projector.shell.rebuild import verify
+from tests.faults.fault_cell import FaultCell
+from tests.faults.garbage import Garbage, Generator
+from tests.faults.judge import judge, read_all
 
 from .conftest import SEED, MakeCell
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.testing import judge_task
-from penstock.testing.judge import Verdict, judge_jobs, judge_runs
+from tests.faults import judge_task
+from tests.faults.judge import Verdict, judge_jobs, judge_runs
 
 STORY: dict[str, list[dict[str, Any]]] = {
     "honest": [

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from infra.devservers.kafka import KafkaBroker
 from penstock.runtime.failpoints import NAMES
 from penstock.runtime.settings import Settings
-from penstock.testing.fault_cell import FaultCell, Slot
-from penstock.testing.judge import Verdict, judge
-from penstock.testing.kafka import KafkaBroker
 from penstock_services.projector.shell.rebuild import verify
+from tests.faults.fault_cell import FaultCell, Slot
+from tests.faults.judge import Verdict, judge
 
 from .conftest import MakeCell
 

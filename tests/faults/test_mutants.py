@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.testing.mutate import VARIABLE
+from tests.faults.mutate import VARIABLE
 
 AT_ONCE = 2
 TIMEOUT_S = 100.0
@@ -159,7 +159,7 @@ def run(tests: tuple[str, ...], dsn: str, mutant: Mutant | None = None) -> "subp
         )
     options = ("-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-m", "")
     return subprocess.run(
-        [sys.executable, "-m", "penstock.testing.mutate", *options, *tests],
+        [sys.executable, "-m", "tests.faults.mutate", *options, *tests],
         env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.devservers.kafka import KafkaBroker
 from penstock.runtime.postgres import PostgresServer
 from penstock.runtime.settings import Settings
-from penstock.testing.fault_cell import FaultCell
-from penstock.testing.judge import judge
-from penstock.testing.kafka import KafkaBroker
 from penstock_services.projector.shell.rebuild import verify
+from tests.faults.fault_cell import FaultCell
+from tests.faults.judge import judge
 
 from .conftest import MakeCell
 

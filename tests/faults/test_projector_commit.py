@@ -8,10 +8,10 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.ledger.replica import Replica
-from penstock.testing.driver import CellDriver, node_spec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.store import Store
+from tests.support.driver import CellDriver, node_spec
 
 SCHEMA = "penstock"
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from infra.devservers.kafka import KafkaBroker
 from penstock.ledger.record import GENESIS, RawRecord, read_valid
 from penstock.log.port import Partition
 from penstock.model.topics import Topic
-from penstock.testing.fault_cell import FaultCell, Slot
-from penstock.testing.judge import judge, read_all
-from penstock.testing.kafka import KafkaBroker
+from tests.faults.fault_cell import FaultCell, Slot
+from tests.faults.judge import judge, read_all
 
 from .conftest import TAKEOVER_MS, MakeCell
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.jaeger import JaegerServer, jaeger_server
-from penstock.testing.kafka import KafkaBroker, kafka_broker
+from infra.devservers.jaeger import JaegerServer, jaeger_server
+from infra.devservers.kafka import KafkaBroker, kafka_broker
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.testing import jaeger, kafka
-from penstock.testing.build_cache import INFRA, REPOSITORY
-from penstock.testing.compose import obtain_compose
+from infra.devservers import jaeger, kafka
+from infra.devservers.build_cache import INFRA, REPOSITORY
+from infra.devservers.compose import obtain_compose
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 CONTAINERS_OWN = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}

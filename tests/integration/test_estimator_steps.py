@@ -30,7 +30,6 @@ from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement, Usage
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.snapshots import save_snapshot
-from penstock.testing.driver import node_spec
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.lifecycle import MIN_STEP_RUNS
 from penstock_services.estimator.core.needs.estimate import estimate
@@ -38,6 +37,7 @@ from penstock_services.estimator.core.recall import Recall
 from penstock_services.estimator.shell.runs import RunStore, estimator_schema
 from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
+from tests.support.driver import node_spec
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 

@@ -18,8 +18,8 @@ from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.log.embedded import EmbeddedLog
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import Topic
-from penstock.testing.gateway_cell import JSON, SPEC, WITHIN_S, Cell, Faulty, problem, running
-from penstock.testing.hand_placer import HandPlacer
+from tests.support.gateway_cell import JSON, SPEC, WITHIN_S, Cell, Faulty, problem, running
+from tests.support.hand_placer import HandPlacer
 
 pytestmark = pytest.mark.postgres
 

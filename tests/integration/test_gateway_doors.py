@@ -17,10 +17,10 @@ from penstock.ledger.replica import Replica
 from penstock.model.topics import Topic
 from penstock.runtime.postgres import PostgresServer
 from penstock.runtime.snapshots import save_snapshot
-from penstock.testing.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
-from penstock.testing.hand_placer import node_spec
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
+from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from tests.support.hand_placer import node_spec
 
 pytestmark = pytest.mark.postgres
 

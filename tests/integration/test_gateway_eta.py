@@ -7,8 +7,8 @@ import pytest_asyncio
 
 from penstock.clock import wall_ms
 from penstock.model.external_events import Bounds, EtaEstimated
-from penstock.testing.gateway_cell import Cell, problem, running
-from penstock.testing.hand_placer import node_spec
+from tests.support.gateway_cell import Cell, problem, running
+from tests.support.hand_placer import node_spec
 
 pytestmark = pytest.mark.postgres
 

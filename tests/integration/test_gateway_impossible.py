@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from penstock.testing.gateway_cell import Cell, problem, running
+from tests.support.gateway_cell import Cell, problem, running
 
 pytestmark = pytest.mark.postgres
 

@@ -15,8 +15,8 @@ from penstock.ledger.replica import Replica
 from penstock.model.topics import Topic
 from penstock.runtime.snapshots import save_snapshot
 from penstock.runtime.task_logs import log_path
-from penstock.testing.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
-from penstock.testing.hand_placer import node_spec
+from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from tests.support.hand_placer import node_spec
 
 pytestmark = pytest.mark.postgres
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Link
 
-from penstock.testing.jaeger import JaegerServer, jaeger_server
+from infra.devservers.jaeger import JaegerServer, jaeger_server
 
 pytestmark = pytest.mark.jaeger
 

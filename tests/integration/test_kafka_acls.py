@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from infra.devservers.kafka import ADMIN, KafkaBroker, acl_table
 from penstock.errors import LogError, NotAllowed
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
-from penstock.testing.kafka import ADMIN, KafkaBroker, acl_table
 
 pytestmark = pytest.mark.kafka
 

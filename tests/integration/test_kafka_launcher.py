@@ -12,11 +12,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from infra.devservers import build_cache
+from infra.devservers.build_cache import Part, obtain
+from infra.devservers.kafka import KafkaBroker, kafka_broker
+from infra.devservers.processes import HIGHEST_PORT, LOWEST_PORT, Child, LaunchError, free_port
 from penstock.model.topics import NODE_PARTITIONS, Topic
-from penstock.testing import build_cache
-from penstock.testing.build_cache import Part, obtain
-from penstock.testing.kafka import KafkaBroker, kafka_broker
-from penstock.testing.processes import HIGHEST_PORT, LOWEST_PORT, Child, LaunchError, free_port
 
 JOBS = TopicPartition(str(Topic.JOBS), 0)
 
@@ -106,7 +106,7 @@ def command_and_children(process: subprocess.Popen[str]) -> list[int]:
 def test_make_kafka_takes_its_broker_along_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, a CI runner's SIGTERM, or a kill -9 of the launcher: no Java process is left on the machine."""
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    argv = [sys.executable, "-m", "penstock.testing.kafka"]
+    argv = [sys.executable, "-m", "infra.devservers.kafka"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as launcher:
         assert launcher.stdout is not None
         announced = ""

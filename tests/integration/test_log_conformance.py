@@ -9,7 +9,7 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log
-from penstock.testing.log_conformance import LogConformance, LogFactory
+from tests.support.log_conformance import LogConformance, LogFactory
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from infra.devservers.kafka import KafkaBroker, kafka_broker
 from penstock.errors import AppendFailed, NotAllowed
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
@@ -17,7 +18,6 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.topics import Topic
 from penstock.runtime.postgres import PostgresServer
-from penstock.testing.kafka import KafkaBroker, kafka_broker
 
 WRITERS = 4
 KILLS = 3

@@ -23,11 +23,11 @@ from penstock.model.envelope import from_wire
 from penstock.model.ledger_events import SetCores
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.task_logs import log_path
-from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import sampler
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.spawner import Spawner
+from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model import external_events
 from penstock.runtime.settings import Settings
-from penstock.testing.node_cell import NODE, TOPICS, Cell, start_order, working
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.node_reporter.shell.spawner import read_json
+from tests.support.node_cell import NODE, TOPICS, Cell, start_order, working
 
 
 async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Path) -> None:

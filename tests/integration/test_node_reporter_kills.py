@@ -16,7 +16,8 @@ from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.topics import Topic
 from penstock.runtime.task_logs import log_path
-from penstock.testing.node_cell import (
+from penstock_services.node_reporter.options import Options
+from tests.support.node_cell import (
     NODE,
     TOPICS,
     Cell,
@@ -26,7 +27,6 @@ from penstock.testing.node_cell import (
     start_order,
     stop_order,
 )
-from penstock_services.node_reporter.options import Options
 
 pytestmark = pytest.mark.postgres
 

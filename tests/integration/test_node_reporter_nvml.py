@@ -12,11 +12,11 @@ from penstock.model import external_events
 from penstock.model.envelope import from_wire
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.task_logs import log_path
-from penstock.testing.fake_nvml import build_fake_nvml
-from penstock.testing.node_cell import NODE, TOPICS, Cell, reporter_process, start_order
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.faults import classify
 from penstock_services.node_reporter.shell.inventory import identifier
+from tests.support.fake_nvml import build_fake_nvml
+from tests.support.node_cell import NODE, TOPICS, Cell, reporter_process, start_order
 
 pytestmark = pytest.mark.postgres
 XID, ECC = 8, 2

@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.codegen.schemas import ROOT
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model import external_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import Peer
 from penstock.model.types import TaskPlacement
 from penstock.runtime.task_logs import log_path
-from penstock.testing.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
-from penstock.testing.schemas import ROOT
 from penstock_services.node_reporter.options import Options
+from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
 
 TASK = "job-1.1.0"
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from infra.devservers.kafka import penstock_topics
 from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.log.memory import MemoryBroker, MemoryLog
@@ -16,13 +17,12 @@ from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
-from penstock.testing.driver import node_spec
-from penstock.testing.fake_nodes import FakeNodes
-from penstock.testing.kafka import penstock_topics
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.shell.replay import Replayer
 from penstock_services.placer.shell.service import run as run_placer
+from tests.support.driver import node_spec
+from tests.support.fake_nodes import FakeNodes
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)

@@ -14,9 +14,9 @@ from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.settings import Settings
-from penstock.testing.fault_cell import TOPICS
-from penstock.testing.virtual_time import run_virtually
 from penstock_services.placer.shell import service, term
+from tests.faults.fault_cell import TOPICS
+from tests.support.virtual_time import run_virtually
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)

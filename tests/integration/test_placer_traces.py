@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from infra.devservers.kafka import penstock_topics
 from penstock.ledger.replica import Replica
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
@@ -20,12 +21,11 @@ from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import from_traceparent
 from penstock.runtime.tracing.tracer import Tracing, tracing
-from penstock.testing.driver import node_spec
-from penstock.testing.fake_nodes import FakeNodes
-from penstock.testing.kafka import penstock_topics
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.shell import service, standby
 from penstock_services.placer.shell.replay import Replayer
+from tests.support.driver import node_spec
+from tests.support.fake_nodes import FakeNodes
 
 SETTINGS = Settings(log_url="memory", otlp="http://127.0.0.1:9")
 JOB_SPANS = ["decide", "job", "launch", "queue", "run"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError, StoreError
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
@@ -23,12 +24,11 @@ from penstock.model.topics import Topic
 from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest, save_snapshot
-from penstock.testing.hand_placer import HandPlacer, node_spec
-from penstock.testing.kafka import KafkaBroker
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import rebuild, verify
 from penstock_services.projector.shell.store import Overtaken, Store
+from tests.support.hand_placer import HandPlacer, node_spec
 
 pytestmark = pytest.mark.postgres
 WITHIN_S = 20.0

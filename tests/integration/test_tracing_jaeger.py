@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from infra.devservers.jaeger import JaegerServer
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context
 from penstock.runtime.tracing.tracer import Tracing, tracing
-from penstock.testing.jaeger import JaegerServer
 
 pytestmark = pytest.mark.jaeger
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.judge import Judged, cross_judge
 from penstock_services.estimator.core.learn.model import train
 from penstock_services.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
 from penstock_services.estimator.core.learn.saved import from_bytes, to_bytes
-from penstock_services.estimator.evaluate.reading import Read, read_runs
+from tests.papers.estimator.cross_validation import Judged, cross_judge
+from tests.papers.estimator.run_files import Read, read_runs
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
 pytestmark = pytest.mark.skipif(

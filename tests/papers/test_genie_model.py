@@ -14,8 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
 
-from penstock_services.estimator.core.throughput.judge import MODELS as LEARNERS
-from penstock_services.estimator.core.throughput.judge import (
+from penstock_services.estimator.core.throughput.learn import learn_prior, reference_batch
+from penstock_services.estimator.core.throughput.model import StepModel, fit
+from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.throughput.prior import WIDE, Prior
+from tests.papers.estimator.step_validation import MODELS as LEARNERS
+from tests.papers.estimator.step_validation import (
     errors,
     genies_light,
     light,
@@ -23,10 +27,6 @@ from penstock_services.estimator.core.throughput.judge import (
     share_of,
     without,
 )
-from penstock_services.estimator.core.throughput.learn import learn_prior, reference_batch
-from penstock_services.estimator.core.throughput.model import StepModel, fit
-from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
-from penstock_services.estimator.core.throughput.prior import WIDE, Prior
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")

@@ -9,8 +9,8 @@ from penstock.ledger.state import CellState, Demand
 from penstock.model import external_events
 from penstock.policies.base import Chance
 from penstock.policies.liquid import Liquid, PairCost
-from penstock.testing import builders as b
-from penstock.testing import liquid_reference as reference
+from tests.papers import liquid_reference as reference
+from tests.support import builders as b
 
 CHANCE = Chance(0, "test")
 

@@ -13,9 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.testing import measured_runs as cluster
-from penstock_services.estimator.core.learn.judge import Judged, cross_judge, folds, judge_on
-from penstock_services.estimator.core.learn.liquid import REGRESSORS, LiquidModel, PhaseModel, regressor
 from penstock_services.estimator.core.learn.runs import (
     MEMORY,
     THROUGHPUT,
@@ -24,7 +21,10 @@ from penstock_services.estimator.core.learn.runs import (
     Runs,
     Task,
 )
-from penstock_services.estimator.evaluate.reading import read_runs
+from tests.papers.estimator.cross_validation import Judged, cross_judge, folds, judge_on
+from tests.papers.estimator.liquid import REGRESSORS, LiquidModel, PhaseModel, regressor
+from tests.papers.estimator.run_files import read_runs
+from tests.support import measured_runs as cluster
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
 needs_data = pytest.mark.skipif(

@@ -22,8 +22,7 @@ from penstock.log.port import Message, Partition
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.policies.profiles import PROFILES
 from penstock_services.placer.shell.replay import Replayer
-
-from ..simulation.test_profiles import run, trace  # noqa: F401 - `trace` is a fixture
+from tests.simulation.test_profiles import run, trace  # noqa: F401 - `trace` is a fixture
 
 GOLDEN = Path(__file__).with_name("golden")
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"

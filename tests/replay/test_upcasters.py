@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from infra.codegen.schemas import LOCK, ROOT
 from penstock.model import codec
 from penstock.model.codec import decode, decode_trusted, encode
 from penstock.model.errors import Invalid, UnknownVersion
 from penstock.model.event import REGISTRY, Event
 from penstock.model.upcasters import UPCASTERS
-from penstock.testing.schemas import LOCK, ROOT
 
 GOLDEN = sorted((ROOT / "schemas/examples").glob("*.json"))
 

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from penstock.simulator.lab.command import main, parser
-from penstock.simulator.lab.crowd import Summary, cores, gather, live_all
-from penstock.simulator.lab.life import Options, live
-from penstock.simulator.lab.nemesis import FAULTS, WEATHER
+from tests.faults.lab.command import main, parser
+from tests.faults.lab.crowd import Summary, cores, gather, live_all
+from tests.faults.lab.life import Options, live
+from tests.faults.lab.nemesis import FAULTS, WEATHER
 
 SEEDS = 500
 HASHES = """
-from penstock.simulator.lab.life import Options, live
+from tests.faults.lab.life import Options, live
 print([(o.ledger_hash, o.judge, o.happened) for o in map(live, map(Options, (3, 4, 5, 6)))])
 """
 

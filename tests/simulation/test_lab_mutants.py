@@ -5,7 +5,7 @@ from inspect import getsource
 
 import pytest
 
-from penstock.testing.lab_mutants import MUTANTS, Misfit, Mutant, hunt_all, put_in
+from tests.faults.lab_mutants import MUTANTS, Misfit, Mutant, hunt_all, put_in
 
 ENOUGH = 0.95  # of the mutants
 PROMISED = 20
@@ -14,14 +14,14 @@ PROMISED = 20
 @pytest.mark.timeout(400)
 def test_nearly_every_bug_is_noticed() -> None:
     """Somebody simplifies a line of a core that looked superfluous, and all other tests still pass. Every second mutant;
-    `python -m penstock.testing.lab_mutants` tries all."""
+    `python -m tests.faults.lab_mutants` tries all."""
     found = hunt_all(MUTANTS[::2])
     assert len(found) >= PROMISED
     for name, hunt in found.items():
         print(f"{name:58} {hunt.judge or 'SURVIVED':10} seed {hunt.seed}")
     misfits = [hunt.what for hunt in found.values() if hunt.judge == "misfit"]
     assert not misfits, (
-        "the code has changed; say the mutants anew in penstock.testing.lab_mutants:\n" + "\n".join(misfits)
+        "the code has changed; say the mutants anew in tests.faults.lab_mutants:\n" + "\n".join(misfits)
     )
     survivors = [name for name, hunt in found.items() if not hunt.judge]
     assert len(survivors) <= (1 - ENOUGH) * len(found), survivors

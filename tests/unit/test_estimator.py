@@ -12,13 +12,13 @@ from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoine
 from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
-from penstock.testing.driver import node_spec
 from penstock_services.estimator.core import follow
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.needs import estimate as rules
 from penstock_services.estimator.core.needs.estimate import Guess, HistoryTier, confidence, estimate
 from penstock_services.estimator.core.needs.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given
+from tests.support.driver import node_spec
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
 ENDED_MS = 1_700_000_000_000  # 2023-11-14T22:13:20Z

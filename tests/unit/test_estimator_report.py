@@ -10,8 +10,8 @@ import pytest
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.model.external_events import TaskExited
 from penstock.model.types import Usage
-from penstock.testing.driver import CellDriver, estimate, node_spec
 from penstock_services.estimator.evaluate.command import main
+from tests.support.driver import CellDriver, estimate, node_spec
 from tests.unit.estimator.month import month as month_of
 
 

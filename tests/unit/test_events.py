@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from infra.codegen.examples import EXAMPLES, JOB, START_MS
+from infra.codegen.schemas import ROOT
 from penstock.ledger.record import Draft, Head, read, write
 from penstock.model import external_events, ledger_events
 from penstock.model.codec import decode, decode_trusted, encode
@@ -19,8 +21,6 @@ from penstock.model.envelope import Envelope, from_wire, rfc3339, to_wire, topic
 from penstock.model.errors import EventError, Invalid, TooBig, Undecodable, UnknownType, UnknownVersion
 from penstock.model.event import REGISTRY, Event, event, wire_type
 from penstock.model.topics import MAX_EVENT_BYTES, NODE_PARTITIONS, Topic, node_partition
-from penstock.testing.examples import EXAMPLES, JOB, START_MS
-from penstock.testing.schemas import ROOT
 
 NAMES = sorted(REGISTRY)
 
@@ -121,7 +121,7 @@ def test_numbers_that_json_lacks_are_refused(number: float) -> None:
         ledger_events.FactEntry(type="x", data={"deep": [{"score": number}]})
     wire = f'{{"node_id":"n","at_ms":1,"loss":{json.dumps(number)}}}'.encode()
     with pytest.raises(Invalid, match="loss"):
-        decode("penstock.runtime.tracing.sampled.v1", wire)
+        decode("penstock.telemetry.sampled.v1", wire)
 
 
 def test_every_bad_field_is_named_at_once() -> None:

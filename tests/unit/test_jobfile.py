@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.codegen.schemas import ROOT
 from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.sdk.jobfile import MAX_PROBLEMS, BadJob, JobFile, Problem, job_schema, parse_job
 from penstock.sdk.units import MIB_PER_UNIT, MS_PER_UNIT, duration_ms, memory_mib, rate_mbps, show
-from penstock.testing.schemas import ROOT
 
 RESNET = """
 name: resnet50

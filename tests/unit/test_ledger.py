@@ -12,7 +12,7 @@ from penstock.ledger.state import CellState
 from penstock.model.external_events import JobSubmitted
 from penstock.model.ledger_events import JobEnded, PlacerSettings, TermStarted
 from penstock.model.transitions import IllegalMove
-from penstock.testing.driver import CellDriver, job_spec, node_spec
+from tests.support.driver import CellDriver, job_spec, node_spec
 
 CAUSE: dict[str, object] = {"topic": "penstock.jobs.v1", "partition": 0, "offset": 0, "event_id": "e"}
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from infra.codegen.docs import BLOCKS, UnknownBlock, regenerate, stale
+from infra.codegen.schemas import ROOT
 from penstock.model.transitions import (
     JOB_MOVES,
     NODE_MOVES,
@@ -19,8 +21,6 @@ from penstock.model.transitions import (
     mermaid,
     move,
 )
-from penstock.testing.docs import BLOCKS, UnknownBlock, regenerate, stale
-from penstock.testing.schemas import ROOT
 
 Table = MappingProxyType[Any, frozenset[Any]]
 TABLES: list[tuple[Table, Any, Any]] = [

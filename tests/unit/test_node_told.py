@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.codegen.schemas import ROOT
 from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
 from penstock.sdk.lines import LINE_BYTES
-from penstock.testing.schemas import ROOT
 from penstock_services.node_reporter.core.told import MAX_CHANGES, MAX_STAGES, MAX_STEPS, Hearing, Told
 from penstock_services.node_reporter.shell.listener import BYTES_A_PERIOD, Listener
 

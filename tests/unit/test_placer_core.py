@@ -24,7 +24,7 @@ from penstock.model.ledger_events import PlacerSettings, StartTask, StopTask
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.policies.baselines import FirstFit
-from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import PlacerSettings, StopTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
-from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
 from penstock_services.placer.core.orders import start_orders, stray_orders
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.ledger.replica import Replica
 from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeJoined
 from penstock.model.types import JobSpec
-from penstock.testing.hand_placer import HandPlacer, node_spec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json
+from tests.support.hand_placer import HandPlacer, node_spec
 
 Tables = dict[str, dict[tuple[object, ...], dict[str, Any]]]
 

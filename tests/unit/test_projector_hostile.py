@@ -5,9 +5,9 @@ import pytest
 
 from penstock.ledger.replica import Replica
 from penstock.model.external_events import TaskStarted
-from penstock.testing.driver import CellDriver, node_spec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import _json
+from tests.support.driver import CellDriver, node_spec
 
 BIGINT = 1 << 63
 

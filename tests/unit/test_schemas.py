@@ -13,13 +13,13 @@ import pytest
 import yaml
 from pydantic import Field
 
+from infra.codegen.asyncapi import structure_problems
+from infra.codegen.compatibility import breaks
+from infra.codegen.examples import EXAMPLES
+from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import Topic
 from penstock.model.types import Identifier, Noun, ShortText
-from penstock.testing.asyncapi import structure_problems
-from penstock.testing.compatibility import breaks
-from penstock.testing.examples import EXAMPLES
-from penstock.testing.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
 
 CANCEL = "penstock.job.cancel_requested"
 CANCEL_FILE = f"events/{CANCEL}/v1.json"
@@ -101,7 +101,7 @@ def test_nothing_has_drifted() -> None:
 def test_the_command_answers_for_ci() -> None:
     """CI runs the command; its exit status is the gate."""
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.testing.schemas", "--check"],
+        [sys.executable, "-m", "infra.codegen.schemas", "--check"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -16,8 +16,8 @@ from penstock.policies.base import Chance, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES
 from penstock.policies.validate import validate
-from penstock.testing.driver import CellDriver, job_spec, node_spec
 from penstock_services.estimator.core.needs.estimate import estimate as estimated
+from tests.support.driver import CellDriver, job_spec, node_spec
 
 
 def share(milli: int, *, memory_mib: int = 1_000, cores: int = 1) -> Estimate:

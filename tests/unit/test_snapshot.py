@@ -10,7 +10,7 @@ from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged, dump, format_id, load
 from penstock.ledger.state import CellState
-from penstock.testing.hand_placer import HandPlacer, node_spec
+from tests.support.hand_placer import HandPlacer, node_spec
 
 
 def story(seed: int, steps: int = 60) -> HandPlacer:

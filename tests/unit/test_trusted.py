@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from infra.codegen.schemas import ROOT
 from penstock.model.codec import decode, encode
 from penstock.model.external_events import JobProgress, TaskStarted
 from penstock.model.ledger_events import PlacerSettings
@@ -18,7 +19,6 @@ from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.truths.steady import SteadyWork
 from penstock.simulator.truths.truth import Constant
-from penstock.testing.schemas import ROOT
 
 GOLDEN = sorted((ROOT / "schemas/examples").glob("*.json"))
 

@@ -13,7 +13,6 @@ from rich.markup import escape
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.export import pour
-from penstock.cli.local import PASS_ALL
 from penstock.cli.output import Format, console, dump, plain_table
 from penstock.cli.tables import clock
 
@@ -26,7 +25,6 @@ def add_to(app: typer.Typer) -> None:
     group.command()(report)
     group.command()(models)
     group.command()(check)
-    group.command(context_settings=PASS_ALL, add_help_option=False)(evaluate)
     app.add_typer(
         group,
         name="estimator",
@@ -63,13 +61,6 @@ def report(
     client = gateway(ctx)
     last_seq = int(client.get("/v1/status")["seq"])
     raise typer.Exit(pour(client, last_seq, [*arguments, "--events", "-"]))
-
-
-def evaluate(ctx: typer.Context) -> None:
-    """Say how well models predict measured runs that they were not shown. `penstock estimator evaluate --help` lists the options."""
-    _need_the_estimator("evaluate")
-    sys.stdout.flush()
-    os.execv(sys.executable, [*COMMAND, "evaluate", *ctx.args])
 
 
 def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:

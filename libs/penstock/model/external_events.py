@@ -441,7 +441,7 @@ class ThrottleProposed(Proposal):
 class TelemetrySampled(Event):
     """A sample that crossed a threshold on its node; an idle node sends none."""
 
-    TYPE = "penstock.runtime.tracing.sampled"
+    TYPE = "penstock.telemetry.sampled"
     TOPIC = Topic.TELEMETRY
 
     node_id: Identifier

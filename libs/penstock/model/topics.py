@@ -10,7 +10,7 @@ class Topic(StrEnum):
     PROPOSALS = "penstock.proposals.v1"
     LEDGER = "penstock.ledger.v1"
     ORDERS = "penstock.orders.v1"
-    TELEMETRY = "penstock.runtime.tracing.v1"
+    TELEMETRY = "penstock.telemetry.v1"
     DEAD_LETTERS = "penstock.deadletters.v1"
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from penstock.model.external_events import Bounds, EtaEstimated, StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, Usage
-from penstock.testing.driver import CellDriver, node_spec
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.learn.training import ModelTier, read_model, train
 from penstock_services.estimator.core.needs.estimate import HistoryTier, estimate
@@ -25,6 +24,7 @@ from penstock_services.estimator.core.needs.nearest import NearestTier
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.steps.tier import StepTier
 from penstock_services.estimator.core.steps.training import read_steps, train_steps
+from tests.support.driver import CellDriver, node_spec
 
 DAY_MS, LAUNCH_MS = 86_400_000, 20_000
 START_MS = 1_780_000_000_000

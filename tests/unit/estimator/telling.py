@@ -14,12 +14,12 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement
-from penstock.testing.driver import node_spec
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.needs.estimate import estimate
 from penstock_services.estimator.core.needs.history import Run
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
 from penstock_services.estimator.core.steps.running import Progress
+from tests.support.driver import node_spec
 from tests.unit.test_estimator import Cell, usage
 
 JOB = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=1_000)

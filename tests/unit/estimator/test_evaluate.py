@@ -1,4 +1,4 @@
-"""`penstock estimator evaluate` on files of measured runs: good ones, odd ones, and what is no table of runs."""
+"""`python -m tests.papers.estimator` on files of measured runs: good ones, odd ones, and what is no table of runs."""
 
 import subprocess
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.testing import measured_runs as cluster
 from penstock_services.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
-from penstock_services.estimator.evaluate.command import main
-from penstock_services.estimator.evaluate.reading import BadData, read_runs
+from tests.papers.estimator.__main__ import main
+from tests.papers.estimator.run_files import BadData, read_runs
+from tests.support import measured_runs as cluster
 
 HEADER = "gpu,num_gpu,workload,precision,batch_cfg,gmem_max_mib,util_mean,util_std,throughput"
 
@@ -34,7 +34,7 @@ def test_it_tells_figures_for_people_and_for_programs(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An operator compares our model with Liquid's on his own history; a script reads the same as JSON."""
-    command = ["evaluate", str(table), "--model", "liquid", "--model", "linear", "--split", "families"]
+    command = [str(table), "--model", "liquid", "--model", "linear", "--split", "families"]
     assert main(command) == 0
     told = capsys.readouterr().out
     assert told.splitlines()[0].split()[:3] == ["label", "model", "R²"]
@@ -56,7 +56,7 @@ def test_our_model_is_judged_on_other_runs_with_its_intervals(
     lines = table.read_text().splitlines()
     (other / "monday.csv").write_text("\n".join([lines[0], *lines[1:70]]))
     (other / "tuesday.csv").write_text("\n".join([lines[0], *lines[70:]]))
-    assert main(["evaluate", str(table), "--against", str(other), "--model", "penstock", "-o", "json"]) == 0
+    assert main([str(table), "--against", str(other), "--model", "penstock", "-o", "json"]) == 0
     memory = orjson.loads(capsys.readouterr().out)["models"]["penstock"]["gpu_memory_mib"]
     assert memory["r2"]["mean"] > 0.99
     assert memory["runs"]["mean"] == len(lines) - 1
@@ -86,7 +86,7 @@ def test_bad_runs_are_set_aside_with_their_reason(tmp_path: Path, capsys: pytest
     assert [(one.where, one.reason) for one in read.aside] == [
         (f"runs.csv:{2 + len(good) + row}", reason) for row, reason in enumerate(bad.values())
     ]
-    assert main(["evaluate", str(path), "--model", "linear", "--split", "random"]) == 0
+    assert main([str(path), "--model", "linear", "--split", "random"]) == 0
     told = capsys.readouterr().err
     assert f"{len(bad)} runs set aside, {len(good)} kept" in told
     assert "2 × the number of GPUs is no whole number ≥ 1 (first: runs.csv:17)" in told
@@ -112,7 +112,7 @@ def test_what_is_no_table_of_runs_is_refused(
     path.write_bytes(content)
     with pytest.raises(BadData, match=r"runs\.csv"):
         read_runs(path)
-    assert main(["evaluate", str(path)]) == 2
+    assert main([str(path)]) == 2
     assert problem in capsys.readouterr().err
 
 
@@ -120,11 +120,11 @@ def test_all_that_is_wrong_with_a_command_is_told_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both files are missing: both are named."""
-    assert main(["evaluate", str(tmp_path / "a.csv"), "--against", str(tmp_path / "b.csv")]) == 2
+    assert main([str(tmp_path / "a.csv"), "--against", str(tmp_path / "b.csv")]) == 2
     told = capsys.readouterr().err
     assert "a.csv: file: No such file" in told
     assert "b.csv: file: No such file" in told
-    assert main(["evaluate", str(tmp_path)]) == 2
+    assert main([str(tmp_path)]) == 2
     assert "a folder without a CSV file" in capsys.readouterr().err
 
 
@@ -139,7 +139,7 @@ def test_columns_that_are_not_looked_at_are_named(
             [f"{lines[0].replace('batch_cfg', 'batchsize')},rack", *(f"{line},7" for line in lines[1:])]
         )
     )
-    assert main(["evaluate", str(path), "--model", "linear", "--split", "both-precisions", "-o", "json"]) == 0
+    assert main([str(path), "--model", "linear", "--split", "both-precisions", "-o", "json"]) == 0
     out, err = capsys.readouterr()
     assert orjson.loads(out)["columns_not_looked_at"] == ["batchsize", "rack"]
     assert "columns that are not looked at: batchsize, rack" in err
@@ -149,9 +149,7 @@ def test_what_belongs_to_step_times_is_refused_for_runs(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All that is wrong at once; nothing is taken for something else."""
-    assert (
-        main(["evaluate", str(table), "--split", "placements", "--model", "genie", "--measured", "15"]) == 2
-    )
+    assert main([str(table), "--split", "placements", "--model", "genie", "--measured", "15"]) == 2
     told = capsys.readouterr().err
     assert "--split placements: of runs, choose cells, both-precisions" in told
     assert "--model genie: of runs, choose penstock, liquid" in told
@@ -164,14 +162,13 @@ def test_families_need_two_gpu_models(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(
         "\n".join([HEADER, "V100,1,bert,FP16,8,9000,80,10,100", "V100,2,bert,FP16,8,9000,80,10,190"])
     )
-    assert main(["evaluate", str(path), "--split", "families"]) == 2
+    assert main([str(path), "--split", "families"]) == 2
     assert "split families: 1 group" in capsys.readouterr().err
 
 
-def test_the_command_line_hands_over_to_it(table: Path) -> None:
-    """`penstock estimator evaluate` is a process of its own: the command line itself never loads a model."""
-    script = Path(sys.executable).with_name("penstock")
-    command = [str(script), "estimator", "evaluate", str(table), "--model", "linear", "-o", "json"]
+def test_it_runs_as_a_process_of_its_own(table: Path) -> None:
+    """What `make papers` and people start: one process, figures on stdout, exit code 2 for bad data."""
+    command = [sys.executable, "-m", "tests.papers.estimator", str(table), "--model", "linear", "-o", "json"]
     ran = subprocess.run(command, capture_output=True, check=True, timeout=100)
     assert "linear" in orjson.loads(ran.stdout)["models"]
     refused = subprocess.run(
@@ -196,7 +193,7 @@ def test_phase_times_are_judged_where_a_file_tells_them(
     rows[3] = f"{lines[3]},-1,1,1,0"
     path = tmp_path / "phases.csv"
     path.write_text("\n".join(rows))
-    assert main(["evaluate", str(path), "--split", "random", "--model", "liquid", "-o", "json"]) == 0
+    assert main([str(path), "--split", "random", "--model", "liquid", "-o", "json"]) == 0
     out, err = capsys.readouterr()
     found = orjson.loads(out)["models"]["liquid"]
     assert {"launch_s", "train_s", "save_s", MEMORY} <= set(found)

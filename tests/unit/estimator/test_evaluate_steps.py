@@ -1,4 +1,4 @@
-"""`penstock estimator evaluate` on tables of step times: a cluster's own profile runs, and files that are none."""
+"""`python -m tests.papers.estimator` on tables of step times: a cluster's own profile runs, and files that are none."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,12 @@ import numpy as np
 import orjson
 import pytest
 
-from penstock_services.estimator.core.throughput.judge import (
+from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.throughput.prior import WIDE
+from tests.papers.estimator.__main__ import main
+from tests.papers.estimator.run_files import BadData
+from tests.papers.estimator.step_files import holds_steps, read_steps
+from tests.papers.estimator.step_validation import (
     Said,
     errors,
     genies_light,
@@ -16,11 +21,6 @@ from penstock_services.estimator.core.throughput.judge import (
     share_of,
     without,
 )
-from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
-from penstock_services.estimator.core.throughput.prior import WIDE
-from penstock_services.estimator.evaluate.command import main
-from penstock_services.estimator.evaluate.reading import BadData
-from penstock_services.estimator.evaluate.steps_reading import holds_steps, read_steps
 
 SHAPES = ("1", "2", "4", "11", "22", "12", "44", "111", "222", "444", "1111", "2222")
 BATCHES = (8, 16, 32, 64, 128)
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_each_network_is_judged_by_each_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A light profile of 12 cells and half of all: ours is near the noise of a measurement, GENIE's form speaks of even shapes."""
-    command = ["evaluate", str(folder), "--measured", "12", "--measured", "0.5", "-o", "json"]
+    command = [str(folder), "--measured", "12", "--measured", "0.5", "-o", "json"]
     assert main(command) == 0
     out, err = capsys.readouterr()
     found = orjson.loads(out)
@@ -86,7 +86,7 @@ def test_one_part_of_the_measurements_is_judged_by_the_other(
     known = folder / "bert/placements.csv"
     kept = [line for line in known.read_text().splitlines() if not line.startswith(("44,", "222,"))]
     known.write_text("\n".join(kept))
-    assert main(["evaluate", str(folder), "--against", str(month), "--model", "penstock"]) == 0
+    assert main([str(folder), "--against", str(month), "--model", "penstock"]) == 0
     out, err = capsys.readouterr()
     assert "bert: 1 cells of" in err
     row = next(line.split() for line in out.splitlines() if "network bert" in line and "penstock" in line)
@@ -105,7 +105,7 @@ def test_bad_measurements_are_set_aside_with_their_reason(
     assert len(steps.aside) == len(bad)
     assert [one.where for one in steps.aside] == [f"bert.csv:{62 + row}" for row in range(len(bad))]
     assert list(steps.tables) == ["bert"]
-    assert main(["evaluate", str(path), "--measured", "0.5", "--model", "forest"]) == 0
+    assert main([str(path), "--measured", "0.5", "--model", "forest"]) == 0
     told = capsys.readouterr().err
     assert f"{len(bad)} measurements set aside, 60 kept" in told
     assert "1 × step_time_s is no number (first: bert.csv:63)" in told
@@ -124,7 +124,6 @@ def test_absurd_but_possible_sizes_are_judged(tmp_path: Path, capsys: pytest.Cap
     assert (
         main(
             [
-                "evaluate",
                 str(path),
                 "--measured",
                 "0.5",
@@ -156,13 +155,13 @@ def test_what_cannot_be_judged_is_refused_at_once(tmp_path: Path, capsys: pytest
         read_steps(tmp_path)
     few = tmp_path / "few.csv"
     few.write_text("placement,step_time\n1,1\n")
-    command = ["evaluate", str(few), "--split", "families", "--model", "liquid", "--measured", "1.5"]
+    command = [str(few), "--split", "families", "--model", "liquid", "--measured", "1.5"]
     assert main(command) == 2
     told = capsys.readouterr().err
     for problem in ("no column local_bsz", "--split families", "--model liquid", "--measured 1.5"):
         assert problem in told
     few.write_text("\n".join([HEADER, *lines(0.2)[:12]]))
-    assert main(["evaluate", str(few), "--measured", "15"]) == 2
+    assert main([str(few), "--measured", "15"]) == 2
     assert "12 cells are too few to measure 15" in capsys.readouterr().err
 
 

@@ -7,7 +7,6 @@ from penstock.model.external_events import JobEstimated, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
-from penstock.testing.driver import node_spec
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.needs.bounds import Bounds
 from penstock_services.estimator.core.needs.core_tier import CoresTier
@@ -15,6 +14,7 @@ from penstock_services.estimator.core.needs.estimate import Guess, HistoryTier, 
 from penstock_services.estimator.core.needs.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
 from penstock_services.estimator.core.needs.nearest import NearestTier
 from penstock_services.estimator.core.runs import FinishedRun, about
+from tests.support.driver import node_spec
 from tests.unit.test_estimator import SPEC, Cell, usage
 
 NODE_MIB = 131_072

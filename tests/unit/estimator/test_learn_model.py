@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.testing import measured_runs as cluster
 from penstock_services.estimator.core.learn.design import memory_line
-from penstock_services.estimator.core.learn.judge import cross_judge, floor, folds, judge_on
 from penstock_services.estimator.core.learn.labels import UNITS
 from penstock_services.estimator.core.learn.model import FEWEST_ALONE, Model, cells, fair, merged, train
 from penstock_services.estimator.core.learn.runs import (
@@ -21,6 +19,8 @@ from penstock_services.estimator.core.learn.runs import (
     card_mib,
     runs_of,
 )
+from tests.papers.estimator.cross_validation import cross_judge, floor, folds, judge_on
+from tests.support import measured_runs as cluster
 
 
 @pytest.fixture(scope="module")

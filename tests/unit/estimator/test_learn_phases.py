@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.judge import TooFew
-from penstock_services.estimator.core.learn.phases import Phased, judge_phases, nearest_phases, phased_of
 from penstock_services.estimator.core.learn.runs import Task
+from tests.papers.estimator.cross_validation import TooFew
+from tests.papers.estimator.phases import Phased, judge_phases, nearest_phases, phased_of
 
 
 def measured() -> Phased:

@@ -18,7 +18,6 @@ from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock.testing.driver import node_spec
 from penstock_services.estimator.core.follow import Ledger
 from penstock_services.estimator.core.learn.training import train
 from penstock_services.estimator.core.needs.bounds import Bounds
@@ -30,6 +29,7 @@ from penstock_services.estimator.core.runs import MOST_HOST_MEMORY_MIB, MOST_RUN
 from penstock_services.estimator.core.stages.book import StageLog
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.shell.service import Estimator
+from tests.support.driver import node_spec
 
 MODELS = ("resnet50", "bert")
 NODE_MIB, NODE_CORES, CARD_MIB = 131_072, 32, 16_384

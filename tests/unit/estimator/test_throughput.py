@@ -6,15 +6,6 @@ import numpy as np
 import pytest
 
 from penstock_services.estimator.core.remaining.quantiles import student_quantile
-from penstock_services.estimator.core.throughput.genie import (
-    Run,
-    fit_genie,
-    light_profile,
-    overhead,
-    predict_genie,
-    startup_s,
-    throughput,
-)
 from penstock_services.estimator.core.throughput.learn import (
     MAX_SCALE,
     MAX_SPREADS,
@@ -33,6 +24,15 @@ from penstock_services.estimator.core.throughput.placements import (
 )
 from penstock_services.estimator.core.throughput.plan import profile_plan
 from penstock_services.estimator.core.throughput.prior import WIDE, Prior
+from tests.papers.estimator.genie import (
+    Run,
+    fit_genie,
+    light_profile,
+    overhead,
+    predict_genie,
+    startup_s,
+    throughput,
+)
 
 BATCHES = (8, 16, 32, 64)
 EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]

@@ -10,7 +10,7 @@ from penstock.ledger.check import check
 from penstock.model.ledger_events import PlacerSettings
 from penstock.policies.base import Chance
 from penstock.policies.profiles import PROFILES, UnknownProfile, policy_for
-from penstock.testing import builders as b
+from tests.support import builders as b
 
 
 def policy(name: str):

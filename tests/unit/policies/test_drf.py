@@ -12,9 +12,9 @@ from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import Estimate, JobSpec, NodeSpec, ResourceVector
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
-from penstock.testing import builders as b
-from penstock.testing.driver import CellDriver
 from penstock_services.placer.core.step import Step
+from tests.support import builders as b
+from tests.support.driver import CellDriver
 
 GIB = 1_024
 

@@ -14,8 +14,8 @@ from penstock.policies.capacity import never_fits
 from penstock.policies.explain import Explanation, UnknownJob, explain
 from penstock.policies.liquid import Liquid
 from penstock.policies.reasons import ADVICE, Reason
-from penstock.testing import builders as b
-from penstock.testing.driver import CellDriver, estimate, node_spec
+from tests.support import builders as b
+from tests.support.driver import CellDriver, estimate, node_spec
 
 
 def why(state: CellState, job_id: str = "job-1") -> tuple[Reason | None, str | None]:

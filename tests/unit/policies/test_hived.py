@@ -9,7 +9,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
 from penstock.policies.base import Chance, assign
 from penstock.policies.hived import Block, BuddyCells, choose, cost, free_cells
-from penstock.testing import builders as b
+from tests.support import builders as b
 
 POLICY = BuddyCells()
 

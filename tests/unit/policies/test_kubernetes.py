@@ -8,8 +8,8 @@ from penstock.policies.base import Chance
 from penstock.policies.explain import explain
 from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.reasons import Reason
-from penstock.testing import builders as b
-from penstock.testing.driver import CellDriver, estimate, job_spec, node_spec
+from tests.support import builders as b
+from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 
 def test_kubeflow_does_not_see_gpus() -> None:

@@ -15,9 +15,9 @@ from penstock.model.types import ResourceVector
 from penstock.policies.base import Chance, Plan, Policy
 from penstock.policies.fgd import recent_tasks, typical_tasks
 from penstock.policies.profiles import policy_for
-from penstock.testing import builders as b
-from penstock.testing import packing_reference as reference
-from penstock.testing.driver import CellDriver, estimate, node_spec
+from tests.papers import packing_reference as reference
+from tests.support import builders as b
+from tests.support.driver import CellDriver, estimate, node_spec
 
 WHOLE_GPU_TASK = (TypicalTask(cores=1, gpus=1, count=1),)
 FAMILY = ("best-fit", "dot-product", "clustering", "packing", "fgd")

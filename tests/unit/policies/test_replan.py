@@ -9,7 +9,7 @@ from penstock.model.transitions import JobStatus
 from penstock.policies.ordered import shortest_remaining_service
 from penstock.policies.replan import Nodes
 from penstock.policies.service import attained_s, remaining_s
-from penstock.testing.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
 def cell(profile: str, nodes: int = 2, gpus: int = 4, **settings: object) -> CellDriver:

@@ -5,8 +5,8 @@ import pytest
 from penstock.ledger.replica import Replica
 from penstock.model.ledger_events import PlacerSettings
 from penstock.policies.profiles import PROFILES
-from penstock.testing.driver import CellDriver, node_spec
 from penstock_services.placer.core.step import PlacerCore
+from tests.support.driver import CellDriver, node_spec
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))

@@ -11,7 +11,7 @@ from penstock.model.types import TaskPlacement
 from penstock.policies.base import Chance, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.validate import validate
-from penstock.testing import builders as b
+from tests.support import builders as b
 
 
 def plan_of(state: CellState, job_id: str) -> external_events.JobPlan:

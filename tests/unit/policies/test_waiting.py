@@ -20,13 +20,13 @@ from penstock.policies.replan import gpus_of
 from penstock.policies.service import attained_s
 from penstock.policies.tiresias import Tiresias
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.lab.life import Options as LifeOptions
-from penstock.simulator.lab.life import live
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.truths.steady import SteadyWork
 from penstock.simulator.truths.truth import Constant
+from tests.faults.lab.life import Options as LifeOptions
+from tests.faults.lab.life import live
 
 Rank = tuple[str, int, bool]
 WEATHER = ("turns", "late", "twice", "crash", "hearsay")

@@ -10,7 +10,6 @@ from typing import Any
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "report": ("report", "say and draw how estimates did against what jobs used: tiers, drift, owners"),
-        "evaluate": ("judging", "say how well models predict runs that they were not shown"),
         "models": ("kept", "the models that are kept, as JSON; for the gateway"),
         "check": ("kept", "ask the model of a job's estimate again, as JSON; for the gateway"),
     }

@@ -1,0 +1,1 @@
+"""Generators of schemas, AsyncAPI and the tables in the docs, and their compatibility checks."""

@@ -1,0 +1,205 @@
+"""Keeps diagrams and tables in the docs equal to the code: `python -m infra.codegen.docs [--check]`.
+
+In any Markdown file, what stands between `<!-- generated: NAME -->` and `<!-- end -->` is written from the
+block of that name below. Everything else in the file is left alone.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
+from infra.codegen.schemas import ROOT
+from infra.devservers.kafka import acl_table
+from penstock.log import kafka_setup
+from penstock.model.event import REGISTRY, Event, wire_type
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.transitions import JOB_MOVES, NODE_MOVES, TASK_MOVES, mermaid
+from penstock.runtime import settings
+from penstock.sdk.jobfile import JobFile, Resources, Retry, job_schema
+
+MARKED = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+OPENING = re.compile(r"^<!-- generated: .* -->$", re.MULTILINE)
+FOREIGN_FOLDERS = frozenset({"node_modules", "build", "dist"})
+
+
+def _diagram(table: "MappingProxyType[Any, frozenset[Any]]") -> str:
+    return f"```mermaid\n{mermaid(table)}\n```"
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _carried(topic: Topic | None) -> list[type[Event]]:
+    return [model for model in REGISTRY.values() if topic == model.TOPIC]
+
+
+def _topics() -> str:
+    """Writers and readers as the broker enforces them."""
+    writers = rights(ROOT, "write")
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for topic in Topic:
+            events = ", ".join(model.__name__ for model in _carried(topic))
+            every = writers[topic] == sorted({who for found in writers.values() for who in found})
+            who = "every service" if every else ", ".join(writers[topic])
+            yield f"`{topic}`", topic_key(topic), who, events, ABOUT_TOPIC[topic]
+
+    return _table(("topic", "key", "may write (ACL)", "events", "what for"), rows())
+
+
+def _rights() -> str:
+    """One line per identity, as infra/kafka/acls.yaml gives it."""
+
+    def short(names: list[str]) -> str:
+        return ", ".join(name.split(".")[1] for name in names)
+
+    rows = ((f"`{who}`", short(verbs["write"]), short(verbs["read"])) for who, verbs in acl_table().items())
+    return _table(("identity", "WRITE on topics", "READ on topics"), rows)
+
+
+def _topic_partitions() -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for topic, count in kafka_setup.topics().items():
+            yield (
+                f"`{topic}`",
+                "one per cell" if topic in CELL_TOPICS else str(count),
+                topic_key(Topic(topic)),
+            )
+
+    return _table(("topic", "partitions", "keyed by"), rows())
+
+
+def _events() -> str:
+    """Every event in the order of the source."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for topic in (*Topic, None):
+            for model in _carried(topic):
+                fields = ", ".join(
+                    f"`{name}`" if info.is_required() else f"`{name}`?"
+                    for name, info in model.model_fields.items()
+                )
+                where = f"`{topic}`" if topic else "inside ledger records"
+                yield f"`{wire_type(model)}`", where, fields, _first_sentence(model)
+
+    return _table(("event", "where", "fields (`?`: optional)", "meaning"), rows())
+
+
+def _first_sentence(model: type[Event]) -> str:
+    """The first paragraph of the model's docstring on one line; empty for a model without."""
+    return " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+def _settings() -> str:
+    """The table in the docstring of penstock.runtime.settings, which its reader keeps true."""
+    lines = (settings.__doc__ or "").splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def _job_file() -> str:
+    """Every field that a job file may have."""
+    schema = job_schema()
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for prefix, model, properties in (
+            ("", JobFile, schema["properties"]),
+            ("resources.", Resources, schema["$defs"]["Resources"]["properties"]),
+            ("retry.", Retry, schema["$defs"]["Retry"]["properties"]),
+        ):
+            for name, info in model.model_fields.items():
+                entry = properties[name]
+                if "$ref" in entry:
+                    continue  # its own rows follow
+                default = entry.get("default")
+                given = (
+                    "required"
+                    if info.is_required()
+                    else ("" if default in (None, [], {}) else f"`{default}`")
+                )
+                example = f"`{entry['examples'][0]}`" if "examples" in entry else ""
+                yield f"`{prefix}{name}`", str(entry.get("description", "")), given, example
+
+    return _table(("field", "meaning", "default", "example"), rows())
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "states-job": lambda: _diagram(JOB_MOVES),
+    "states-task": lambda: _diagram(TASK_MOVES),
+    "states-node": lambda: _diagram(NODE_MOVES),
+    "topics": _topics,
+    "rights": _rights,
+    "topic-partitions": _topic_partitions,
+    "events": _events,
+    "settings": _settings,
+    "job-file": _job_file,
+}
+"""Name → the text between the marks."""
+
+
+class UnknownBlock(Exception):
+    """A document asks for a block that does not exist, or does not end one."""
+
+
+def regenerate(text: str, where: str) -> str:
+    """The document with every marked block written anew. Raises `UnknownBlock`."""
+
+    def written(match: re.Match[str]) -> str:
+        if match["name"] not in BLOCKS:
+            known = ", ".join(BLOCKS)
+            raise UnknownBlock(f"{where}: there is no block {match['name']!r}; use one of {known}")
+        return f"{match[1]}{BLOCKS[match['name']]()}\n{match[4]}"
+
+    if len(OPENING.findall(text)) != len(MARKED.findall(text)):
+        raise UnknownBlock(f"{where}: a generated block does not end; close it with `<!-- end -->`")
+    return MARKED.sub(written, text)
+
+
+def documents(root: Path) -> list[Path]:
+    """Every Markdown file of the repository, without hidden and foreign folders."""
+    found = []
+    for path in sorted(root.rglob("*.md")):
+        parts = path.relative_to(root).parts
+        if not any(part.startswith(".") or part in FOREIGN_FOLDERS for part in parts):
+            found.append(path)
+    return found
+
+
+def stale(root: Path) -> dict[Path, str]:
+    """Document → the text that it should have, for those that have another. Raises `UnknownBlock`."""
+    found = {}
+    for path in documents(root):
+        before = path.read_text()
+        after = regenerate(before, str(path.relative_to(root)))
+        if after != before:
+            found[path] = after
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """0: all is well or was written; 1: stale with `--check`, or an unknown block; 2: usage."""
+    if arguments not in ([], ["--check"]):
+        print("usage: python -m infra.codegen.docs [--check]", file=sys.stderr)
+        return 2
+    try:
+        found = stale(ROOT)
+    except UnknownBlock as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path, text in found.items():
+        where = path.relative_to(ROOT)
+        if arguments:
+            print(f"{where}: a generated block differs from the code; run `make docs`", file=sys.stderr)
+        else:
+            path.write_text(text)
+            print(f"{where}: written")
+    return 1 if found and arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

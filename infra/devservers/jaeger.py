@@ -1,0 +1,198 @@
+"""A real Jaeger on loopback: takes OTLP over HTTP, keeps traces in memory, answers queries.
+
+with jaeger_server() as jaeger:
+    ... export spans to jaeger.otlp_endpoint ...
+    spans = jaeger.trace(trace_id)
+"""
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.devservers.build_cache import INFRA, build_environment
+from infra.devservers.go_parts import obtain_program, pinned
+from infra.devservers.processes import POLL_S, Child, LaunchError, free_port, until_told
+
+CONFIG = INFRA / "jaeger" / "config.yaml"
+PACKAGE = "github.com/jaegertracing/jaeger"
+READY_TIMEOUT_S = 30.0
+START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
+REQUEST_TIMEOUT_S = 5.0
+PORTS = ("OTLP", "QUERY", "GRPC", "HEALTH")
+
+
+def pinned_version() -> str:
+    """Jaeger 2's version. Its Go module is numbered v1.N for release 2.(N - 63): v1.76.0 is 2.13.0."""
+    _, minor, patch = pinned("jaeger", PACKAGE).split(".")
+    return f"2.{int(minor) - 63}.{patch}"
+
+
+def obtain_binary() -> Path:
+    """The Jaeger program, built once. Raises `LaunchError` with the remedy."""
+    return obtain_program(
+        "jaeger",
+        pinned_version(),
+        f"{PACKAGE}/cmd/jaeger",
+        expected="3 to 7 minutes on two cores",
+        override="PENSTOCK_JAEGER",
+    )
+
+
+class JaegerServer:
+    """One Jaeger process; its traces end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` takes its log. Starts nothing yet."""
+        self._binary = obtain_binary()
+        self._log_path = folder / "jaeger.log"
+        self._child: Child | None = None
+        self._ports: dict[str, int] = {}
+
+    @property
+    def otlp_endpoint(self) -> str:
+        """Base URL for OTLP over HTTP (`PENSTOCK_OTLP`); exporters append `/v1/traces`."""
+        return f"http://127.0.0.1:{self._ports['OTLP']}"
+
+    @property
+    def query_url(self) -> str:
+        """Base URL of the query API."""
+        return f"http://127.0.0.1:{self._ports['QUERY']}"
+
+    @property
+    def pid(self) -> int:
+        """Raises `LaunchError` when it was never started."""
+        if self._child is None:
+            raise LaunchError("Jaeger was not started")
+        return self._child.pid
+
+    def start(self) -> None:
+        """Starts it and waits until it takes spans and answers. Raises `LaunchError` with the log's tail."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._ports = {name: free_port() for name in PORTS}
+            env = build_environment(
+                **{f"PENSTOCK_JAEGER_{name}_PORT": str(port) for name, port in self._ports.items()}
+            )
+            argv = [str(self._binary), "--config", str(CONFIG)]
+            self._child = Child("jaeger", argv, log_path=self._log_path, env=env)
+            try:
+                self._child.wait_ready(self._ready, READY_TIMEOUT_S)
+                return
+            except LaunchError as error:
+                self._child.kill9()
+                if attempt == START_ATTEMPTS or "address already in use" not in str(error):
+                    raise
+
+    def stop(self) -> None:
+        """Ends it (SIGTERM, then SIGKILL). Idempotent."""
+        if self._child is not None:
+            self._child.stop()
+
+    def trace(
+        self, trace_id: str, timeout_s: float = 5.0, *, spans_at_least: int = 1
+    ) -> list[dict[str, Any]]:
+        """The trace's spans in OTLP's JSON form, each with its resource's attributes under `"resource"`.
+
+        `trace_id`: 32 hex digits. Attributes become plain mappings. Polls, since a span is stored about
+        50 ms after it was sent; the order is Jaeger's. Raises `TimeoutError` when fewer than
+        `spans_at_least` spans are there in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            spans = self._stored_spans(trace_id)
+            if len(spans) >= spans_at_least:
+                return spans
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"Jaeger has {len(spans)} of ≥ {spans_at_least} spans of {trace_id} after {timeout_s:g} s"
+                )
+            time.sleep(POLL_S)
+
+    def _stored_spans(self, trace_id: str) -> list[dict[str, Any]]:
+        try:
+            answer = _get_json(f"{self.query_url}/api/v3/traces/{trace_id}")
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:  # not stored yet
+                return []
+            raise
+        return [
+            {
+                **span,
+                "attributes": _plain(span.get("attributes", [])),
+                "resource": _plain(group.get("resource", {}).get("attributes", [])),
+            }
+            for group in answer["result"].get("resourceSpans", [])
+            for scope in group.get("scopeSpans", [])
+            for span in scope.get("spans", [])
+        ]
+
+    def _ready(self) -> bool:
+        try:
+            return bool(_get_json(f"http://127.0.0.1:{self._ports['HEALTH']}/status")["status"] == "StatusOK")
+        except (OSError, ValueError, KeyError):
+            return False
+
+
+def _get_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=REQUEST_TIMEOUT_S) as answer:
+        return json.loads(answer.read())
+
+
+def _plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {attribute["key"]: _plain_value(attribute["value"]) for attribute in attributes}
+
+
+def _plain_value(value: dict[str, Any]) -> Any:
+    """OTLP JSON writes {"intValue": "7"}: 64-bit numbers are strings there."""
+    ((kind, content),) = value.items()
+    if kind == "intValue":
+        return int(content)
+    if kind == "arrayValue":
+        return [_plain_value(item) for item in content.get("values", [])]
+    if kind == "kvlistValue":
+        return _plain(content.get("values", []))
+    return content
+
+
+@contextlib.contextmanager
+def jaeger_server() -> Iterator[JaegerServer]:
+    """A started Jaeger; afterwards neither process nor file is left. Raises `LaunchError`."""
+    with tempfile.TemporaryDirectory(prefix="penstock-jaeger-") as folder:
+        server = JaegerServer(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def main() -> int:
+    """`make jaeger`."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with jaeger_server() as server:
+            until_told(
+                f"Jaeger {pinned_version()} is ready (process {server.pid}); Ctrl-C ends it and forgets its traces.\n"
+                f"In another shell, before Penstock starts:\n\n"
+                f"  export PENSTOCK_OTLP={server.otlp_endpoint}\n\n"
+                f"This build has no web pages. Read a trace by its id (32 hex digits):\n\n"
+                f"  curl -s {server.query_url}/api/v3/traces/TRACE_ID | python3 -m json.tool\n"
+            )
+    except LaunchError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""A real Kafka broker on loopback: one Java process, KRaft, with or without identities.
+
+    with kafka_broker(folder) as broker:
+        broker.create_topics()
+        ... broker.bootstrap ...
+
+All calls block the calling thread (a start takes seconds); from a coroutine use `asyncio.to_thread`.
+Nothing here was tested against power loss.
+"""
+
+import asyncio
+import base64
+import contextlib
+import logging
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
+from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_told
+from penstock.errors import LogError
+from penstock.log.kafka import KafkaLog, Sasl
+from penstock.log.kafka_setup import grant_all
+from penstock.log.kafka_setup import topics as penstock_topics
+
+Security = Literal["plain", "scram"]
+Result = TypeVar("Result")
+
+POM = INFRA / "kafka" / "pom.xml"
+ACLS = INFRA / "kafka" / "acls.yaml"
+JAVA_REMEDY = "Install a Java 17 runtime (Debian: apt-get install openjdk-17-jdk-headless)"
+MAVEN_REMEDY = "Install Maven (Debian: apt-get install maven)"
+JVM_OPTIONS = (
+    "-Xmx256m",
+    "-XX:+UseSerialGC",  # one small heap: the parallel collectors only add threads
+    "-XX:TieredStopAtLevel=1",  # start in 2 s and not 5
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+)
+BUILD_TIMEOUT_S = 900.0
+FORMAT_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 1.0
+START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
+CLIENT_TIMEOUT_MS = 15_000
+TOPIC_EXISTS = 36  # Kafka error codes
+_API_VERSIONS_KEY = 18
+ADMIN = "admin"
+
+
+def pinned_version() -> str:
+    """Kafka's version as `infra/kafka/pom.xml` pins it."""
+    found = ElementTree.parse(POM).find("{*}properties/{*}kafka.version")
+    if found is None or not found.text:
+        raise LaunchError(f"{POM} names no kafka.version")
+    return found.text
+
+
+def acl_table() -> dict[str, dict[str, list[str]]]:
+    """Identity → "write" | "read" → topic names, as `infra/kafka/acls.yaml` says."""
+    table: dict[str, dict[str, list[str]]] = yaml.safe_load(ACLS.read_text())
+    return table
+
+
+def _build(folder: Path) -> None:
+    copy_files([POM], folder)
+    argv = ["mvn", "-q", "-B", "-ntp", "-f", str(folder / POM.name), "dependency:copy-dependencies"]
+    argv += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'jars'}"]
+    run_bounded(
+        "maven", argv, log_path=folder / "build.log", timeout_s=BUILD_TIMEOUT_S, env=build_environment()
+    )
+
+
+def obtain_jars() -> Path:
+    """Folder of the broker's jars, fetched once. Raises `LaunchError` with the remedy."""
+    found = obtain(
+        Part(
+            name="kafka",
+            version=pinned_version(),
+            pins=(POM,),
+            needs=(("java", JAVA_REMEDY), ("mvn", MAVEN_REMEDY)),
+            expected="about 10 seconds",
+            override="PENSTOCK_KAFKA_JARS",
+            build=_build,
+        )
+    )
+    return found / "jars" if (found / "jars").is_dir() else found
+
+
+class KafkaBroker:
+    """One broker in `folder`, on the same ports for all its lives, so that clients find it again."""
+
+    def __init__(self, folder: Path, *, security: Security = "plain", granted: bool = True) -> None:
+        """`granted`: with identities, each has its rights from the start; else they have none yet."""
+        self.folder = folder
+        self.security = security
+        self._granted = granted
+        self.passwords: dict[str, str] = {}
+        """Identity → password; empty without identities."""
+        if security == "scram":
+            self.passwords = {name: secrets.token_urlsafe(18) for name in (ADMIN, *acl_table())}
+        self._controller_password = secrets.token_urlsafe(18)
+        self._java = require("java", JAVA_REMEDY)
+        self._classpath = f"{obtain_jars()}/*"
+        self._child: Child | None = None
+        self.port = 0
+
+    @property
+    def bootstrap(self) -> str:
+        """`127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Raises `LaunchError` when the broker was never started."""
+        if self._child is None:
+            raise LaunchError("the broker was not started")
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.running
+
+    def url(self, identity: str | None = None) -> str:
+        """For `PENSTOCK_LOG`: `kafka://[identity:password@]127.0.0.1:PORT`. Passwords are URL-safe."""
+        if identity is None:
+            return f"kafka://{self.bootstrap}"
+        return f"kafka://{identity}:{self.passwords[identity]}@{self.bootstrap}"
+
+    def client_settings(self, identity: str | None = None) -> dict[str, Any]:
+        """Keyword arguments with which an aiokafka client connects as this identity."""
+        settings: dict[str, Any] = {"bootstrap_servers": self.bootstrap}
+        if identity is not None:
+            settings |= {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "SCRAM-SHA-256",
+                "sasl_plain_username": identity,
+                "sasl_plain_password": self.passwords[identity],
+            }
+        return settings
+
+    def start(self) -> None:
+        """Starts (the first time: formats) and waits for ready. Raises `LaunchError` with the log's tail."""
+        if self.running:
+            return
+        if self.port:
+            self._launch()
+            return
+        for attempt in range(1, START_ATTEMPTS + 1):
+            shutil.rmtree(self.folder / "data", ignore_errors=True)
+            self._choose_ports()
+            self._format()
+            try:
+                self._launch()
+            except LaunchError as error:
+                if attempt == START_ATTEMPTS or "Address already in use" not in str(error):
+                    raise
+            else:
+                break
+        if self.security == "scram" and self._granted:
+            _in_own_loop(self._grant())
+
+    def stop(self) -> None:
+        """Orderly end (SIGTERM, then SIGKILL); the records stay. Idempotent."""
+        if self._child is not None:
+            self._child.stop()
+
+    def kill9(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        if self._child is not None:
+            self._child.kill9()
+
+    def restart(self) -> None:
+        """Ends the process if it still runs and starts it again on the same ports and records."""
+        self.stop()
+        self.start()
+
+    def create_topics(self, topics: Mapping[str, int] | None = None) -> None:
+        """Topic name → partitions; Penstock's own by default. Existing ones are left as they are."""
+        _in_own_loop(self._create_topics(penstock_topics() if topics is None else topics))
+
+    def _choose_ports(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.port, controller_port = free_port(), free_port()
+        words = {
+            "@PORT@": str(self.port),
+            "@CONTROLLER_PORT@": str(controller_port),
+            "@FOLDER@": str(self.folder),
+            "@ADMIN_PASSWORD@": self.passwords.get(ADMIN, ""),
+            "@CONTROLLER_PASSWORD@": self._controller_password,
+        }
+        text = "".join(
+            (INFRA / "kafka" / f"{name}.properties").read_text() for name in ("broker", self.security)
+        )
+        for word, meaning in words.items():
+            text = text.replace(word, meaning)
+        self._properties.touch(mode=0o600)  # before the passwords are in it
+        self._properties.write_text(text)
+
+    @property
+    def _properties(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _format(self) -> None:
+        cluster_id = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        argv = [self._java, *JVM_OPTIONS, "-cp", self._classpath, "kafka.tools.StorageTool", "format"]
+        # "=": an id may begin with a dash and would be read as another option
+        argv += [f"--cluster-id={cluster_id}", "--config", str(self._properties)]
+        for identity, password in self.passwords.items():
+            argv += ["--add-scram", f"SCRAM-SHA-256=[name={identity},password={password}]"]
+        run_bounded("kafka format", argv, log_path=self.folder / "format.log", timeout_s=FORMAT_TIMEOUT_S)
+
+    def _launch(self) -> None:
+        argv = [self._java, *JVM_OPTIONS, "-cp", self._classpath, "kafka.Kafka", str(self._properties)]
+        self._child = Child("kafka", argv, log_path=self.folder / "kafka.log")
+        try:
+            self._child.wait_ready(lambda: answers_api_versions(self.port), READY_TIMEOUT_S)
+        except BaseException:
+            self._child.kill9()
+            raise
+
+    async def _create_topics(self, topics: Mapping[str, int]) -> None:
+        async with self._admin() as admin:
+            wanted = [
+                NewTopic(name, count, 1, topic_configs={"retention.ms": "-1"})
+                for name, count in topics.items()
+            ]
+            answer = await admin.create_topics(wanted)
+            for topic, code, message in answer.topic_errors:
+                if code not in (0, TOPIC_EXISTS):
+                    raise LaunchError(f"Kafka refused the topic {topic}: error {code}, {message}")
+
+    async def _grant(self) -> None:
+        log = await KafkaLog(self.bootstrap, ADMIN, sasl=Sasl(ADMIN, self.passwords[ADMIN])).start()
+        try:
+            await grant_all(log, acl_table())
+        except LogError as error:
+            raise LaunchError(str(error)) from error
+        finally:
+            await log.close()
+
+    @contextlib.asynccontextmanager
+    async def _admin(self) -> Any:
+        identity = ADMIN if self.security == "scram" else None
+        admin = AIOKafkaAdminClient(request_timeout_ms=CLIENT_TIMEOUT_MS, **self.client_settings(identity))
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
+
+
+def answers_api_versions(port: int) -> bool:
+    """Whether a broker on 127.0.0.1:`port` answers Kafka's first request; it does so before any login."""
+    client_id = b"penstock-probe"
+    body = struct.pack(">hhih", _API_VERSIONS_KEY, 0, 1, len(client_id)) + client_id
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=PROBE_TIMEOUT_S) as connection:
+            connection.sendall(struct.pack(">i", len(body)) + body)
+            answer = connection.recv(10, socket.MSG_WAITALL)  # size, correlation id, error code
+    except OSError:
+        return False
+    return len(answer) == 10 and struct.unpack(">ih", answer[4:]) == (1, 0)
+
+
+def _in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs it in another thread, since the caller's may already run a loop."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+@contextlib.contextmanager
+def kafka_broker(
+    folder: Path | None = None, *, security: Security = "plain", granted: bool = True
+) -> Iterator[KafkaBroker]:
+    """A started broker; afterwards no process and, unless `folder` was given, no file is left.
+
+    Its topics are the caller's to create (`create_topics`). Raises `LaunchError`.
+    """
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kafka-")))
+        broker = KafkaBroker(folder, security=security, granted=granted)
+        stack.callback(broker.kill9)  # nobody needs its records in order any more
+        broker.start()
+        yield broker
+
+
+def main() -> int:
+    """`make kafka`."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with kafka_broker() as broker:
+            broker.create_topics()
+            until_told(
+                f"Kafka {pinned_version()} is ready on {broker.bootstrap} (process {broker.pid}); Ctrl-C ends it.\n"
+                f"Penstock's topics are there. In another shell:\n\n  export PENSTOCK_LOG={broker.url()}\n"
+            )
+    except LaunchError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Every real part that tests use, obtained before they run: `python -m infra.devservers.parts`.
+
+A build takes minutes and a test may not. `prepare_for` is pytest's hook for the same: it obtains only what
+the collected tests are marked with.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.devservers.jaeger import obtain_binary
+from infra.devservers.kafka import obtain_jars
+from infra.devservers.processes import LaunchError
+
+PARTS: dict[str, Callable[[], Path]] = {"kafka": obtain_jars, "jaeger": obtain_binary}
+"""Pytest marker → how to get its part."""
+
+
+def prepare_for(session: pytest.Session) -> None:
+    """For a conftest: `pytest_collection_finish = prepare_for`. A part that cannot be had is told here once;
+    each test that needs it then fails with the same remedy."""
+    if session.config.option.collectonly:
+        return
+    marks = {mark.name for item in session.items for mark in item.iter_markers()}
+    wanted = [obtain for name, obtain in PARTS.items() if name in marks]
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        for obtain in wanted:
+            try:
+                obtain()
+            except LaunchError as error:
+                print(f"\npenstock: {error}", file=sys.stderr)
+
+
+def main() -> int:
+    """Obtains all parts; prints where each lies."""
+    try:
+        for name, obtain in PARTS.items():
+            print(f"{name}: {obtain()}")
+    except LaunchError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

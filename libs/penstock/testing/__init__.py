@@ -1,1 +1,0 @@
-"""Real servers for tests, builders, conformance suites, independent judges."""

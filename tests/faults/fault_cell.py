@@ -1,0 +1,445 @@
+"""A whole cell of real processes under faults: supervised services, users who insist, and a follower who watches.
+
+Services are forked from a `Zygote`, restarted whenever they end, and armed with one failpoint after another.
+Nothing here forgives: a service that ends in any other way than by our kill is written down in `crashes`.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+import httpx
+import numpy as np
+
+from infra.devservers.processes import free_port
+from penstock.clock import wall_ms
+from penstock.errors import LogError
+from penstock.ledger.replica import Replica
+from penstock.log.port import Log, Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.event import Event
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
+from penstock.runtime.failpoints import NAMES
+from tests.faults import judge_task
+from tests.faults.zygote import Process, Zygote
+
+TOPICS: dict[str, int] = {
+    **dict.fromkeys(CELL_TOPICS, 1),
+    Topic.ORDERS: NODE_PARTITIONS,
+    Topic.TELEMETRY: NODE_PARTITIONS,
+    Topic.DEAD_LETTERS: 1,
+}
+READY_S = 20.0
+NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})
+STOP_S = 10.0
+RETRY_S = 0.05
+HTTP_S = 15.0  # the gateway itself answers within 10 s, or says that it does not know
+MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
+ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
+WATCH_S = 0.02
+TAIL_CHARS = 3_000
+
+SUCCEEDED = frozenset({"succeeded"})
+FAILED = frozenset({"failed"})
+EITHER = frozenset({"succeeded", "cancelled"})
+
+
+@dataclass(slots=True)
+class Slot:
+    """One service that must run."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    failpoints: Iterator[str] | None = None
+    """What to arm each new process with; None: nothing."""
+    keep: bool = True
+    may_exit: bool = False
+    """During outages of its servers a service may give up; otherwise that is a crash."""
+    process: Process | None = None
+    armed: str | None = None
+    hit_by: str | None = None
+    """What we killed it for: `random`."""
+    keeper: "asyncio.Task[None] | None" = None
+
+
+def failpoint_cycle(prefix: str, rng: np.random.Generator) -> Iterator[str]:
+    """The failpoints of one service, each in turn, at varying passages."""
+    names = sorted(name for name in NAMES if name.startswith(f"{prefix}."))
+    assert names, prefix
+    while True:
+        for name in rng.permutation(names):
+            yield f"{name}:{1 if name in ONCE else int(rng.integers(1, MAX_PASSAGE + 1))}"
+
+
+class Follower:
+    """Folds the ledger as it grows, in the test's own process."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.replica = Replica()
+
+    async def run(self) -> None:
+        ledger = Partition(Topic.LEDGER, 0)
+        reader = self._log.reader({ledger: 0})
+        try:
+            while True:
+                for record in await reader.read():
+                    self.replica.take(record.value, record.offset)
+        finally:
+            await reader.close()
+
+    @property
+    def ended(self) -> Mapping[str, str]:
+        return self.replica.state.ended
+
+    async def answered(self) -> bool:
+        """Whether every input record has its ledger record."""
+        inputs = [Partition(topic, 0) for topic in INPUT_TOPICS]
+        ends = await self._log.end_offsets(inputs)
+        positions = self.replica.state.positions
+        return all(positions.get((p.topic, p.index), 0) >= end for p, end in ends.items())
+
+
+class Users:
+    """They submit until told that it was taken, and remember what they were promised."""
+
+    def __init__(self, log: Log, seed: int) -> None:
+        self._log = log
+        self._rng = np.random.default_rng(seed)
+        self.acknowledged: dict[str, frozenset[str]] = {}
+        self.task_program: tuple[str, ...] = ("/bin/sleep",)
+        """Gets one argument: seconds."""
+        self.gateway: str | None = None
+        """Its URL: every other job then goes through it."""
+        self._numbers = 0
+
+    async def post(self, spec: JobSpec, key: str) -> str:
+        """Through the gateway until it says yes; the job's id. No answer and 503 mean: again, with the same key."""
+        body, headers = spec.model_dump_json(), {"Idempotency-Key": key, "content-type": "application/json"}
+        async with httpx.AsyncClient(base_url=self.gateway or "", timeout=HTTP_S) as client:
+            while True:
+                try:
+                    answer = await client.post("/v1/jobs", content=body, headers=headers)
+                except httpx.TransportError:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if answer.status_code in (200, 202):
+                    return str(answer.json()["job_id"])
+                assert answer.status_code in (429, 503), f"{answer.status_code}: {answer.text}"
+                await asyncio.sleep(RETRY_S)
+
+    async def send(self, event: Event, event_id: str) -> None:
+        """Until the log has taken it; an unknown outcome means: again, under the same id."""
+        headers, value = to_wire(Envelope(event_id, "/test/users", wall_ms(), event, correlation_id=event_id))
+        await self._insist(Message(Partition(Topic.JOBS, 0), value, headers))
+
+    async def _insist(self, message: Message) -> None:
+        while True:
+            try:
+                await self._log.append([message])
+            except LogError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def submit(
+        self, command: Sequence[str], allowed: frozenset[str] = SUCCEEDED, *, gpus: int = 1, workers: int = 1,
+        attempts: int = 1,
+    ) -> str:  # fmt: skip
+        """One job, acknowledged. Its outcome must be one of `allowed`."""
+        self._numbers += 1
+        job_id = f"job-{self._numbers}"
+        spec = JobSpec(
+            command=tuple(command),
+            workers=workers,
+            resources=ResourceRequest(gpus=gpus, cores=1, host_memory_mib=16),
+            retry=RetryPolicy(max_attempts=attempts, backoff_ms=30),
+            grace_ms=200,
+        )
+        if self.gateway is not None and self._numbers % 2:
+            job_id = await self.post(spec, f"key-{self._numbers}")
+        else:
+            await self.send(JobSubmitted(job_id=job_id, spec=spec), f"submit-{job_id}")
+        self.acknowledged[job_id] = allowed
+        return job_id
+
+    async def some_job(self) -> None:
+        """One of a mixture: plain ones, gangs, failing ones, cancelled ones; now and then it is only garbage."""
+        rng = self._rng
+        seconds = f"{rng.uniform(0.005, 0.12):.3f}"
+        kind = rng.random()
+        if kind < 0.05:
+            await self._insist(Message(Partition(Topic.JOBS, 0), rng.bytes(40)))
+        elif kind < 0.6:
+            await self.submit((*self.task_program, seconds), gpus=int(rng.integers(1, 3)))
+        elif kind < 0.8:
+            await self.submit((*self.task_program, seconds), workers=int(rng.integers(2, 5)))
+        elif kind < 0.9:
+            await self.submit(("/bin/false",), FAILED, attempts=int(rng.integers(1, 3)))
+        else:
+            job_id = await self.submit((*self.task_program, "0.4"), EITHER)
+            await asyncio.sleep(float(rng.uniform(0, 0.3)))
+            await self.send(JobCancelRequested(job_id=job_id), f"cancel-{job_id}")
+
+    async def keep_submitting(self, follower: Follower, at_once: int) -> None:
+        """For ever, with at most `at_once` jobs under way."""
+        while True:
+            if len(self.acknowledged) - len(follower.ended) < at_once:
+                await self.some_job()
+            await asyncio.sleep(0.005)
+
+
+class FaultCell:
+    """Services, users and follower over one log."""
+
+    def __init__(
+        self, zygote: Zygote, log: Log, folder: Path, settings: Mapping[str, str], seed: int
+    ) -> None:
+        """`settings`: the environment of every service; `log`: the test's own connection."""
+        self.zygote = zygote
+        self.log = log
+        self.folder = folder
+        self.histories = folder / "histories"
+        self.histories.mkdir(parents=True)
+        self.rng = np.random.default_rng(seed)
+        self.slots: dict[str, Slot] = {}
+        self.kills: Counter[str] = Counter()
+        self.crashes: list[str] = []
+        self.follower = Follower(log)
+        self.users = Users(log, seed)
+        self._settings = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(folder),
+            "PENSTOCK_LOG_LEVEL": "WARNING",
+            "PENSTOCK_TRACE_RATIO": "0",
+            **settings,
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        await self.log.create(TOPICS)
+        self.zygote.attach()
+        self.background(self.follower.run())
+
+    def background(self, work: "asyncio.Future[None] | object") -> "asyncio.Task[None]":
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self._tasks.append(task)
+        return task
+
+    async def close(self) -> None:
+        """Kills whatever still runs; leaves nothing behind."""
+        for slot in self.slots.values():
+            slot.keep = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.zygote.detach()
+
+    # ---------------------------------------------------------------------------------------- services
+
+    async def start(self, *slots: Slot) -> None:
+        """Starts them and waits until each has said that it is ready (or was killed before)."""
+        for slot in slots:
+            self.slots[slot.name] = slot
+            self._spawn(slot)
+            slot.keeper = self.background(self._keep(slot))
+        for slot in slots:
+            process = slot.process
+            assert process is not None
+            ready, ended = (asyncio.ensure_future(e.wait()) for e in (process.ready, process.ended))
+            await asyncio.wait({ready, ended}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+            for future in (ready, ended):
+                future.cancel()
+            assert process.ready.is_set() or process.ended.is_set(), f"{slot.name}: {self.tail(slot.name)}"
+
+    def judges(self, count: int, gpus: int = 4) -> list[Slot]:
+        """Fake nodes n1 … n`count`."""
+        return [
+            Slot(
+                f"n{i}",
+                "tests.faults.judge_node",
+                ("--node-id", f"n{i}", "--gpus", str(gpus), "--history", str(self.histories / f"n{i}.jsonl")),
+            )
+            for i in range(1, count + 1)
+        ]
+
+    def services(self, *names: str, armed: bool = True) -> list[Slot]:
+        """`placer`, `estimator`, `projector`, `gateway`, each to be killed at its failpoints in turn."""
+        slots = []
+        for name in names:
+            slot = Slot(
+                name,
+                f"penstock_services.{name}",
+                failpoints=failpoint_cycle(name, self.rng) if armed else None,
+            )
+            if name == "gateway":
+                port = free_port()
+                slot.env["PENSTOCK_GATEWAY_BIND"] = f"127.0.0.1:{port}"
+                self.users.gateway = f"http://127.0.0.1:{port}"
+            slots.append(slot)
+        return slots
+
+    def nodes(self, count: int, *, armed: bool = True, gpus: int = 4) -> list[Slot]:
+        """Real node-reporters r1 … r`count`; their tasks judge themselves."""
+        self.users.task_program = (
+            sys.executable, "-I", "-S", judge_task.__file__, str(self.histories),
+        )  # fmt: skip
+        return [
+            Slot(
+                f"r{i}",
+                "penstock_services.node_reporter",
+                (
+                    "--node-id", f"r{i}", "--virtual-gpus", str(gpus), "--cores", "64", "--host-memory", "64GiB",
+                    "--state-dir", str(self.folder / f"r{i}"), "--log-dir", str(self.folder / "logs"),
+                ),
+                failpoints=failpoint_cycle("node", self.rng) if armed else None,
+            )
+            for i in range(1, count + 1)
+        ]  # fmt: skip
+
+    @property
+    def service_kills(self) -> int:
+        """Without crashes of whole machines, and without those that only disarm."""
+        return sum(count for why, count in self.kills.items() if why not in ("machine", "disarm", "end"))
+
+    def _spawn(self, slot: Slot) -> None:
+        slot.armed = None if slot.failpoints is None else next(slot.failpoints)
+        env = self._settings | slot.env
+        if slot.armed is not None:
+            env = env | {"PENSTOCK_FAILPOINT": slot.armed}
+        slot.hit_by = None
+        slot.process = self.zygote.spawn(slot.module, slot.arguments, env, self.folder / f"{slot.name}.log")
+
+    async def _keep(self, slot: Slot) -> None:
+        while True:
+            process = slot.process
+            assert process is not None
+            await process.ended.wait()
+            if slot.hit_by is not None:
+                self.kills[slot.hit_by] += 1
+            elif process.killed and slot.armed is not None:
+                self.kills[slot.armed.partition(":")[0]] += 1
+            elif slot.keep and not slot.may_exit:
+                self.crashes.append(f"{slot.name}: {process.describe_end()}")
+            if not slot.keep:
+                return
+            if not process.killed:
+                await asyncio.sleep(RETRY_S)  # it fails by itself: do not spin
+            self._spawn(slot)
+
+    def kill(self, name: str, why: str = "random", number: int = signal.SIGKILL) -> None:
+        """Kill -9, counted under `why`."""
+        slot = self.slots[name]
+        if slot.process is not None and slot.process.started.is_set() and slot.hit_by is None:
+            slot.hit_by = why
+            self.zygote.signal(slot.process, number)
+
+    async def kill_at_random(
+        self, names: Sequence[str], low_s: float, high_s: float, why: str = "random"
+    ) -> None:
+        """For ever: a pause, then one of these services."""
+        while True:
+            await asyncio.sleep(float(self.rng.uniform(low_s, high_s)))
+            self.kill(str(self.rng.choice(list(names))), why)
+
+    def disarm(self) -> None:
+        """From the next start on nothing kills itself; what is armed now is restarted."""
+        for slot in self.slots.values():
+            if slot.failpoints is not None:
+                slot.failpoints = None
+                self.kill(slot.name, "disarm")
+
+    async def stop(self, *names: str) -> None:
+        """SIGTERM; a service that does not end well is a crash."""
+        chosen = [self.slots[name] for name in names or list(self.slots)]
+        living = []
+        for slot in chosen:
+            slot.keep = False
+            if slot.process is not None and not slot.process.ended.is_set():
+                self.zygote.signal(slot.process, signal.SIGTERM)
+                living.append((slot, slot.process))
+        for slot, process in living:
+            try:
+                await asyncio.wait_for(process.ended.wait(), STOP_S)
+            except TimeoutError:
+                self.crashes.append(f"{slot.name}: does not end on SIGTERM")
+                continue
+            by_failpoint = (
+                process.killed and slot.armed is not None
+            )  # armed just before `disarm`, passed at the end
+            if process.status != 0 and not by_failpoint:
+                self.crashes.append(f"{slot.name}: {process.describe_end()} on SIGTERM")
+
+    # ---------------------------------------------------------------------------------------- watching
+
+    async def until(self, condition: Callable[[], bool], patience_s: float, what: str) -> None:
+        """Waits; fails with the cell's story."""
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while not condition():
+            for task in self._tasks:
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    raise AssertionError(f"{what}: a helper failed") from task.exception()
+            assert asyncio.get_running_loop().time() < deadline, (
+                f"{what}: not within {patience_s:.0f} s\n{self.story()}"
+            )
+            await asyncio.sleep(WATCH_S)
+
+    async def settle(self, patience_s: float) -> None:
+        """All acknowledged jobs ended, every input answered."""
+        ended = self.follower.ended
+        await self.until(
+            lambda: all(job in ended for job in self.users.acknowledged), patience_s, "every job ends"
+        )
+        await self._answered(patience_s)
+
+    async def rest(self, patience_s: float) -> None:
+        """Settles for good: nodes stop first, for they may still repeat themselves; then all is answered."""
+        await self.settle(patience_s)
+        await self.stop(*(name for name, slot in self.slots.items() if slot.module in NODE_MODULES))
+        await self._answered(patience_s)
+
+    async def _answered(self, patience_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while not await self.follower.answered():
+            assert asyncio.get_running_loop().time() < deadline, f"inputs stay unanswered\n{self.story()}"
+            await asyncio.sleep(WATCH_S)
+
+    async def projected(self, patience_s: float = READY_S) -> None:
+        """Until the read models stand where the ledger ends."""
+        connection = await asyncpg.connect(self._settings["PENSTOCK_DSN"])
+        deadline = asyncio.get_running_loop().time() + patience_s
+        try:
+            while True:
+                seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
+                if seq == self.follower.replica.head.seq:
+                    return
+                assert asyncio.get_running_loop().time() < deadline, f"projected up to {seq}\n{self.story()}"
+                await asyncio.sleep(WATCH_S)
+        finally:
+            await connection.close()
+
+    def tail(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace")[-TAIL_CHARS:] if path.exists() else "(no output)"
+
+    def story(self) -> str:
+        """What a failed wait should tell."""
+        state = self.follower.replica.state
+        lines = [
+            f"ledger seq {state.seq}, term {state.term}, {len(state.ended)} jobs ended of "
+            f"{len(self.users.acknowledged)} acknowledged, frozen {state.frozen!r}, kills {dict(self.kills)}",
+            *(f"  {job.job_id} {job.status} attempt {job.attempt} {job.failure}" for job in list(state.jobs.values())[:20]),
+            *(f"  node {node.spec.node_id} {node.status} holds {list(node.tasks)}" for node in state.nodes.values()),
+            f"crashes: {self.crashes}",
+        ]  # fmt: skip
+        return "\n".join([*lines, *(f"--- {name}\n{self.tail(name)}" for name in self.slots)])

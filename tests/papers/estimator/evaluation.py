@@ -1,0 +1,218 @@
+"""`python -m tests.papers.estimator DATA`: figures on stdout, what was set aside on stderr."""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from penstock.runtime.reading import shown
+from tests.papers.estimator import step_evaluation
+from tests.papers.estimator.cross_validation import (
+    FOLDS,
+    MODELS,
+    SPLITS,
+    Judged,
+    TooFew,
+    cross_judge,
+    floor,
+    judge_on,
+)
+from tests.papers.estimator.phases import Phased, judge_phases
+from tests.papers.estimator.run_files import BadData, Read, read_runs
+from tests.papers.estimator.step_files import holds_steps
+from tests.papers.estimator.step_validation import MODELS as STEP_MODELS
+from tests.papers.estimator.step_validation import SPLITS as STEP_SPLITS
+
+OK, BAD_INPUT = 0, 2
+MOST_SEEDS = 1_000
+
+Figures = dict[str, dict[str, dict[str, float]]]
+"""Label → figure → its mean and standard deviation over the seeds."""
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    to.add_argument(
+        "data",
+        type=Path,
+        help="a CSV file of measured runs or of step times, one a line, or a folder of such",
+    )
+    to.add_argument(
+        "--kind",
+        choices=("runs", "steps"),
+        help="what DATA holds; by default steps where a header has placement and step_time",
+    )
+    to.add_argument(
+        "--split",
+        choices=tuple(dict.fromkeys((*SPLITS, *STEP_SPLITS))),
+        default="cells",
+        help=f"what is held out together. Of runs, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
+        "both-precisions (the same at any precision), families (GPU models), or single runs at random. Of steps: cells, or "
+        "placements at all batches",
+    )
+    to.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="train on DATA, judge on these; no split of what is in both",
+    )
+    to.add_argument(
+        "--model",
+        action="append",
+        choices=tuple(dict.fromkeys((*MODELS, *STEP_MODELS))),
+        help="may be repeated; by default penstock and liquid, of steps " + ", ".join(STEP_MODELS),
+    )
+    to.add_argument(
+        "--measured",
+        action="append",
+        metavar="N",
+        help="of steps: so many cells of a network, where its plan says, or a share of them by chance; may be repeated; "
+        f"by default {' and '.join(step_evaluation.MEASURED)}",
+    )
+    to.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat with N seeds; tells mean ± sd")
+    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Exit codes: 0 done, 2 bad command or data."""
+    if not 1 <= asked.seeds <= MOST_SEEDS:
+        return refuse(f"--seeds: between 1 and {MOST_SEEDS}")
+    if asked.kind == "steps" or (asked.kind is None and holds_steps(asked.data)):
+        return step_evaluation.run(asked, tell)
+    problems = [
+        f"{option} {name}: of runs, choose {', '.join(known)}"
+        for option, names, known in (
+            ("--split", [asked.split], SPLITS),
+            ("--model", asked.model or (), MODELS),
+        )
+        for name in names
+        if name not in known
+    ]
+    if asked.measured:
+        problems.append("--measured: of step times alone")
+    files: list[Read | None] = []
+    for path in (asked.data, asked.against):
+        try:
+            files.append(None if path is None else read_runs(path))
+        except BadData as error:
+            problems.append(str(error))
+    if problems:
+        return refuse("\n".join(problems))
+    read, against = files
+    assert read is not None
+    for path, file in ((asked.data, read), (asked.against, against)):
+        if file is not None and file.aside:
+            tell(f"{path}: {len(file.aside)} runs set aside, {len(file.runs)} kept")
+            for reason, count in file.reasons().items():
+                first = next(one.where for one in file.aside if one.reason == reason)
+                tell(f"  {count} × {reason} (first: {first})")
+        if file is not None and file.ignored:
+            tell(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
+    models = list(dict.fromkeys(asked.model or ("penstock", "liquid")))
+    try:
+        found = {name: figures(name, read, against, asked.split, asked.seeds) for name in models}
+        if read.phased is not None and against is None:
+            for name, of_phases in phase_figures(read.phased, asked.split, asked.seeds).items():
+                if name in found:
+                    found[name] |= of_phases
+    except TooFew as error:
+        return refuse(str(error))
+    show(asked, read, against, found)
+    return OK
+
+
+def refuse(text: str) -> int:
+    for line in text.splitlines():
+        tell(line)
+    return BAD_INPUT
+
+
+def tell(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+def figures(model: str, read: Read, against: Read | None, split: str, seeds: int) -> Figures:
+    """Over `seeds` seeds. Raises `TooFew`."""
+    told: list[Mapping[str, Judged]] = [
+        judge_on(read.runs, against.runs, model, seed)
+        if against is not None
+        else cross_judge(read.runs, model, split, seed)
+        for seed in range(seeds)
+    ]
+    return over_seeds(told)
+
+
+def phase_figures(phased: Phased, split: str, seeds: int) -> Mapping[str, Figures]:
+    """Model → figures of the phase times: of Liquid's second model, and of the medians that answer here. Raises `TooFew`."""
+    told = [judge_phases(phased, split, seed) for seed in range(seeds)]
+    return {name: over_seeds([one[name] for one in told]) for name in told[0]}
+
+
+def over_seeds(told: Sequence[Mapping[str, Judged]]) -> Figures:
+    """At least one."""
+    found: Figures = {}
+    for label in told[0]:
+        columns = {name: np.array([getattr(one[label], name) for one in told]) for name in Judged._fields}
+        found[label] = {
+            name: {"mean": float(values.mean()), "sd": float(values.std())}
+            for name, values in columns.items()
+        }
+    return found
+
+
+def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Mapping[str, Figures]) -> None:
+    """On stdout."""
+    judged = read if against is None else against
+    ceiling = floor(judged.runs)
+    if asked.output == "json":
+        whole = {
+            "data": str(asked.data),
+            "against": None if asked.against is None else str(asked.against),
+            "kind": "runs",
+            "split": None if asked.against is not None else asked.split,
+            "seeds": asked.seeds,
+            "runs": len(read.runs),
+            "set_aside": read.reasons(),
+            "columns_not_looked_at": list(read.ignored),
+            "models": found,
+            "highest_r2": ceiling,
+        }
+        sys.stdout.buffer.write(orjson.dumps(whole, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        sys.stdout.buffer.flush()
+        return
+    heads = ("label", "model", "R²", "RMSE", "MAE", "p95 error", "in 90 %", "width", "runs")
+    rows: list[tuple[str, ...]] = [heads]
+    for label in dict.fromkeys(label for told in found.values() for label in told):
+        rows += [_row(label, name, told[label], asked.seeds) for name, told in found.items() if label in told]
+        if label in ceiling:
+            rows.append((label, "repeats", f"{ceiling[label]:.3f}", *[""] * (len(heads) - 3)))
+    wide = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    for row in rows:
+        first = [text.ljust(size) for text, size in zip(row[:2], wide[:2], strict=True)]
+        rest = [text.rjust(size) for text, size in zip(row[2:], wide[2:], strict=True)]
+        print("  ".join([*first, *rest]).rstrip())
+    print(
+        "\nR² of throughput is that of its logarithm. `repeats`: the R² that no model can exceed, from repeated cells."
+    )
+
+
+def _row(label: str, model: str, told: Mapping[str, Mapping[str, float]], seeds: int) -> tuple[str, ...]:
+    r2, rmse, mae, p95, coverage, width = (
+        told[name] for name in ("r2", "rmse", "mae", "p95_relative", "coverage", "width")
+    )
+    spread = f" ± {r2['sd']:.3f}" if seeds > 1 else ""
+    inside = "" if math.isnan(coverage["mean"]) else f"{100 * coverage['mean']:.1f} %"
+    return (
+        label,
+        model,
+        f"{r2['mean']:.3f}{spread}",
+        f"{rmse['mean']:,.4g}",
+        f"{mae['mean']:,.4g}",
+        f"{100 * p95['mean']:,.1f} %",
+        inside,
+        "" if math.isnan(width["mean"]) else f"{width['mean']:,.4g}",
+        f"{told['runs']['mean']:.0f}",
+    )

@@ -1,0 +1,1 @@
+"""What several tests need: builders, drivers of cores, cells on real servers."""

@@ -1,0 +1,126 @@
+"""A gateway and a projector on a real Postgres, a log that can be put into trouble, and a placer driven by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx
+
+from penstock.errors import LogError
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.port import Log, Message, Partition, Reader
+from penstock.model.envelope import Envelope, from_wire
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.runtime.settings import Settings
+from penstock_services.gateway.shell import service as gateway_service
+from penstock_services.gateway.shell.options import Options
+from penstock_services.projector.shell import service as projector_service
+from tests.support.hand_placer import HandPlacer
+
+WITHIN_S = 20.0
+JSON = {"content-type": "application/json"}
+SPEC = {"command": ["true"], "name": "digits", "owner": "ana"}
+
+
+@dataclass
+class Faulty:
+    """A log whose appends can be held up, or fail, as when its disk or broker is in trouble."""
+
+    inner: Log
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    error: LogError | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def start(self) -> Self:
+        return self
+
+    async def create(self, topics: Mapping[str, int]) -> None:
+        await self.inner.create(topics)
+
+    async def append(self, messages: Sequence[Message]) -> list[int]:
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return await self.inner.append(messages)
+
+    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
+        return self.inner.reader(start, pace_ms=pace_ms)
+
+    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return await self.inner.end_offsets(partitions)
+
+    async def close(self) -> None:
+        return None
+
+
+@dataclass
+class Cell:
+    """A gateway and a projector that run, a placer driven by hand, and a client."""
+
+    log: Faulty
+    placer: HandPlacer
+    http: httpx.AsyncClient
+    url: str
+    dsn: str
+
+    async def tell(self) -> None:
+        """The placer's records so far, in the log."""
+        await self.placer.send(self.log.inner)
+
+    async def caught_up(self) -> dict[str, Any]:
+        """Waits until gateway and projector have read everything told; the status then."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                status: dict[str, Any] = (await self.http.get("/v1/status")).json()
+                if min(status.get("seq", 0), status.get("projected_seq", 0)) >= len(self.placer.values):
+                    return status
+                await asyncio.sleep(0.01)
+
+    async def written(self, topic: Topic) -> list[Envelope]:
+        """Everything on an input topic."""
+        place = Partition(topic, 0)
+        reader = self.log.inner.reader({place: 0})
+        records = await reader.read(timeout_ms=0)
+        await reader.close()
+        return [from_wire(record.headers, record.value, topic) for record in records]
+
+
+@asynccontextmanager
+async def running(dsn: str, **changes: Any) -> AsyncIterator[Cell]:
+    inner = await EmbeddedLog(dsn, "test").start()
+    await inner.create(dict.fromkeys(CELL_TOPICS, 1))
+    log, settings = Faulty(inner), Settings(log_url=dsn, dsn=dsn)
+    options = Options(**{"host": "127.0.0.1", "port": 0, **changes})
+    listener = gateway_service.listening_socket(options)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stop, ready = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
+    tasks = [
+        asyncio.create_task(projector_service.run(settings, stop, log=inner, ready=ready[0])),
+        asyncio.create_task(
+            gateway_service.serve(settings, options, stop, log=log, ready=ready[1], listener=listener)
+        ),
+    ]
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            for event in ready:
+                await event.wait()
+        async with httpx.AsyncClient(base_url=url, timeout=WITHIN_S) as http:
+            yield Cell(log, HandPlacer(), http, url, dsn)
+    finally:
+        stop.set()
+        log.gate.set()
+        await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
+        await inner.close()
+
+
+def problem(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert set(body) == {"type", "title", "status", "detail", "errors"}
+    assert body["status"] == status
+    return body

@@ -1,0 +1,349 @@
+"""What every `Log` adapter promises, as stories. Run on each adapter by subclassing `LogConformance`.
+
+The subclass's module gives two fixtures: `log_factory`, an async callable `identity → started Log` whose logs
+are closed at teardown, and `topic`, a topic name that no other test uses.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from penstock.errors import LogError, OffsetOutOfRange, TooLarge
+from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
+
+LogFactory = Callable[[str], Awaitable[Log]]
+PATIENCE_S = 30.0  # for what must happen: a loaded machine may be slow
+SILENCE_MS = 200  # for what must not happen
+
+
+def messages(partition: Partition, first: int, count: int = 1, *, label: str = "") -> list[Message]:
+    """`count` messages whose values are `label` and a running number from `first`."""
+    return [Message(partition, f"{label}{number}".encode()) for number in range(first, first + count)]
+
+
+async def drain(reader: Reader, count: int) -> list[Record]:
+    """Reads until there are `count` records, however many reads it takes; fails when they do not come."""
+    records: list[Record] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(records) < count:
+            records += await reader.read()
+    return records
+
+
+def values(records: Sequence[Record]) -> list[bytes]:
+    return [record.value for record in records]
+
+
+def assert_ordered(records: Sequence[Record]) -> None:
+    """Offsets rise strictly within each partition."""
+    last: dict[Partition, int] = defaultdict(lambda: -1)
+    for record in records:
+        assert record.offset > last[record.partition], f"{record.partition}: {record.offset} after {last}"
+        last[record.partition] = record.offset
+
+
+class LogConformance:
+    """One method per promise."""
+
+    async def test_order_and_offsets(self, log_factory: LogFactory, topic: str) -> None:
+        """Two cells write interleaved: each keeps its own order, and append tells where the records lie."""
+        log = await log_factory("writer")
+        await log.create({topic: 2})
+        a, b = Partition(topic, 0), Partition(topic, 1)
+        batch = [
+            Message(a, b"a0"),
+            Message(b, b"b0"),
+            Message(a, b"a1"),
+            Message(b, b"b1"),
+            Message(a, b"a2"),
+        ]
+        offsets = await log.append(batch)
+        assert offsets[0] < offsets[2] < offsets[4]
+        assert offsets[1] < offsets[3]
+        reader = log.reader({a: 0, b: 0})
+        records = await drain(reader, 5)
+        assert_ordered(records)
+        assert values([record for record in records if record.partition == a]) == [b"a0", b"a1", b"a2"]
+        assert values([record for record in records if record.partition == b]) == [b"b0", b"b1"]
+        placed = {(record.partition, record.offset): record.value for record in records}
+        for message, offset in zip(batch, offsets, strict=True):
+            assert placed[message.partition, offset] == message.value
+        await reader.close()
+
+    async def test_everything_comes_back_as_written(self, log_factory: LogFactory, topic: str) -> None:
+        """The envelope travels in headers: repeated names, binary values, empty and absent keys all survive."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        headers = (("ce_id", b"1"), ("ce_id", b"2"), ("trace", bytes(range(256))), ("größe", b""))
+        batch = [
+            Message(partition, b"{}", headers, b"cell-1"),
+            Message(partition, b"", (), None),
+            Message(partition, bytes(range(256)), (), b""),
+        ]
+        await log.append(batch)
+        reader = log.reader({partition: 0})
+        records = await drain(reader, 3)
+        assert [(record.value, record.headers, record.key) for record in records] == [
+            (message.value, message.headers, message.key) for message in batch
+        ]
+        assert all(record.timestamp_ms > 1_600_000_000_000 for record in records)
+        fresh = (await log_factory("late")).reader({partition: 0})  # not through any shortcut of the writer
+        assert await drain(fresh, 3) == records
+        await reader.close()
+        await fresh.close()
+
+    async def test_concurrent_appends_keep_their_call_order(
+        self, log_factory: LogFactory, topic: str
+    ) -> None:
+        """The gateway answers 300 requests at once: the log holds them in the order of the calls."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        answers = await asyncio.gather(*(log.append(messages(partition, n * 2, 2)) for n in range(300)))
+        offsets = [offset for answer in answers for offset in answer]
+        assert offsets == sorted(set(offsets))
+        reader = log.reader({partition: 0})
+        assert values(await drain(reader, 600)) == [str(n).encode() for n in range(600)]
+        await reader.close()
+
+    async def test_two_connections_see_each_other(self, log_factory: LogFactory, topic: str) -> None:
+        """Placer and node-reporter are two programs: what one appends wakes the other, both ways, in one order."""
+        one, two = await log_factory("placer"), await log_factory("node-reporter")
+        await one.create({topic: 1})
+        partition = Partition(topic, 0)
+        readers = [one.reader({partition: 0}), two.reader({partition: 0})]
+        for number in range(5):
+            waiting = [asyncio.ensure_future(drain(reader, 2)) for reader in readers]
+            await asyncio.gather(
+                one.append(messages(partition, number, label="one ")),
+                two.append(messages(partition, number, label="two ")),
+            )
+            seen = await asyncio.gather(*waiting)
+            assert seen[0] == seen[1]
+            assert set(values(seen[0])) == {f"one {number}".encode(), f"two {number}".encode()}
+        for reader in readers:
+            await reader.close()
+
+    async def test_crossing_appends(self, log_factory: LogFactory, topic: str) -> None:
+        """Two dispatchers write to the same partitions in opposite order, many times: nobody waits for ever."""
+        one, two = await log_factory("one"), await log_factory("two")
+        await one.create({topic: 64})
+        partitions = [Partition(topic, index) for index in range(64)]
+        there = [Message(partition, b"there") for partition in partitions]
+        back = [Message(partition, b"back") for partition in reversed(partitions)]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(60):
+                await asyncio.gather(one.append(there), two.append(back))
+        ends = await one.end_offsets(partitions)
+        assert set(ends.values()) == {120}
+
+    async def test_reader_from_the_middle(self, log_factory: LogFactory, topic: str) -> None:
+        """A service restarts from a snapshot: it reads on from its position, and from the end sees only news."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        offsets = await log.append(messages(partition, 0, 10))
+        middle = log.reader({partition: offsets[6]})
+        assert middle.position(partition) == offsets[6]
+        assert values(await drain(middle, 4)) == [b"6", b"7", b"8", b"9"]
+        assert middle.position(partition) > offsets[9]
+        end = (await log.end_offsets([partition]))[partition]
+        assert end == middle.position(partition)
+        tail = log.reader({partition: end})
+        assert await tail.read(timeout_ms=SILENCE_MS) == []
+        await log.append(messages(partition, 10))
+        assert values(await drain(tail, 1)) == [b"10"]
+        await middle.close()
+        await tail.close()
+
+    async def test_max_records_bounds_a_read(self, log_factory: LogFactory, topic: str) -> None:
+        """A service bounds its batch: the rest comes with the next reads, and the position tells how far it is."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        offsets = await log.append(messages(partition, 0, 10))
+        reader = log.reader({partition: 0})
+        seen: list[Record] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(seen) < 10:
+                part = await reader.read(max_records=3)
+                assert len(part) <= 3
+                seen += part
+                assert reader.position(partition) == (
+                    offsets[len(seen)] if len(seen) < 10 else seen[-1].offset + 1
+                )
+        assert values(seen) == [str(n).encode() for n in range(10)]
+        await reader.close()
+
+    async def test_cancelled_read_loses_nothing(self, log_factory: LogFactory, topic: str) -> None:
+        """A service waits for records *or* a timer and cancels the loser, hundreds of times, while records flow."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        reader = log.reader({partition: 0}, pace_ms=2)
+        seen: list[Record] = []
+
+        async def write() -> None:
+            for number in range(300):
+                await log.append(messages(partition, number))
+                await asyncio.sleep(0.001)
+
+        writing = asyncio.ensure_future(write())
+        cancelled = turn = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while len(seen) < 300:
+                turn += 1
+                reading = asyncio.ensure_future(reader.read())
+                await asyncio.sleep(0.0005 * (turn % 4))
+                if not reading.done():
+                    cancelled += 1
+                    reading.cancel()
+                result = (await asyncio.gather(reading, return_exceptions=True))[0]
+                if isinstance(result, list):
+                    seen += result
+                else:
+                    assert isinstance(result, asyncio.CancelledError)
+                if turn % 8 == 0:
+                    seen += await reader.read(timeout_ms=20)
+        await writing
+        assert cancelled > 10
+        assert values(seen) == [str(n).encode() for n in range(300)]
+        await reader.close()
+
+    async def test_time_outs(self, log_factory: LogFactory, topic: str) -> None:
+        """A poll with time-out 0 does not wait on a quiet log, a longer one waits about as long as asked."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        reader = log.reader({partition: 0})
+        assert await reader.read(timeout_ms=SILENCE_MS) == []
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        for _ in range(10):
+            assert await reader.read(timeout_ms=0) == []
+        assert clock() - start_s < 1.0
+        start_s = clock()
+        assert await reader.read(timeout_ms=SILENCE_MS) == []
+        assert SILENCE_MS / 1000 * 0.9 <= clock() - start_s < 5.0
+        await log.append(messages(partition, 0))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (records := await reader.read(timeout_ms=0)):
+                await asyncio.sleep(0.01)
+        assert values(records) == [b"0"]
+        await reader.close()
+
+    async def test_oversized_is_refused_before_anything_is_written(
+        self, log_factory: LogFactory, topic: str
+    ) -> None:
+        """Somebody submits a job with a gigantic payload: its record and its neighbours stay out of the log."""
+        log = await log_factory("writer")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        with pytest.raises(TooLarge):
+            await log.append(
+                [Message(partition, b"before"), Message(partition, b"x" * (MAX_RECORD_BYTES + 1))]
+            )
+        largest = b"x" * MAX_RECORD_BYTES
+        await log.append([Message(partition, largest), Message(partition, b"after")])
+        reader = log.reader({partition: 0})
+        assert values(await drain(reader, 2)) == [largest, b"after"]
+        await reader.close()
+
+    async def test_large_batch(self, log_factory: LogFactory, topic: str) -> None:
+        """A burst of 5,000 records in one call: split inside, whole and in order outside."""
+        log, other = await log_factory("writer"), await log_factory("reader")
+        await log.create({topic: 3})
+        partitions = [Partition(topic, index) for index in range(3)]
+        batch = [Message(partitions[n % 3], str(n).encode()) for n in range(5000)]
+        offsets = await log.append(batch)
+        assert len(offsets) == 5000
+        reader = other.reader(dict.fromkeys(partitions, 0))
+        records = await drain(reader, 5000)
+        assert_ordered(records)
+        for index, partition in enumerate(partitions):
+            own = [record for record in records if record.partition == partition]
+            assert values(own) == [str(n).encode() for n in range(index, 5000, 3)]
+        await reader.close()
+
+    async def test_end_offsets(self, log_factory: LogFactory, topic: str) -> None:
+        """A restarting placer asks how far the ledger goes before it may decide."""
+        log = await log_factory("writer")
+        await log.create({topic: 2})
+        a, b = Partition(topic, 0), Partition(topic, 1)
+        assert await log.end_offsets([a, b]) == {a: 0, b: 0}
+        offsets = await log.append(messages(a, 0, 3))
+        ends = await log.end_offsets([a, b])
+        assert ends[a] > offsets[-1]
+        assert ends[b] == 0
+        await log.create({topic: 2})  # again: nothing changes
+        await log.create({topic: 1})  # never shrinks
+        assert await log.end_offsets([a, b]) == ends
+
+    async def test_position_outside_the_log(self, log_factory: LogFactory, topic: str) -> None:
+        """A snapshot from another installation is loaded: its position is not in this log, and silence would lie."""
+        log = await log_factory("reader")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        await log.append(messages(partition, 0, 3))
+        reader = log.reader({partition: 1000})
+        with pytest.raises(OffsetOutOfRange):
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.read()
+        await reader.close()
+
+    async def test_unknown_partition(self, log_factory: LogFactory, topic: str) -> None:
+        """A topic was never created: writer and reader are told, instead of waiting for ever."""
+        log = await log_factory("writer")
+        nowhere = Partition(topic + ".missing", 0)
+        with pytest.raises(LogError):
+            await log.append(messages(nowhere, 0))
+        reader = log.reader({nowhere: 0})
+        with pytest.raises(LogError):
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.read()
+        await reader.close()
+
+    async def test_slow_reader_next_to_a_fast_one(self, log_factory: LogFactory, topic: str) -> None:
+        """The projector is stuck in a long transaction: the placer still reads at once, nobody loses a record."""
+        log = await log_factory("both")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        fast, slow = log.reader({partition: 0}), log.reader({partition: 0})
+        assert await slow.read(timeout_ms=0) == []
+        for first in range(0, 30_000, 1000):
+            await log.append(messages(partition, first, 1000))
+            assert values(await drain(fast, 1000))[0] == str(first).encode()
+        assert values(await drain(slow, 30_000)) == [str(n).encode() for n in range(30_000)]
+        await fast.close()
+        await slow.close()
+
+    async def test_pacing_delays_no_first_record(self, log_factory: LogFactory, topic: str) -> None:
+        """On a quiet system a lone record passes a paced reader as fast as any other."""
+        log = await log_factory("both")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        reader = log.reader({partition: 0}, pace_ms=2000)
+        clock = asyncio.get_running_loop().time
+        await log.append(messages(partition, 0))
+        start_s = clock()
+        assert values(await drain(reader, 1)) == [b"0"]
+        assert clock() - start_s < 1.5
+        await reader.close()
+
+    async def test_close_is_idempotent(self, log_factory: LogFactory, topic: str) -> None:
+        """Shutdown paths overlap: closing twice is fine, and a closed log takes no more records."""
+        log = await log_factory("closing")
+        await log.create({topic: 1})
+        partition = Partition(topic, 0)
+        await log.append(messages(partition, 0))
+        reader = log.reader({partition: 0})
+        await drain(reader, 1)
+        await reader.close()
+        await reader.close()
+        await log.close()
+        await log.close()
+        with pytest.raises(LogError):
+            await log.append(messages(partition, 1))
