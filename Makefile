@@ -3,8 +3,13 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One test process per core, each with servers of its own; the tests of one module stay together, longest first.
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadscope --no-loadscope-reorder
 
-.PHONY: help venv lock demo test lint schemas docs bench papers faults up kafka jaeger clean
+.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos up kafka jaeger clean
+
+pytest-command:
+	@echo $(PYTEST)
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -24,7 +29,7 @@ demo: venv ## Watch a dozen real training jobs being scheduled on this machine (
 	@$(BIN)/penstock demo
 
 test: venv lint ## Lint, then every test of the CI run
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: venv ## ruff, mypy strict, import contracts, schema drift
 	$(BIN)/ruff check .
