@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.log.memory import MemoryBroker, MemoryLog
@@ -12,8 +13,9 @@ from penstock.model import external_events
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import node as node_module
+from penstock_services.node_reporter.shell.linux import read_record
+from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.run import runner
-from penstock_services.node_reporter.shell.spawner import read_json
 from tests.support.node_cell import NODE, TOPICS, Cell, start_order, working
 
 
@@ -53,9 +55,10 @@ def test_a_file_that_the_disk_lost_was_never_written(tmp_path: Path, content: by
     """Power fails after the rename and before the data: ext4 then shows an empty file. The node must still come up."""
     path = tmp_path / "started.json"
     path.write_bytes(content)
-    assert read_json(path) is None
-    path.write_text(json.dumps({"pid": 1}))
-    assert read_json(path) == {"pid": 1}
+    assert read_record(path, Started) is None
+    found = Started("t", 1, shim=2, shim_start=3, pid=4, started_ms=5)
+    path.write_text(json.dumps(msgspec.structs.asdict(found) | {"pid_start": 6}))
+    assert read_record(path, Started) == found
 
 
 async def test_a_restart_waits_for_a_predecessor_that_is_leaving(

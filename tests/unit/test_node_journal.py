@@ -13,7 +13,7 @@ from penstock.model.external_events import OrderRefused
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import TaskPlacement
 from penstock_services.node_reporter.core.state import Context, Forget, Put, Status, Task, check
-from penstock_services.node_reporter.shell.journal import Journal, JournalFailed, Said
+from penstock_services.node_reporter.shell.journal import Journal, JournalFailed, Outgoing
 
 COUNTER = r"""
 #define _GNU_SOURCE
@@ -93,7 +93,7 @@ def test_events_stay_until_they_are_acknowledged(tmp_path: Path) -> None:
     """In order, with their headers; an acknowledged one is gone, and its number is not used again."""
     journal = Journal(tmp_path / "journal.sqlite")
     messages = [Message(Partition("topic", 0), b"%d" % n, (("ce_id", b"e%d" % n),)) for n in range(3)]
-    journal.write([], [Said(f"e{n}", message) for n, message in enumerate(messages)], {}, durable=False)
+    journal.write([], [Outgoing(f"e{n}", message) for n, message in enumerate(messages)], {}, durable=False)
     pending = journal.pending(10)
     assert [event.message for event in pending] == messages
     journal.acknowledge(pending[1].seq)

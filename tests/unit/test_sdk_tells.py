@@ -20,7 +20,7 @@ from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
 from penstock.sdk.progress import Meter
 from penstock.sdk.stages import MAX_LINES, STAGES, Recorder
-from penstock_services.node_reporter.core.told import Hearing
+from penstock_services.node_reporter.core.progress import ProgressParser
 
 
 class Clock:
@@ -424,10 +424,10 @@ def test_whatever_iterations_do_the_node_understands_their_line(
         for _ in range(70):
             iterate(recorder, clock, **dict(itertools.islice(source, each)))
             began.append(clock.now)
-    hearing = Hearing("n1", "job-1.1.0", 1, leads=True)
+    hearing = ProgressParser("n1", "job-1.1.0", 1, leads=True)
     for line in lines:
         assert len(line) < LINE_BYTES
-        (told,) = hearing.hear(f"{line}\n".encode(), 5)
+        (told,) = hearing.parse(f"{line}\n".encode(), 5)
         assert isinstance(told.event, StagesMeasured)
         count = told.event.iterations
         took = [1_000 * (end - start) for start, end in zip(began, began[count:], strict=False)]
@@ -449,7 +449,7 @@ def test_the_node_understands_what_the_sdk_writes(fifo: Pipe, clock: Clock, mete
     meter.step(1, 500, 0.75)
     clock.pass_(3.0)
     meter.step(4, 500, float("nan"))
-    first, second = Hearing("n1", "job-1.1.0", 9, leads=True).hear(fifo.text(), 77)
+    first, second = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
     about = {"node_id": "n1", "task_id": "job-1.1.0", "token": 9, "at_ms": 77, "total": 500}
     assert first.event == StepsMeasured.model_validate({**about, "done": 1, "loss": 0.75})
     assert second.event == StepsMeasured.model_validate({**about, "done": 4, "steps": 3, "step_ms": 1_000.0})

@@ -1,56 +1,41 @@
-"""Reading how a task ended from what its shim wrote down."""
+"""How a task ended: from its exit record to the outcome that is reported."""
 
 import errno
 import os
 import signal
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import Usage
 from penstock_services.node_reporter.core.machine import Outcome
-from penstock_services.node_reporter.shell import processes
-from penstock_services.node_reporter.shell.spawner import Key, Marks, read_json
+from penstock_services.node_reporter.shell.ports import Exit, Failure
 
 KIB_PER_MIB = 1_024
 NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
 
 
-def outcome_of(folder: Path, order: StartTask | None) -> Outcome | None:
-    """None: there is no `exit.json`, so nobody knows (the shim was killed)."""
-    found = read_json(folder / "exit.json")
+def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
+    """None: there is no exit record, so nobody knows (the shim was killed)."""
     if found is None:
         return None
-    usage = Usage(cpu_ms=found["cpu_ms"], host_memory_mib=found["max_rss_kib"] // KIB_PER_MIB)
+    usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
     cap_mib = order.place.host_memory_mib if order is not None else 0
-    at_cap = cap_mib > 0 and found["max_rss_kib"] >= NEAR_CAP * cap_mib * KIB_PER_MIB
+    at_cap = cap_mib > 0 and found.max_rss_kib >= NEAR_CAP * cap_mib * KIB_PER_MIB
     return Outcome(
-        exited_ms=found["exited_ms"],
-        started_ms=found["started_ms"],
-        exit_code=found["exit_code"],
-        signal=None if found["failure"] else found["signal"],
-        failure=_why(found["failure"], order) if found["failure"] else "",
-        out_of_memory=found["oom"] or (found["signal"] == signal.SIGKILL and at_cap),
+        exited_ms=found.exited_ms,
+        started_ms=found.started_ms,
+        exit_code=found.exit_code,
+        signal=None if found.failure else found.signal,
+        failure=_why(found.failure, order) if found.failure else "",
+        out_of_memory=found.oom or (found.signal == signal.SIGKILL and at_cap),
         usage=usage,
     )
 
 
-def merged(told: Usage, seen: Usage) -> Usage:
+def merged(kernel: Usage, sampled: Usage) -> Usage:
     """The kernel's figures with the sampler's; of host memory the larger (one process' peak, or all together)."""
-    memory = [mib for mib in (told.host_memory_mib, seen.host_memory_mib) if mib is not None]
-    fields = {"cpu_ms": told.cpu_ms, "host_memory_mib": max(memory, default=None)}
-    return seen.model_copy(update=fields)
-
-
-def sweep_task(folder: Path, marks: Marks, key: Key) -> int:
-    """Ends whatever a task whose shim was killed has left; how many processes. May block, may raise `Immortal`."""
-    started = read_json(folder / "started.json")
-    session = (
-        started["pid"] if started is not None and (started["task_id"], started["token"]) == key else None
-    )
-    own = {**marks.environment(), "PENSTOCK_TASK_ID": key[0], "PENSTOCK_TOKEN": str(key[1])}
-    return processes.kill_all(lambda: processes.with_descendants(processes.members(own, session), set()))
+    memory = [mib for mib in (kernel.host_memory_mib, sampled.host_memory_mib) if mib is not None]
+    fields = {"cpu_ms": kernel.cpu_ms, "host_memory_mib": max(memory, default=None)}
+    return sampled.model_copy(update=fields)
 
 
 def lost_outcome(ended: int, now_ms: int) -> Outcome:
@@ -59,16 +44,15 @@ def lost_outcome(ended: int, now_ms: int) -> Outcome:
     return Outcome(now_ms, signal=signal.SIGKILL, lost=detail)
 
 
-def _why(failure: Mapping[str, Any], order: StartTask | None) -> str:
-    """What could not be done, the system's word for it, and what to do about it."""
-    number = int(failure["errno"])
+def _why(failure: Failure, order: StartTask | None) -> str:
+    """What could not be done, the system's message, and what to do about it."""
     program = order.command[0] if order is not None else "the program"
     what = {
         "exec": f"cannot execute {program!r}",
         "workdir": f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}",
         "affinity": "cannot pin it to its cores",
         "cgroup": "cannot put it into its memory cgroup",
-    }.get(str(failure["stage"]), "cannot prepare it")
+    }.get(failure.stage, "cannot prepare it")
     remedy = {
         errno.ENOENT: "check the spelling, give an absolute path, or install it on every node",
         errno.EACCES: "make it executable and readable for the node-reporter's user",
@@ -76,5 +60,5 @@ def _why(failure: Mapping[str, Any], order: StartTask | None) -> str:
         errno.ENOTDIR: "a part of the path is a file; correct the path",
         errno.E2BIG: "arguments and environment are too long; put them into a file",
         errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
-    }.get(number, "see the message and the node's log")
-    return f"{what}: {os.strerror(number)}; {remedy}"
+    }.get(failure.errno, "see the message and the node's log")
+    return f"{what}: {os.strerror(failure.errno)}; {remedy}"

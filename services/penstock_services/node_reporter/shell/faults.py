@@ -1,4 +1,4 @@
-"""GPU faults, heard through an NVML event set: a thread sleeps in the driver until something happens."""
+"""GPU faults from an NVML event set: a thread sleeps in the driver until one happens."""
 
 import asyncio
 import logging
@@ -33,27 +33,27 @@ class FaultInbox:
 
     def __init__(self) -> None:
         self._waiting: list[GpuFaulted] = []
-        self._tell: Callable[[GpuFaulted], None] | None = None
+        self._deliver: Callable[[GpuFaulted], None] | None = None
 
     def deliver(self, fault: GpuFaulted) -> None:
-        if self._tell is not None:
-            self._tell(fault)
+        if self._deliver is not None:
+            self._deliver(fault)
         elif len(self._waiting) < MAX_WAITING_FAULTS:
             self._waiting.append(fault)
 
-    def attach(self, tell: Callable[[GpuFaulted], None]) -> None:
-        """From now on `tell` gets them, first those that waited."""
-        self._tell = tell
+    def attach(self, deliver: Callable[[GpuFaulted], None]) -> None:
+        """From now on `deliver` gets them, first those that waited."""
+        self._deliver = deliver
         waiting, self._waiting = self._waiting, []
         for fault in waiting:
-            tell(fault)
+            deliver(fault)
 
     def detach(self) -> None:
-        self._tell = None
+        self._deliver = None
 
 
-def watch_faults(node_id: str, gpu_count: int, tell: Callable[[GpuFaulted], None]) -> None:
-    """Starts the watching thread; `tell` is called on the running event loop. Needs NVML initialised."""
+def watch_faults(node_id: str, gpu_count: int, deliver: Callable[[GpuFaulted], None]) -> None:
+    """Starts the watching thread; `deliver` is called on the running event loop. Needs NVML initialised."""
     loop = asyncio.get_running_loop()
     wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
     events = pynvml.nvmlEventSetCreate()
@@ -76,7 +76,7 @@ def watch_faults(node_id: str, gpu_count: int, tell: Callable[[GpuFaulted], None
                 return
             fault = _fault(node_id, found)
             if fault is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(tell, fault)
+                loop.call_soon_threadsafe(deliver, fault)
 
     threading.Thread(target=work, name="gpu-faults", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What the node must not forget, in one SQLite file: tokens, tasks, the next order to read, unsent events.
+"""The node's journal: one SQLite file with tokens, tasks, the next order to read, and the outbox of unsent events.
 
 Ideal: every change is on disk before anything follows from it. Departure: only what LAW 4 rests on (orders
 accepted or refused) waits for the disk; what the task folders or a new boot id prove again after a crash of
@@ -9,7 +9,7 @@ Bounded: ended tasks beyond `MAX_ENDED_REMEMBERED` are forgotten by the core, ev
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class JournalFailed(KernelError):
     """The journal cannot be read or written (disk full, read-only, damaged): no order may be acted on."""
 
 
-class Said(NamedTuple):
+class Outgoing(NamedTuple):
     """An event on its way out; `id` is its envelope's."""
 
     id: str
@@ -52,13 +52,20 @@ class Pending(NamedTuple):
     message: Message
 
 
+def connect_file(path: Path) -> sqlite3.Connection:
+    """The database in a file that only we can read."""
+    database = sqlite3.connect(path, isolation_level=None, timeout=1)
+    path.chmod(0o600)
+    return database
+
+
 class Journal:
     """One connection; not for concurrent use. Every method may raise `JournalFailed`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection] = connect_file) -> None:
+        """`connect`: opens the database, in autocommit mode."""
         with self._failing():
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=1)
-            path.chmod(0o600)
+            self._db = connect(path)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(SCHEMA)
@@ -98,7 +105,7 @@ class Journal:
     def write(
         self,
         changes: Iterable[Change],
-        events: Iterable[Said],
+        events: Iterable[Outgoing],
         numbers: Mapping[str, int],
         *,
         durable: bool,

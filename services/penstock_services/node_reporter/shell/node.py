@@ -7,9 +7,7 @@ in the log) ends it with an exception; `run` then recovers from disk, as after a
 import asyncio
 import hashlib
 import logging
-import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -31,40 +29,20 @@ from penstock.model.external_events import (
 )
 from penstock.model.ledger_events import Order, StartTask
 from penstock.model.topics import Topic, node_partition
-from penstock.model.types import NodeSpec
 from penstock.runtime import failpoints
 from penstock.runtime.settings import Settings
-from penstock.runtime.task_logs import log_path
 from penstock.runtime.tracing.tracer import Tracing
-from penstock.sdk.lines import FIFO
 from penstock_services.node_reporter.core import machine
-from penstock_services.node_reporter.core.environment import base_environment, task_environment
+from penstock_services.node_reporter.core.progress import ProgressParser, Report
 from penstock_services.node_reporter.core.state import Change, Context, Forget, NodeState, Put
-from penstock_services.node_reporter.core.told import Hearing, Told
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import processes
-from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of, sweep_task
-from penstock_services.node_reporter.shell.folders import (
-    PHASES,
-    make_folder,
-    make_task_folder,
-    memory_cap,
-    remove_folder,
-)
-from penstock_services.node_reporter.shell.journal import Journal, Pending, Said
-from penstock_services.node_reporter.shell.listener import Listener
+from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
+from penstock_services.node_reporter.shell.journal import Journal, Outgoing, Pending
 from penstock_services.node_reporter.shell.outbox import Outbox
+from penstock_services.node_reporter.shell.ports import Callbacks, Host, Immortal, Key, LauncherLost
+from penstock_services.node_reporter.shell.progress_reader import ProgressReader
 from penstock_services.node_reporter.shell.sampler import Sampler
 from penstock_services.node_reporter.shell.spans import TaskSpans
-from penstock_services.node_reporter.shell.spawner import (
-    Key,
-    LauncherLost,
-    Marks,
-    Spawner,
-    read_json,
-    task_folder,
-)
-from penstock_services.node_reporter.shell.tuning import set_affinity
 
 SERVICE = "node-reporter"
 MAX_SAMPLES_UNDER_WAY = 64
@@ -85,20 +63,20 @@ class Node:
     """See the module's docstring. Everything runs on one event loop; nothing is used concurrently."""
 
     def __init__(
-        self, options: Options, settings: Settings, spec: NodeSpec, log: Log, journal: Journal, lock: int,
+        self, options: Options, settings: Settings, host: Host, log: Log, journal: Journal, lock: int,
         traces: Tracing,
     ) -> None:  # fmt: skip
+        spec = host.spec
         self.options = options
+        self.host = host
         self.spec = spec
         self.log = log
         self.journal = journal
         self.state: NodeState = journal.load(spec.node_id, spec.boot_id, len(spec.gpus))
-        self.marks = Marks(spec.node_id, str(options.state_dir))
         self.orders = Partition(Topic.ORDERS, node_partition(spec.node_id))
         self._nodes = Partition(Topic.NODES, settings.cell_index)
-        self._base = base_environment(os.environ, _interpreter_folder()) | self.marks.environment()
         self._loop = asyncio.get_running_loop()
-        self._inputs: list[machine.Input | Said] = []
+        self._inputs: list[machine.Input | Outgoing] = []
         self._something = asyncio.Event()
         self._launcher_lost = False
         self._asked: set[Key] = set()
@@ -110,44 +88,42 @@ class Node:
         self._skipped = 0
         self._telemetry = Partition(Topic.TELEMETRY, node_partition(spec.node_id))
         self._samples: set[asyncio.Task[None]] = set()
-        self._sampler = Sampler(spec.node_id, self._publish, real_gpus=options.virtual_gpus is None)
-        self._listener = Listener(self._on_told)
+        self._sampler = Sampler(host, self._publish)
+        self._progress = ProgressReader(self._on_progress)
         self._spans = TaskSpans(traces, spec.node_id)
         self.outbox = Outbox(journal, log, self._on_sent)
-        self.spawner = Spawner(
-            lock, self.marks, started=self._on_started, gone=self._on_gone, lost=self._on_lost
-        )
+        self.launcher = host.launch(lock, Callbacks(self._on_started, self._on_gone, self._on_lost))
 
-    # ---------------------------------------------------------------------------------------- one door
+    # ------------------------------------------------------------------------------------------- feed
 
     def feed(
         self,
-        given: Sequence[machine.Input | Said],
+        given: Sequence[machine.Input | Outgoing],
         *,
         durable: bool,
         numbers: Mapping[str, int] | None = None,
     ) -> None:
         """Decides, writes down, acts; in this order. `durable`: waits for the disk in between."""
         changes: list[Change] = []
-        said: list[Said] = []
+        outgoing: list[Outgoing] = []
         actions: list[machine.Action | Forget] = []
         for item in given:
-            if isinstance(item, Said):
-                said.append(item)
+            if isinstance(item, Outgoing):
+                outgoing.append(item)
                 continue
             for decision in machine.step(self.state, item):
                 if isinstance(decision, machine.Emit):
-                    said.append(self._message(decision))
+                    outgoing.append(self._message(decision))
                     continue
                 if isinstance(decision, Put | Forget):
                     changes.append(decision)
                 if not isinstance(decision, Put):
                     actions.append(decision)
-        if changes or said or numbers:
-            self.journal.write(changes, said, numbers or {}, durable=durable)
+        if changes or outgoing or numbers:
+            self.journal.write(changes, outgoing, numbers or {}, durable=durable)
         if durable:
             failpoints.hit("node.token_written")
-        if said:
+        if outgoing:
             self.outbox.notify()
         for action in actions:
             self._act(action)
@@ -155,37 +131,36 @@ class Node:
             self._nothing_lives.set()
 
     def follow(self, key: Key) -> None:
-        """A task runs: listen to what it tells and measure it."""
-        folder = task_folder(self.options.state_dir, *key)
-        started, order = read_json(folder / "started.json"), self._order(key)
+        """A task runs: reads its progress and measures it."""
+        started, order = self.host.started(key), self._order(key)
         if started is not None and order is not None:
-            hearing = Hearing(self.spec.node_id, *key, leads=order.place.rank == 0)
-            self._listener.follow(key, folder / PHASES, hearing)
-            self._sampler.follow(key, started["shim"], order.place.gpus)
+            parser = ProgressParser(self.spec.node_id, *key, leads=order.place.rank == 0)
+            self._progress.follow(key, self.host.progress(key), parser)
+            self._sampler.follow(key, started.shim, order.place.gpus)
 
     def _act(self, decision: machine.Action | Forget) -> None:
         match decision:
             case machine.Spawn(order):
                 self._spawn(order)
             case machine.Signal(task_id, token, number):
-                self.spawner.signal((task_id, token), number)
+                self.launcher.signal((task_id, token), number)
             case machine.KillAt(task_id, token, at_ms):
                 self._kill_at((task_id, token), at_ms)
             case machine.SetAffinity(task_id, token, cores):
-                set_affinity(task_folder(self.options.state_dir, task_id, token), cores)
+                self.host.set_affinity((task_id, token), cores)
             case machine.Note(text):
                 logger.warning("%s", text)
             case Forget(task_id, token):
-                remove_folder(task_folder(self.options.state_dir, task_id, token))
+                self.host.forget((task_id, token))
 
-    def _message(self, emit: machine.Emit) -> Said:
+    def _message(self, emit: machine.Emit) -> Outgoing:
         event = emit.event
         kind = event.TYPE.rpartition(".")[2]
         task_id, token = getattr(event, "task_id", ""), getattr(event, "token", "")
-        context = replace(emit.context, traceparent=self._spans.told(event, emit.context))
+        context = replace(emit.context, traceparent=self._spans.on_event(event, emit.context))
         return self._envelope(event_id(self.spec.node_id, task_id, token, kind), event, context)
 
-    def _envelope(self, id_: str, event: Event, context: Context | None = None) -> Said:
+    def _envelope(self, id_: str, event: Event, context: Context | None = None) -> Outgoing:
         known = context or Context()
         headers, value = to_wire(
             Envelope(
@@ -198,31 +173,16 @@ class Node:
                 correlation_id=known.correlation_id,
             )
         )
-        return Said(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
+        return Outgoing(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
 
     # -------------------------------------------------------------------------------------- beginnings
 
     def _spawn(self, order: StartTask) -> None:
         """Asks the launcher for one task. A folder that cannot be made leaves it to recovery (`JournalFailed`)."""
-        options = self.options
-        self._asked.add((order.task_id, order.token))
-        self._spans.asked((order.task_id, order.token))
-        folder = make_task_folder(task_folder(options.state_dir, order.task_id, order.token))
-        place = order.place
-        request = {
-            "task_id": order.task_id,
-            "token": order.token,
-            "folder": str(folder),
-            "log": str(log_path(options.log_dir, order.job_id, order.task_id)),
-            "log_limit": options.log_limit_mib << 20,
-            "argv": list(order.command),
-            "env": task_environment(order, self.spec, self._base, virtual=options.virtual_gpus is not None)
-            | {FIFO: str(folder / PHASES)},
-            "cwd": order.workdir or str(make_folder(folder / "work")),
-            **memory_cap(options, place),
-            "cores": real_cores(place.cores),
-        }
-        self.spawner.spawn(request)
+        key = (order.task_id, order.token)
+        self._asked.add(key)
+        self._spans.asked(key)
+        self.launcher.spawn(order)
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")
@@ -243,33 +203,32 @@ class Node:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
-        self._listener.forget(key)
-        seen = self._sampler.forget(key)
-        outcome = outcome_of(task_folder(self.options.state_dir, *key), self._order(key))
+        self._progress.forget(key)
+        sampled = self._sampler.forget(key)
+        outcome = outcome_of(self.host.exit(key), self._order(key))
         if outcome is not None:
-            self._later(machine.Gone(*key, replace(outcome, usage=merged(outcome.usage, seen))))
+            self._later(machine.Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return
         sweep = self._loop.create_task(self._sweep(key))
         self._sweeps.add(sweep)
         sweep.add_done_callback(self._sweeps.discard)
 
     async def _sweep(self, key: Key) -> None:
-        """The shim was killed: ends what is left of its task, however long that takes, before saying so."""
+        """The shim was killed: ends what is left of its task, however long that takes, before it is reported."""
         while True:
             try:
-                folder = task_folder(self.options.state_dir, *key)
-                count = await asyncio.to_thread(sweep_task, folder, self.marks, key)
-            except processes.Immortal as error:
+                count = await asyncio.to_thread(self.host.end_task, key)
+            except Immortal as error:
                 logger.error("task %s: %s; its GPUs stay taken", key[0], error)
                 await asyncio.sleep(SWEEP_PAUSE_S)
             else:
                 self._later(machine.Gone(*key, lost_outcome(count, wall_ms())))
                 return
 
-    def _on_told(self, key: Key, told: Told) -> None:
+    def _on_progress(self, key: Key, report: Report) -> None:
         task = self.state.find(key[0])
-        id_ = event_id(self.spec.node_id, *key, told.name)
-        self._later(self._envelope(id_, told.event, task.context if task is not None else None))
+        id_ = event_id(self.spec.node_id, *key, report.name)
+        self._later(self._envelope(id_, report.event, task.context if task is not None else None))
 
     def on_fault(self, fault: GpuFaulted) -> None:
         logger.error("GPU %d: %s %d", fault.gpu, fault.fault, fault.code)
@@ -293,7 +252,7 @@ class Node:
         task = self.state.tasks.get(key[0])
         return task.order if task is not None and task.token == key[1] else None
 
-    def _later(self, given: machine.Input | Said) -> None:
+    def _later(self, given: machine.Input | Outgoing) -> None:
         """For callbacks, which have nobody to raise to: `_apply` takes it from here."""
         self._inputs.append(given)
         self._something.set()
@@ -303,7 +262,7 @@ class Node:
         self._something.set()
 
     async def _apply(self) -> None:
-        """Feeds what the callbacks gathered. Raises what makes this life end."""
+        """Feeds what the callbacks gathered. Raises what ends this session."""
         while True:
             await self._something.wait()
             self._something.clear()
@@ -312,15 +271,15 @@ class Node:
             inputs, self._inputs = self._inputs, []
             self.feed(inputs, durable=False)
 
-    # ---------------------------------------------------------------------------------- orders and life
+    # ---------------------------------------------------------------------------------- orders
 
     async def live(self, start: int) -> None:
-        """Reads orders from offset `start` until cancelled. Raises what ended this life."""
+        """Reads orders from offset `start` until cancelled. Raises what ended this session."""
         workers = [self.outbox.run(), self._apply(), self._read_orders(start)]
         await _first_of([self._loop.create_task(worker) for worker in workers])
 
     async def drain(self) -> None:
-        """Stops all tasks, says that the node leaves for good, and waits for the log to have it."""
+        """Stops all tasks, reports that the node leaves for good, and waits for the log to have it."""
         await _first_of(
             [self._loop.create_task(work) for work in (self.outbox.run(), self._apply(), self._leave())]
         )
@@ -339,7 +298,7 @@ class Node:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self.outbox.drained()
         except TimeoutError:
-            logger.warning("the log is away: what is left to say waits in the journal for the next start")
+            logger.warning("the log cannot be reached: unsent events wait in the journal for the next start")
 
     def start_again(self, order: StartTask) -> None:
         """After recovery: a task whose start was decided on, but never begun."""
@@ -348,11 +307,11 @@ class Node:
 
     def stop_again(self, key: Key, left_ms: int) -> None:
         """After recovery: SIGTERM may not have been sent; SIGKILL comes when the grace is over."""
-        self.spawner.signal(key, signal.SIGTERM)
+        self.launcher.signal(key, signal.SIGTERM)
         self._kill_at(key, wall_ms() + left_ms)
 
     def join(self) -> None:
-        """Says what this node is and what is (or is about to be) alive on it."""
+        """Reports what this node is and what is (or is about to be) alive on it."""
         # Above the last one even if the journal is new: then this machine's own clock has moved on.
         number = max(self.journal.number("incarnation", 0) + 1, wall_ms())
         self.state.incarnation = number
@@ -364,13 +323,13 @@ class Node:
 
     def close(self) -> None:
         """Lets go of launcher, timers and journal; tasks run on."""
-        self.spawner.close()
+        self.launcher.close()
         for timer in self._timers.values():
             timer.cancel()
         for task in (*self._sweeps, *self._samples):
             task.cancel()
         self._sampler.close()
-        self._listener.close()
+        self._progress.close()
         self.journal.close()
 
     async def _read_orders(self, start: int) -> None:
@@ -387,7 +346,7 @@ class Node:
 
     def _take(self, records: Sequence[Record], position: int) -> None:
         """All orders of one read, with one wait for the disk."""
-        inputs: list[machine.Input | Said] = []
+        inputs: list[machine.Input | Outgoing] = []
         orders = 0
         own = self.spec.node_id.encode()
         for record in records:
@@ -397,7 +356,7 @@ class Node:
                 envelope = from_wire(record.headers, record.value, Topic.ORDERS)
             except EventError as error:
                 letter = dead_letter(record, SERVICE, error.reason, str(error))
-                inputs.append(Said(event_id(self.spec.node_id, "dead", record.offset), letter))
+                inputs.append(Outgoing(event_id(self.spec.node_id, "dead", record.offset), letter))
                 continue
             order = envelope.data
             if isinstance(order, Order) and order.node_id == self.spec.node_id:
@@ -418,17 +377,6 @@ class Node:
             failpoints.hit("node.start_reported")
         if "exited" in ends:
             failpoints.hit("node.exit_reported")
-
-
-def real_cores(cores: Sequence[int]) -> list[int]:
-    """Cores as this machine has them: a virtual node may count more than there are."""
-    usable = sorted(os.sched_getaffinity(0))
-    return sorted({usable[core % len(usable)] for core in cores})
-
-
-def _interpreter_folder() -> str | None:
-    """The virtual environment's programs, when the reporter runs in one."""
-    return None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
 
 
 async def _first_of(tasks: Sequence[asyncio.Task[None]]) -> None:

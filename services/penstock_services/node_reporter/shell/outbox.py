@@ -1,4 +1,4 @@
-"""Sends the journal's events in order, each until the log has acknowledged it."""
+"""Transactional outbox: sends the journal's events in order, each until the log has acknowledged it."""
 
 import asyncio
 import logging

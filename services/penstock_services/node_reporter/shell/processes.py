@@ -1,4 +1,4 @@
-"""Looking at processes by /proc: who is alive, what belongs to us, and making sure that something is dead."""
+"""Processes by /proc: which are alive, which are ours, and killing until nothing is left."""
 
 import os
 import select
@@ -7,15 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from penstock.errors import KernelError
 from penstock_services.node_reporter.shell.launcher import start_ticks
+from penstock_services.node_reporter.shell.ports import Immortal
 
 KILL_ROUNDS = 200
 KILL_PAUSE_S = 0.01
-
-
-class Immortal(KernelError):
-    """Processes that SIGKILL did not end in time (uninterruptible sleep): what they hold may not be given out."""
 
 
 def pids() -> Iterator[int]:
@@ -32,6 +28,30 @@ def fields(pid: int) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return rest[0].decode(), int(rest[1]), int(rest[3])
+
+
+def ancestors(pid: int) -> set[int]:
+    """The process itself and everything above it."""
+    found = {pid}
+    while pid > 1:
+        state = fields(pid)
+        if state is None:
+            break
+        pid = state[1]
+        found.add(pid)
+    return found
+
+
+def below(pid: int, known: set[int]) -> bool:
+    """Whether a process is, or descends from, one of the known."""
+    while pid > 1:
+        if pid in known:
+            return True
+        found = fields(pid)
+        if found is None:
+            return False
+        pid = found[1]
+    return False
 
 
 def environment(pid: int) -> Mapping[str, str]:

@@ -1,8 +1,7 @@
-"""Runs one node: lock, journal, recovery, join, live; and the same again after whatever ended that life."""
+"""Runs one node in sessions: lock, journal, recovery, join, work; and the same again after whatever ended that one."""
 
 import asyncio
 import logging
-import os
 from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -10,19 +9,16 @@ from typing import Any
 from penstock.errors import LogError, OffsetOutOfRange
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.model.types import NodeSpec
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.faults import FaultInbox, watch_faults
-from penstock_services.node_reporter.shell.folders import check_cgroup, make_folder
-from penstock_services.node_reporter.shell.inventory import find_node
-from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
+from penstock_services.node_reporter.shell.faults import FaultInbox
+from penstock_services.node_reporter.shell.journal import JournalFailed
+from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.node import SERVICE, Node
-from penstock_services.node_reporter.shell.processes import Immortal
+from penstock_services.node_reporter.shell.ports import Host, Immortal, LauncherLost
 from penstock_services.node_reporter.shell.recovery import recover
-from penstock_services.node_reporter.shell.spawner import LauncherLost, lock_state
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -30,8 +26,8 @@ LONGEST_PAUSE_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-def runner(options: Options) -> Run:
-    """The service's entry (see `penstock.runtime.service`) for one node with these options."""
+def runner(options: Options, host: Host | None = None) -> Run:
+    """The service's entry (see `penstock.runtime.service`) for one node with these options. `host`: this machine."""
 
     async def run(
         settings: Settings,
@@ -40,12 +36,11 @@ def runner(options: Options) -> Run:
         log: Log | None = None,
         ready: asyncio.Event | None = None,
     ) -> None:
-        check_cgroup(options.cgroup)
-        spec = find_node(options)
+        machine = host or LinuxHost(options)
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         try:
             async with tracing(SERVICE, settings) as traces:
-                await _lives(options, settings, spec, own or log, traces, stop, ready)  # type: ignore[arg-type]
+                await _sessions(options, settings, machine, own or log, traces, stop, ready)  # type: ignore[arg-type]
         finally:
             if own is not None:
                 await own.close()
@@ -53,20 +48,19 @@ def runner(options: Options) -> Run:
     return run
 
 
-async def _lives(
-    options: Options, settings: Settings, spec: NodeSpec, log: Log, traces: Tracing, stop: asyncio.Event,
+async def _sessions(
+    options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
     ready: asyncio.Event | None,
 ) -> None:  # fmt: skip
-    """One life after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
+    """One session after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
     pause_s = FIRST_PAUSE_S
     anew = False
     faults = FaultInbox()
-    if options.virtual_gpus is None and spec.gpus:
-        watch_faults(spec.node_id, len(spec.gpus), faults.deliver)
+    host.watch_gpus(faults.deliver)
     while not stop.is_set():
         started_s = asyncio.get_running_loop().time()
         try:
-            await _life(options, settings, spec, log, traces, stop, ready, faults, anew=anew)
+            await _session(options, settings, host, log, traces, stop, ready, faults, anew=anew)
             return
         except (JournalFailed, LauncherLost, Immortal, LogError) as error:
             logger.error("no order is acted on until this is mended: %s; trying again", error)
@@ -78,18 +72,17 @@ async def _lives(
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-async def _life(
-    options: Options, settings: Settings, spec: NodeSpec, log: Log, traces: Tracing, stop: asyncio.Event,
+async def _session(
+    options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
     ready: asyncio.Event | None, faults: FaultInbox, *, anew: bool,
 ) -> None:  # fmt: skip
     """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end."""
     with ExitStack() as stack:
-        make_folder(options.state_dir)
-        lock = await lock_state(options.state_dir)
-        stack.callback(os.close, lock)
-        journal = Journal(options.state_dir / "journal.sqlite")
+        lock = await host.lock()
+        stack.callback(host.unlock, lock)
+        journal = host.open_journal()
         stack.callback(journal.close)
-        node = Node(options, settings, spec, log, journal, lock, traces)
+        node = Node(options, settings, host, log, journal, lock, traces)
         stack.callback(node.close)
         stack.callback(faults.detach)
         start = -1 if anew else journal.number("next_offset", -1)
@@ -99,7 +92,7 @@ async def _life(
         recover(node)
         node.join()
         faults.attach(node.on_fault)
-        logger.info("node %s: %d GPUs, %d cores", spec.node_id, len(spec.gpus), spec.cores)
+        logger.info("node %s: %d GPUs, %d cores", node.spec.node_id, len(node.spec.gpus), node.spec.cores)
         if ready is not None:
             ready.set()
         if await _until(stop, node.live(start)) and options.drain:

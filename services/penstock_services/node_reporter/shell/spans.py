@@ -1,11 +1,11 @@
-"""What a node tells in its jobs' traces: `start` and `task`, both below the decision that the order came from."""
+"""Tracing spans of a node in its jobs' traces: `start` and `task`, both below the decision that the order came from."""
 
 from penstock.clock import wall_ms
 from penstock.model.event import Event
 from penstock.model.external_events import TaskExited, TaskStarted
 from penstock.runtime.tracing.tracer import Attribute, Tracing
 from penstock_services.node_reporter.core.state import Context
-from penstock_services.node_reporter.shell.spawner import Key
+from penstock_services.node_reporter.shell.ports import Key
 
 
 class TaskSpans:
@@ -17,11 +17,11 @@ class TaskSpans:
         self._asked_ms: dict[Key, int] = {}
 
     def asked(self, key: Key) -> None:
-        """The launcher is told to start this task."""
+        """The launcher is asked to start this task."""
         if self._traces.enabled:
             self._asked_ms[key] = wall_ms()
 
-    def told(self, event: Event, context: Context) -> str | None:
+    def on_event(self, event: Event, context: Context) -> str | None:
         """Writes the span that the event completes; returns the context that its envelope carries.
 
         `context`: of the order that the task came from; one that is not of its job's trace is not handed on.

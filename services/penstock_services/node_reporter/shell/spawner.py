@@ -12,14 +12,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigurationError, KernelError
-from penstock.runtime.task_logs import file_name
+from penstock.errors import ConfigurationError
+from penstock.model.ledger_events import StartTask
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.launcher import MAX_MESSAGE_BYTES
+from penstock_services.node_reporter.shell.ports import Callbacks, Key
 
 LOCK_WAIT_S = 15.0  # a killed reporter's launcher lets go in milliseconds, one that leaves while the log is away in 10 s
 LOCK_PAUSE_S = 0.01
@@ -29,41 +29,9 @@ SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
     signal.SIGKILL: signal.SIGUSR1,
     signal.SIGUSR1: signal.SIGUSR2,
 }
-"""What is to reach the task → what its shim is told (see launcher.py)."""
+"""What is to reach the task → the signal to its shim (see launcher.py)."""
 
 logger = logging.getLogger(__name__)
-
-Key = tuple[str, int]
-"""Task id and token."""
-
-
-class LauncherLost(KernelError):
-    """The launcher ended under us: which requests it took is known again after a new start (the lock)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """What tells our processes from others' on the same machine."""
-
-    node_id: str
-    state_dir: str
-
-    def environment(self) -> dict[str, str]:
-        return {"PENSTOCK_NODE_ID": self.node_id, "PENSTOCK_STATE_DIR": self.state_dir}
-
-
-def task_folder(state_dir: Path, task_id: str, token: int) -> Path:
-    """Where a task's shim writes down its start and end."""
-    return state_dir / "tasks" / f"{file_name(task_id)}@{token}"
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A file that a shim wrote whole; None when it is not there, or not readable: the machine lost it as it went down."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    return found
 
 
 async def lock_state(state_dir: Path) -> int:
@@ -86,20 +54,20 @@ async def lock_state(state_dir: Path) -> int:
 
 
 class Spawner:
-    """The launcher's other end. Calls back on the event loop: `started(key, pid, ms)`, `gone(key)`, `lost()`."""
+    """The launcher's other end; adapter of `ports.Launcher`. `marks`: the launcher's environment.
+
+    `request_of`: the request for an order, see launcher.py for its fields.
+    """
 
     def __init__(
         self,
         lock: int,
-        marks: Marks,
-        *,
-        started: Callable[[Key, int, int], None],
-        gone: Callable[[Key], None],
-        lost: Callable[[], None],
+        marks: Mapping[str, str],
+        callbacks: Callbacks,
+        request_of: Callable[[StartTask], Mapping[str, Any]],
     ) -> None:
-        self._started = started
-        self._gone = gone
-        self._lost = lost
+        self._started, self._gone, self._lost = callbacks
+        self._request_of = request_of
         self._loop = asyncio.get_running_loop()
         self._pidfds: dict[Key, int] = {}
         self._queue: deque[bytes] = deque()
@@ -116,7 +84,7 @@ class Spawner:
                 pass_fds=(theirs.fileno(), lock),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PATH": os.defpath, **marks.environment()},
+                env={"PATH": os.defpath, **marks},
                 cwd="/",
                 start_new_session=True,
             )
@@ -125,17 +93,15 @@ class Spawner:
         self._loop.add_reader(self._launcher, self._on_lost)  # the socket alone is also held by shims
 
     @property
-    def launcher_pid(self) -> int:
+    def pid(self) -> int:
         return self._process.pid
 
-    def spawn(self, request: Mapping[str, Any]) -> None:
-        """Asks for one task; see launcher.py for the request's fields."""
-        self._queue.append(json.dumps(request).encode())
+    def spawn(self, order: StartTask) -> None:
+        self._queue.append(json.dumps(self._request_of(order)).encode())
         self._flush()
 
-    def attach(self, key: Key, shim: int, ticks: int | None) -> bool:
-        """Watches a shim that runs already. False: it has ended."""
-        descriptor = processes.open_pidfd(shim, ticks)
+    def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
+        descriptor = processes.open_pidfd(shim, shim_start)
         if descriptor is None:
             return False
         self._pidfds[key] = descriptor
@@ -143,14 +109,13 @@ class Spawner:
         return True
 
     def signal(self, key: Key, number: signal.Signals) -> None:
-        """Has the shim signal its task; a shim that has ended needs none."""
+        """Through the shim; one that has ended needs none."""
         descriptor = self._pidfds.get(key)
         if descriptor is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, SHIM_SIGNALS[number])
 
     def close(self) -> None:
-        """Lets the launcher go; tasks and shims stay."""
         if self._closed:
             return
         self._closed = True
@@ -179,7 +144,7 @@ class Spawner:
         self._loop.remove_writer(self._control.fileno())
 
     def _on_message(self) -> None:
-        """Everything that the launcher and the shims have said up to now."""
+        """Everything that the launcher and the shims have sent up to now."""
         while not self._closed:
             try:
                 message = self._control.recv(MAX_MESSAGE_BYTES)
@@ -190,16 +155,16 @@ class Spawner:
             if not message:
                 self._on_lost()
                 return
-            told = json.loads(message)
-            key = (told.get("task_id", ""), told.get("token", 0))
-            if told["event"] == "taken":
-                if not self.attach(key, told["shim"], None):
+            found = json.loads(message)
+            key = (found.get("task_id", ""), found.get("token", 0))
+            if found["event"] == "taken":
+                if not self.attach(key, found["shim"], None):
                     self._loop.call_soon(self._on_exit, key)
-            elif told["event"] == "started":
-                self._started(key, told["pid"], told["started_ms"])
+            elif found["event"] == "started":
+                self._started(key, found["pid"], found["started_ms"])
 
     def _on_exit(self, key: Key) -> None:
-        """The shim has ended. What it said before is heard first."""
+        """The shim has ended. Its messages are handled first."""
         self._on_message()
         descriptor = self._pidfds.pop(key, None)
         if descriptor is not None:

@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 from infra.codegen.schemas import ROOT
 from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
 from penstock.sdk.lines import LINE_BYTES
-from penstock_services.node_reporter.core.told import MAX_CHANGES, MAX_STAGES, MAX_STEPS, Hearing, Told
-from penstock_services.node_reporter.shell.listener import BYTES_A_PERIOD, Listener
+from penstock_services.node_reporter.core.progress import (
+    MAX_CHANGES,
+    MAX_STAGES,
+    MAX_STEPS,
+    ProgressParser,
+    Report,
+)
+from penstock_services.node_reporter.shell.fifo import open_fifo
+from penstock_services.node_reporter.shell.progress_reader import BYTES_PER_PERIOD, ProgressReader
 
 NOW_MS = 1_700_000_000_000
 KEY = ("job-1.1.0", 7)
@@ -26,30 +33,30 @@ ABOUT = {"node_id": "n1", "task_id": KEY[0], "token": KEY[1], "at_ms": NOW_MS}
 STAGES = b'{"stages":{"iterations":2,"samples":[[6.5,1,0,0,0],[54.5,0,0.25,1.0,0]]}}\n'
 
 
-def hearing(*, leads: bool = True) -> Hearing:
-    return Hearing("n1", *KEY, leads=leads)
+def parser(*, leads: bool = True) -> ProgressParser:
+    return ProgressParser("n1", *KEY, leads=leads)
 
 
 def steps(done: int, **more: float) -> bytes:
     return json.dumps({"steps": {"done": done, **more}}).encode() + b"\n"
 
 
-def done_of(told: list[Told]) -> list[int]:
-    return [one.event.done for one in told if isinstance(one.event, StepsMeasured)]
+def done_of(reports: list[Report]) -> list[int]:
+    return [one.event.done for one in reports if isinstance(one.event, StepsMeasured)]
 
 
 def test_lines_become_events_with_names_of_their_own() -> None:
-    """A repeat after a crash has the same name, so that it can be told."""
-    told = hearing().hear(b"train\n" + steps(4, total=9, steps=3, step_ms=2.5, loss=1) + STAGES, NOW_MS)
-    assert told == [
-        Told(f"train/{NOW_MS}", TaskPhaseChanged.model_validate({**ABOUT, "phase": "train"})),
-        Told(
+    """A repeat after a crash has the same name, so that a duplicate is recognised."""
+    reports = parser().parse(b"train\n" + steps(4, total=9, steps=3, step_ms=2.5, loss=1) + STAGES, NOW_MS)
+    assert reports == [
+        Report(f"train/{NOW_MS}", TaskPhaseChanged.model_validate({**ABOUT, "phase": "train"})),
+        Report(
             "steps/4",
             StepsMeasured.model_validate(
                 {**ABOUT, "done": 4, "total": 9, "steps": 3, "step_ms": 2.5, "loss": 1.0}
             ),
         ),
-        Told(
+        Report(
             f"stages/{NOW_MS}/1",
             StagesMeasured.model_validate(
                 {
@@ -69,10 +76,10 @@ def test_the_lines_in_the_readme_are_understood() -> None:
     """Trainings in C++ or Julia write them by hand, as they stand there."""
     text = (ROOT / "libs/penstock/sdk/README.md").read_text()
     (lines,) = re.findall(r"```\n(train\n.*?)```", text, re.DOTALL)
-    ear = hearing()
-    told = ear.hear(lines.encode(), NOW_MS)
-    assert [type(one.event) for one in told] == [TaskPhaseChanged, StepsMeasured, StagesMeasured]
-    assert ear.garbage == 0
+    one_task = parser()
+    reports = one_task.parse(lines.encode(), NOW_MS)
+    assert [type(one.event) for one in reports] == [TaskPhaseChanged, StepsMeasured, StagesMeasured]
+    assert one_task.garbage == 0
 
 
 GARBAGE = [
@@ -121,44 +128,48 @@ GARBAGE = [
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda line: line[:40].decode(errors="replace"))
 def test_garbage_is_counted_and_costs_nothing_else(garbage: bytes) -> None:
     """A script prints into the wrong descriptor, or tries what it can get away with."""
-    ear = hearing()
-    told = ear.hear(steps(1) + garbage + b"\n" + steps(2), NOW_MS)
-    assert (done_of(told), len(told), ear.garbage) == ([1, 2], 2, 1)
+    one_task = parser()
+    reports = one_task.parse(steps(1) + garbage + b"\n" + steps(2), NOW_MS)
+    assert (done_of(reports), len(reports), one_task.garbage) == ([1, 2], 2, 1)
 
 
 @pytest.mark.parametrize("size", [LINE_BYTES, LINE_BYTES + 1, 3 * LINE_BYTES, 200_000])
 def test_a_line_that_does_not_end_is_skipped_up_to_its_end(size: int) -> None:
     """Binary data by mistake; the FIFO was full in the middle of it. Nothing grows with it."""
-    ear = hearing()
-    told = []
+    one_task = parser()
+    reports = []
     for chunk in (steps(1), *[b"x" * 1_000] * (size // 1_000), b"x" * (size % 1_000), b"\n" + steps(2)):
-        told += ear.hear(chunk, NOW_MS)
-    assert (done_of(told), ear.end(NOW_MS), ear.garbage) == ([1, 2], [], 1)
-    assert done_of(ear.hear(b"x" * size + b"\n" + steps(3), NOW_MS)) == [3]
+        reports += one_task.parse(chunk, NOW_MS)
+    assert (done_of(reports), one_task.end(NOW_MS), one_task.garbage) == ([1, 2], [], 1)
+    assert done_of(one_task.parse(b"x" * size + b"\n" + steps(3), NOW_MS)) == [3]
 
 
-def test_the_longest_line_is_heard() -> None:
+def test_the_longest_line_is_parsed() -> None:
     """256 samples of a profiler that measures them itself fit, if they are written short."""
     samples = ",".join(["[1,0,0,1,0]"] * 256)
     line = f'{{"stages":{{"iterations":20,"samples":[{samples}]}}}}'.encode()
-    (told,) = hearing().hear(line.ljust(LINE_BYTES - 1) + b"\n", NOW_MS)
-    assert isinstance(told.event, StagesMeasured)
-    assert len(told.event.samples) == 256
+    (report,) = parser().parse(line.ljust(LINE_BYTES - 1) + b"\n", NOW_MS)
+    assert isinstance(report.event, StagesMeasured)
+    assert len(report.event.samples) == 256
 
 
 def test_a_torn_line_costs_itself_alone() -> None:
     """Its writer was killed within the write."""
-    ear = hearing()
-    told = ear.hear(steps(1) + steps(2)[:-9] + b"\n" + STAGES + steps(3), NOW_MS)
-    assert (done_of(told), len(told), ear.garbage) == ([1, 3], 3, 1)
+    one_task = parser()
+    reports = one_task.parse(steps(1) + steps(2)[:-9] + b"\n" + STAGES + steps(3), NOW_MS)
+    assert (done_of(reports), len(reports), one_task.garbage) == ([1, 3], 3, 1)
 
 
 def test_a_phase_needs_no_line_end() -> None:
     """`printf train > $PENSTOCK_PHASE_FILE`, as it always worked."""
-    ear = hearing()
-    told = [*ear.hear(b"launch", NOW_MS), *ear.hear(b"train", NOW_MS), *ear.hear(b"\n save \n", NOW_MS)]
-    assert [getattr(one.event, "phase", "") for one in told] == ["launch", "train", "save"]
-    assert ear.garbage == 0
+    one_task = parser()
+    reports = [
+        *one_task.parse(b"launch", NOW_MS),
+        *one_task.parse(b"train", NOW_MS),
+        *one_task.parse(b"\n save \n", NOW_MS),
+    ]
+    assert [getattr(one.event, "phase", "") for one in reports] == ["launch", "train", "save"]
+    assert one_task.garbage == 0
 
 
 SOURCE = b"".join(
@@ -170,14 +181,14 @@ SOURCE = b"".join(
 @given(st.lists(st.integers(0, len(SOURCE)), max_size=12))
 def test_it_does_not_matter_where_reads_cut_the_lines(cuts: list[int]) -> None:
     """A pipe knows no lines; a read ends anywhere."""
-    ear, told = hearing(), []
+    one_task, reports = parser(), []
     edges = [0, *sorted(cuts), len(SOURCE)]
     for start, end in itertools.pairwise(edges):
-        told += ear.hear(SOURCE[start:end], NOW_MS)
-    told += ear.end(NOW_MS)
-    whole = hearing()
-    assert told == whole.hear(SOURCE, NOW_MS)
-    assert (len(told), ear.garbage) == (6, 2)
+        reports += one_task.parse(SOURCE[start:end], NOW_MS)
+    reports += one_task.end(NOW_MS)
+    whole = parser()
+    assert reports == whole.parse(SOURCE, NOW_MS)
+    assert (len(reports), one_task.garbage) == (6, 2)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -185,11 +196,11 @@ def test_it_does_not_matter_where_reads_cut_the_lines(cuts: list[int]) -> None:
     st.lists(st.binary(max_size=60) | st.sampled_from([line + b"\n" for line in GARBAGE[:30]]), max_size=20)
 )
 def test_whatever_comes_is_survived(chunks: list[bytes]) -> None:
-    """And the next honest line is heard."""
-    ear = hearing()
+    """And the next honest line is parsed."""
+    one_task = parser()
     for chunk in chunks:
-        ear.hear(chunk, NOW_MS)
-    assert done_of(ear.hear(b"\n" + steps(1 << 53), NOW_MS)) == [1 << 53]
+        one_task.parse(chunk, NOW_MS)
+    assert done_of(one_task.parse(b"\n" + steps(1 << 53), NOW_MS)) == [1 << 53]
 
 
 # ------------------------------------------------------------------------------------------------- bounds
@@ -197,58 +208,60 @@ def test_whatever_comes_is_survived(chunks: list[bytes]) -> None:
 
 def test_progress_in_every_iteration_is_thinned_and_its_last_word_kept() -> None:
     """A script without the SDK tells each of 100,000 iterations: some hundred events, and the exact end."""
-    ear, told = hearing(), []
+    one_task, reports = parser(), []
     for start in range(1, 100_001, 500):
-        told += ear.hear(b"".join(steps(done) for done in range(start, start + 500)), NOW_MS)
-    assert 90 < len(told) < 120
-    assert done_of(told)[:4] == [1, 2, 3, 4]
-    assert done_of(ear.end(NOW_MS)) == [100_000]
-    assert ear.garbage == 0
+        reports += one_task.parse(b"".join(steps(done) for done in range(start, start + 500)), NOW_MS)
+    assert 90 < len(reports) < 120
+    assert done_of(reports)[:4] == [1, 2, 3, 4]
+    assert done_of(one_task.end(NOW_MS)) == [100_000]
+    assert one_task.garbage == 0
 
 
-def test_the_iteration_that_was_announced_as_the_last_is_told_at_once() -> None:
+def test_the_iteration_that_was_announced_as_the_last_is_reported_at_once() -> None:
     """It may save for an hour afterwards."""
-    ear = hearing()
-    told = ear.hear(b"".join(steps(done, total=104) for done in (50, 100, 104)), NOW_MS)
-    assert done_of(told) == [50, 100, 104]
-    assert ear.end(NOW_MS) == []
+    one_task = parser()
+    reports = one_task.parse(b"".join(steps(done, total=104) for done in (50, 100, 104)), NOW_MS)
+    assert done_of(reports) == [50, 100, 104]
+    assert one_task.end(NOW_MS) == []
 
 
 def test_after_a_resume_distances_grow_from_there() -> None:
-    told = hearing().hear(b"".join(steps(90_000 + done) for done in range(1, 30)), NOW_MS)
-    assert [done - 90_000 for done in done_of(told)] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 21, 24, 27]  # fmt: skip
+    reports = parser().parse(b"".join(steps(90_000 + done) for done in range(1, 30)), NOW_MS)
+    assert [done - 90_000 for done in done_of(reports)] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 21, 24, 27]  # fmt: skip
 
 
-def test_what_goes_backwards_is_not_told() -> None:
+def test_what_goes_backwards_is_not_reported() -> None:
     """A second process of the same task tells its own, slower progress."""
-    ear = hearing()
-    told = ear.hear(b"".join(steps(done) for done in (1, 100, 3, 104, 102, 100)), NOW_MS)
-    assert (done_of(told), done_of(ear.end(NOW_MS))) == ([1, 100], [104])
+    one_task = parser()
+    reports = one_task.parse(b"".join(steps(done) for done in (1, 100, 3, 104, 102, 100)), NOW_MS)
+    assert (done_of(reports), done_of(one_task.end(NOW_MS))) == ([1, 100], [104])
 
 
 def test_a_hostile_script_is_bounded() -> None:
     """It announces each iteration as its last, changes its phase and its stages without end."""
-    ear, told = hearing(), []
+    one_task, reports = parser(), []
     for done in range(1, 3_000):
-        told += ear.hear(steps(done, total=done) + STAGES + (b"train\n", b"save\n")[done % 2], NOW_MS)
-    told += ear.end(NOW_MS)
-    assert len(done_of(told)) == MAX_STEPS + 1
-    assert sum(isinstance(one.event, StagesMeasured) for one in told) == MAX_STAGES
-    assert sum(isinstance(one.event, TaskPhaseChanged) for one in told) == MAX_CHANGES
-    names = [one.name for one in told if not isinstance(one.event, TaskPhaseChanged)]
+        reports += one_task.parse(
+            steps(done, total=done) + STAGES + (b"train\n", b"save\n")[done % 2], NOW_MS
+        )
+    reports += one_task.end(NOW_MS)
+    assert len(done_of(reports)) == MAX_STEPS + 1
+    assert sum(isinstance(one.event, StagesMeasured) for one in reports) == MAX_STAGES
+    assert sum(isinstance(one.event, TaskPhaseChanged) for one in reports) == MAX_CHANGES
+    names = [one.name for one in reports if not isinstance(one.event, TaskPhaseChanged)]
     assert len(set(names)) == len(names)
-    assert ear.unheard > 5_000
+    assert one_task.dropped > 5_000
 
 
 def test_of_a_gang_rank_0_alone_is_believed_for_all() -> None:
     """256 workers that all tell would be 256 times the events; phases are each worker's own."""
-    ear = hearing(leads=False)
-    told = ear.hear(b"train\n" + steps(1) + STAGES + b"save\n", NOW_MS) + ear.end(NOW_MS)
-    assert [type(one.event) for one in told] == [TaskPhaseChanged, TaskPhaseChanged]
-    assert ear.unheard == 2
+    one_task = parser(leads=False)
+    reports = one_task.parse(b"train\n" + steps(1) + STAGES + b"save\n", NOW_MS) + one_task.end(NOW_MS)
+    assert [type(one.event) for one in reports] == [TaskPhaseChanged, TaskPhaseChanged]
+    assert one_task.dropped == 2
 
 
-# ----------------------------------------------------------------------------------------------- listener
+# ----------------------------------------------------------------------------------------------- reader
 
 
 @pytest.fixture
@@ -271,60 +284,60 @@ def write(path: Path, data: bytes) -> int:
         os.close(descriptor)
 
 
-async def test_what_is_left_in_the_fifo_is_heard_at_the_end(
+async def test_what_is_left_in_the_fifo_is_read_at_the_end(
     fifo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The task wrote its last lines and exited before the reporter looked."""
     caplog.set_level(logging.INFO)
-    told: list[Told] = []
-    listener = Listener(lambda key, one: told.append(one) if key == KEY else None)
-    listener.follow(KEY, fifo, hearing())
+    reports: list[Report] = []
+    reader = ProgressReader(lambda key, one: reports.append(one) if key == KEY else None)
+    reader.follow(KEY, open_fifo(fifo), parser())
     write(fifo, b"oops\n" + b"".join(steps(done) for done in (1, 20, 21)) + b"save")
-    listener.forget(KEY)
-    assert [one.name.partition("/")[0] for one in told] == ["steps", "steps", "save", "steps"]
-    assert done_of(told) == [1, 20, 21]
+    reader.forget(KEY)
+    assert [one.name.partition("/")[0] for one in reports] == ["steps", "steps", "save", "steps"]
+    assert done_of(reports) == [1, 20, 21]
     assert "1 meant nothing, 1 were not passed on" in caplog.text
-    listener.forget(KEY)
-    assert len(told) == 4
+    reader.forget(KEY)
+    assert len(reports) == 4
 
 
 async def test_a_script_that_writes_without_pause_leaves_time_for_others(fifo: Path) -> None:
     """64 KiB a second are read; the rest finds the FIFO full. The reporter does its work meanwhile."""
-    told: list[Told] = []
-    listener = Listener(lambda _, one: told.append(one))
-    listener.follow(KEY, fifo, hearing())
+    reports: list[Report] = []
+    reader = ProgressReader(lambda _, one: reports.append(one))
+    reader.follow(KEY, open_fifo(fifo), parser())
     written = 0
     until = time.monotonic() + 0.8
     while time.monotonic() < until:
         written += write(fifo, b"x\n" * 2_048)
         await asyncio.sleep(0)
-    assert BYTES_A_PERIOD <= written <= 4 * BYTES_A_PERIOD
-    while not told and time.monotonic() < until + 10:
+    assert BYTES_PER_PERIOD <= written <= 4 * BYTES_PER_PERIOD
+    while not reports and time.monotonic() < until + 10:
         write(fifo, steps(5))
         await asyncio.sleep(0.01)
-    assert done_of(told)[:1] == [5]
-    listener.close()
+    assert done_of(reports)[:1] == [5]
+    reader.close()
 
 
 async def test_many_small_writes_are_bounded_too(fifo: Path) -> None:
     """A line at a time, each a wake-up of the reporter."""
-    ear = hearing()
-    heard = 0
+    one_task = parser()
+    reads = 0
 
-    class Counting(Hearing):
-        def hear(self, chunk: bytes, now_ms: int) -> list[Told]:
-            nonlocal heard
-            heard += 1
-            return ear.hear(chunk, now_ms)
+    class Counting(ProgressParser):
+        def parse(self, chunk: bytes, now_ms: int) -> list[Report]:
+            nonlocal reads
+            reads += 1
+            return one_task.parse(chunk, now_ms)
 
-    listener = Listener(lambda *_: None)
-    listener.follow(KEY, fifo, Counting("n1", *KEY, leads=True))
+    reader = ProgressReader(lambda *_: None)
+    reader.follow(KEY, open_fifo(fifo), Counting("n1", *KEY, leads=True))
     for number in range(1_000):
         write(fifo, steps(number + 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert 1 < heard <= 128
-    listener.close()
+    assert 1 < reads <= 128
+    reader.close()
 
 
 @pytest.mark.parametrize("what", ["a file", "a link", "nothing"])
@@ -336,10 +349,10 @@ async def test_a_fifo_that_was_replaced_is_left_alone(tmp_path: Path, what: str)
         path.write_text("train\n")
     elif what == "a link":
         path.symlink_to(aim)
-    told: list[Told] = []
-    listener = Listener(lambda _, one: told.append(one))
-    listener.follow(KEY, path, hearing())
+    reports: list[Report] = []
+    reader = ProgressReader(lambda _, one: reports.append(one))
+    reader.follow(KEY, open_fifo(path), parser())
     await asyncio.sleep(0)
-    listener.forget(KEY)
-    listener.close()
-    assert told == []
+    reader.forget(KEY)
+    reader.close()
+    assert reports == []

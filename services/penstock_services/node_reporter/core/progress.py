@@ -1,8 +1,8 @@
-"""What training scripts tell in the FIFO of their task: which bytes are lines, what a line means, which become events.
+"""Parser of the progress lines that training scripts write into the FIFO of their task: from bytes to events.
 
 Ideal: every line becomes an event. Departure: a script may be hostile or broken, so lines are bounded in length, events
-in number, progress is heard at growing distances, and of a gang only rank 0 tells progress and stages. What is no line
-of ours is counted and ignored; it never spoils the next one. Lines: `libs/sdk/README.md`.
+in number, progress is reported at growing distances, and of a gang only rank 0 reports progress and stages. What is
+not one of our lines is counted and ignored; it never spoils the next one. Lines: `libs/penstock/sdk/README.md`.
 """
 
 from typing import NamedTuple
@@ -15,22 +15,20 @@ from penstock.model.external_events import StageSample, StagesMeasured, StepsMea
 from penstock.sdk.lines import LINE_BYTES
 
 PHASES_KNOWN = frozenset({b"launch", b"train", b"save"})
-MAX_CHANGES = (
-    1_000  # of phase per task; a script that tells its phase in every step is not listened to for ever
-)
+MAX_CHANGES = 1_000  # of phase per task, for scripts that write their phase in every step
 MAX_STEPS = 200  # events per task and its last line: as many as 10^8 iterations have at distances that grow by a tenth
 GROWTH_TENTHS = 11
 MAX_STAGES = 16  # events per task
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """An event that a script's line became; `name`: what its id ends with."""
 
     name: str
     event: Event
 
 
-class Lines:
+class LineSplitter:
     """Cuts chunks into lines. What is longer than LINE_BYTES is skipped up to its end and counted."""
 
     def __init__(self) -> None:
@@ -61,15 +59,15 @@ class Lines:
         return [rest] if rest else []
 
 
-class Hearing:
-    """One task that is listened to. `leads`: it speaks for its gang."""
+class ProgressParser:
+    """The progress of one task. `leads`: it reports for its gang (rank 0)."""
 
     def __init__(self, node_id: str, task_id: str, token: int, *, leads: bool) -> None:
         self.garbage = 0
-        """Lines that are none of ours."""
-        self.unheard = 0
-        """Lines of ours that are not passed on: beyond the bounds, repeated, or between two that are told."""
-        self._lines = Lines()
+        """Lines that are not ours."""
+        self.dropped = 0
+        """Lines of ours that are not reported: beyond the bounds, repeated, or between two that are."""
+        self._lines = LineSplitter()
         self._task = {"node_id": node_id, "task_id": task_id, "token": token}
         self._leads = leads
         self._phase = b""
@@ -80,25 +78,25 @@ class Hearing:
         self._held: StepsMeasured | None = None
         self._stages = 0
 
-    def hear(self, chunk: bytes, now_ms: int) -> list[Told]:
-        """The events that come of these bytes, in order."""
-        return self._heard(self._lines.cut(chunk), now_ms)
+    def parse(self, chunk: bytes, now_ms: int) -> list[Report]:
+        """The events that follow from these bytes, in order."""
+        return self._parsed(self._lines.cut(chunk), now_ms)
 
-    def end(self, now_ms: int) -> list[Told]:
-        """The task is over: what is left of its last line, and the last progress that it told."""
-        told = self._heard(self._lines.end(), now_ms)
+    def end(self, now_ms: int) -> list[Report]:
+        """The task is over: what is left of its last line, and its last progress."""
+        reports = self._parsed(self._lines.end(), now_ms)
         self.garbage += self._lines.too_long
         self._lines.too_long = 0
         if self._held is not None:
-            told.append(_steps_told(self._held))
+            reports.append(_steps_report(self._held))
             self._held = None
-        return told
+        return reports
 
-    def _heard(self, lines: list[bytes], now_ms: int) -> list[Told]:
-        heard = (self._line(line.strip(), now_ms) for line in lines)
-        return [told for told in heard if told is not None]
+    def _parsed(self, lines: list[bytes], now_ms: int) -> list[Report]:
+        parsed = (self._line(line.strip(), now_ms) for line in lines)
+        return [report for report in parsed if report is not None]
 
-    def _line(self, line: bytes, now_ms: int) -> Told | None:
+    def _line(self, line: bytes, now_ms: int) -> Report | None:
         if line in PHASES_KNOWN:
             return self._on_phase(line, now_ms)
         if not line:
@@ -107,25 +105,25 @@ class Hearing:
         if event is None:
             self.garbage += 1
             return None
-        told = None
+        report = None
         if self._leads:
-            told = self._on_steps(event) if isinstance(event, StepsMeasured) else self._on_stages(event)
-        self.unheard += told is None
-        return told
+            report = self._on_steps(event) if isinstance(event, StepsMeasured) else self._on_stages(event)
+        self.dropped += report is None
+        return report
 
-    def _on_phase(self, phase: bytes, now_ms: int) -> Told | None:
+    def _on_phase(self, phase: bytes, now_ms: int) -> Report | None:
         """Each change, while there are few enough."""
         if phase == self._phase:
             return None
         self._phase = phase
         self._changes += 1
         if self._changes > MAX_CHANGES:
-            self.unheard += 1
+            self.dropped += 1
             return None
         fields = {**self._task, "phase": phase.decode(), "at_ms": now_ms}
-        return Told(f"{phase.decode()}/{now_ms}", TaskPhaseChanged.model_validate(fields))
+        return Report(f"{phase.decode()}/{now_ms}", TaskPhaseChanged.model_validate(fields))
 
-    def _on_steps(self, steps: StepsMeasured) -> Told | None:
+    def _on_steps(self, steps: StepsMeasured) -> Report | None:
         """The first, then at growing distances from it; the last one is held back until the end."""
         done = steps.done
         if done <= max(self._done, self._held.done if self._held is not None else 0):
@@ -138,17 +136,17 @@ class Hearing:
             return None
         self._steps += 1
         self._done, self._held = done, None
-        return _steps_told(steps)
+        return _steps_report(steps)
 
-    def _on_stages(self, stages: StagesMeasured) -> Told | None:
+    def _on_stages(self, stages: StagesMeasured) -> Report | None:
         if self._stages == MAX_STAGES:
             return None
         self._stages += 1
-        return Told(f"stages/{stages.at_ms}/{self._stages}", stages)
+        return Report(f"stages/{stages.at_ms}/{self._stages}", stages)
 
 
-def _steps_told(steps: StepsMeasured) -> Told:
-    return Told(f"steps/{steps.done}", steps)
+def _steps_report(steps: StepsMeasured) -> Report:
+    return Report(f"steps/{steps.done}", steps)
 
 
 class _Steps(msgspec.Struct, forbid_unknown_fields=True):
@@ -174,7 +172,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMeasured | None:
-    """None for what is no line of ours, in whatever way."""
+    """None for what is not one of our lines."""
     try:
         found = _DECODER.decode(line)
         if found.steps is not None and found.stages is None:

@@ -1,0 +1,229 @@
+"""The real host: state folder, /proc, cgroups, NVML. Adapter of `ports.Host` for Linux."""
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pynvml
+
+from penstock.errors import ConfigurationError
+from penstock.model.external_events import GpuFaulted
+from penstock.model.ledger_events import StartTask
+from penstock.model.types import TaskPlacement
+from penstock.runtime.task_logs import file_name, log_path
+from penstock.sdk.lines import FIFO
+from penstock_services.node_reporter.core.environment import base_environment, task_environment
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell import processes
+from penstock_services.node_reporter.shell.faults import watch_faults
+from penstock_services.node_reporter.shell.fifo import open_fifo
+from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node
+from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
+from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
+from penstock_services.node_reporter.shell.spawner import Spawner, lock_state
+
+PHASES = "phases"
+DATA_SLACK_MIB = 1_024
+"""RLIMIT_DATA counts memory that is reserved but never touched (thread stacks of 8 MiB, BLAS buffers of 32 MiB
+per thread), a memory cap means what is used; so much more is therefore allowed."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+logger = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind", Started, Exit)
+
+
+class LinuxHost:
+    """This machine under these options. Raises `ConfigurationError` naming the option that does not fit."""
+
+    def __init__(self, options: Options) -> None:
+        check_cgroup(options.cgroup)
+        self.options = options
+        self.spec = find_node(options)
+        self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
+        """Environment variables that tell our processes from others' on the same machine."""
+        interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
+        self._base = base_environment(os.environ, interpreter) | self._marks
+
+    # ------------------------------------------------------------------------------- state folder
+
+    async def lock(self) -> int:
+        make_folder(self.options.state_dir)
+        return await lock_state(self.options.state_dir)
+
+    def unlock(self, lock: int) -> None:
+        os.close(lock)
+
+    def open_journal(self) -> Journal:
+        return Journal(self.options.state_dir / "journal.sqlite")
+
+    def _folder(self, key: Key) -> Path:
+        """Where a task's shim writes down its start and end."""
+        return self.options.state_dir / "tasks" / f"{file_name(key[0])}@{key[1]}"
+
+    def started(self, key: Key) -> Started | None:
+        found = read_record(self._folder(key) / "started.json", Started)
+        return found if found is not None and (found.task_id, found.token) == key else None
+
+    def exit(self, key: Key) -> Exit | None:
+        return read_record(self._folder(key) / "exit.json", Exit)
+
+    def forget(self, key: Key) -> None:
+        """Leaves what the task itself wrote into its working folder."""
+        folder = self._folder(key)
+        with suppress(OSError):
+            (folder / "work").rmdir()
+        if not (folder / "work").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------- tasks
+
+    def launch(self, lock: int, callbacks: Callbacks) -> Spawner:
+        return Spawner(lock, self._marks, callbacks, self.request)
+
+    def request(self, order: StartTask) -> dict[str, Any]:
+        """The launcher's request for a task, whose folder is made. Raises `JournalFailed`."""
+        options = self.options
+        folder = make_folder(self._folder((order.task_id, order.token)))
+        with _state_folder(), suppress(FileExistsError):
+            os.mkfifo(folder / PHASES, 0o600)
+        virtual = options.virtual_gpus is not None
+        return {
+            "task_id": order.task_id,
+            "token": order.token,
+            "folder": str(folder),
+            "log": str(log_path(options.log_dir, order.job_id, order.task_id)),
+            "log_limit": options.log_limit_mib << 20,
+            "argv": list(order.command),
+            "env": task_environment(order, self.spec, self._base, virtual=virtual)
+            | {FIFO: str(folder / PHASES)},
+            "cwd": order.workdir or str(make_folder(folder / "work")),
+            **memory_cap(options, order.place),
+            "cores": real_cores(order.place.cores),
+        }
+
+    def end_task(self, key: Key) -> int:
+        started = self.started(key)
+        session = started.pid if started is not None else None
+        own = {**self._marks, "PENSTOCK_TASK_ID": key[0], "PENSTOCK_TOKEN": str(key[1])}
+        return processes.kill_all(lambda: processes.with_descendants(processes.members(own, session), set()))
+
+    def end_orphans(self, known: set[int]) -> int:
+        spare = known | processes.ancestors(os.getpid())
+        return processes.kill_all(
+            lambda: processes.with_descendants(
+                {pid for pid in processes.members(self._marks) if not processes.below(pid, known)}, spare
+            )
+        )
+
+    def progress(self, key: Key) -> ProgressStream | None:
+        return open_fifo(self._folder(key) / PHASES)
+
+    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
+        """Threads started later inherit it from their creators."""
+        started = self.started(key)
+        if started is None or not processes.is_alive(started.shim, started.shim_start):
+            return
+        for pid in processes.with_descendants({started.pid}, set()):
+            with suppress(OSError):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(thread), real_cores(cores))
+
+    # ------------------------------------------------------------------------------- measurements
+
+    def measure(self, shim: int) -> tuple[float, int]:
+        """Looks at no other process than those below the shim."""
+        ticks = pages = 0
+        queue = [shim]
+        while queue:
+            pid = queue.pop()
+            with suppress(OSError):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    with open(f"/proc/{pid}/task/{thread}/children") as file:
+                        queue += map(int, file.read().split())
+                if pid != shim:
+                    with open(f"/proc/{pid}/stat", "rb") as stat:
+                        fields = stat.read().rpartition(b")")[2].split()
+                    ticks += sum(map(int, fields[11:15]))
+                    pages += int(fields[21])
+        return ticks / TICKS_PER_S, pages * PAGE_BYTES // BYTES_PER_MIB
+
+    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
+        if self.options.virtual_gpus is not None:
+            return None
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+            percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            return percent, pynvml.nvmlDeviceGetMemoryInfo(handle).used // BYTES_PER_MIB
+        except pynvml.NVMLError:
+            return None
+
+    def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
+        if self.options.virtual_gpus is None and self.spec.gpus:
+            watch_faults(self.spec.node_id, len(self.spec.gpus), deliver)
+
+
+def read_record(path: Path, kind: type[Kind]) -> Kind | None:
+    """A file that a shim wrote whole; None when it is not there, or not readable: the machine lost it as it went down."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+@contextmanager
+def _state_folder() -> Iterator[None]:
+    """Turns an OSError into `JournalFailed`: a state folder that cannot be written is no base to act on."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalFailed(f"the state folder cannot be written: {error}") from error
+
+
+def make_folder(path: Path) -> Path:
+    """A folder only we can look into. Raises `JournalFailed`."""
+    with _state_folder():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def real_cores(cores: Sequence[int]) -> list[int]:
+    """Cores as this machine has them: a virtual node may count more than there are."""
+    usable = sorted(os.sched_getaffinity(0))
+    return sorted({usable[core % len(usable)] for core in cores})
+
+
+def memory_cap(options: Options, place: TaskPlacement) -> dict[str, Any]:
+    """The request's fields `data_limit` (bytes, 0: none) and `cgroup` (a folder, or None)."""
+    if place.host_memory_mib == 0:
+        return {"data_limit": 0, "cgroup": None}
+    if options.cgroup is None:
+        return {"data_limit": (place.host_memory_mib + DATA_SLACK_MIB) * BYTES_PER_MIB, "cgroup": None}
+    group = options.cgroup / f"{file_name(options.node_id)}@{file_name(place.task_id)}"
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "memory.max").write_text(str(place.host_memory_mib * BYTES_PER_MIB))
+    except OSError as error:
+        raise JournalFailed(f"--cgroup: {group} cannot be set up: {error}") from error
+    return {"data_limit": 0, "cgroup": str(group)}
+
+
+def check_cgroup(folder: Path | None) -> None:
+    """Raises `ConfigurationError` when the delegated folder cannot carry memory caps."""
+    if folder is None:
+        return
+    try:
+        enabled = (folder / "cgroup.subtree_control").read_text().split()
+    except OSError as error:
+        raise ConfigurationError(f"--cgroup: {folder} is not a cgroup v2 folder: {error}") from error
+    if "memory" not in enabled:
+        raise ConfigurationError(
+            f"--cgroup: {folder} does not pass on the memory controller; write +memory into cgroup.subtree_control"
+        )

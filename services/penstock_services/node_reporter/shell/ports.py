@@ -1,0 +1,175 @@
+"""Ports of the node-reporter: the machine under it, its launcher of tasks and a task's progress stream.
+
+`linux.py`, `spawner.py` and `fifo.py` are the real adapters; the fault laboratory of the tests has simulated ones.
+Decisions, the journal's contents and the order of recovery are above these ports, so both run the same code.
+"""
+
+from collections.abc import Callable, Sequence
+from signal import Signals
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from penstock.errors import KernelError
+from penstock.model.external_events import GpuFaulted
+from penstock.model.ledger_events import StartTask
+from penstock.model.types import NodeSpec
+from penstock_services.node_reporter.shell.journal import Journal
+
+Key = tuple[str, int]
+"""Task id and token."""
+
+
+class LauncherLost(KernelError):
+    """The launcher ended under us: which requests it took is known again after a new start (the lock)."""
+
+
+class Immortal(KernelError):
+    """Processes that SIGKILL did not end in time (uninterruptible sleep): what they hold may not be given out."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """`started.json` of a task, written before its program runs."""
+
+    task_id: str
+    token: int
+    shim: int
+    """Pid of the task's guardian."""
+    shim_start: int | None
+    """Start time of that process in clock ticks since boot."""
+    pid: int
+    """Of the program; also its session id."""
+    started_ms: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a program could not be started: at which stage, with which errno."""
+
+    stage: str
+    errno: int
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """`exit.json` of a task, written (fsync) after the last of its processes was reaped."""
+
+    started_ms: int
+    exited_ms: int
+    exit_code: int | None
+    signal: int | None
+    cpu_ms: int
+    max_rss_kib: int
+    oom: bool = False
+    """Its cgroup counted an OOM kill."""
+    failure: Failure | None = None
+
+
+class Callbacks(NamedTuple):
+    """What a launcher reports, on the event loop."""
+
+    started: Callable[[Key, int, int], None]
+    """(key, pid, started_ms): the program runs (its exec succeeded)."""
+    gone: Callable[[Key], None]
+    """The shim has ended: there is an `exit.json`, or it was killed."""
+    lost: Callable[[], None]
+    """The launcher itself ended."""
+
+
+class Launcher(Protocol):
+    """Starts tasks and watches their shims."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def spawn(self, order: StartTask) -> None:
+        """Asks for one task. Raises `JournalFailed` when its folder cannot be made."""
+        ...
+
+    def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
+        """Watches a shim that runs already. False: it has ended."""
+        ...
+
+    def signal(self, key: Key, number: Signals) -> None:
+        """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
+        ...
+
+    def close(self) -> None:
+        """Lets the launcher go; tasks and shims stay. Idempotent."""
+        ...
+
+
+class ProgressStream(Protocol):
+    """What one task writes about its progress. Bytes wait in the stream until they are read."""
+
+    def read(self) -> bytes:
+        """What there is, at most 64 KiB; b"" if there is nothing."""
+        ...
+
+    def watch(self, readable: Callable[[], None]) -> None:
+        """Calls `readable` on the event loop whenever there are bytes."""
+        ...
+
+    def unwatch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Host(Protocol):
+    """One machine, from a boot to the next."""
+
+    @property
+    def spec(self) -> NodeSpec: ...
+
+    async def lock(self) -> int:
+        """Takes the state folder's lock. Who has it knows: nothing will start any more without a `started.json`.
+
+        Raises `JournalFailed` when the folder cannot be made, `ConfigurationError` when another reporter has it.
+        """
+        ...
+
+    def unlock(self, lock: int) -> None: ...
+
+    def open_journal(self) -> Journal:
+        """Raises `JournalFailed`."""
+        ...
+
+    def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
+
+    def started(self, key: Key) -> Started | None:
+        """None: never begun, or lost when the machine went down."""
+        ...
+
+    def exit(self, key: Key) -> Exit | None:
+        """None: it still runs, or its shim was killed."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """Removes what is written down of a task, except its own output."""
+        ...
+
+    def end_task(self, key: Key) -> int:
+        """Kills what is left of a task whose shim was killed; how many processes. May block. Raises `Immortal`."""
+        ...
+
+    def end_orphans(self, known: set[int]) -> int:
+        """Kills our processes that are neither one of `known` (pids) nor below one; how many. Raises `Immortal`."""
+        ...
+
+    def progress(self, key: Key) -> ProgressStream | None:
+        """None: the task has removed or replaced it."""
+        ...
+
+    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
+        """Pins every thread of a task's processes."""
+        ...
+
+    def measure(self, shim: int) -> tuple[float, int]:
+        """CPU seconds used by, and resident MiB of, everything below a shim."""
+        ...
+
+    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
+        """Utilisation in percent and used MiB; None where it cannot be measured."""
+        ...
+
+    def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
+        """Calls `deliver` on the running event loop for each fault of a GPU, as long as the process lives."""
+        ...
