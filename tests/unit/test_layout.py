@@ -1,0 +1,66 @@
+"""The two import roots: what a type checker or an editor finds when it is given `libs` and `services` and nothing else."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = (ROOT / "libs", ROOT / "services")
+PACKAGES = frozenset({"penstock", "penstock_services"})
+
+
+def own_imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Every import of an own module: (module, name taken from it or "")."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{path}: relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def place_of(module: str) -> Path | None:
+    """The file that the search paths give for a module."""
+    for root in ROOTS:
+        base = root.joinpath(*module.split("."))
+        for found in (base / "__init__.py", base.with_suffix(".py")):
+            if found.is_file():
+                return found
+    return None
+
+
+def names_in(path: Path) -> set[str]:
+    """What a module defines or imports at its top level, also inside `if` and `try`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
+def test_every_own_import_resolves_with_the_two_roots_alone() -> None:
+    """An editor without the virtual environment shows each own module, and follows each name to its definition."""
+    sources = [path for root in ROOTS for path in root.rglob("*.py")]
+    assert len(sources) > 100
+    unresolved = []
+    for source in sources:
+        for module, name in own_imports(source):
+            if module.partition(".")[0] not in PACKAGES:
+                continue
+            place = place_of(module)
+            if place is None or (
+                name and place_of(f"{module}.{name}") is None and name not in names_in(place)
+            ):
+                unresolved.append(f"{source.relative_to(ROOT)}: {module} {name}")
+    assert unresolved == []
+
+
+def test_every_folder_with_code_is_a_regular_package() -> None:
+    """A folder without `__init__.py` becomes a namespace package: tools skip it, and another wheel may add to it."""
+    for root in ROOTS:
+        folders = {path.parent for path in root.rglob("*.py")}
+        assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
