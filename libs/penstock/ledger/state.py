@@ -132,7 +132,6 @@ def vector_key(vector: ResourceVector) -> tuple[float, ...]:
         vector.cores,
         vector.host_memory_mib,
         vector.gpu_memory_mib,
-        vector.gpu_utilisation_percent,
         vector.bandwidth_mbps,
         vector.gpu_share_milli,
     )
