@@ -4,6 +4,7 @@
 identities) is the running broker. Both are started on first use and leave nothing behind.
 """
 
+import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import asyncio
 import contextlib
 import itertools

@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import ParamSpec, TypeVar
 
 from penstock.errors import KernelError
+from penstock.runtime.single_thread import use_one_thread
 
 WORKERS = 1  # a machine's cores belong to its jobs
 MAX_WAITING = 8  # tasks in the pool; beyond, the caller is told at once
@@ -33,14 +34,10 @@ class WorkerDied(KernelError):
     """The worker was killed (out of memory?); the task's outcome is lost, the pool starts anew."""
 
 
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
 def _begin_worker(parent: int, niceness: int) -> None:
     """A worker leaves signals from the terminal to its parent, ends with it, and keeps to one core."""
     os.nice(niceness)
-    for library in ONE_THREAD:  # before the function that it runs imports numpy
-        os.environ.setdefault(library, "1")
+    use_one_thread()  # before the function that it runs imports numpy
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended while we started

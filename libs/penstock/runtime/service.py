@@ -4,6 +4,7 @@ Every service exports `async def run(settings, stop, *, log=None, ready=None)`: 
 set or cancelled; `log` is given when several services share one process; `ready` is set once it serves.
 """
 
+import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import asyncio
 import gc
 import logging
