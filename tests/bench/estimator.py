@@ -25,9 +25,9 @@ from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrai
 from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
-from penstock_services.estimator.core.learn.training import table
-from penstock_services.estimator.core.lifecycle import MOST_OVER
-from penstock_services.estimator.shell.runs import RunStore
+from penstock_services.estimator.core.due import MOST_OVER
+from penstock_services.estimator.core.resource_model.training import table
+from penstock_services.estimator.shell.store import RunStore
 from tests.bench.history import CARDS, Month
 from tests.bench.machine import Cpu
 from tests.bench.servers import Servers, process, servers
@@ -223,10 +223,7 @@ async def measure(
         cell, seen = Cell(log), servers_.folder / "seen.json"
         await fill(servers_, month, runs, await cell.begin(nodes))
         argv = ["-m", "tests.bench.watched_estimator", str(seen)]
-        env = dict.fromkeys(
-            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
-        )  # as the service's own entry does
-        async with process("estimator", argv, servers_, env) as child:
+        async with process("estimator", argv, servers_) as child:
             await train(cell, jobs, "first", 1)
             async with asyncio.timeout(TRAINING_TIMEOUT_S):
                 while not cell.models:

@@ -15,14 +15,14 @@ from penstock.model.external_events import JobSubmitted, NodeJoined, StepsMeasur
 from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
-from penstock_services.estimator.core.etas import Etas
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.needs.history import History, Run, key_of
-from penstock_services.estimator.core.needs.nearest import Nearest
-from penstock_services.estimator.core.needs.node_sizes import NodeSizes
+from penstock_services.estimator.core.eta.updates import Etas
+from penstock_services.estimator.core.resources.history import History, Run, key_of
+from penstock_services.estimator.core.resources.nearest import Nearest
+from penstock_services.estimator.core.resources.node_sizes import NodeSizes
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock_services.estimator.core.steps.tier import StepTier
-from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
 from tests.support.driver import node_spec
 
 NETWORKS, OWNERS = 30, 20
@@ -52,11 +52,11 @@ def measure(runs: int, at_once: int, repeats: int) -> Found:
     found, chance = Found(), np.random.default_rng(SEED)
     month = [_run(seq, chance) for seq in range(1, runs + 1)]
     began_s = process_time()
-    trained = train_steps(month, None, {})
+    trained = train_steps(month, None)
     found.training_s = process_time() - began_s
     assert trained is not None, "so few runs teach nothing"
     began_s = process_time()
-    learned = read_steps(trained.model.body, trained.model.sha256)
+    learned = read_steps(trained.body, trained.sha256)
     found.reading_ms = 1_000 * (process_time() - began_s)
     for _ in range(repeats):
         _ask(found, learned, at_once, chance)

@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant("nobody is killed when the grace is over", NODE, "        yield Signal(task.task_id, task.token, signal.SIGKILL)\n", "        yield from ()\n"),
     # -- around the cores
     Mutant("the ledger's clock may go back", "penstock.clock", "max(gone_on_ms, last_ms, self._wall_ms())", "self._wall_ms()"),
-    Mutant("the estimator forgets what it had not estimated", "penstock_services.estimator.core.follow", "return [(job_id, job, job.spec) for job_id, job in self.live.items() if job.spec is not None]", "return []"),
+    Mutant("the estimator forgets what it had not estimated", "penstock_services.estimator.core.state", "return [(job_id, job, job.spec) for job_id, job in self.live.items() if job.spec is not None]", "return []"),
 )  # fmt: skip
 
 

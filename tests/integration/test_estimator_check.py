@@ -17,7 +17,7 @@ from penstock.model.external_events import JobEstimated, ModelTrained
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.shell.runs import estimator_schema
+from penstock_services.estimator.shell.store import estimator_schema
 from tests.integration.test_estimator_service import serving
 from tests.support.driver import CellDriver, node_spec
 from tests.support.gateway_cell import Cell, problem, running

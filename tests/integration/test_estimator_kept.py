@@ -19,12 +19,12 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.needs.killed import Killed
-from penstock_services.estimator.core.stages.book import Owned
+from penstock_services.estimator.core.resources.memory_kills import Killed
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
+from penstock_services.estimator.core.stages.registry import Owned
 from penstock_services.estimator.shell import stages as module
-from penstock_services.estimator.shell.runs import RunStore
 from penstock_services.estimator.shell.stages import Staged
+from penstock_services.estimator.shell.store import RunStore
 from tests.integration.test_estimator_runs import run
 from tests.integration.test_estimator_service import (
     ESTIMATES,

@@ -14,8 +14,8 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement, Usage
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.lifecycle import MIN_RUNS
-from penstock_services.estimator.shell.runs import RunStore, estimator_schema
+from penstock_services.estimator.core.due import MIN_RUNS
+from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared, serving
 from tests.support.driver import node_spec
 

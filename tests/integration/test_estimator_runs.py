@@ -5,11 +5,11 @@ import math
 import pytest
 
 from penstock.errors import StoreError
-from penstock_services.estimator.core.learn.training import Trained
-from penstock_services.estimator.core.needs.history import History, Run
+from penstock_services.estimator.core.resource_model.training import Trained
+from penstock_services.estimator.core.resources.history import History, Run
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said
-from penstock_services.estimator.shell import runs as module
-from penstock_services.estimator.shell.runs import RunStore
+from penstock_services.estimator.shell import store as module
+from penstock_services.estimator.shell.store import RunStore
 
 pytestmark = pytest.mark.postgres
 

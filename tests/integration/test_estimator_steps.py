@@ -19,7 +19,6 @@ from penstock.model.external_events import (
     JobSubmitted,
     ModelTrained,
     NodeJoined,
-    ProfilePlanned,
     StepsMeasured,
     TaskExited,
     TaskPhaseChanged,
@@ -30,11 +29,11 @@ from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement, Usage
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.snapshots import save_snapshot
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.lifecycle import MIN_STEP_RUNS
-from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.estimator.core.due import MIN_STEP_RUNS
 from penstock_services.estimator.core.recall import Recall
-from penstock_services.estimator.shell.runs import RunStore, estimator_schema
+from penstock_services.estimator.core.resources.estimate import estimate
+from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 from tests.support.driver import node_spec
@@ -275,19 +274,6 @@ async def test_a_tampered_model_of_steps_is_not_used_and_an_older_one_answers(ds
     await connection.close()
     assert older in sources[0]
     assert "steps-" not in sources[1]
-    await log.close()
-
-
-async def test_what_to_measure_next_is_told(dsn: str) -> None:
-    """Everybody ran on one GPU with one batch size; somebody will want more, and nobody knows how that scales."""
-    log, placer = await cell(0)
-    for number in range(MIN_STEP_RUNS):
-        await placer.whole(f"run-{number}", spec(64, ("ada", "bob")[number % 2], 500, 1, number), 0.01)
-    async with serving(log, settings(dsn)):
-        plan = await first(ProfilePlanned, log)
-    assert (plan.model, plan.gpu_model) == ("resnet50", "T4")
-    assert plan.probes[0].spread_after < plan.probes[0].spread_before
-    assert any(sum(probe.gpus_per_node) > 1 for probe in plan.probes)
     await log.close()
 
 

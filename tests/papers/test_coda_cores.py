@@ -11,16 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.needs.cores import (
-    Category,
-    CoreJob,
-    Next,
-    PastJob,
-    Seen,
-    n_start,
-    search,
-    walk,
-)
+from penstock_services.estimator.core.resources.cores import Category, CoreJob, PastJob, n_start
+from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 FILE = (
     Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))

@@ -12,9 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.model import train
-from penstock_services.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
-from penstock_services.estimator.core.learn.saved import from_bytes, to_bytes
+from penstock_services.estimator.core.resource_model.measurements import (
+    MEMORY,
+    THROUGHPUT,
+    UTILISATION,
+    UTILISATION_STD,
+)
+from penstock_services.estimator.core.resource_model.model import train
+from penstock_services.estimator.core.resource_model.saved import from_bytes, to_bytes
 from tests.papers.estimator.cross_validation import Judged, cross_judge
 from tests.papers.estimator.run_files import Read, read_runs
 

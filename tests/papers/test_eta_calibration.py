@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.remaining.curves import (
+from penstock_services.estimator.core.eta.curves import (
     LEAST_POINTS,
     Curve,
     curve,
@@ -21,7 +21,7 @@ from penstock_services.estimator.core.remaining.curves import (
     steps_to,
     targets_of,
 )
-from penstock_services.estimator.core.remaining.eta import Bounds, Learned, covered, learn_runs, left_by_runs
+from penstock_services.estimator.core.eta.remaining import Bounds, Learned, covered, learn_runs, left_by_runs
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 LEAST_EPOCHS = 8  # with fewer, one epoch more or less is most of the error

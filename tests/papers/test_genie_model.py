@@ -5,19 +5,17 @@ What is taught by "other models" are the five that are not asked about. `-s` sho
 
 import csv
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
 
-from penstock_services.estimator.core.throughput.learn import learn_prior, reference_batch
-from penstock_services.estimator.core.throughput.model import StepModel, fit
-from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
-from penstock_services.estimator.core.throughput.prior import WIDE, Prior
+from penstock_services.estimator.core.step_time.learn_prior import learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.model import StepModel, fit
+from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.step_time.prior import WIDE, Prior
 from tests.papers.estimator.step_validation import MODELS as LEARNERS
 from tests.papers.estimator.step_validation import (
     errors,
@@ -37,13 +35,6 @@ pytestmark = pytest.mark.skipif(
     not (DATA / "bert/placements.csv").is_file(),
     reason=f"Pollux' step times are not in {DATA}; set PENSTOCK_DATA to the folder that holds pollux/",
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices are small here: threads would only wait for each other, and longest on a busy machine."""
-    with threadpool_limits(1):
-        yield
 
 
 Floats = NDArray[np.float64]

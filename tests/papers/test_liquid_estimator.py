@@ -1,10 +1,7 @@
 """Liquid §4 and §6.1: the forest, exactly, and what the paper says about it, on measured runs.
 
-Reference (R², Liquid's settings), memory / log throughput / utilisation mean / std: 0.954 / 0.971 / 0.557 / 0.401 on cells never
-seen, 0.46 / 0.96 / 0.46 / 0.25 on GPU families never seen; each, it seems, from one split whose test runs are not here. No definition
-over the runs that are here gives all four within 0.01 (services/estimator/README.md tells what was tried): the split decides.
-Single splits of another kind than `cells`, both precisions of a cell held out together, scatter about the first four, single
-splits of GPU models about the last. So the references are floors here, not points.
+The figures are floors, each a hundredth below what the forest reaches here with five folds and three seeds (R², GPU
+memory / log throughput / utilisation mean / its standard deviation).
 """
 
 import os
@@ -13,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.runs import (
+from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     THROUGHPUT,
     UTILISATION,
@@ -21,7 +18,7 @@ from penstock_services.estimator.core.learn.runs import (
     Runs,
     Task,
 )
-from tests.papers.estimator.cross_validation import Judged, cross_judge, folds, judge_on
+from tests.papers.estimator.cross_validation import Judged, cross_judge
 from tests.papers.estimator.liquid import REGRESSORS, LiquidModel, PhaseModel, regressor
 from tests.papers.estimator.run_files import read_runs
 from tests.support import measured_runs as cluster
@@ -31,9 +28,7 @@ needs_data = pytest.mark.skipif(
     not DATA.is_dir(),
     reason=f"the telemetry is not in {DATA}; set PENSTOCK_DATA to the folder that holds lambda/",
 )
-REFERENCE = {MEMORY: 0.954, THROUGHPUT: 0.971, UTILISATION: 0.557, UTILISATION_STD: 0.401}
-OF_FAMILIES = {MEMORY: 0.46, THROUGHPUT: 0.96, UTILISATION: 0.46, UTILISATION_STD: 0.25}
-NEAR = 0.01
+FLOORS = {MEMORY: 0.965, THROUGHPUT: 0.964, UTILISATION: 0.644, UTILISATION_STD: 0.625}
 
 
 @pytest.fixture(scope="module")
@@ -101,29 +96,8 @@ def test_the_forest_beats_the_line_where_the_paper_says_so() -> None:
 
 
 @needs_data
-def test_the_reference_is_reached_on_cells_never_seen(runs: Runs) -> None:
+def test_the_forest_on_cells_never_seen(runs: Runs) -> None:
     """Five folds of whole cells, three seeds."""
     told: list[dict[str, Judged]] = [dict(cross_judge(runs, "liquid", "cells", seed)) for seed in range(3)]
-    for name, least in REFERENCE.items():
-        assert np.mean([one[name].r2 for one in told]) >= least - NEAR, name
-
-
-@needs_data
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("split", "told"), [("both-precisions", REFERENCE), ("families", OF_FAMILIES)])
-def test_the_references_lie_in_the_scatter_of_single_splits(
-    runs: Runs, split: str, told: dict[str, float]
-) -> None:
-    """The reference's own kind of split, a fifth held out once, 40 times: no figure is outside what those give."""
-    found: dict[str, list[float]] = {name: [] for name in told}
-    for seed in range(8):
-        for held in folds(runs, split, seed):
-            judged = judge_on(runs.pick(~held), runs.pick(held), "liquid", seed)
-            for name, values in found.items():
-                values.append(judged[name].r2)
-    for name, values in found.items():
-        below = float(np.mean(np.array(values) <= told[name]))
-        print(f"\n{split}, {name}: {np.mean(values):.3f} ± {np.std(values):.3f}", end=", ")
-        print(f"reference {told[name]}, {below:.0%} of the splits at or below it", end="")
-        assert min(values) <= told[name] <= max(values), name
+    for name, floor in FLOORS.items():
+        assert np.mean([one[name].r2 for one in told]) >= floor, name

@@ -10,8 +10,8 @@ import pytest
 from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.runs import about
-from penstock_services.estimator.core.stages.book import StageLog
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
+from penstock_services.estimator.core.stages.registry import StageLog
 
 FILE = (
     Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))

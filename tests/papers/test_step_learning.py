@@ -6,25 +6,23 @@ owners' own, one training. `-s` shows every figure.
 
 import math
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # ships no types
 
 from penstock.model.types import JobSpec
-from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock_services.estimator.core.steps.training import (
+from penstock_services.estimator.core.step_time.placements import Cell
+from penstock_services.estimator.core.step_time.training import (
     StepAsked,
-    TrainedSteps,
+    Trained,
     read_steps,
     steps_of,
     train_steps,
 )
-from penstock_services.estimator.core.throughput.placements import Cell
 from tests.papers.test_genie_model import MODELS, measured
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
@@ -36,13 +34,6 @@ pytestmark = pytest.mark.skipif(
     not (DATA / "bert/placements.csv").is_file(),
     reason=f"Pollux' step times are not in {DATA}; set PENSTOCK_DATA to the folder that holds pollux/",
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a service."""
-    with threadpool_limits(1):
-        yield
 
 
 Told = list[tuple[str, Cell, float]]
@@ -83,10 +74,8 @@ def run(seq: int, network: str, cell: Cell, log_s: float) -> FinishedRun:
 
 
 @cache
-def trained(light: bool) -> TrainedSteps:
-    found = train_steps(
-        [run(seq, *one) for seq, one in enumerate(split(light)[0], 1)], None, {"T4": [4] * 16}
-    )
+def trained(light: bool) -> Trained:
+    found = train_steps([run(seq, *one) for seq, one in enumerate(split(light)[0], 1)], None)
     assert found is not None
     return found
 
@@ -98,7 +87,7 @@ def trained(light: bool) -> TrainedSteps:
 )
 def test_cells_that_nobody_ran(light: bool, median: float, p95: float) -> None:
     """A fourth owner asks how long a step takes on placements and batches that the other three never had."""
-    model = trained(light).model
+    model = trained(light)
     durations = read_steps(model.body, model.sha256).durations
     asked = [(StepAsked("new", network, "T4", cell), log_s) for network, cell, log_s in split(light)[1]]
     answers = steps_of(durations, [one for one, _ in asked])
@@ -115,13 +104,3 @@ def test_cells_that_nobody_ran(light: bool, median: float, p95: float) -> None:
     assert np.median(off) <= median
     assert np.quantile(off, 0.95) <= p95
     assert held / len(off) >= 0.9
-
-
-def test_a_light_profile_is_what_is_asked_for() -> None:
-    """GENIE's few points: with 15 each nothing more is asked for; before that, a few placements that the nodes hold."""
-    assert trained(light=True).plans == ()
-    few = [run(seq, *one) for seq, one in enumerate(split(True)[0][:30], 1)]
-    found = train_steps(few, None, {"T4": [4] * 16})
-    assert found is not None
-    assert found.plans
-    assert all(max(probe.gpus_per_node) <= 4 for plan in found.plans for probe in plan.probes)

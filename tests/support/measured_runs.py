@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from penstock_services.estimator.core.learn.gpus import facts_of
-from penstock_services.estimator.core.learn.runs import (
+from penstock_services.estimator.core.resource_model.gpus import facts_of
+from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     THROUGHPUT,
     UTILISATION,

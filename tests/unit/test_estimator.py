@@ -12,12 +12,19 @@ from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoine
 from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
-from penstock_services.estimator.core import follow
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.needs import estimate as rules
-from penstock_services.estimator.core.needs.estimate import Guess, HistoryTier, confidence, estimate
-from penstock_services.estimator.core.needs.history import MAX_KEYS, RUNS_PER_KEY, History, Run, Runs, key_of
+from penstock_services.estimator.core import state as follow
+from penstock_services.estimator.core.resources import estimate as rules
+from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, confidence, estimate
+from penstock_services.estimator.core.resources.history import (
+    MAX_KEYS,
+    RUNS_PER_KEY,
+    History,
+    Run,
+    Runs,
+    key_of,
+)
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given
+from penstock_services.estimator.core.state import Ledger
 from tests.support.driver import node_spec
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)

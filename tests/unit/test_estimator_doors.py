@@ -15,7 +15,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock_services.estimator.core.follow import Ledger
+from penstock_services.estimator.core.state import Ledger
 from penstock_services.estimator.shell.service import Estimator
 
 GENERATED = 1_500

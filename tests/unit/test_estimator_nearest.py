@@ -4,9 +4,9 @@ import math
 import random
 
 from penstock.model.types import JobSpec
-from penstock_services.estimator.core.needs.estimate import estimate
-from penstock_services.estimator.core.needs.history import Run, key_of
-from penstock_services.estimator.core.needs.nearest import (
+from penstock_services.estimator.core.resources.estimate import estimate
+from penstock_services.estimator.core.resources.history import Run, key_of
+from penstock_services.estimator.core.resources.nearest import (
     FARTHEST,
     MAX_MODELS,
     MAX_OWNERS,

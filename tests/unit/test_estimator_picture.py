@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.estimator.core.needs.history import Run
-from penstock_services.estimator.core.reckoning import reckon
+from penstock_services.estimator.core.accuracy import reckon
+from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
 from penstock_services.estimator.evaluate.drawn import words
 from penstock_services.estimator.evaluate.drawn.page import page

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from penstock_services.estimator.core.needs.history import Run
-from penstock_services.estimator.core.reckoning import STRETCHES, reckon, remaining, share
+from penstock_services.estimator.core.accuracy import STRETCHES, reckon, remaining, share
+from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.model.types import JobSpec, ResourceRequest
-from penstock_services.estimator.core.learn import model as learned
-from penstock_services.estimator.core.learn.saved import BadModel
-from penstock_services.estimator.core.learn.training import (
+from penstock_services.estimator.core.due import MIN_RUNS, Due
+from penstock_services.estimator.core.resource_model import model as learned
+from penstock_services.estimator.core.resource_model.saved import BadModel
+from penstock_services.estimator.core.resource_model.training import (
     FEWEST_RUNS,
     ModelTier,
     Trained,
@@ -16,9 +17,8 @@ from penstock_services.estimator.core.learn.training import (
     table,
     train,
 )
-from penstock_services.estimator.core.lifecycle import MIN_RUNS, Due
-from penstock_services.estimator.core.needs.estimate import estimate
-from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.resources.estimate import estimate
+from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import About, Card, Cards, FinishedRun, Given, Said
 
 T4, V100 = Card("T4", 15_360), Card("V100", 16_384)

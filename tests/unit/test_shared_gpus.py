@@ -16,7 +16,7 @@ from penstock.policies.base import Chance, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES
 from penstock.policies.validate import validate
-from penstock_services.estimator.core.needs.estimate import estimate as estimated
+from penstock_services.estimator.core.resources.estimate import estimate as estimated
 from tests.support.driver import CellDriver, job_spec, node_spec
 
 

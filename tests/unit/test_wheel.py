@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = {"charts", "placer", "projector", "estimator", "node-reporter", "gateway", "cli", "simulator", "local", "dev"}
+EXTRAS = {
+    "charts",
+    "placer",
+    "projector",
+    "estimator",
+    "node-reporter",
+    "gateway",
+    "cli",
+    "simulator",
+    "local",
+    "dev",
+}
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.needs import COMMAND, request_of
 from penstock.simulator.truths.truth import LossTold, PhaseChange, Work, seats
-from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.node_reporter.core.machine import Input
 from penstock_services.placer.core.step import Step
 

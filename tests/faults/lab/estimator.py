@@ -5,8 +5,8 @@ from penstock.model.errors import EventError
 from penstock.model.external_events import JobEstimated, JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.needs.estimate import HistoryTier, estimate
+from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
+from penstock_services.estimator.core.state import Ledger
 from tests.faults.lab.log import Append, Log, Record, wire
 from tests.faults.lab.world import Clock, Life, Loop, World
 

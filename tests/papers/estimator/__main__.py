@@ -1,7 +1,7 @@
 """`python -m tests.papers.estimator DATA …`: how well models predict measured runs that they were not shown."""
 
+import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import argparse
-import os
 import shlex
 import signal
 import sys
@@ -9,10 +9,6 @@ import sys
 
 def main(arguments: list[str]) -> int:
     """Exit codes: 0 done, 2 bad command or data."""
-    for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(
-            library, "1"
-        )  # before numpy: on such small matrices threads wait for each other
     from tests.papers.estimator import evaluation
 
     parser = argparse.ArgumentParser(prog="python -m tests.papers.estimator", description=evaluation.__doc__)

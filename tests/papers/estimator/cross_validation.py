@@ -7,8 +7,16 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock_services.estimator.core.learn.model import blocks, train, within
-from penstock_services.estimator.core.learn.runs import LABELS, THROUGHPUT, Floats, Mask, Runs, Task, cell_of
+from penstock_services.estimator.core.resource_model.measurements import (
+    LABELS,
+    THROUGHPUT,
+    Floats,
+    Mask,
+    Runs,
+    Task,
+    cell_of,
+)
+from penstock_services.estimator.core.resource_model.model import blocks, train, within
 from tests.papers.estimator.liquid import REGRESSORS, LiquidModel
 
 FOLDS = 5

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.remaining.quantiles import student_quantile
-from penstock_services.estimator.core.throughput.model import Prediction, Task
-from penstock_services.estimator.core.throughput.placements import (
+from penstock_services.estimator.core.eta.quantiles import student_quantile
+from penstock_services.estimator.core.step_time.placements import (
     MAX_GPUS_PER_NODE,
     MAX_LOCAL_BATCH,
     MAX_NODES,
+    Placement,
+    wrong_placement,
 )
 
 COEFFICIENTS = 3  # of a quadratic
@@ -26,6 +27,30 @@ PENALTIES = 2  # λ1 and λ2
 DOUBT_RUNS = 3.0  # weight, in runs, of the doubt below against the errors of the fit
 DOUBT = 0.08  # of ln throughput: a 95th percentile of 13 % (§IV-B) is 0.065; a little more before any run
 MAX_RUNS = 100_000
+
+
+class Task(NamedTuple):
+    """Source: GENIE §II-B, t_i = ⟨b_i, r_i⟩."""
+
+    batch: float
+    """Global: samples per iteration over all GPUs."""
+    iterations: float
+    trains: bool = True
+    """False: inference, whose GPUs do not synchronise."""
+
+
+class Prediction(NamedTuple):
+    """`low_…` and `high_…` bound each with the probability asked for."""
+
+    step_s: float
+    throughput: float
+    """Samples per second."""
+    low_throughput: float
+    high_throughput: float
+    latency_s: float
+    """From the start on the GPUs to the last iteration."""
+    low_latency_s: float
+    high_latency_s: float
 
 
 class Run(NamedTuple):
@@ -172,3 +197,31 @@ def _wrong(run: Run) -> str:
     if not (1 <= run.nodes <= MAX_NODES and 1 <= run.gpus_per_node <= MAX_GPUS_PER_NODE):
         return f"⟨{run.nodes}, {run.gpus_per_node}⟩ is not within ⟨1–{MAX_NODES}, 1–{MAX_GPUS_PER_NODE}⟩"
     return ""
+
+
+def check_asked(task: Task, placement: Placement) -> None:
+    """Raises `ValueError` with everything that is wrong."""
+    problems = [
+        f"{name} {value} is not above 0"
+        for name, value in (("batch", task.batch), ("iterations", task.iterations))
+        if not 0 < value < inf
+    ]
+    if reason := wrong_placement(placement):
+        problems.append(reason)
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def prediction(log_step_s: float, width: float, task: Task, startup_s: float) -> Prediction:
+    """From ln of a step and the half-width of its interval."""
+    steps = [exp(log_step_s + sign * width) if sign * width < inf else inf for sign in (0, -1, 1)]
+    middle, low, high = steps
+    return Prediction(
+        step_s=middle,
+        throughput=task.batch / middle,
+        low_throughput=task.batch / high,
+        high_throughput=task.batch / low,
+        latency_s=task.iterations * middle + startup_s,
+        low_latency_s=task.iterations * low + startup_s,
+        high_latency_s=task.iterations * high + startup_s,
+    )

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.runtime.reading import BadFile, Problem, Row, header_of, rows, text_of
-from penstock_services.estimator.core.learn.runs import (
+from penstock_services.estimator.core.resource_model.measurements import (
     BANDWIDTH,
     MEMORY,
     MIB_PER_GIB,

@@ -10,9 +10,9 @@ import numpy as np
 import orjson
 
 from penstock.runtime.reading import shown
-from penstock_services.estimator.core.throughput.learn import learn_prior, reference_batch
-from penstock_services.estimator.core.throughput.placements import Table
-from penstock_services.estimator.core.throughput.prior import Prior
+from penstock_services.estimator.core.step_time.learn_prior import learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.placements import Table
+from penstock_services.estimator.core.step_time.prior import Prior
 from tests.papers.estimator.run_files import BadData
 from tests.papers.estimator.step_files import Steps, read_steps
 from tests.papers.estimator.step_validation import (

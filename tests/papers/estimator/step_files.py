@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from penstock.runtime.reading import BadFile, Problem, Row, header_of, rows, text_of
-from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table, wrong
+from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table, wrong
 from tests.papers.estimator.run_files import MAX_NAME, NUMBER, BadData, SetAside
 
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
-from penstock_services.estimator.core.throughput.learn import reference_batch
-from penstock_services.estimator.core.throughput.model import MAX_CELLS, Task, fit
-from penstock_services.estimator.core.throughput.placements import (
+from penstock_services.estimator.core.step_time.learn_prior import reference_batch
+from penstock_services.estimator.core.step_time.model import MAX_CELLS, fit
+from penstock_services.estimator.core.step_time.placements import (
     MAX_LOCAL_BATCH,
     Cell,
     Floats,
@@ -18,9 +18,9 @@ from penstock_services.estimator.core.throughput.placements import (
     Placement,
     Table,
 )
-from penstock_services.estimator.core.throughput.plan import MAX_CANDIDATES, profile_plan
-from penstock_services.estimator.core.throughput.prior import Prior
-from tests.papers.estimator.genie import MAX_RUNS, Run, fit_genie, predict_genie
+from penstock_services.estimator.core.step_time.prior import Prior
+from tests.papers.estimator.genie import MAX_RUNS, Run, Task, fit_genie, predict_genie
+from tests.papers.estimator.profile_plan import MAX_CANDIDATES, profile_plan
 
 LEVEL = 0.9  # of the intervals
 PROBES = 3  # cells that a cluster measures at once: the plan is asked again after so many

@@ -17,13 +17,13 @@ import numpy as np
 from penstock.model.external_events import Bounds, EtaEstimated, StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, Usage
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.learn.training import ModelTier, read_model, train
-from penstock_services.estimator.core.needs.estimate import HistoryTier, estimate
-from penstock_services.estimator.core.needs.nearest import NearestTier
+from penstock_services.estimator.core.resource_model.training import ModelTier, read_model, train
+from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
+from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.steps.tier import StepTier
-from penstock_services.estimator.core.steps.training import read_steps, train_steps
+from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.training import read_steps, train_steps
 from tests.support.driver import CellDriver, node_spec
 
 DAY_MS, LAUNCH_MS = 86_400_000, 20_000
@@ -95,10 +95,10 @@ def month(count: int, seed: int = 0) -> CellDriver:
             if trained is not None and trained.promoted:
                 model.use(read_model(trained.body, trained.sha256))
                 current = trained.body
-            stepped = train_steps(runs, current_steps, known.node_sizes.by_model())
-            if stepped is not None and stepped.model.promoted:
-                steps.use(read_steps(stepped.model.body, stepped.model.sha256))
-                current_steps = stepped.model.body
+            stepped = train_steps(runs, current_steps)
+            if stepped is not None and stepped.promoted:
+                steps.use(read_steps(stepped.body, stepped.sha256))
+                current_steps = stepped.body
         tiers = (HistoryTier(known.history), steps, model, NearestTier(known.nearest))
         cell.now_ms += int(30 * DAY_MS / count * chance.uniform(0.2, 1.0))
         cell.submit(f"job-{number:04}", spec, estimate(spec, tiers))

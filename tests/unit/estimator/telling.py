@@ -14,11 +14,11 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.needs.estimate import estimate
-from penstock_services.estimator.core.needs.history import Run
+from penstock_services.estimator.core.progress import Progress
+from penstock_services.estimator.core.resources.estimate import estimate
+from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock_services.estimator.core.steps.running import Progress
+from penstock_services.estimator.core.state import Ledger
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import Cell, usage
 

@@ -3,10 +3,15 @@
 import pytest
 
 from penstock.model.types import Category, JobSpec, ResourceRequest, Trait
-from penstock_services.estimator.core.needs.core_tier import JOBS_PER_OWNER, MAX_OWNERS, CoresTier, PastCores
-from penstock_services.estimator.core.needs.estimate import Guess, estimate
-from penstock_services.estimator.core.needs.history import Run
-from penstock_services.estimator.core.needs.rooms import Rooms
+from penstock_services.estimator.core.resources.core_tier import (
+    JOBS_PER_OWNER,
+    MAX_OWNERS,
+    CoresTier,
+    PastCores,
+)
+from penstock_services.estimator.core.resources.estimate import Guess, estimate
+from penstock_services.estimator.core.resources.history import Run
+from penstock_services.estimator.core.resources.rooms import Rooms
 from penstock_services.estimator.core.runs import NO_CARD, Given, about
 from tests.support.driver import node_spec
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock_services.estimator.core.needs.cores import CoreJob, Next, PastJob, Seen, n_start, search, walk
+from penstock_services.estimator.core.resources.cores import CoreJob, PastJob, n_start
+from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 Speed = Callable[[int], float]
 Step = Callable[[int, Sequence[Seen], int], Next]

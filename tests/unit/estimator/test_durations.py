@@ -7,9 +7,9 @@ import numpy as np
 import orjson
 import pytest
 
-from penstock_services.estimator.core.learn.saved import BadModel
-from penstock_services.estimator.core.remaining.curves import Curve
-from penstock_services.estimator.core.steps.durations import (
+from penstock_services.estimator.core.eta.curves import Curve
+from penstock_services.estimator.core.resource_model.saved import BadModel
+from penstock_services.estimator.core.step_time.durations import (
     DIGEST,
     MAGIC,
     Durations,
@@ -18,10 +18,10 @@ from penstock_services.estimator.core.steps.durations import (
     to_bytes,
     train,
 )
-from penstock_services.estimator.core.throughput.model import Task
-from penstock_services.estimator.core.throughput.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
 
 SHAPES = [(gpus,) * nodes for nodes in (1, 2, 3) for gpus in (1, 2, 4)]
+ASKED = [Cell((1,), 64.0), Cell((2, 4), 64 / 6), Cell((1, 2, 3), 64 / 6)]
 CELLS = [Cell(shape, batch) for shape in SHAPES for batch in (8.0, 16.0, 32.0)]
 
 
@@ -45,14 +45,16 @@ def trained(turn: int = 1) -> Durations:
 
 def test_what_is_read_back_answers_bit_for_bit_the_same() -> None:
     """The estimator restarts: its answers to the same jobs must not change by a bit, or replay would differ."""
-    before, task = trained(), Task(64, 1_000)
+    before = trained()
     after = from_bytes(to_bytes(before))
     assert after.prior == before.prior
     assert after.eta == before.eta
     assert to_bytes(after) == to_bytes(before)
     for name, model in before.models.items():
-        for shape in ((1,), (2, 4), (1, 2, 3)):
-            assert after.models[name].predict(task, shape) == model.predict(task, shape)
+        again = after.models[name]
+        for one, other in zip(again.steps(ASKED), model.steps(ASKED), strict=True):
+            assert np.array_equal(one, other)
+        assert again.factor(0.9) == model.factor(0.9)
 
 
 def test_the_order_of_the_history_moves_nothing() -> None:
@@ -65,10 +67,8 @@ def test_an_unknown_network_is_told_by_the_prior() -> None:
     own = step_model(durations, ["ada bert t4", "bert t4"], (8, 32))
     assert own is durations.models["ada bert t4"]
     blank = step_model(durations, ["ada vgg t4", "vgg t4"], (8, 32))
-    known, guessed = own.predict(Task(64, 1), (2, 2)), blank.predict(Task(64, 1), (2, 2))
-    assert (
-        guessed.high_throughput / guessed.low_throughput > 10 * known.high_throughput / known.low_throughput
-    )
+    known, guessed = (model.factor(0.9) * model.steps([Cell((2, 2), 16)]).spread[0] for model in (own, blank))
+    assert guessed > known + np.log(10) / 2
 
 
 def test_no_history_is_a_model_too() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.remaining.curves import (
+from penstock_services.estimator.core.eta.curves import (
     Curve,
     CurveModel,
     curve,
@@ -14,7 +14,8 @@ from penstock_services.estimator.core.remaining.curves import (
     learn_curves,
     steps_to,
 )
-from penstock_services.estimator.core.remaining.eta import (
+from penstock_services.estimator.core.eta.quantiles import edges, reach, thinned
+from penstock_services.estimator.core.eta.remaining import (
     Asked,
     Bounds,
     Learned,
@@ -26,7 +27,6 @@ from penstock_services.estimator.core.remaining.eta import (
     left_by_runs,
     step_time,
 )
-from penstock_services.estimator.core.remaining.quantiles import edges, reach, thinned
 
 STEADY = Step([0.5] * 20)
 

@@ -7,19 +7,19 @@ import pytest
 
 from penstock.model.external_events import EtaEstimated
 from penstock.model.types import JobSpec
-from penstock_services.estimator.core.etas import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
-from penstock_services.estimator.core.needs.history import key_of
-from penstock_services.estimator.core.remaining.eta import Bounds
-from penstock_services.estimator.core.steps.running import Told
-from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.eta.updates import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
+from penstock_services.estimator.core.progress import Told
+from penstock_services.estimator.core.resources.history import key_of
+from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
 from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
 
 
 @pytest.fixture(scope="module")
 def learned() -> LearnedSteps:
-    trained = train_steps(month(120), None, {})
+    trained = train_steps(month(120), None)
     assert trained is not None
-    return read_steps(trained.model.body, trained.model.sha256)
+    return read_steps(trained.body, trained.sha256)
 
 
 def tell(etas: Etas, job_id: str = "job") -> EtaEstimated:
@@ -207,9 +207,9 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     etas = Etas(cell.ledger)
     for number in range(210):
         if number == 60:
-            trained = train_steps(cell.kept, None, {})
+            trained = train_steps(cell.kept, None)
             assert trained is not None
-            etas.use(read_steps(trained.model.body, trained.model.sha256))
+            etas.use(read_steps(trained.body, trained.sha256))
         wobbling(cell, etas, number, chance)
     told = [run.eta for run in cell.kept[60:] if run.eta is not None]
     assert len(told) == 150, "each job was told in time"

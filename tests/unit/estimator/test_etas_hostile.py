@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.external_events import EtaEstimated
-from penstock_services.estimator.core.etas import Etas
-from penstock_services.estimator.core.needs.history import key_of
-from penstock_services.estimator.core.steps.running import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
-from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.eta.updates import Etas
+from penstock_services.estimator.core.progress import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
+from penstock_services.estimator.core.resources.history import key_of
+from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
 from tests.unit.estimator.telling import JOB, Telling, month, ran
 
 MOST = 1 << 53
@@ -45,9 +45,9 @@ def learned() -> LearnedSteps:
         )
         for seq in range(60)
     ]  # fmt: skip
-    trained = train_steps([*month(60), *wild], None, {})
+    trained = train_steps([*month(60), *wild], None)
     assert trained is not None
-    return read_steps(trained.model.body, trained.model.sha256)
+    return read_steps(trained.body, trained.sha256)
 
 
 @settings(max_examples=150, deadline=None)

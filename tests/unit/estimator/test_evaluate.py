@@ -7,7 +7,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock_services.estimator.core.learn.runs import MEMORY, THROUGHPUT, UTILISATION, UTILISATION_STD
+from penstock_services.estimator.core.resource_model.measurements import (
+    MEMORY,
+    THROUGHPUT,
+    UTILISATION,
+    UTILISATION_STD,
+)
 from tests.papers.estimator.__main__ import main
 from tests.papers.estimator.run_files import BadData, read_runs
 from tests.support import measured_runs as cluster

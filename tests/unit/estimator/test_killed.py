@@ -7,13 +7,13 @@ from penstock.model.external_events import JobEstimated, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.needs.bounds import Bounds
-from penstock_services.estimator.core.needs.core_tier import CoresTier
-from penstock_services.estimator.core.needs.estimate import Guess, HistoryTier, estimate
-from penstock_services.estimator.core.needs.killed import KILLS_PER_OWNER, MAX_OWNERS, Killed
-from penstock_services.estimator.core.needs.nearest import NearestTier
+from penstock_services.estimator.core.resources.bounds import Bounds
+from penstock_services.estimator.core.resources.core_tier import CoresTier
+from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
+from penstock_services.estimator.core.resources.memory_kills import KILLS_PER_OWNER, MAX_OWNERS, Killed
+from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.runs import FinishedRun, about
+from penstock_services.estimator.core.state import Ledger
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import SPEC, Cell, usage
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.design import memory_line
-from penstock_services.estimator.core.learn.labels import UNITS
-from penstock_services.estimator.core.learn.model import FEWEST_ALONE, Model, cells, fair, merged, train
-from penstock_services.estimator.core.learn.runs import (
+from penstock_services.estimator.core.resource_model.features import memory_line
+from penstock_services.estimator.core.resource_model.labels import UNITS
+from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     MEMORY,
     THROUGHPUT,
@@ -18,6 +17,14 @@ from penstock_services.estimator.core.learn.runs import (
     Task,
     card_mib,
     runs_of,
+)
+from penstock_services.estimator.core.resource_model.model import (
+    FEWEST_ALONE,
+    Model,
+    cells,
+    fair,
+    merged,
+    train,
 )
 from tests.papers.estimator.cross_validation import cross_judge, floor, folds, judge_on
 from tests.support import measured_runs as cluster

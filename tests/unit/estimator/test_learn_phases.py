@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.runs import Task
+from penstock_services.estimator.core.resource_model.measurements import Task
 from tests.papers.estimator.cross_validation import TooFew
 from tests.papers.estimator.phases import Phased, judge_phases, nearest_phases, phased_of
 

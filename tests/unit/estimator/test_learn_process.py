@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn import process
-from penstock_services.estimator.core.learn.design import WIDTH, Inputs
-from penstock_services.estimator.core.learn.kernel import SHARES, Weights
-from penstock_services.estimator.core.learn.process import Fit, Remembering, sample
-from penstock_services.estimator.core.learn.runs import Floats
+from penstock_services.estimator.core.resource_model import gaussian_process as process
+from penstock_services.estimator.core.resource_model.covariance import SHARES, Weights
+from penstock_services.estimator.core.resource_model.features import WIDTH, Inputs
+from penstock_services.estimator.core.resource_model.gaussian_process import Fit, Remembering, sample
+from penstock_services.estimator.core.resource_model.measurements import Floats
 
 COLUMNS = (0, 1, 5)
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from penstock_services.estimator.core.learn.gpus import GPUS, facts_of
-from penstock_services.estimator.core.learn.runs import (
+from penstock_services.estimator.core.resource_model.gpus import GPUS, facts_of
+from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     THROUGHPUT,
     UTILISATION,

@@ -5,9 +5,9 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.learn.model import Model, train
-from penstock_services.estimator.core.learn.runs import Task
-from penstock_services.estimator.core.learn.saved import BadModel, from_bytes, to_bytes, version_of
+from penstock_services.estimator.core.resource_model.measurements import Task
+from penstock_services.estimator.core.resource_model.model import Model, train
+from penstock_services.estimator.core.resource_model.saved import BadModel, from_bytes, to_bytes, version_of
 from tests.support import measured_runs as cluster
 
 

@@ -18,16 +18,16 @@ from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.learn.training import train
-from penstock_services.estimator.core.needs.bounds import Bounds
-from penstock_services.estimator.core.needs.core_tier import CoresTier
-from penstock_services.estimator.core.needs.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
-from penstock_services.estimator.core.needs.history import History, Run, bounded
-from penstock_services.estimator.core.needs.nearest import MOST_ABOVE, NearestTier
+from penstock_services.estimator.core.resource_model.training import train
+from penstock_services.estimator.core.resources.bounds import Bounds
+from penstock_services.estimator.core.resources.core_tier import CoresTier
+from penstock_services.estimator.core.resources.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
+from penstock_services.estimator.core.resources.history import History, Run, bounded
+from penstock_services.estimator.core.resources.nearest import MOST_ABOVE, NearestTier
 from penstock_services.estimator.core.runs import MOST_HOST_MEMORY_MIB, MOST_RUN_MS, NO_CARD, Given, about
-from penstock_services.estimator.core.stages.book import StageLog
 from penstock_services.estimator.core.stages.profile import StageKey
+from penstock_services.estimator.core.stages.registry import StageLog
+from penstock_services.estimator.core.state import Ledger
 from penstock_services.estimator.shell.service import Estimator
 from tests.support.driver import node_spec
 

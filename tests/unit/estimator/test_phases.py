@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.model.types import JobSpec
-from penstock_services.estimator.core.needs.history import Run, Runs
-from penstock_services.estimator.core.needs.nearest import Nearest
-from penstock_services.estimator.core.phases import phase_ms
+from penstock_services.estimator.core.eta.phases import phase_ms
+from penstock_services.estimator.core.resources.history import Run, Runs
+from penstock_services.estimator.core.resources.nearest import Nearest
 from penstock_services.estimator.core.runs import about
 
 

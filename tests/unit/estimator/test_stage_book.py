@@ -8,7 +8,8 @@ from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.ledger_events import JobEnded
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.runs import About, about
-from penstock_services.estimator.core.stages.book import (
+from penstock_services.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
+from penstock_services.estimator.core.stages.registry import (
     KEYS_PER_OWNER,
     MAX_KEYS,
     OWNERS_PER_KEY,
@@ -17,7 +18,6 @@ from penstock_services.estimator.core.stages.book import (
     combined,
     moved,
 )
-from penstock_services.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
 from tests.unit.test_estimator import Cell
 
 KEY = StageKey("resnet18", 64, 4)

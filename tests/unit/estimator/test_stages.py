@@ -3,11 +3,7 @@
 import pytest
 
 from penstock_services.estimator.core.stages.profile import (
-    LEAST_ITERATIONS,
     Sample,
-    StageBook,
-    StageKey,
-    StageProfile,
     stage_profile,
 )
 
@@ -62,51 +58,3 @@ def test_every_problem_is_named() -> None:
         stage_profile([Sample(-1, (1, 1, 1, 1))] * 100, 1)
     with pytest.raises(ValueError, match=r"0 samples.*threshold 2"):
         stage_profile([], 1, threshold=2)
-
-
-class TestBook:
-    KEY = StageKey("resnet18", 128, 4)
-
-    @staticmethod
-    def profile(iterations: int, gpu_ms: float = 50) -> StageProfile:
-        return stage_profile([Sample(gpu_ms * iterations, (0, 0, 1, 0))], iterations)
-
-    def test_a_known_model_is_not_measured_again(self) -> None:
-        """The second job of the same model, batch and GPU count reuses the first one's profile; others don't."""
-        book = StageBook()
-        assert book.get(self.KEY) is None
-        book.add(self.KEY, self.profile(20))
-        assert book.get(self.KEY) == self.profile(20)
-        assert book.get(self.KEY._replace(gpus=8)) is None
-        assert book.get(self.KEY._replace(batch=64)) is None
-
-    def test_too_few_iterations_are_no_profile_yet(self) -> None:
-        """The dry run was cut short after 4 iterations; with 6 more it counts."""
-        book = StageBook()
-        book.add(self.KEY, self.profile(4, 40))
-        assert book.get(self.KEY) is None
-        book.add(self.KEY, self.profile(LEAST_ITERATIONS - 4, 60))
-        found = book.get(self.KEY)
-        assert found is not None
-        assert found.gpu_ms == pytest.approx(0.4 * 40 + 0.6 * 60)
-
-    def test_new_code_replaces_the_old_profile_in_time(self) -> None:
-        """After an upgrade the same model is twice as slow; a long past must not drown that for ever."""
-        book = StageBook()
-        book.add(self.KEY, self.profile(1_000_000, 50))
-        for _ in range(10):
-            book.add(self.KEY, self.profile(1_000, 100))
-        found = book.get(self.KEY)
-        assert found is not None
-        assert found.gpu_ms > 95
-
-    def test_it_is_bounded(self) -> None:
-        """A user names each run's model by its date: the book forgets what was used least recently."""
-        book = StageBook(most=2)
-        for name in ("a", "b"):
-            book.add(StageKey(name, 1, 1), self.profile(20))
-        assert book.get(StageKey("a", 1, 1)) is not None
-        book.add(StageKey("c", 1, 1), self.profile(20))
-        assert len(book) == 2
-        assert book.get(StageKey("b", 1, 1)) is None
-        assert book.get(StageKey("a", 1, 1)) is not None

@@ -1,14 +1,13 @@
-"""A model of step times from finished runs: what it says, who may move it how far, what is refused, what to measure next."""
+"""A model of step times from finished runs: what it says, who may move it how far, what is refused."""
 
 import math
 
 import pytest
 
-from penstock_services.estimator.core.learn.saved import BadModel
+from penstock_services.estimator.core.resource_model.saved import BadModel
 from penstock_services.estimator.core.runs import FinishedRun, Steps
-from penstock_services.estimator.core.steps.durations import OWNERS_APART, digest_of, from_bytes
-from penstock_services.estimator.core.steps.plans import MOST_PROBES, placements
-from penstock_services.estimator.core.steps.samples import (
+from penstock_services.estimator.core.step_time.durations import OWNERS_APART, digest_of, from_bytes
+from penstock_services.estimator.core.step_time.samples import (
     MAX_CURVES,
     MAX_OWN,
     MAX_OWN_TABLE_CELLS,
@@ -30,7 +29,7 @@ from penstock_services.estimator.core.steps.samples import (
     tables_of,
     teaching_of,
 )
-from penstock_services.estimator.core.steps.training import (
+from penstock_services.estimator.core.step_time.training import (
     FEWEST_SAMPLES,
     StepAsked,
     judged,
@@ -41,7 +40,6 @@ from penstock_services.estimator.core.steps.training import (
 )
 from tests.unit.estimator.telling import month, ran, true_ms
 
-NODES = {"T4": [8, 8]}
 NET = name_of(SHARED, "resnet50", "T4")
 
 
@@ -53,9 +51,9 @@ def taught() -> list[FinishedRun]:
 
 def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[FinishedRun]) -> None:
     """Nobody used two nodes with one GPU each, nor a batch of 48."""
-    trained = train_steps(taught, None, NODES)
+    trained = train_steps(taught, None)
     assert trained is not None
-    model = trained.model
+    model = trained
     assert model.version == f"steps-{digest_of(model.body)[:12]}"
     assert (model.runs, model.promoted) == (120, True)
     assert model.metrics["step_error"] < 0.06, "the runs scatter by 0.03"
@@ -73,13 +71,13 @@ def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[F
 
 def test_the_same_runs_give_the_same_model(taught: list[FinishedRun]) -> None:
     """Killed after the training and before the answer: the next one comes to the same version."""
-    one, other = (train_steps(taught[:40], None, NODES) for _ in range(2))
+    one, other = (train_steps(taught[:40], None) for _ in range(2))
     assert one == other
 
 
 def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
     """A machine was broken for a day, and its step times are noise: the model of last week stays."""
-    good = train_steps(taught, None, NODES)
+    good = train_steps(taught, None)
     assert good is not None
     wild = [
         run._replace(
@@ -87,11 +85,10 @@ def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
         )
         for run in taught[:90]
     ]
-    worse = train_steps([*wild, *taught[90:]], good.model.body, NODES)
+    worse = train_steps([*wild, *taught[90:]], good.body)
     assert worse is not None
-    assert not worse.model.promoted
-    assert worse.model.metrics["step_error"] > worse.model.metrics["before_step_error"]
-    assert worse.plans == ()
+    assert not worse.promoted
+    assert worse.metrics["step_error"] > worse.metrics["before_step_error"]
 
 
 def test_too_few_runs_make_no_model() -> None:
@@ -110,19 +107,19 @@ def test_too_few_runs_make_no_model() -> None:
         *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (math.nan, math.inf)),
     ]
     assert len(samples_of(runs)) == FEWEST_SAMPLES - 1
-    assert train_steps(runs, None, NODES) is None
-    assert train_steps([], None, NODES) is None
+    assert train_steps(runs, None) is None
+    assert train_steps([], None) is None
 
 
 def test_a_touched_model_is_refused(taught: list[FinishedRun]) -> None:
     """A byte was changed; or another whole model lies where this one was written."""
-    trained, other = train_steps(taught[:30], None, NODES), train_steps(taught[30:60], None, NODES)
+    trained, other = train_steps(taught[:30], None), train_steps(taught[30:60], None)
     assert trained is not None
     assert other is not None
     with pytest.raises(BadModel, match="cut short or changed"):
-        read_steps(trained.model.body[:-3] + b"000", trained.model.sha256)
+        read_steps(trained.body[:-3] + b"000", trained.sha256)
     with pytest.raises(BadModel, match="another model"):
-        read_steps(other.model.body, trained.model.sha256)
+        read_steps(other.body, trained.sha256)
 
 
 class TestOneOwner:
@@ -169,8 +166,8 @@ class TestOneOwner:
             StepAsked("new", "resnet50", "T4", cell_of(ring, batch)) for ring in rings for batch in (24, 96)
         ]
         before, after = (
-            steps_of(read_steps(trained.model.body, trained.model.sha256).durations, asked)
-            for trained in (train_steps(runs, None, {}) for runs in (honest, honest + lies))
+            steps_of(read_steps(trained.body, trained.sha256).durations, asked)
+            for trained in (train_steps(runs, None) for runs in (honest, honest + lies))
             if trained is not None
         )
         for one in asked:
@@ -232,39 +229,8 @@ def test_the_batch_is_shared_by_the_gpus() -> None:
 
 
 def test_nothing_to_judge_by_gives_no_figures(taught: list[FinishedRun]) -> None:
-    blank = from_bytes(train_steps(taught[:20], None, NODES).model.body)  # type: ignore[union-attr]
+    blank = from_bytes(train_steps(taught[:20], None).body)  # type: ignore[union-attr]
     assert judged(blank, []) == {}
     stranger = sample_of(ran(1, "eve", "vgg16"))
     assert stranger is not None
     assert judged(blank, [stranger]) == {"step_told": 0}
-
-
-class TestPlans:
-    """GENIE's light profile: a few placements more, where they tell most."""
-
-    def test_what_is_in_doubt_is_planned_and_what_was_measured_is_not(self) -> None:
-        runs = [ran(seq, ("ada", "bob")[seq % 2], step_ms=100 + seq % 3) for seq in range(1, 21)]
-        trained = train_steps(runs, None, NODES)
-        assert trained is not None
-        [plan] = trained.plans
-        assert (plan.model, plan.gpu_model, plan.owner) == ("resnet50", "T4", "ada")
-        assert plan.model_version == trained.model.version
-        assert 0 < len(plan.probes) <= MOST_PROBES
-        assert all((probe.gpus_per_node, probe.local_batch) != ((1,), 64) for probe in plan.probes)
-        spreads = [probe.spread_after for probe in plan.probes]
-        assert spreads == sorted(spreads, reverse=True)
-
-    def test_enough_is_enough(self, taught: list[FinishedRun]) -> None:
-        """With 15 points nothing more is asked for; nor for a cell whose nodes are gone."""
-        trained = train_steps(taught, None, NODES)
-        assert trained is not None
-        assert trained.plans == ()
-        gone = train_steps([ran(seq) for seq in range(1, 21)], None, {})
-        assert gone is not None
-        assert gone.plans == ()
-
-    def test_only_what_the_nodes_hold_is_a_candidate(self) -> None:
-        found = list(placements([8, 4]))
-        assert found == [(1,), (2,), (1, 1), (4,), (2, 2), (8,), (4, 4)]
-        assert list(placements([])) == []
-        assert max(map(len, placements([8] * 5_000))) == 64

@@ -12,12 +12,9 @@ from penstock.model import external_events
 from penstock.model.ledger_events import JobEnded, JobRequeued
 from penstock.model.topics import Topic
 from penstock.model.types import TaskPlacement
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.lifecycle import MIN_STEP_RUNS, MOST_OVER, StepsDue
-from penstock_services.estimator.core.recall import MAX_RECALLED, Recall
-from penstock_services.estimator.core.remaining.eta import Bounds
-from penstock_services.estimator.core.runs import ToldEta
-from penstock_services.estimator.core.steps.running import (
+from penstock_services.estimator.core.due import MIN_STEP_RUNS, MOST_OVER, StepsDue
+from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.progress import (
     MAX_SPANS,
     MAX_TOLD,
     MAX_WINDOWS,
@@ -30,7 +27,10 @@ from penstock_services.estimator.core.steps.running import (
     goal_of,
     ring_of,
 )
-from penstock_services.estimator.core.steps.running import Telling as Line
+from penstock_services.estimator.core.progress import Telling as Line
+from penstock_services.estimator.core.recall import MAX_RECALLED, Recall
+from penstock_services.estimator.core.runs import ToldEta
+from penstock_services.estimator.core.state import Ledger
 from tests.unit.estimator.telling import JOB, Telling, ran
 
 RECORD_MS = 1_000  # from one record to the next, as `Cell` has it

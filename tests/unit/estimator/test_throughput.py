@@ -5,27 +5,26 @@ import math
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.remaining.quantiles import student_quantile
-from penstock_services.estimator.core.throughput.learn import (
+from penstock_services.estimator.core.eta.quantiles import student_quantile
+from penstock_services.estimator.core.step_time.learn_prior import (
     MAX_SCALE,
     MAX_SPREADS,
     learn_prior,
     reference_batch,
 )
-from penstock_services.estimator.core.throughput.model import MAX_CELLS, StepModel, Task, fit
-from penstock_services.estimator.core.throughput.placements import (
+from penstock_services.estimator.core.step_time.model import MAX_CELLS, StepModel, fit
+from penstock_services.estimator.core.step_time.placements import (
     Cell,
     Measurement,
     Placement,
     Table,
-    even,
     ring,
     table,
 )
-from penstock_services.estimator.core.throughput.plan import profile_plan
-from penstock_services.estimator.core.throughput.prior import WIDE, Prior
+from penstock_services.estimator.core.step_time.prior import WIDE, Prior
 from tests.papers.estimator.genie import (
     Run,
+    Task,
     fit_genie,
     light_profile,
     overhead,
@@ -33,6 +32,7 @@ from tests.papers.estimator.genie import (
     startup_s,
     throughput,
 )
+from tests.papers.estimator.profile_plan import profile_plan
 
 BATCHES = (8, 16, 32, 64)
 EVEN: list[Placement] = [(gpus,) * nodes for nodes in (1, 2, 3, 4) for gpus in (1, 2, 3, 4)]
@@ -122,28 +122,11 @@ class TestOurs:
             held.append(np.abs(found.log_s - runs.log_s[other]) < model.factor(0.9) * found.spread)
         assert 0.8 <= np.concatenate(held).mean() <= 1.0
 
-    def test_the_prediction_is_one_of_throughput_and_latency(self) -> None:
-        """256 samples per step on 2 × 4 GPUs for 1,000 steps after a start of 30 s."""
-        found = model_of(CELLS).predict(Task(256, 1_000), even(2, 4), startup_s=30.0)
-        assert found.step_s == pytest.approx(truth_s(Cell((4, 4), 32)), rel=0.03)
-        assert found.throughput == pytest.approx(256 / found.step_s)
-        assert found.latency_s == pytest.approx(1_000 * found.step_s + 30)
-        assert found.low_throughput < found.throughput < found.high_throughput
-        assert found.low_latency_s < found.latency_s < found.high_latency_s
-        assert found.low_throughput == pytest.approx(256_000 / (found.high_latency_s - 30))
-
-    def test_inference_does_not_pay_for_synchronising(self) -> None:
-        """The same network only answers: eight GPUs are nearly eight times as fast as one, on whatever nodes."""
-        model = model_of(CELLS)
-        one = model.predict(Task(32, 10, trains=False), even(1, 1)).throughput
-        spread = model.predict(Task(256, 10, trains=False), even(4, 2)).throughput
-        assert 0.85 * 8 * one < spread < 1.15 * 8 * one
-        assert model.predict(Task(256, 10), even(4, 2)).throughput < 0.7 * spread
-
     def test_nothing_measured_is_answered_widely(self) -> None:
         """The very first job of a cell: no run, no other model; the answer is wide and finite, and no crash."""
-        found = model_of([]).predict(Task(32, 100), (2, 2))
-        assert 0 < found.low_throughput * 1_000 < found.high_throughput < math.inf
+        model = model_of([])
+        half = model.factor(0.9) * float(model.steps([Cell((2, 2), 8)]).spread[0])
+        assert math.log(1_000) / 2 < half < math.inf
 
     def test_a_measured_cell_is_surer_than_one_beyond(self) -> None:
         """Between measured points the interval is narrow, ten nodes further it is wide."""
@@ -204,11 +187,6 @@ class TestBadRuns:
         assert "0 GPUs on a node" in aside[4].reason
         assert "0 nodes" in aside[5].reason
 
-    def test_an_impossible_question_names_all_that_is_wrong(self) -> None:
-        """A job spec with batch 0 on no node."""
-        with pytest.raises(ValueError, match="batch 0 is not above 0; 0 nodes"):
-            model_of([]).predict(Task(0, 1), ())
-
     def test_too_many_cells_are_refused(self) -> None:
         """A fit costs the cube of the cells: the caller must choose which to keep."""
         many, _ = table(Measurement(Cell((1,), size + 1), 1.0) for size in range(MAX_CELLS + 1))
@@ -216,11 +194,6 @@ class TestBadRuns:
             fit(many, WIDE, 16.0, np.random.default_rng(0))
         with pytest.raises(ValueError, match="reference batch"):
             fit(table([])[0], WIDE, 0.0, np.random.default_rng(0))
-
-    @pytest.mark.parametrize(("nodes", "gpus"), [(0, 1), (-1, 1), (1, 0), (10**9, 1), (1, 65)])
-    def test_impossible_placements_are_refused(self, nodes: int, gpus: int) -> None:
-        with pytest.raises(ValueError, match="must be 1 to"):
-            even(nodes, gpus)
 
 
 class TestPlan:

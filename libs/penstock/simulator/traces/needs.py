@@ -7,7 +7,7 @@ from penstock.model.ledger_events import TypicalTask
 from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.fgd import typical_tasks
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
-from penstock_services.estimator.core.needs.estimate import estimate
+from penstock_services.estimator.core.resources.estimate import estimate
 
 COMMAND = ("simulated",)
 HOST_MEMORY_PER_GPU_MIB = 1_024

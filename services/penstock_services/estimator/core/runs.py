@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
 from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, NodeSpec, TaskPlacement
-from penstock_services.estimator.core.needs.history import Run, key_of
+from penstock_services.estimator.core.resources.history import Run, key_of
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps")
 MOST_RUN_MS = 366 * 86_400_000  # a year: longer is a broken clock

@@ -1,16 +1,12 @@
 """`python -m penstock_services.estimator.evaluate evaluate …`."""
 
-import os
+import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import signal
 import sys
 
 
 def run() -> int:
     """Returns the exit code."""
-    for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(
-            library, "1"
-        )  # before numpy: matrices this small make threads wait for each other
     from penstock_services.estimator.evaluate.command import main
 
     return main(sys.argv[1:])

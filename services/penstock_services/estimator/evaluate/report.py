@@ -18,9 +18,9 @@ from penstock.model.codec import decode_trusted
 from penstock.model.errors import EventError
 from penstock.model.topics import Topic
 from penstock.runtime.json_lines import json_lines
-from penstock_services.estimator.core.follow import HANDLERS, At, Ledger
-from penstock_services.estimator.core.reckoning import Reckoning, reckon
+from penstock_services.estimator.core.accuracy import Reckoning, reckon
 from penstock_services.estimator.core.runs import FinishedRun
+from penstock_services.estimator.core.state import HANDLERS, At, Ledger
 from penstock_services.estimator.evaluate.drawn import words
 from penstock_services.estimator.evaluate.drawn.picture import picture_of, shown
 

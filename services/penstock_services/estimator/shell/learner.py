@@ -17,17 +17,23 @@ from penstock.model.external_events import ModelTrained
 from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.snapshots import load_latest_from
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.learn.training import BadModel, Learned, Trained, read_model, rehearse
-from penstock_services.estimator.core.lifecycle import Due
-from penstock_services.estimator.core.needs.history import MAX_KEYS, RUNS_PER_KEY
+from penstock_services.estimator.core.due import Due
+from penstock_services.estimator.core.resource_model.training import (
+    BadModel,
+    Learned,
+    Trained,
+    read_model,
+    rehearse,
+)
+from penstock_services.estimator.core.resources.history import MAX_KEYS, RUNS_PER_KEY
 from penstock_services.estimator.core.runs import Card, Cards, FinishedRun
-from penstock_services.estimator.core.stages.book import Owned
 from penstock_services.estimator.core.stages.profile import StageKey
-from penstock_services.estimator.core.steps.training import LearnedSteps
-from penstock_services.estimator.shell.runs import RunStore
+from penstock_services.estimator.core.stages.registry import Owned
+from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.step_time.training import LearnedSteps
 from penstock_services.estimator.shell.stages import Staged
 from penstock_services.estimator.shell.step_learner import StepLearner
+from penstock_services.estimator.shell.store import RunStore
 from penstock_services.estimator.shell.trainer import train_on_latest
 
 LOG = logging.getLogger(__name__)
@@ -70,7 +76,7 @@ class Learner:
         self._offset = self._written = 0
         self._gap = False
         self._due = Due()
-        self._steps = StepLearner(dsn, cell, use_steps, self._append, self._tell)
+        self._steps = StepLearner(dsn, cell, use_steps, self._tell)
         self._current: Trained | None = None
         self.learned_from = 0
         """The ledger offset up to which runs are written down already."""
@@ -100,7 +106,6 @@ class Learner:
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
-        self._steps.nodes = ledger.node_sizes.by_model
         self._cards = ledger.cards
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()

@@ -26,18 +26,18 @@ from penstock.model.types import JobSpec
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
-from penstock_services.estimator.core.follow import Ledger
-from penstock_services.estimator.core.learn.training import Learned, ModelTier
-from penstock_services.estimator.core.needs.bounds import Bounds
-from penstock_services.estimator.core.needs.core_tier import CoresTier
-from penstock_services.estimator.core.needs.estimate import HistoryTier, Tier, estimate
-from penstock_services.estimator.core.needs.history import key_of
-from penstock_services.estimator.core.needs.nearest import NearestTier
 from penstock_services.estimator.core.recall import Recall
-from penstock_services.estimator.core.steps.tier import StepTier
-from penstock_services.estimator.core.steps.training import LearnedSteps
+from penstock_services.estimator.core.resource_model.training import Learned, ModelTier
+from penstock_services.estimator.core.resources.bounds import Bounds
+from penstock_services.estimator.core.resources.core_tier import CoresTier
+from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
+from penstock_services.estimator.core.resources.history import key_of
+from penstock_services.estimator.core.resources.nearest import NearestTier
+from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.training import LearnedSteps
+from penstock_services.estimator.shell.eta_publisher import Remaining
 from penstock_services.estimator.shell.learner import Learner
-from penstock_services.estimator.shell.remaining import Remaining
 from penstock_services.estimator.shell.sending import send
 
 LOG = logging.getLogger(__name__)

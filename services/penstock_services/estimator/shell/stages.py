@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import asyncpg
 
-from penstock_services.estimator.core.stages.book import MAX_KEYS, OWNERS_PER_KEY, Owned
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
+from penstock_services.estimator.core.stages.registry import MAX_KEYS, OWNERS_PER_KEY, Owned
 
 ROWS_KEPT = MAX_KEYS * (OWNERS_PER_KEY + 1)  # as many as the memory holds
 

@@ -2,18 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Awaitable, Callable
 
 from penstock.errors import KernelError
-from penstock.model.codec import encode
-from penstock.model.event import Event
 from penstock.runtime.pool import WorkerPool
-from penstock_services.estimator.core.learn.saved import BadModel
-from penstock_services.estimator.core.learn.training import Trained
-from penstock_services.estimator.core.lifecycle import StepsDue
-from penstock_services.estimator.core.steps.training import LearnedSteps, read_steps
-from penstock_services.estimator.shell.runs import STEPS, RunStore
+from penstock_services.estimator.core.due import StepsDue
+from penstock_services.estimator.core.resource_model.saved import BadModel
+from penstock_services.estimator.core.resource_model.training import Trained
+from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps
+from penstock_services.estimator.shell.store import STEPS, RunStore
 from penstock_services.estimator.shell.trainer import train_steps_on_latest
 
 LOG = logging.getLogger(__name__)
@@ -21,28 +18,22 @@ LOG = logging.getLogger(__name__)
 TRAINED_ON = 10_000  # newest runs with steps
 OF_ONE = 5_000  # of one owner among them
 
-Nodes = Mapping[str, Sequence[int]]
-"""GPU model → GPUs on each of its nodes."""
-
 
 class StepLearner:
-    """One cell's. `use` gets each model that answers from now on; `tell` appends an event under an id."""
+    """One cell's. `use` gets each model that answers from now on."""
 
     def __init__(
         self,
         dsn: str,
         cell: str,
         use: Callable[[LearnedSteps], None],
-        tell: Callable[[str, Event], Awaitable[None]],
         tell_model: Callable[[Trained], Awaitable[None]],
     ) -> None:
         self._dsn, self._cell = dsn, cell
         self._use = use
-        self._tell = tell
         self._tell_model = tell_model
         self._current: Trained | None = None
         self.due = StepsDue()
-        self.nodes: Callable[[], Nodes] = dict
 
     async def begin(self, store: RunStore) -> None:
         """The newest promoted model that is whole answers again."""
@@ -63,20 +54,15 @@ class StepLearner:
         why = self.due.reason
         current = None if self._current is None else self._current.body
         try:
-            done = await pool.run(
-                train_steps_on_latest, self._dsn, self._cell, TRAINED_ON, OF_ONE, current, self.nodes()
-            )
+            done = await pool.run(train_steps_on_latest, self._dsn, self._cell, TRAINED_ON, OF_ONE, current)
             self.due.trained(done.runs)
             trained = done.trained
             if trained is None:
                 LOG.info("%s, but too few of them say on which GPUs, network and batch size", why)
                 return
-            model = trained.model
+            model = trained
             LOG.info("model %s: %s; %s", model.version, why, "promoted" if model.promoted else "not promoted")
             await self._take(store, model, done.seq)
-            for plan in trained.plans:
-                digest = sha256(encode(plan)).hexdigest()[:32]
-                await self._tell(f"plan-{digest}", plan)
             await store.forget()
         except (KernelError, ValueError, ArithmeticError) as error:
             LOG.warning("no new model of step times (%s): %s", why, error)

@@ -4,16 +4,15 @@ So the loop that answers neither decodes 10,000 rows nor sends them on: that alo
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import asyncpg
 
 from penstock.errors import StoreError
-from penstock_services.estimator.core.learn.training import Trained, train
+from penstock_services.estimator.core.resource_model.training import Trained, train
 from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.steps.training import TrainedSteps, train_steps
-from penstock_services.estimator.shell.runs import RunStore
+from penstock_services.estimator.core.step_time.training import train_steps
+from penstock_services.estimator.shell.store import RunStore
 
 
 class Training(NamedTuple):
@@ -37,15 +36,13 @@ class StepTraining(NamedTuple):
 
     runs: int
     seq: int
-    trained: TrainedSteps | None
+    trained: Trained | None
 
 
-def train_steps_on_latest(
-    dsn: str, cell: str, most: int, of_one: int, current: bytes | None, nodes: Mapping[str, Sequence[int]]
-) -> StepTraining:
+def train_steps_on_latest(dsn: str, cell: str, most: int, of_one: int, current: bytes | None) -> StepTraining:
     """As `train_on_latest`, from runs that told steps, at most `of_one` of one owner; see `train_steps`."""
     runs = asyncio.run(_latest_steps(dsn, cell, most, of_one))
-    return StepTraining(len(runs), int(runs[-1].seq) if runs else -1, train_steps(runs, current, nodes))
+    return StepTraining(len(runs), int(runs[-1].seq) if runs else -1, train_steps(runs, current))
 
 
 async def _latest_steps(dsn: str, cell: str, most: int, of_one: int) -> list[FinishedRun]:

@@ -7,7 +7,6 @@ count like one of 10 GB/s. The paper leaves open the threshold (here 10 % of the
 stage) and what an instant without usage is (no stage: `idle_ms`).
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
@@ -17,7 +16,6 @@ RESOURCES = ("storage", "cpu", "gpu", "network")
 THRESHOLD = 0.1  # of the peak
 LEAST_ITERATIONS = 10  # "tens of iterations" make a stable profile
 MAX_SAMPLES = 1_000_000
-MAX_PROFILES = 10_000  # least recently used ones go
 MAX_ITERATION_MS = 86_400_000.0
 
 Usage = tuple[float, float, float, float]
@@ -82,33 +80,6 @@ def stage_profile(
     storage, cpu, gpu, network = (total / iterations for total in stages)
     whole = (sum(stages) + idle) / iterations
     return StageProfile(storage, cpu, gpu, network, idle / iterations, whole, iterations)
-
-
-class StageBook:
-    """Profiles by ⟨model, batch, GPUs⟩; bounded, the least recently used goes first."""
-
-    def __init__(self, most: int = MAX_PROFILES) -> None:
-        self._most = most
-        self._profiles: OrderedDict[StageKey, StageProfile] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._profiles)
-
-    def get(self, key: StageKey) -> StageProfile | None:
-        """The profile to reuse; None: the job must be measured for LEAST_ITERATIONS first."""
-        found = self._profiles.get(key)
-        if found is None or found.iterations < LEAST_ITERATIONS:
-            return None
-        self._profiles.move_to_end(key)
-        return found
-
-    def add(self, key: StageKey, profile: StageProfile) -> None:
-        """Iterations of a further run are averaged with those before, each with the same weight."""
-        known = self._profiles.get(key)
-        self._profiles[key] = profile if known is None else mean_profile(known, profile)
-        self._profiles.move_to_end(key)
-        if len(self._profiles) > self._most:
-            self._profiles.popitem(last=False)
 
 
 def mean_profile(one: StageProfile, other: StageProfile) -> StageProfile:

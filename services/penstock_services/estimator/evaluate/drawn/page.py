@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
-from penstock_services.estimator.core.reckoning import Score
+from penstock_services.estimator.core.accuracy import Score
 from penstock_services.estimator.evaluate.drawn import words
 from penstock_services.estimator.evaluate.drawn.picture import (
     FINE_TIMES,

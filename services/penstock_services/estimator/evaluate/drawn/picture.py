@@ -7,7 +7,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock_services.estimator.core.reckoning import (
+from penstock_services.estimator.core.accuracy import (
     FIELDS,
     USER,
     OverAsking,

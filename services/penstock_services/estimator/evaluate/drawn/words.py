@@ -5,7 +5,7 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock_services.estimator.core.reckoning import Reckoning
+from penstock_services.estimator.core.accuracy import Reckoning
 from penstock_services.estimator.evaluate.drawn.picture import Panel, Picture
 
 PROMISED = 0.95  # a model promises the upper end of a 90% interval: one run in twenty lies above

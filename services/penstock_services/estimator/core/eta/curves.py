@@ -1,0 +1,215 @@
+"""From the curve of a loss (or any measure on its way to a target) to the iterations until the target.
+
+What is told is ln u, u = ln(iterations in all / iterations done): a weighted sum of what a power law through the curve
+says of ln u and of ln of the part of the way that is still left. The weights and the errors come from finished curves.
+A measure that rises to its target is turned round first.
+"""
+
+from collections.abc import Sequence
+from math import exp, isfinite, log
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_services.estimator.core.eta.quantiles import ENOUGH_ERRORS, edges, thinned
+
+Floats = NDArray[np.float64]
+
+LEAST_POINTS = 5
+MAX_POINTS = 100_000
+THINNED_POINTS = 60  # a fit takes 0.1 ms with so many, spaced evenly in ln of the step
+POWERS = np.array([0.15, 0.25, 0.4, 0.6, 0.9, 1.3, 2.0])
+MAX_VALUE = 1e100  # what is larger is no loss but an overflow
+MOST_LEFT = 100.0  # ways back from the target; a run that diverged further is not further away
+LEAST_LEFT = 0.005  # part of the way; noise says no more
+STRETCH = (1.02, 30.0)  # the power law may say that it takes in all so many times what is done
+LOG_U = (
+    -4.6,
+    1.6,
+)  # of it as it is told: from 1 % more to 140 times what is done, whatever curves taught
+MOST_ERROR = 2.5  # of ln u, either side
+SPREAD = 1.0  # of ln u while no finished curve is known; by hand
+RIDGE = 1.0
+GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
+MOMENTS = (
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+)  # when they are asked for: parts of the iterations until then
+BEST_OF = (
+    50  # the end of a curve is the least of its means over 1 / 50 of it, so that one lucky point is no end
+)
+
+
+class Curve(NamedTuple):
+    """`steps` rising, > 0; `values` of the measure there. Shape (points,) both."""
+
+    steps: Floats
+    values: Floats
+
+
+class CurveModel(NamedTuple):
+    """`weights` of (1, ln u of the power law, ln of the part left)."""
+
+    weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    errors: tuple[float, ...] = ()
+    """ln (true u / told u) of finished curves told by all others; rising."""
+    foreign_errors: tuple[float, ...] = ()
+    """The same, told by curves of other kinds only: for a job whose kind taught nothing yet."""
+    kinds: tuple[str, ...] = ()
+    """What taught; sorted."""
+    own_errors: tuple[tuple[float, ...], ...] = ()
+    """For each of `kinds` the errors of its own curves; empty where they are too few."""
+
+
+def curve(steps: Sequence[float], values: Sequence[float]) -> Curve:
+    """In order of the steps; points that are no numbers or beyond MAX_VALUE, or have no step above 0, are left out, of one step the last."""
+    known = {
+        step: value
+        for step, value in zip(steps, values, strict=True)
+        if isfinite(step) and step > 0 and abs(value) <= MAX_VALUE
+    }
+    ordered = sorted(known)[-MAX_POINTS:]
+    return Curve(np.array(ordered, dtype=np.float64), np.array([known[step] for step in ordered]))
+
+
+def steps_to(
+    seen: Curve, target: float, done: float, model: CurveModel, level: float, kind: str = ""
+) -> tuple[float, float, float] | None:
+    """(middle, low, high) of the iterations from `done` to the target; None where the curve is too short to tell.
+
+    All 0 where a point reached the target already. `kind`: as in `learn_curves`.
+    """
+    if len(seen.steps) < LEAST_POINTS:
+        return None
+    if first_at(seen, target) is not None:
+        return 0.0, 0.0, 0.0
+    own = model.own_errors[model.kinds.index(kind)] if kind in model.kinds else ()
+    errors = own or (model.errors if kind in model.kinds else model.foreign_errors)
+    off = median(own) if own else 0.0  # what curves of this kind do unlike the others
+    told = min(max(float(np.dot(model.weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
+    low, high = (min(max(edge - off, -MOST_ERROR), MOST_ERROR) for edge in edges(errors, level, SPREAD))
+    last = max(done, float(seen.steps[-1]))
+    gone = last - done
+
+    def left(log_u: float) -> float:
+        return max(0.0, last * (exp(min(exp(min(log_u, 5.0)), 50.0)) - 1.0) + gone)
+
+    return left(told), left(told + min(low, 0.0)), left(told + max(high, 0.0))
+
+
+def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
+    """From (kind, curve) of finished runs; a kind is what makes curves alike, as the model's name.
+
+    Weights by ridge regression. Errors are held out: each curve's are those of the weights that all others give.
+    """
+    taught = [(kind, *_examples(one)) for kind, one in finished]
+    taught = [(kind, features, log_u) for kind, features, log_u in taught if len(log_u)]
+    if not taught:
+        return CurveModel()
+    sums: dict[str, tuple[Floats, Floats]] = {}
+    for kind, features, log_u in taught:
+        gram, pull = sums.get(kind, (np.zeros((3, 3)), np.zeros(3)))
+        sums[kind] = gram + features.T @ features, pull + features.T @ log_u
+    gram = np.sum([one for one, _ in sums.values()], axis=0) + RIDGE * np.eye(3)
+    pull = np.sum([one for _, one in sums.values()], axis=0)
+    errors: dict[str, list[float]] = {kind: [] for kind in sorted(sums)}
+    foreign: list[float] = []
+    for kind, features, log_u in taught:
+        others = np.linalg.solve(gram - features.T @ features, pull - features.T @ log_u)
+        errors[kind] += (log_u - features @ others).tolist()
+        if len(sums) > 1:
+            strangers = np.linalg.solve(gram - sums[kind][0], pull - sums[kind][1])
+            foreign += (log_u - features @ strangers).tolist()
+    constant, law, left = np.linalg.solve(gram, pull).tolist()
+    return CurveModel(
+        weights=(constant, law, left),
+        errors=thinned([error for own in errors.values() for error in own]),
+        foreign_errors=thinned(foreign),
+        kinds=tuple(errors),
+        own_errors=tuple(thinned(own) if len(own) >= ENOUGH_ERRORS else () for own in errors.values()),
+    )
+
+
+def first_at(seen: Curve, target: float) -> int | None:
+    """Index of the first point at or beyond the target; None where there is none."""
+    sign = -1.0 if target > seen.values[0] else 1.0
+    reached = np.flatnonzero(sign * seen.values <= sign * target)
+    return int(reached[0]) if len(reached) else None
+
+
+def _features(seen: Curve, target: float) -> Floats:
+    """(1, ln u by the power law, ln of the part of the way that is left)."""
+    sign = -1.0 if target > seen.values[0] else 1.0
+    gaps = sign * (seen.values - target)
+    left = np.clip(gaps / max(float(gaps[0]), 1e-12), -1.0, MOST_LEFT)
+    return np.array([1.0, log(log(_stretch(seen.steps, left))), log(max(float(left.min()), LEAST_LEFT))])
+
+
+def _stretch(steps: Floats, left: Floats) -> float:
+    """Iterations in all / iterations done, by the power law floor + scale·step^-power that fits `left` best.
+
+    `left`: part of the way at each step, 1 at the first; the target is where it is 0. Later points weigh more.
+    Where the law would never get there, the largest of STRETCH.
+    """
+    at, mean, weight = _thin(steps / steps[-1], left)
+    least, stretch = np.inf, STRETCH[1]
+    for power in POWERS.tolist():
+        shape = at**-power
+        whole = weight.sum()
+        x, y = float(weight @ shape) / whole, float(weight @ mean) / whole
+        against = float(weight @ (shape - x) ** 2)
+        scale = float(weight @ ((shape - x) * (mean - y))) / against if against > 0 else 0.0
+        lowest = y - scale * x
+        off = float(weight @ (mean - lowest - scale * shape) ** 2)
+        if scale > 0 and off < least:
+            least = off
+            stretch = (scale / -lowest) ** (1.0 / power) if lowest < 0 else STRETCH[1]
+    return min(max(stretch, STRETCH[0]), STRETCH[1])
+
+
+def _thin(at: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Means over spans that are even in ln of the place, and their weights: points × place."""
+    points = len(at)
+    if points <= THINNED_POINTS:
+        return at, values, at
+    cuts = np.unique(np.geomspace(1, points + 1, THINNED_POINTS + 1).astype(np.int64))[:-1] - 1
+    counts = np.diff(np.append(cuts, points)).astype(np.float64)
+    places = np.add.reduceat(at, cuts) / counts
+    return places, np.add.reduceat(values, cuts) / counts, counts * places
+
+
+def _examples(finished: Curve) -> tuple[Floats, Floats]:
+    """What one finished curve teaches: (features, ln u), shapes (examples, 3) and (examples,)."""
+    features: list[Floats] = []
+    answers: list[float] = []
+    points = len(finished.steps)
+    if points < 2 * LEAST_POINTS:
+        return np.zeros((0, 3)), np.zeros(0)
+    for target in targets_of(finished):
+        end = first_at(finished, target)
+        if end is None:
+            continue
+        for moment in MOMENTS:
+            now = int(np.searchsorted(finished.steps, finished.steps[end] * moment, side="right"))
+            if LEAST_POINTS <= now <= end:
+                features.append(_features(Curve(finished.steps[:now], finished.values[:now]), target))
+                answers.append(log(log(finished.steps[end] / finished.steps[now - 1])))
+    return (np.array(features), np.array(answers)) if answers else (np.zeros((0, 3)), np.zeros(0))
+
+
+def targets_of(finished: Curve) -> list[float]:
+    """Values at the GAINS of the way from the first point to the best mean."""
+    first = float(finished.values[0])
+    width = max(1, len(finished.values) // BEST_OF)
+    means = np.convolve(finished.values, np.ones(width) / width, "valid")
+    best = float(means.min()) if first > finished.values[-1] else float(means.max())
+    return [first + gain * (best - first) for gain in GAINS] if best != first else []

@@ -1,0 +1,269 @@
+"""How long a job will still run, with an interval: iterations left × time of one, and the phases around them.
+
+Ideal: the distribution of the remaining time. Departure: a median and an interval, each side from how far earlier
+estimates of the same kind were off (conformal: the quantile of held-out errors), so that it holds what it promises
+wherever the new job is like the past ones. Iterations left come from the surest source: the number asked for, else
+finished runs of the same job, else the curve of its loss on the way to a target.
+"""
+
+from collections.abc import Sequence
+from math import exp, inf, isfinite, log, sqrt
+from typing import NamedTuple
+
+from penstock_services.estimator.core.eta.curves import MAX_VALUE, MOMENTS, Curve, CurveModel, steps_to
+from penstock_services.estimator.core.eta.quantiles import (
+    ENOUGH_ERRORS,
+    NORMAL,
+    edges,
+    normal_quantile,
+    reach,
+    thinned,
+)
+
+LEVEL = 0.9
+OUTLIVED = 0.99  # a run past this part of its kind tells that it is of another kind
+
+# Until enough errors are known; by hand, wide on purpose, of ln.
+RUN_SPREAD = 0.2
+STEP_SPREAD = 0.1
+MOST_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
+LEAST_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
+# What others' runs can do to an interval, whatever they hold.
+MOST_STEP_ERROR = 1.5  # of ln: a run that slows down to a fifth
+MOST_RUN_SPREAD = 1.0
+MOST_RUN_ERROR = 5.0  # spreads
+RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
+
+
+class Bounds(NamedTuple):
+    """`low` ≤ `middle` ≤ `high`, all ≥ 0; what is asked for lies between with the probability asked for."""
+
+    middle: float
+    low: float
+    high: float
+
+
+class Learned(NamedTuple):
+    """What finished runs teach. Tuples of floats, so that it is stored and hashed as JSON."""
+
+    curves: CurveModel = CurveModel()
+    run_spread: float = RUN_SPREAD
+    """Standard deviation of ln of the total iterations among runs of one job."""
+    run_errors: tuple[float, ...] = ()
+    """|error| / spread of each finished run, told from the others of its job; rising."""
+    step_errors: tuple[float, ...] = ()
+    """ln (actual mean of the remaining steps / told) of finished runs; rising."""
+
+
+class Step(NamedTuple):
+    """What is known about the time of a step, on the GPUs that the job has now."""
+
+    measured_s: Sequence[float] = ()
+    """Mean step of equally long windows since it is placed there."""
+    log_s: float | None = None
+    """ln of the step that the throughput model tells."""
+    spread: float = 0.0
+    """Standard deviation of that ln."""
+
+
+class Asked(NamedTuple):
+    """A running job. `total`: iterations asked for; `past_totals`: of finished runs of the same job."""
+
+    done: float
+    step: Step
+    total: float | None = None
+    past_totals: Sequence[float] = ()
+    curve: Curve | None = None
+    target: float | None = None
+    kind: str = ""
+    """As in `learn_curves`."""
+    before_s: float = 0.0
+    """Still to launch."""
+    after_s: float = 0.0
+    """To save at the end."""
+
+
+class Eta(NamedTuple):
+    """Seconds and iterations that are left, and what they rest on."""
+
+    left_s: Bounds
+    steps: Bounds
+    step_s: Bounds
+    source: str
+
+
+def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
+    """None where nothing tells how many iterations are left or how long one takes. Raises `ValueError`."""
+    _check(asked, level)
+    step = step_time(asked.step, learned, level)
+    sources = _sources(asked, learned, level)
+    if step is None or not sources:
+        return None
+    source, steps = min(sources, key=lambda one: _width(one[1]))
+    run = _times(steps, step)
+    around = asked.before_s + asked.after_s
+    return Eta(Bounds(*(part + around for part in run)), steps, step, source)
+
+
+def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds]]:
+    """(name, iterations left) of everything that tells; the number asked for bounds the others."""
+    found: list[tuple[str, Bounds]] = []
+    most = inf
+    if asked.total is not None:
+        most = max(0.0, asked.total - asked.done)
+        if asked.target is None:
+            return [("iterations asked for", Bounds(most, most, most))]
+    if asked.past_totals and (by_runs := left_by_runs(asked.past_totals, asked.done, learned, level)):
+        found.append((f"{len(asked.past_totals)} finished runs of the same job", by_runs))
+    if asked.curve is not None and asked.target is not None:
+        told = steps_to(asked.curve, asked.target, asked.done, learned.curves, level, asked.kind)
+        if told is not None:
+            found.append((f"loss curve of {len(asked.curve.steps)} points", Bounds(*told)))
+    if most < inf:
+        if not found:
+            return [("iterations asked for; the target may end it earlier", Bounds(most, 0.0, most))]
+        return [(name, Bounds(*(min(part, most) for part in bounds))) for name, bounds in found]
+    return found
+
+
+def left_by_runs(
+    totals: Sequence[float], done: float, learned: Learned, level: float = LEVEL
+) -> Bounds | None:
+    """Iterations left, given the totals of finished runs and that this one has outlived `done`.
+
+    ln of the total is normal around the runs' mean; their spread is shrunk to that of other jobs' runs. None where
+    no run can be used, or this one has outlived them so far that they say nothing.
+    """
+    usable = [log(total) for total in totals if isfinite(total) and total > 0]
+    if not usable:
+        return None
+    middle, spread = _told_by(usable, learned.run_spread)
+    spread *= max(reach(learned.run_errors, level), 1e-3) / normal_quantile((1.0 + level) / 2.0)
+    passed = NORMAL.cdf((log(done) - middle) / spread) if done > 0 else 0.0
+    if passed > OUTLIVED:
+        return None
+
+    def quantile(share: float) -> float:
+        rank = min(passed + share * (1.0 - passed), 1.0 - 1e-9)
+        log_total = middle + spread * NORMAL.inv_cdf(max(rank, 1e-9))
+        return max(0.0, exp(min(log_total, MOST_LOG)) - done)
+
+    return Bounds(quantile(0.5), quantile((1.0 - level) / 2.0), quantile((1.0 + level) / 2.0))
+
+
+def step_time(step: Step, learned: Learned, level: float = LEVEL) -> Bounds | None:
+    """Mean seconds of the remaining steps; None where neither a measurement nor a model tells.
+
+    Both weigh by their precision: the model's decides at the start, after some windows the run's own mean.
+    """
+    usable = [value for value in step.measured_s if isfinite(value) and value > 0]
+    told = step.log_s is not None and isfinite(step.log_s) and isfinite(step.spread)
+    if not usable and not told:
+        return None
+    precision = pull = 0.0
+    if step.log_s is not None and told:
+        precision = 1.0 / max(step.spread, 1e-3) ** 2
+        pull = precision * step.log_s
+    if usable:
+        logs = [log(value) for value in usable]
+        mean = log(sum(usable) / len(usable))
+        wobble = sum((value - mean) ** 2 for value in logs) / len(logs) + STEP_SPREAD**2 / len(logs)
+        own = len(logs) / max(wobble, 1e-6)
+        precision += own
+        pull += own * mean
+    log_s = pull / precision
+    if len(learned.step_errors) >= ENOUGH_ERRORS and usable:
+        low, high = edges(learned.step_errors, level, STEP_SPREAD)
+        least = normal_quantile((1.0 + level) / 2.0) * LEAST_STEP_SPREAD
+        low, high = min(low, -least), max(high, least)
+    else:
+        high = normal_quantile((1.0 + level) / 2.0) * sqrt(1.0 / precision + STEP_SPREAD**2)
+        low = -high
+    return Bounds(exp(log_s), exp(log_s + min(0.0, low)), exp(log_s + max(0.0, high)))
+
+
+def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, ...]]:
+    """(`run_spread`, `run_errors`) from the totals of finished runs, one sequence per job, in iterations."""
+    logs = [[log(one) for one in job if isfinite(one) and one > 0] for job in totals]
+    logs = [job for job in logs if len(job) > 1]
+    if not logs:
+        return RUN_SPREAD, ()
+    squares = sum(sum((one - sum(job) / len(job)) ** 2 for one in job) for job in logs)
+    spread = min(max(sqrt(squares / sum(len(job) - 1 for job in logs)), 1e-3), MOST_RUN_SPREAD)
+    errors = []
+    for job in logs:
+        for place, one in enumerate(job):
+            middle, wide = _told_by([*job[:place], *job[place + 1 :]], spread)
+            errors.append(min(abs(one - middle) / wide, MOST_RUN_ERROR))
+    return spread, thinned(errors)
+
+
+def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """`step_errors` from finished runs: the mean step of each of its windows, in their order.
+
+    Told at some moments of each run from the windows until then, against the mean of those after.
+    """
+    errors = []
+    for run in runs:
+        usable = [value for value in run if isfinite(value) and value > 0]
+        for moment in MOMENTS:
+            now = int(len(usable) * moment)
+            told = step_time(Step(usable[:now]), Learned())
+            if told is not None and now < len(usable):
+                error = log(sum(usable[now:]) / (len(usable) - now) / told.middle)
+                errors.append(min(max(error, -MOST_STEP_ERROR), MOST_STEP_ERROR))
+    return thinned(errors)
+
+
+def covered(told: Sequence[Bounds], actual: Sequence[float]) -> float:
+    """Share of the intervals that held what came: the calibration that is reported. Raises for no or unequal ones."""
+    if not told or len(told) != len(actual):
+        raise ValueError(f"{len(told)} intervals for {len(actual)} values: must be as many, at least one")
+    held = sum(bounds.low <= value <= bounds.high for bounds, value in zip(told, actual, strict=True))
+    return held / len(told)
+
+
+def _told_by(logs: Sequence[float], spread: float) -> tuple[float, float]:
+    """(mean, standard deviation of a further run around it), the runs' own spread shrunk to `spread`."""
+    count = len(logs)
+    middle = sum(logs) / count
+    squares = sum((one - middle) ** 2 for one in logs) + RUN_WEIGHT * spread**2
+    return middle, sqrt(squares / (count - 1 + RUN_WEIGHT) * (1.0 + 1.0 / count))
+
+
+def _width(bounds: Bounds) -> float:
+    """In ln; 0 for what is certain."""
+    if bounds.low == bounds.high:
+        return 0.0
+    return log(bounds.high / bounds.low) if bounds.low > 0 else inf
+
+
+def _times(steps: Bounds, step: Bounds) -> Bounds:
+    """Of the product; the errors of both are independent, so that their squares add, in ln and on each side."""
+    middle = steps.middle * step.middle
+    if middle <= 0:
+        return Bounds(middle, 0.0, steps.high * step.high)
+    above = sqrt(log(steps.high / steps.middle) ** 2 + log(step.high / step.middle) ** 2)
+    if steps.low <= 0:
+        return Bounds(middle, 0.0, middle * exp(above))
+    below = sqrt(log(steps.middle / steps.low) ** 2 + log(step.middle / step.low) ** 2)
+    return Bounds(middle, middle * exp(-below), middle * exp(above))
+
+
+def _check(asked: Asked, level: float) -> None:
+    problems = [
+        f"{name} {value} is not a number ≥ 0"
+        for name, value in (
+            ("done", asked.done),
+            ("total", asked.total or 0.0),
+            ("before_s", asked.before_s),
+            ("after_s", asked.after_s),
+        )
+        if not (isfinite(value) and value >= 0)
+    ]
+    if asked.target is not None and not abs(asked.target) <= MAX_VALUE:
+        problems.append(f"target {asked.target} is not a number up to {MAX_VALUE}")
+    if not 0 < level < 1:
+        problems.append(f"level {level} is not between 0 and 1")
+    if problems:
+        raise ValueError("; ".join(problems))

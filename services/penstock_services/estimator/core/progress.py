@@ -1,0 +1,329 @@
+"""How far a running job has come, folded from what its tasks tell: phases, iterations, step times, losses.
+
+Everything here is bounded per job, however often it tells: windows are merged in pairs, the loss curve keeps means over
+spans that grow with the iteration, told remaining times are thinned. Times of one task are compared with each other
+only (its node's clock); across tasks and jobs the ledger's clock counts.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import nan
+from typing import Literal, NamedTuple
+
+from penstock.model.types import JobSpec, TaskPlacement
+from penstock_services.estimator.core.eta.curves import MAX_VALUE
+from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.resources.history import UNKNOWN
+from penstock_services.estimator.core.runs import Steps, ToldEta
+from penstock_services.estimator.core.step_time.placements import Cell, Measurement, wrong, wrong_placement
+
+Phase = Literal["launch", "train", "save"]
+PHASES: tuple[Phase, ...] = ("launch", "train", "save")
+
+MAX_WINDOWS = 32  # enough for a mean and its wobble
+SPAN = (
+    1.15  # a span of the curve ends at so many times its first iteration: a million make 100, 2^53 make 270
+)
+MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argument
+MAX_TOLD = 32
+SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
+SLACK_MS = 1_000.0
+
+
+class Goal(NamedTuple):
+    """What the user said about how long the job runs."""
+
+    iterations: int | None = None
+    target_loss: float | None = None
+
+
+NO_GOAL = Goal()
+
+
+def goal_of(spec: JobSpec) -> Goal:
+    """The same object for all jobs that say nothing: a cell holds 100,000 of them."""
+    if spec.iterations is None and spec.target_loss is None:
+        return NO_GOAL
+    return Goal(spec.iterations, spec.target_loss)
+
+
+def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
+    """GPUs on each node, in the order in which the workers reach it; empty without GPUs or with parts of one."""
+    found: dict[str, int] = {}
+    for place in places:
+        if not place.gpus or place.gpu_share_milli < 1_000:
+            return ()
+        found[place.node_id] = found.get(place.node_id, 0) + len(place.gpus)
+    ring = tuple(found.values())
+    return () if wrong_placement(ring) else ring
+
+
+@dataclass(slots=True)
+class TaskPhases:
+    """One task's time in each phase, by its node's clock. A script may train and save in turn."""
+
+    phase: Phase | None = None
+    since_ms: int = 0
+    began_ms: int | None = None
+    spent_ms: dict[Phase, float] = field(default_factory=dict)
+    told: bool = False
+    broken: bool = False
+    """Its clock stepped back, or the fold began in the middle: nothing of this is known."""
+
+    def started(self, at_ms: int) -> None:
+        self.began_ms = at_ms
+        if self.phase is None:
+            self.phase, self.since_ms = "launch", at_ms
+
+    def changed(self, phase: Phase, at_ms: int) -> None:
+        self._close(at_ms)
+        self.phase, self.since_ms, self.told = phase, at_ms, True
+
+    def _close(self, at_ms: int) -> None:
+        if self.phase is None:
+            self.broken = True
+            return
+        if at_ms < self.since_ms:
+            self.broken = True
+        self.spent_ms[self.phase] = self.spent_ms.get(self.phase, 0.0) + at_ms - self.since_ms
+
+    def exited(self, at_ms: int) -> None:
+        self._close(at_ms)
+        self.phase = None
+
+
+@dataclass(slots=True)
+class Windows:
+    """Step times since the placement: [steps, ms in all] of one window after the other."""
+
+    kept: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, steps: int, step_ms: float) -> None:
+        self.kept.append((steps, steps * step_ms))
+        if len(self.kept) > MAX_WINDOWS:
+            pairs = zip(self.kept[::2], self.kept[1::2], strict=False)
+            merged = [(one + other, ms + more) for (one, ms), (other, more) in pairs]
+            self.kept = [*merged, *self.kept[2 * len(merged) :]]
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for steps, _ in self.kept)
+
+    @property
+    def mean_ms(self) -> float:
+        """NaN without any."""
+        steps = self.steps
+        return sum(ms for _, ms in self.kept) / steps if steps else nan
+
+    def equal(self, count: int = MAX_WINDOWS) -> tuple[float, ...]:
+        """Mean steps of `count` windows of the same number of steps, at most as many as there are; ms.
+
+        Windows are told at growing distances, so that their plain mean would be that of the first seconds.
+        """
+        if not self.kept:
+            return ()
+        edges = [0, *accumulate(steps for steps, _ in self.kept)]
+        times = [0.0, *accumulate(ms for _, ms in self.kept)]
+        count = min(count, len(self.kept))
+
+        def until(step: float) -> float:
+            place = min(bisect_right(edges, step), len(edges) - 1)
+            share = (step - edges[place - 1]) / (edges[place] - edges[place - 1])
+            return times[place - 1] + share * (times[place] - times[place - 1])
+
+        cuts = [until(edges[-1] * part / count) for part in range(count + 1)]
+        wide = edges[-1] / count
+        return tuple((cuts[part + 1] - cuts[part]) / wide for part in range(count))
+
+
+class _Span(NamedTuple):
+    """Sums over the points of one span of the curve."""
+
+    first: int
+    points: int
+    steps: float
+    values: float
+
+
+@dataclass(slots=True)
+class LossCurve:
+    """Means of the loss over spans that grow with the iteration."""
+
+    spans: list[_Span] = field(default_factory=list)
+
+    def add(self, step: int, value: float | None) -> None:
+        if value is None or step <= 0 or not abs(value) <= MAX_VALUE:
+            return
+        last = self.spans[-1] if self.spans else None
+        if last is not None and (step < SPAN * last.first or len(self.spans) >= MAX_SPANS):
+            self.spans[-1] = _Span(last.first, last.points + 1, last.steps + step, last.values + value)
+        else:
+            self.spans.append(_Span(step, 1, float(step), value))
+
+    def forget_after(self, step: int) -> None:
+        """A job that resumed from its checkpoint goes through later iterations again."""
+        while self.spans and self.spans[-1].first > step:
+            self.spans.pop()
+
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """(iteration, loss), rising."""
+        return tuple((span.steps / span.points, span.values / span.points) for span in self.spans)
+
+
+class Told(NamedTuple):
+    """A remaining time that the ledger holds."""
+
+    at_ms: int
+    left_ms: Bounds
+    done: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of a job's current attempt; iterations and losses are the job's. `fold` (follow.py) is the only writer."""
+
+    attempt: int
+    placed_ms: int
+    ring: tuple[int, ...]
+    gpu: str
+    """Model; empty: unknown or several."""
+    tasks: dict[str, TaskPhases]
+    """Workers."""
+    done: int = 0
+    total: int | None = None
+    """As the script says."""
+    at_ms: int = 0
+    """Ledger time of the newest telling; 0: this attempt told nothing."""
+    started_ms: int | None = None
+    """Ledger time."""
+    windows: Windows = field(default_factory=Windows)
+    curve: LossCurve = field(default_factory=LossCurve)
+    told: list[Told] = field(default_factory=list)
+    odd: int = 0
+    """Tellings that cannot be true: iterations that went back, windows longer than the task has run."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(self.ring)
+
+    def start(self, task_id: str, node_ms: int, now_ms: int) -> None:
+        if task_id in self.tasks:
+            self.tasks[task_id].started(node_ms)
+            self.started_ms = now_ms if self.started_ms is None else min(self.started_ms, now_ms)
+
+    def change(self, task_id: str, phase: Phase, node_ms: int) -> None:
+        if task_id in self.tasks:
+            self.tasks[task_id].changed(phase, node_ms)
+
+    def exit(self, task_id: str, node_ms: int) -> None:
+        if task_id in self.tasks:
+            self.tasks[task_id].exited(node_ms)
+
+    def step(self, task_id: str, telling: "Telling", now_ms: int) -> bool:
+        """Whether it said something new."""
+        first = not self.at_ms
+        if telling.done <= self.done and not first:
+            self.odd += telling.done < self.done
+            return False
+        if first:
+            self.curve.forget_after(telling.done)
+        if telling.steps:
+            if self._window_is_odd(task_id, telling):
+                self.odd += 1
+            else:
+                self.windows.add(telling.steps, telling.step_ms)
+        self.done, self.at_ms = telling.done, now_ms
+        if telling.total is not None:
+            self.total = telling.total if telling.total >= telling.done else None
+        self.curve.add(telling.done, telling.loss)
+        return True
+
+    def _window_is_odd(self, task_id: str, telling: "Telling") -> bool:
+        phases = self.tasks.get(task_id)
+        began_ms = None if phases is None else phases.began_ms
+        most_ms = nan if began_ms is None else SLACK * (telling.at_ms - began_ms) + SLACK_MS
+        too_long = telling.steps * telling.step_ms > most_ms
+        return bool(
+            too_long
+            or telling.steps > telling.done
+            or wrong(Measurement(Cell(self.ring or (1,), 1.0), telling.step_ms / 1_000.0))
+        )
+
+    def tell(self, told: Told) -> None:
+        """A remaining time got into the ledger. Thinned by every second one, the first stays."""
+        self.told.append(told)
+        if len(self.told) > MAX_TOLD:
+            self.told = [*self.told[::2], self.told[-1]] if len(self.told) % 2 == 0 else self.told[::2]
+
+    def most(self, goal: Goal) -> int | None:
+        """Iterations that it means to do in all; None: nobody said, or what was said is passed already."""
+        total = goal.iterations if self.total is None else self.total
+        return total if total is not None and total >= self.done else None
+
+    def phases_ms(self) -> dict[Phase, float]:
+        """Of the ended attempt: over its workers the longest; a phase that nobody told is NaN."""
+        known = [task.spent_ms for task in self.tasks.values() if task.told and not task.broken]
+        return {phase: max((spent.get(phase, 0.0) for spent in known), default=UNKNOWN) for phase in PHASES}
+
+    def eta_at_half(self, end_ms: int) -> ToldEta | None:
+        """What stood in the ledger at half of the attempt, less the time since then, against what was left."""
+        began_ms = self.placed_ms if self.started_ms is None else self.started_ms
+        lasted_ms = end_ms - began_ms
+        half_ms = began_ms + lasted_ms / 2
+        before = [told for told in self.told if told.at_ms <= half_ms]
+        if not before or lasted_ms <= 0:
+            return None
+        gone_ms = half_ms - before[-1].at_ms
+        middle, low, high = (max(0.0, part - gone_ms) for part in before[-1].left_ms)
+        return ToldEta(middle, low, high, end_ms - half_ms)
+
+
+class Telling(NamedTuple):
+    """One `StepsMeasured`, as far as the fold needs it."""
+
+    at_ms: int
+    done: int
+    total: int | None
+    steps: int
+    step_ms: float
+    loss: float | None
+
+
+def begun(
+    attempt: int,
+    placed_ms: int,
+    places: Sequence[TaskPlacement],
+    gpu: str,
+    before: Progress | None = None,
+) -> Progress:
+    """A new attempt's. What the job had done stays; step times only if it is placed as before."""
+    ring = ring_of(places)
+    found = Progress(attempt, placed_ms, ring, gpu, {place.task_id: TaskPhases() for place in places})
+    if before is not None:
+        found.done, found.total, found.curve, found.odd = before.done, before.total, before.curve, before.odd
+        if (before.ring, before.gpu) == (ring, gpu):
+            found.windows = before.windows
+    return found
+
+
+def steps_of(progress: Progress) -> tuple[Steps | None, str]:
+    """(what the ended job's steps were, why they cannot be true); one of them is empty, or both."""
+    if not progress.at_ms:
+        return None, ""
+    mean_ms, ring = progress.windows.mean_ms, progress.ring
+    if progress.windows.kept:
+        if reason := wrong(Measurement(Cell(ring or (1,), 1.0), mean_ms / 1_000.0)):
+            return None, f"steps: {reason}"
+    elif progress.odd:
+        return None, f"steps: {progress.odd} tellings that cannot be true, and none that can"
+    return Steps(ring, progress.windows.equal(), progress.curve.points()), ""
+
+
+def measured_steps(progress: Progress, steps: Steps | None) -> Mapping[str, float]:
+    """Fields of `Run` that the ended attempt tells; the iterations are those of all attempts."""
+    phases = {f"{phase}_ms": spent for phase, spent in progress.phases_ms().items()}
+    if steps is None:
+        return phases
+    return {**phases, "iterations": float(progress.done), "step_ms": progress.windows.mean_ms}

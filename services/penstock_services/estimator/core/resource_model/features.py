@@ -1,0 +1,186 @@
+"""From jobs to the numbers of the default model: sizes as logarithms, the GPU as what it can do.
+
+Ideal: a job's memory follows from its graph. What is known instead is its workload's name, so a line is fitted per
+workload: memory = a + b·batch + c·batch/GPUs with a, b, c ≥ 0 (some launchers tell the batch of one GPU, some that
+of all; the fit finds out which). The line says how full the card will be.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import nnls
+
+from penstock_services.estimator.core.resource_model.gpus import facts_of
+from penstock_services.estimator.core.resource_model.measurements import (
+    MEMORY,
+    MIB_PER_GIB,
+    Floats,
+    Indexes,
+    Runs,
+    Task,
+    card_mib,
+    half_precision,
+)
+
+GPUS, CARD, RATE, BANDWIDTH, YEAR, BATCH, FILL = range(7)
+"""Columns: log₂ of the GPUs; logarithms of card memory, arithmetic rate at the job's precision and memory bandwidth;
+year of the GPU's generation; batch size against the workload's median; line / card memory, as a logarithm."""
+WIDTH = 7
+FEWEST_RUNS = 4  # for a line of its own, or a median
+ROUNDS = 8  # of reweighting: least squares becomes least absolute error
+TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
+LEAST_FILL = math.exp(-8.0)  # 0.03 % of the card
+NO_LINE = (math.nan, math.nan, math.nan)
+
+Key = tuple[str, bool]
+"""Workload, whether 16 bits wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Jobs for the kernels. All of length n; `columns` shape (n, WIDTH), standardised but for GPUS."""
+
+    columns: Floats
+    workload: Indexes
+    """Index of the workload's name; −1: never seen."""
+    half: Indexes
+    """1: most arithmetic is 16 bits wide, else 0."""
+    gpu: Indexes
+    """Index of the GPU model's name; −1: never seen."""
+    log_card: Floats
+    """Natural logarithm of the card's MiB."""
+    log_line: Floats
+    """Of memory: as far as it is taken to follow its line from a full card down, at most 0; in logarithms."""
+    log_gpus: Floats
+
+    def pick(self, rows: Indexes) -> "Inputs":
+        """Those jobs, in the order given."""
+        return Inputs(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What training learned about columns. Everything in it can be written down as numbers and names."""
+
+    workloads: Mapping[str, int]
+    gpus: Mapping[str, int]
+    lines: Mapping[Key, tuple[float, float, float]]
+    batches: Mapping[Key, float]
+    """Median logarithm of the batch size."""
+    usual_fill: float
+    mean: Floats
+    scale: Floats
+    line_share: float = 1.0
+    """How far memory follows its line when the batch or the card changes. At 1 it is the line alone, whatever the
+    card; at 0 it would be the share of the card that such jobs take. Libraries that grow into free memory put it
+    between; never below 0, or memory would fall as the batch grows."""
+
+    def of(self, tasks: Sequence[Task]) -> Inputs:
+        """Any jobs, also of workloads and GPUs never seen: what is not known about those is the training's mean."""
+        raw, half = self.raw(tasks)
+        fill, unknown = raw[:, FILL], np.isnan(raw)
+        if unknown.any():
+            fill = np.where(unknown[:, FILL], self.usual_fill, fill)
+            raw = np.where(unknown, self.mean, raw)
+        return Inputs(
+            columns=(raw - self.mean) / self.scale,
+            workload=np.array([self.workloads.get(task.model, -1) for task in tasks], dtype=np.intp),
+            half=half,
+            gpu=np.array([self.gpus.get(task.gpu, -1) for task in tasks], dtype=np.intp),
+            log_card=raw[:, CARD],
+            log_line=self.line_share * np.minimum(fill, 0.0),
+            log_gpus=raw[:, GPUS] * math.log(2),
+        )
+
+    def raw(self, tasks: Sequence[Task]) -> tuple[Floats, Indexes]:
+        """The columns as they are measured, NaN where unknown, and whether each task is 16 bits wide."""
+        half = [half_precision(task.precision) for task in tasks]
+        rows = [
+            (task.gpus, card_mib(task), task.batch_size, *_columns_of(task.gpu, wide), *self._known(task.model, wide))
+            for task, wide in zip(tasks, half, strict=True)
+        ]  # fmt: skip
+        told = np.array(rows, dtype=np.float64).reshape(len(tasks), 10).T
+        gpus, card, batch, _, _, _, usual, a, b, c = told
+        batch = np.where(np.isnan(batch), np.exp(usual), batch)
+        fill = np.log(np.maximum((a + b * batch + c * batch / gpus) / card, LEAST_FILL))
+        columns = np.empty((len(tasks), WIDTH))
+        columns[:, GPUS], columns[:, CARD] = np.log2(gpus), np.log(card)
+        columns[:, [RATE, BANDWIDTH, YEAR]] = told[3:6].T
+        columns[:, BATCH] = np.log(batch) - usual
+        columns[:, FILL] = np.where(np.isnan(a + batch), self.usual_fill, fill)
+        return columns, np.array(half, dtype=np.intp)
+
+    def _known(self, model: str, half: bool) -> tuple[float, float, float, float]:
+        """The usual batch, as a logarithm, and the line, of a workload at this width or else the other; NaN: unknown."""
+        key, other = (model, half), (model, not half)
+        usual = self.batches.get(key)
+        line = self.lines.get(key) or self.lines.get(other) or NO_LINE
+        return (self.batches.get(other, math.nan) if usual is None else usual, *line)
+
+
+@lru_cache(maxsize=1_024)
+def _columns_of(gpu: str, half: bool) -> tuple[float, float, float]:
+    """RATE, BANDWIDTH and YEAR of a GPU's name; NaN where it is unknown."""
+    facts = facts_of(gpu)
+    if facts is None:
+        return math.nan, math.nan, math.nan
+    rate = math.log(facts.half_tflops if half else facts.full_tflops)
+    return rate, math.log(facts.bandwidth_gbps), float(facts.year)
+
+
+def design_of(runs: Runs) -> Design:
+    """Learns names, lines and scales. At least one run; GPU memory need not be measured."""
+    lines, batches = lines_of(runs)
+    names = {task.model for task in runs.tasks}, {task.gpu for task in runs.tasks}
+    workloads, gpu_names = ({name: index for index, name in enumerate(sorted(found))} for found in names)
+    plain = Design(workloads, gpu_names, lines, batches, math.nan, np.zeros(WIDTH), np.ones(WIDTH))
+    raw, _ = plain.raw(runs.tasks)
+    fills = raw[:, FILL][np.isfinite(raw[:, FILL])]
+    usual = float(np.median(fills)) if fills.size else 0.0
+    raw[np.isnan(raw[:, FILL]), FILL] = usual
+    known = np.isfinite(raw)
+    count = np.maximum(known.sum(0), 1)
+    mean = np.where(known, raw, 0.0).sum(0) / count
+    spread = np.sqrt(np.where(known, (raw - mean) ** 2, 0.0).sum(0) / count)
+    mean[GPUS], spread[GPUS] = 0.0, 1.0
+    if not known[:, CARD].any():
+        mean[CARD] = math.log(16 * MIB_PER_GIB)
+    return Design(workloads, gpu_names, lines, batches, usual, mean, np.where(spread > 1e-9, spread, 1.0))
+
+
+def lines_of(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dict[Key, float]]:
+    """Per workload and width its line, where enough runs tell their memory, and the median logarithm of its batches."""
+    batch = np.array([task.batch_size for task in runs.tasks])
+    gpus = np.array([task.gpus for task in runs.tasks])
+    memory = runs.labels.get(MEMORY, np.full(len(runs), math.nan))
+    rows_of: dict[Key, list[int]] = {}
+    for row, task in enumerate(runs.tasks):
+        if not math.isnan(task.batch_size):
+            rows_of.setdefault((task.model, half_precision(task.precision)), []).append(row)
+    lines, batches = {}, {}
+    for key, rows in sorted(rows_of.items()):
+        batches[key] = float(np.median(np.log(batch[rows])))
+        mine = [row for row in rows if math.isfinite(memory[row])]
+        if len(mine) >= FEWEST_RUNS:
+            lines[key] = memory_line(batch[mine], gpus[mine], memory[mine])
+    return lines, batches
+
+
+def memory_line(batch: Floats, gpus: Floats, memory_mib: Floats) -> tuple[float, float, float]:
+    """a, b, c ≥ 0 of memory = a + b·batch + c·batch/GPUs with the least sum of relative errors; MiB.
+
+    Relative, or the largest cards alone would decide; absolute errors rather than squares, for many runs sit
+    above the line because their library takes what memory is left. Shape of each argument: (runs,), > 0.
+    """
+    unit = np.array([1.0, 1.0 / batch.mean(), 1.0 / (batch / gpus).mean()]) * memory_mib.mean()
+    x = np.stack([np.ones_like(batch), batch, batch / gpus], axis=1) * unit / memory_mib[:, None]
+    weight = np.ones(len(batch))
+    found = np.zeros(3)
+    for _ in range(ROUNDS):
+        found, _rest = nnls(x * weight[:, None], weight)
+        weight = 1 / np.sqrt(np.maximum(np.abs(x @ found - 1), TIGHTEST))
+    a, b, c = (float(value) for value in found * unit)
+    return a, b, c

@@ -1,0 +1,142 @@
+"""Jobs, what their finished runs were measured to use, and which runs to believe.
+
+A job is described by what is known before it starts; a run adds the labels. Columns, not rows: a model is
+trained on all of them at once.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_services.estimator.core.resource_model.gpus import facts_of
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Indexes = NDArray[np.intp]
+
+MEMORY = "gpu_memory_mib"
+UTILISATION = "gpu_utilisation_percent"
+UTILISATION_STD = "gpu_utilisation_std"
+BANDWIDTH = "bandwidth_mbps"
+THROUGHPUT = "throughput"
+LABELS = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
+"""GPU memory: the largest seen on one GPU; utilisation: mean and standard deviation over the run, percent;
+bandwidth: of the network; throughput: of the whole job, per second, in the workload's own unit."""
+
+MOST_GPUS = 100_000
+MOST_BATCH = 1 << 30
+MOST_VALUE = 1e15
+MIB_PER_GIB = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One job as the models see it. NaN: not known."""
+
+    model: str
+    gpu: str
+    """The GPU's model, by any name."""
+    gpus: float = 1.0
+    precision: str = "FP32"
+    batch_size: float = math.nan
+    card_mib: float = math.nan
+    """Memory of one GPU; NaN: as the table of GPUs says."""
+    parameter_servers: float = math.nan
+    workers: float = math.nan
+    batches: float = math.nan
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Finished runs: `tasks` and, per label, one value each (NaN: not measured). Shape of each label: (runs,)."""
+
+    tasks: tuple[Task, ...]
+    labels: Mapping[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def pick(self, which: Mask | Indexes) -> "Runs":
+        """Those runs, in the order given."""
+        rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        return Runs(
+            tuple(self.tasks[row] for row in rows),
+            {name: column[rows] for name, column in self.labels.items()},
+        )
+
+
+def runs_of(tasks: Sequence[Task], measured: Sequence[Mapping[str, float]]) -> Runs:
+    """Rows to columns; labels that no run has are left out."""
+    names = [name for name in LABELS if any(not math.isnan(row.get(name, math.nan)) for row in measured)]
+    labels = {
+        name: np.array([row.get(name, math.nan) for row in measured], dtype=np.float64) for name in names
+    }
+    return Runs(tuple(tasks), labels)
+
+
+def card_mib(task: Task) -> float:
+    """Memory of one of the job's GPUs, MiB; NaN where neither the run nor the table of GPUs tells it."""
+    if not math.isnan(task.card_mib):
+        return task.card_mib
+    facts = facts_of(task.gpu)
+    return facts.memory_gib * MIB_PER_GIB if facts is not None else math.nan
+
+
+@lru_cache(maxsize=1_024)
+def half_precision(precision: str) -> bool:
+    """Whether most arithmetic is 16 bits wide: all but FP32, TF32 and FP64."""
+    return precision.upper() not in ("FP32", "TF32", "FP64", "")
+
+
+def cell_of(task: Task) -> tuple[str, float, str, str]:
+    """What repeats of one measurement share: GPU model, number of GPUs, workload, precision."""
+    return (task.gpu, task.gpus, task.model, task.precision)
+
+
+def set_aside(task: Task, measured: Mapping[str, float]) -> str | None:
+    """Why this run teaches nothing; None: it may be believed.
+
+    One absurd value discredits the whole run: whatever mixed it up may have mixed up the others.
+    """
+    for told, wrong in _TASK_FAULTS.items():
+        if wrong(task):
+            return told
+    for name, value in measured.items():
+        if math.isnan(value):
+            continue
+        if math.isinf(value) or value > MOST_VALUE:
+            return f"{name} is out of all range"
+        if value < 0:
+            return f"{name} is negative"
+    if all(math.isnan(measured.get(name, math.nan)) for name in LABELS):
+        return "nothing was measured"
+    if measured.get(UTILISATION, 0.0) > 100 or measured.get(UTILISATION_STD, 0.0) > 100:
+        return "utilisation is above 100 %"
+    if measured.get(MEMORY, 0.0) > card_mib(task):
+        return "more GPU memory than the card has"
+    if measured.get(MEMORY, 1.0) == 0 or measured.get(THROUGHPUT, 1.0) == 0:
+        return "it never used its GPU"
+    return None
+
+
+def _bad_batch(task: Task) -> bool:
+    return not math.isnan(task.batch_size) and not 0 < task.batch_size <= MOST_BATCH
+
+
+_TASK_FAULTS: Mapping[str, Callable[[Task], bool]] = MappingProxyType(
+    {
+        "the workload has no name": lambda task: not task.model,
+        "the number of GPUs is no whole number ≥ 1": lambda task: (
+            not 1 <= task.gpus <= MOST_GPUS or task.gpus != int(task.gpus)
+        ),
+        "the batch size is out of range": _bad_batch,
+        "the GPU is unknown and its memory is not given": lambda task: math.isnan(card_mib(task)),
+        "the GPU's memory is no number above 0": lambda task: not 0 < card_mib(task) <= MOST_VALUE,
+    }
+)

@@ -1,0 +1,254 @@
+"""From a job's spec to what it needs: tiers tried in order, and the user's word above them.
+
+Ideal: every need is predicted from the job's model and data, with its uncertainty. Departure: until models are
+trained, needs are those of earlier runs of the same command, else a default. Each tier may leave fields open;
+the next one fills them, and the last leaves none. What the user asked for wins field by field.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from penstock.model.types import (
+    MAX_CORES_PER_NODE,
+    MAX_GPUS_PER_NODE,
+    WHOLE_GPU,
+    Estimate,
+    JobSpec,
+    ResourceVector,
+)
+from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
+
+TierName = Literal["user", "history", "model", "nearest", "default"]
+
+# The default must start a small job on every node, since a job that fits nowhere ends without having run, while
+# one with too few cores merely runs slowly, once: its next run is estimated from what it used. It is not cut to
+# the smallest node known: nodes come and go, and an estimate must not depend on when it was made.
+DEFAULT_GPUS = 1  # whole: how well it could share is not known
+DEFAULT_CORES = 1
+DEFAULT_HOST_MEMORY_MIB = 2_048  # a framework and a loader's buffers
+DEFAULT_GPU_MEMORY_MIB = 0  # no demand on the GPU's size; it is not shared, so all of its memory is the job's
+DEFAULT_UTILISATION_PERCENT = 100.0
+DEFAULT_CONFIDENCE = 0.1  # above nothing, below one run
+PARAMETER_SERVER = ResourceVector(gpus=0, cores=1, host_memory_mib=1_024, gpu_utilisation_percent=0.0)
+NO_SERVER = ResourceVector()
+
+MEMORY_PERCENT = 110  # of the largest run seen: too little memory kills a job, too much only wastes some
+CORES_HEADROOM = 1.25  # over busy cores: a run never shows more than it was given, so it must be able to grow
+PRIOR_RUNS = 2  # weight of doubt, in runs: see `confidence`
+SAME_ITERATIONS = (
+    0.05  # apart at most, for the run time of earlier runs to be this one's; closer than runs scatter
+)
+MAX_MEMORY_MIB = 1 << 30  # the nouns' range
+LAST_DATE_MS = 253_402_300_799_999  # the end of year 9999
+
+
+class Guess(NamedTuple):
+    """What one tier says about a worker; None: it says nothing about that."""
+
+    tier: TierName
+    confidence: float
+    source: str
+    gpus: int | None = None
+    cores: int | None = None
+    host_memory_mib: int | None = None
+    gpu_memory_mib: int | None = None
+    gpu_utilisation_percent: float | None = None
+    run_ms: int | None = None
+    model_version: str | None = None
+    partly: str = ""
+    """Not empty: it says only some things, with this as their source, and lends the estimate neither name nor confidence."""
+
+
+class Tier(Protocol):
+    """One way to estimate. Learned models and nearest neighbours become further tiers."""
+
+    def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
+        """What this tier knows about the job; None when that is nothing. `key`: `key_of(spec)`."""
+        ...
+
+
+DEFAULT = Guess(  # the last tier: always answers, with every field but the run time
+    tier="default",
+    confidence=DEFAULT_CONFIDENCE,
+    source="default: nothing is known yet about this owner, command, model and batch size",
+    gpus=DEFAULT_GPUS,
+    cores=DEFAULT_CORES,
+    host_memory_mib=DEFAULT_HOST_MEMORY_MIB,
+    gpu_memory_mib=DEFAULT_GPU_MEMORY_MIB,
+    gpu_utilisation_percent=DEFAULT_UTILISATION_PERCENT,
+)
+
+
+class HistoryTier:
+    """Medians of the runs with the same key; of memory the maximum, since it is a bound and not a mean."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._known: WeakKeyDictionary[Runs, tuple[int, Guess]] = WeakKeyDictionary()
+
+    def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
+        runs = self._history.get(key)
+        if not runs:
+            return None
+        version, found = self._known.get(runs, (0, DEFAULT))
+        if version != runs.version:
+            found = guess_from(runs)
+            self._known[runs] = (runs.version, found)
+        if spec.iterations is not None and not _as_long(runs, spec.iterations):
+            return found._replace(run_ms=None)
+        return found
+
+
+def _as_long(runs: Runs, iterations: int) -> bool:
+    """Whether these runs had about so many iterations; also if they told none: then nothing says otherwise."""
+    had = runs.column("iterations")
+    return not had or abs(median(had) - iterations) <= SAME_ITERATIONS * iterations
+
+
+def guess_from(runs: Runs) -> Guess:
+    """The estimate that rests on these runs (at least one)."""
+    count, newest_ms = len(runs), runs.column("ended_ms")[-1]
+    source = (
+        f"median of {count} run{'s' if count > 1 else ''} with the same owner, command, model and batch size, "
+        f"newest ended {date(newest_ms)} (ledger seq {runs.column('seq')[-1]:.0f}); memory: the largest of them + 10 %"
+    )
+    cores = _of(runs, "busy_cores", median)
+    return Guess(
+        tier="history",
+        confidence=confidence(count, max(_spread(runs, "run_ms"), _spread(runs, "host_memory_mib"))),
+        source=source,
+        gpus=_whole(_of(runs, "gpus", median), 0, MAX_GPUS_PER_NODE),
+        cores=None if cores is None else _whole(cores * CORES_HEADROOM, 1, MAX_CORES_PER_NODE),
+        host_memory_mib=held_memory_mib(_of(runs, "host_memory_mib", max)),
+        gpu_memory_mib=held_memory_mib(_of(runs, "gpu_memory_mib", max)),
+        gpu_utilisation_percent=_percent(_of(runs, "gpu_utilisation_percent", median)),
+        run_ms=_whole(_of(runs, "run_ms", median), 0, MAX_VALUE),
+    )
+
+
+def confidence(runs: int, spread: float) -> float:
+    """How sure an estimate from `runs` runs is, 0–1: n / (n + 2) / (1 + spread).
+
+    The first factor is the weight of n runs against PRIOR_RUNS runs' worth of doubt, as in the mean of a
+    posterior: 1/3 after one run, 0.71 after five, 0.94 after 32. The second halves it when the typical
+    deviation is as large as the median. `spread`: median absolute deviation / median, ≥ 0; one wild run
+    does not move it.
+    """
+    return round(runs / (runs + PRIOR_RUNS) / (1 + spread), 3)
+
+
+def date(time_ms: float) -> str:
+    """Ledger time for people, UTC to the second."""
+    return datetime.fromtimestamp(min(time_ms, LAST_DATE_MS) / 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _of(runs: Runs, name: str, statistic: Callable[[Sequence[float]], float]) -> float | None:
+    values = runs.column(name)
+    return statistic(values) if values else None
+
+
+def _spread(runs: Runs, name: str) -> float:
+    values = runs.column(name)
+    middle = median(values) if values else 0.0
+    return median(abs(value - middle) for value in values) / middle if middle > 0 else 0.0
+
+
+def _whole(value: float | None, low: int, high: int) -> int | None:
+    """Rounded up to a whole number within the noun's range."""
+    return None if value is None else min(max(math.ceil(value), low), high)
+
+
+def held_memory_mib(largest_mib: float | None) -> int | None:
+    """What to promise a job whose like has used so much."""
+    return None if largest_mib is None else _whole(largest_mib * MEMORY_PERCENT / 100, 0, MAX_MEMORY_MIB)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else min(max(value, 0.0), 100.0)
+
+
+ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib")
+"""What a request must name to leave nothing open. Bandwidth is no part of it: nothing measures it yet."""
+OPEN = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "gpu_utilisation_percent", "run_ms")
+"""What a tier may leave to the next one."""
+
+
+Bounding = Callable[[JobSpec, bytes, Guess], Guess]
+"""What is done to everything that was learned, before the user's word; see `bounds.Bounds`."""
+
+
+def estimate(
+    spec: JobSpec, tiers: Sequence[Tier], key: bytes | None = None, bounds: Bounding | None = None
+) -> Estimate:
+    """What the job needs. `tiers` in order of trust; what all of them leave open is the default.
+
+    Confidence, tier and source are those of the first that answered, or the user's if he left nothing open.
+    """
+    key = key_of(spec) if key is None else key
+    asked, found = spec.resources, merge(spec, tiers, key)
+    if bounds is not None:
+        found = bounds(spec, key, found)
+    share = asked.gpu_share_milli or WHOLE_GPU
+    gpus = 1 if share < WHOLE_GPU else _pick(asked.gpus, found.gpus, DEFAULT_GPUS)
+    utilisation = found.gpu_utilisation_percent
+    worker = ResourceVector(
+        gpus=gpus,
+        cores=_pick(asked.cores, found.cores, DEFAULT_CORES),
+        host_memory_mib=_pick(asked.host_memory_mib, found.host_memory_mib, DEFAULT_HOST_MEMORY_MIB),
+        gpu_memory_mib=_pick(asked.gpu_memory_mib, found.gpu_memory_mib, DEFAULT_GPU_MEMORY_MIB)
+        if gpus
+        else 0,
+        gpu_utilisation_percent=0.0
+        if not gpus
+        else DEFAULT_UTILISATION_PERCENT
+        if utilisation is None
+        else utilisation,
+        bandwidth_mbps=asked.bandwidth_mbps or 0,
+        gpu_share_milli=share,
+    )
+    named = [name for name in ASKABLE if getattr(asked, name) is not None]
+    told_all = all(name in named for name in (ASKABLE if gpus else ASKABLE[:3]))
+    source = "the user asked for all of it" if told_all else found.source
+    if named and not told_all:
+        source = f"{', '.join(named)}: asked for by the user; else {source}"
+    if found.partly:
+        source = f"{source}; {found.partly}"
+    return Estimate(
+        worker=worker,
+        parameter_server=PARAMETER_SERVER if spec.parameter_servers else NO_SERVER,
+        run_ms=found.run_ms,
+        confidence=1.0 if told_all else found.confidence,
+        tier="user" if told_all else found.tier,
+        source=source,
+        model_version=None if told_all and not found.partly else found.model_version,
+    )
+
+
+def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
+    """The first answer that is no partial one, with what it left open filled in by all others and by the default, in order.
+
+    `partly`: the sources of the partial ones that were heard.
+    """
+    guesses = [found for tier in tiers if (found := tier.guess(spec, key)) is not None]
+    guesses.append(DEFAULT)
+    lead = next(guess for guess in guesses if not guess.partly)
+    merged: dict[str, Any] = {}
+    tellers: dict[str, str | None] = {}
+    for name in OPEN:
+        teller = next((guess for guess in guesses if getattr(guess, name) is not None), DEFAULT)
+        merged[name] = getattr(teller, name)
+        if teller.partly:
+            tellers[teller.partly] = teller.model_version
+    versions = (lead.model_version, *tellers.values())
+    merged["model_version"] = next((version for version in versions if version is not None), None)
+    return lead._replace(partly="; ".join(tellers), **merged)
+
+
+def _pick(asked: int | None, found: int | None, default: int) -> int:
+    if asked is not None:
+        return asked
+    return default if found is None else found

@@ -1,0 +1,146 @@
+"""What was measured: the time of one step by placement and local batch; and which measurements cannot be true."""
+
+from collections.abc import Iterable, Sequence
+from math import isfinite, log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Placement = tuple[int, ...]
+"""GPUs on each node, in ring order; every entry ≥ 1."""
+
+MAX_NODES = 4_096
+MAX_GPUS_PER_NODE = 64
+MAX_LOCAL_BATCH = 1 << 31
+LEAST_STEP_S = 1e-6  # below any kernel launch
+MAX_STEP_S = 86_400.0  # a step of a day is a job that hangs
+
+
+class Cell(NamedTuple):
+    """One point of the space that is measured: a placement and the samples per GPU and step."""
+
+    placement: Placement
+    local_batch: float
+
+
+class Measurement(NamedTuple):
+    """The mean time of a step that one run had in one cell, in seconds."""
+
+    cell: Cell
+    step_s: float
+
+
+class SetAside(NamedTuple):
+    """A measurement that is not learned from. `place`: its index among those given."""
+
+    place: int
+    reason: str
+
+
+class Table(NamedTuple):
+    """Measured cells of one model on one kind of GPU, each cell once.
+
+    `log_s`: shape (cells,), mean over the runs of ln(step in seconds). `runs`: shape (cells,), ≥ 1.
+    """
+
+    cells: tuple[Cell, ...]
+    log_s: Floats
+    runs: Floats
+
+
+def ring(placement: Placement) -> Placement:
+    """The same ring, named by its lexicographically smallest rotation: (4, 2, 2) → (2, 2, 4)."""
+    return min(placement[turn:] + placement[:turn] for turn in range(len(placement)))
+
+
+def table(measurements: Iterable[Measurement]) -> tuple[Table, list[SetAside]]:
+    """Runs of one cell are averaged; what cannot be true is left out, with the reason.
+
+    The order of the cells is that of their placements and batches, so that the order of the runs moves nothing.
+    """
+    sums: dict[Cell, tuple[float, int]] = {}
+    aside: list[SetAside] = []
+    for index, measurement in enumerate(measurements):
+        reason = wrong(measurement)
+        if reason:
+            aside.append(SetAside(index, reason))
+            continue
+        cell = Cell(ring(measurement.cell.placement), float(measurement.cell.local_batch))
+        total, runs = sums.get(cell, (0.0, 0))
+        sums[cell] = (total + log(measurement.step_s), runs + 1)
+    cells = tuple(sorted(sums, key=lambda cell: (len(cell.placement), cell)))
+    return Table(
+        cells,
+        np.array([sums[cell][0] / sums[cell][1] for cell in cells], dtype=np.float64),
+        np.array([sums[cell][1] for cell in cells], dtype=np.float64),
+    ), aside
+
+
+def wrong(measurement: Measurement) -> str:
+    """Why this cannot be true; empty if it can."""
+    (placement, local_batch), step_s = measurement
+    if not (isfinite(step_s) and LEAST_STEP_S <= step_s <= MAX_STEP_S):
+        return f"step time {step_s} s is not between {LEAST_STEP_S} and {MAX_STEP_S:.0f} s"
+    if not (isfinite(local_batch) and 0 < local_batch <= MAX_LOCAL_BATCH):
+        return f"local batch {local_batch} is not above 0 and at most {MAX_LOCAL_BATCH}"
+    return wrong_placement(placement)
+
+
+def wrong_placement(placement: Placement) -> str:
+    """Why this cannot be a placement; empty if it can."""
+    if not 1 <= len(placement) <= MAX_NODES:
+        return f"{len(placement)} nodes: must be 1 to {MAX_NODES}"
+    bad = [gpus for gpus in placement if not 1 <= gpus <= MAX_GPUS_PER_NODE]
+    return f"{bad[0]} GPUs on a node: must be 1 to {MAX_GPUS_PER_NODE}" if bad else ""
+
+
+class Points(NamedTuple):
+    """Cells as columns; every one of shape (cells,)."""
+
+    nodes: Floats
+    gpus: Floats
+    widest: Floats
+    """GPUs on the node that has most."""
+    batch: Floats
+    """Local batch / reference batch."""
+    ring: Integers
+    """Same number: same placement. Negative: a placement that the catalogue does not know."""
+    counts: Integers
+    """Same number: the same GPU counts per node in whatever order; negative as above."""
+
+
+class Catalogue:
+    """Numbers for placements and their GPU counts, so that equality is one comparison of integers."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._rings: dict[Placement, int] = {}
+        self._counts: dict[Placement, int] = {}
+        for placement in sorted({ring(cell.placement) for cell in cells}):
+            self._rings[placement] = len(self._rings)
+            self._counts.setdefault(tuple(sorted(placement)), len(self._counts))
+
+    def points(self, cells: Sequence[Cell], reference_batch: float) -> Points:
+        """`cells` as columns; placements that are new here are numbered -1, -2, … for this call only."""
+        rings, counts = _Numbers(self._rings), _Numbers(self._counts)
+        shapes = [cell.placement for cell in cells]
+        return Points(
+            np.array([len(shape) for shape in shapes], dtype=np.float64),
+            np.array([sum(shape) for shape in shapes], dtype=np.float64),
+            np.array([max(shape) for shape in shapes], dtype=np.float64),
+            np.array([cell.local_batch for cell in cells], dtype=np.float64) / reference_batch,
+            np.array([rings.of(ring(shape)) for shape in shapes], dtype=np.int64),
+            np.array([counts.of(tuple(sorted(shape))) for shape in shapes], dtype=np.int64),
+        )
+
+
+class _Numbers:
+    def __init__(self, known: dict[Placement, int]) -> None:
+        self._known = known
+        self._new: dict[Placement, int] = {}
+
+    def of(self, placement: Placement) -> int:
+        number = self._known.get(placement)
+        return self._new.setdefault(placement, -1 - len(self._new)) if number is None else number

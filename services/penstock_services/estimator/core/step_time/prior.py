@@ -1,0 +1,95 @@
+"""What is believed about a model's step times before it was measured, and how other models teach it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock_services.estimator.core.step_time.physics import PARAMETERS
+from penstock_services.estimator.core.step_time.placements import Floats, Points
+
+RESIDUAL = (
+    "shape",
+    "nodes_reach",
+    "gpus_reach",
+    "batch_reach",
+    "placement",
+    "counts",
+    "placement_batch_reach",
+    "compute",
+    "compute_batch_reach",
+    "compute_widest_reach",
+    "cell",
+    "noise",
+)
+"""What describes the residual: standard deviations of ln t, and reaches in ln nodes, ln GPUs, ln batch and GPUs."""
+
+# Set by hand, wide on purpose: one step is 1 ms to a day; a factor of 4 either way on how much it synchronises.
+_MEAN = (0.0, 0.0, -2.5, -0.5, -1.5, 0.3, 1.0, 0.5, 0.3, 0.0, 0.0)
+_SPREAD = (5.0, 1.5, 1.0, 1.5, 1.0, 0.4, 0.5, 0.3, 0.2, 0.3, 1.0)
+_RESIDUAL = (0.15, 0.5, 0.7, 1.0, 0.06, 0.06, 1.0, 0.03, 0.7, 1.5, 0.06, 0.03)
+
+
+class Prior(NamedTuple):
+    """`mean`, `spread`: of each of PARAMETERS, as normal distributions. `residual`: of each of RESIDUAL, > 0.
+
+    Tuples of floats, so that it is stored and hashed as JSON.
+    """
+
+    mean: tuple[float, ...]
+    spread: tuple[float, ...]
+    residual: tuple[float, ...]
+    models: int = 0
+    """How many measured models taught it."""
+
+
+WIDE = Prior(_MEAN, _SPREAD, _RESIDUAL)
+"""Before any model was measured."""
+
+assert len(_MEAN) == len(_SPREAD) == len(PARAMETERS), "one belief per parameter"
+assert len(_RESIDUAL) == len(RESIDUAL), "one scale per part of the residual"
+
+
+class Located(NamedTuple):
+    """Points and how much of each step is synchronising there, shape (cells,)."""
+
+    points: Points
+    sync_share: Floats
+
+
+def covariance(residual: Floats, one: Located, other: Located) -> Floats:
+    """Of the residuals of ln t at `one` (rows) and `other` (columns), without the noise of a measurement.
+
+    What deviates is mostly how long synchronising takes; it counts by its share in the step. It is alike on
+    placements of like size within one regime (one, two, more nodes), on the same GPU counts per node in any
+    order, and on the very same placement; always at like batches. What is left belongs to computing.
+    """
+    shape, nodes_reach, gpus_reach, batch_reach, place, counts, place_reach, compute, c_batch, c_wide = (
+        residual[:10]
+    )
+    a, b = one.points, other.points
+    batches = _apart(np.log(a.batch), np.log(b.batch))
+    regime = np.minimum(a.nodes, 3.0)[:, None] == np.minimum(b.nodes, 3.0)
+    sizes = (_apart(np.log(a.nodes), np.log(b.nodes)) / nodes_reach) ** 2
+    sizes += (_apart(np.log(a.gpus), np.log(b.gpus)) / gpus_reach) ** 2
+    found = regime * np.exp(-0.5 * sizes) * (shape**2 / (1.0 + (batches / batch_reach) ** 2))
+    same = counts**2 * (a.counts[:, None] == b.counts) + place**2 * (a.ring[:, None] == b.ring)
+    found += same / (1.0 + (batches / place_reach) ** 2)
+    found *= one.sync_share[:, None] * other.sync_share
+    wide = (_apart(a.widest, b.widest) / c_wide) ** 2 + (batches / c_batch) ** 2
+    return np.asarray(found + compute**2 * np.exp(-0.5 * wide))
+
+
+def prior_variance(residual: Floats, at: Located) -> Floats:
+    """The diagonal of `covariance(at, at)`, shape (cells,)."""
+    shape, place, counts, compute = residual[[0, 4, 5, 7]]
+    return np.asarray(at.sync_share**2 * (shape**2 + place**2 + counts**2) + compute**2)
+
+
+def noise_variance(residual: Floats, at: Located) -> Floats:
+    """Of one measurement of ln t, shape (cells,): of the clock and of the network in that run."""
+    cell, noise = residual[10], residual[11]
+    return np.asarray(noise**2 + (cell * at.sync_share) ** 2)
+
+
+def _apart(one: Floats, other: Floats) -> Floats:
+    return np.asarray(one[:, None] - other[None, :])

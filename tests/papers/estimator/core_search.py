@@ -1,0 +1,102 @@
+"""Which number of cores to try next while a training runs: CODA's walk in single steps, and a search by doubling.
+
+Source: CODA §V-B2. Pure functions of what was measured so far: the caller gives the job the cores that they name, measures
+its speed, and asks again.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import NamedTuple
+
+from penstock_services.estimator.core.resources.cores import MAX_CORES
+
+MAX_PROBES = 4  # Source: CODA §VI-F, 3 to 4 of 90 s each
+KEEPS = 0.95  # of the best speed seen: what `search` takes for as good as the best
+
+
+class Seen(NamedTuple):
+    """One number of cores that the job ran with, and its speed there (or GPU utilisation), ≥ 0, any unit."""
+
+    cores: int
+    speed: float
+
+
+class Next(NamedTuple):
+    """`settled`: the job stays at `cores`; otherwise they are the next to try."""
+
+    cores: int
+    settled: bool
+
+
+def walk(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES) -> Next:
+    """CODA's walk in steps of one core. Source: CODA §V-B2.
+
+    First fewer, while speed improves; if the first step down did not help, more, while it improves. `seen`: in
+    the order tried, the start first. Empty: the start is yet to be measured, which is no probe.
+    """
+    speed = _speeds(start, seen, most)
+    if not speed:
+        return Next(start, settled=False)
+    if len(speed) > probes:
+        return Next(_fastest(speed, start), settled=True)
+    for direction in (-1, +1):
+        cores = start
+        while 1 <= cores + direction <= most:
+            after = cores + direction
+            if after not in speed:
+                return Next(after, settled=False)
+            if speed[after] <= speed[cores]:
+                break
+            cores = after
+        if cores != start:
+            return Next(cores, settled=True)
+    return Next(start, settled=True)
+
+
+def search(start: int, seen: Sequence[Seen], most: int, probes: int = MAX_PROBES) -> Next:
+    """Our default: the fewest cores that keep 95 % of the best speed, found by doubling and halving.
+
+    Ideal: measure every count. Departure from CODA's steps of one: speed is close to linear up to the best count,
+    so that twice the cores show at once whether cores are short (a job that needs 12 and starts at 3 is out of
+    reach of four single steps), and half of them whether they are too many. More cores go first: a starved job
+    wastes GPUs, one with too many wastes cores. Between a count that is short and one that is not, the middle.
+    """
+    speed = _speeds(start, seen, most)
+    if not speed:
+        return Next(start, settled=False)
+    best = max(speed.values())
+    enough = min(cores for cores, found in speed.items() if found >= KEEPS * best)
+    if len(speed) > probes:
+        return Next(enough, settled=True)
+    tried = sorted(speed)
+    widest = tried[-1]
+    gains = len(tried) == 1 or speed[widest] * KEEPS > speed[tried[-2]]
+    if gains and widest < most:
+        return Next(min(2 * widest, most), settled=False)
+    short = max((cores for cores in tried if cores < enough), default=0)
+    if enough - short <= 1:
+        return Next(enough, settled=True)
+    return Next((enough + short) // 2, settled=False)
+
+
+def _speeds(start: int, seen: Sequence[Seen], most: int) -> dict[int, float]:
+    """Cores → speed; the last word counts. Raises `ValueError` with everything that is wrong."""
+    if not 1 <= most <= MAX_CORES:
+        raise ValueError(f"at most {most} cores: must be 1 to {MAX_CORES}")
+    problems = [
+        f"{one.cores} cores at speed {one.speed}: cores must be 1 to {most} and the speed a number ≥ 0"
+        for one in seen
+        if not (1 <= one.cores <= most and isfinite(one.speed) and one.speed >= 0)
+    ]
+    if not 1 <= start <= most:
+        problems.append(f"start {start} is not 1 to {most}")
+    if seen and seen[0].cores != start:
+        problems.append(f"the first cores seen are {seen[0].cores}, not the start {start}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return {one.cores: one.speed for one in seen}
+
+
+def _fastest(speed: dict[int, float], start: int) -> int:
+    """Ties go to the start, then to fewer cores."""
+    return min(speed, key=lambda cores: (-speed[cores], cores != start, cores))
