@@ -175,7 +175,7 @@ async def test_a_stream_resumes_without_gap_or_duplicate(cell: Cell) -> None:
     await working
     assert len(placer.values) == 50
     connection = await asyncpg.connect(cell.dsn)
-    rows = await connection.fetch("SELECT seq || '.' || n AS id FROM penstock.model ORDER BY seq, n")
+    rows = await connection.fetch("SELECT seq || '.' || n AS id FROM penstock.events ORDER BY seq, n")
     await connection.close()
     assert seen[: len(rows)] == [row["id"] for row in rows][: len(seen)]
     assert len(rows) - len(seen) < 5  # it stopped reading at the first event of the last record
@@ -236,7 +236,7 @@ async def test_a_place_in_the_stream_must_exist(cell: Cell) -> None:
     for wrong in ("x", "-1", "1.2.3", "9" * 40, "99"):
         problem(await cell.http.get("/v1/stream", headers={"Last-Event-ID": wrong}), 400)
     connection = await asyncpg.connect(cell.dsn)
-    await connection.execute("DELETE FROM penstock.model WHERE seq < 4")
+    await connection.execute("DELETE FROM penstock.events WHERE seq < 4")
     await connection.close()
     body = problem(await cell.http.get("/v1/stream", headers={"Last-Event-ID": "1.0"}), 410)
     assert "before record 4" in body["detail"]

@@ -306,7 +306,7 @@ async def test_old_events_are_forgotten(
         await reached(dsn, len(placer.values))
         connection = await asyncpg.connect(dsn)
         async with asyncio.timeout(WITHIN_S):
-            while await connection.fetchval("SELECT min(seq) FROM penstock.model") < len(placer.values) - 20:
+            while await connection.fetchval("SELECT min(seq) FROM penstock.events") < len(placer.values) - 20:
                 await asyncio.sleep(0.01)
         await connection.close()
     await assert_equals_replay(cell, log)
