@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
 from infra.codegen.schemas import ROOT
 from infra.devservers.kafka import acl_table
@@ -82,8 +84,8 @@ def _events() -> str:
         for topic in (*Topic, None):
             for model in _carried(topic):
                 fields = ", ".join(
-                    f"`{name}`" if info.is_required() else f"`{name}`?"
-                    for name, info in model.model_fields.items()
+                    f"`{field.name}`" if field.required else f"`{field.name}`?"
+                    for field in msgspec.structs.fields(model)
                 )
                 where = f"`{topic}`" if topic else "inside ledger records"
                 yield f"`{wire_type(model)}`", where, fields, _first_sentence(model)

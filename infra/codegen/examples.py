@@ -9,8 +9,10 @@ Every value is a constant: generating twice gives the same bytes.
 import base64
 from collections.abc import Mapping
 
+import msgspec
+
 from penstock.model import external_events, ledger_events
-from penstock.model.codec import encode
+from penstock.model.codec import as_written, encode
 from penstock.model.event import Event, wire_type
 from penstock.model.types import (
     Estimate,
@@ -74,8 +76,8 @@ WORKER_PLACE = TaskPlacement(
     gpu_memory_mib=10_240,
     bandwidth_mbps=3_200,
 )
-NEXT_WORKER_PLACE = WORKER_PLACE.model_copy(
-    update={"task_id": NEXT_WORKER, "rank": 1, "node_id": NEXT_NODE, "gpus": (2,), "cores": (8, 9, 10, 11)}
+NEXT_WORKER_PLACE = msgspec.structs.replace(
+    WORKER_PLACE, task_id=NEXT_WORKER, rank=1, node_id=NEXT_NODE, gpus=(2,), cores=(8, 9, 10, 11)
 )
 SERVER_PLACE = TaskPlacement(
     task_id=SERVER,
@@ -159,7 +161,7 @@ _NODES: tuple[Event, ...] = (
     external_events.NodeJoined(
         node=NODE_SPEC, tasks=(external_events.RunningTask(task_id=WORKER, token=TOKEN),)
     ),
-    external_events.NodeChanged(node=NODE_SPEC.model_copy(update={"gpus": NODE_SPEC.gpus[:3]})),
+    external_events.NodeChanged(node=msgspec.structs.replace(NODE_SPEC, gpus=NODE_SPEC.gpus[:3])),
     external_events.NodeLeft(node_id=NEXT_NODE, boot_id=NEXT_BOOT, proof="deleted"),
     external_events.NodeSuspected(node_id=NEXT_NODE, reason="its watch broke and did not come back"),
     external_events.GpuFaulted(
@@ -344,7 +346,7 @@ _DECISIONS: tuple[Event, ...] = (
 
 def _entry(fact: Event) -> ledger_events.FactEntry:
     """The fact as a record carries it."""
-    return ledger_events.FactEntry(type=wire_type(type(fact)), data=fact.model_dump(mode="json"))
+    return ledger_events.FactEntry(type=wire_type(type(fact)), data=as_written(fact))
 
 
 _LEDGER: tuple[Event, ...] = (

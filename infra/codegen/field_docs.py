@@ -9,16 +9,16 @@ import inspect
 import sys
 from functools import cache
 
-from pydantic import BaseModel
+from penstock.model.types import Value
 
 
-def field_docs(model: type[BaseModel]) -> dict[str, str]:
+def field_docs(model: type[Value]) -> dict[str, str]:
     """Field → its docstring on one line, inherited ones included; fields without one are left out."""
     found: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if kind.__module__.startswith("penstock."):
             found |= _module_docs(kind.__module__).get(kind.__name__, {})
-    return {name: text for name, text in found.items() if name in model.model_fields}
+    return {name: text for name, text in found.items() if name in model.__struct_fields__}
 
 
 @cache

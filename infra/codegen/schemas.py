@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 import penstock
@@ -32,7 +32,9 @@ from infra.codegen.compatibility import breaks
 from infra.codegen.examples import EXAMPLES, example_bytes
 from infra.codegen.field_docs import field_docs
 from penstock.model.event import REGISTRY, Event, wire_type
+from penstock.model.json_schema import Generator
 from penstock.model.upcasters import UPCASTERS
+from penstock.model.validation import STRUCT_OF, form
 from penstock.sdk.jobfile import job_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,13 +74,13 @@ class Findings:
     """Path → digests of its revisions, oldest first, as they stand."""
 
 
-class _Generator(GenerateJsonSchema):
+class _Generator(Generator):
     """Readers ignore unknown fields, so the schema allows them; fields carry their docstrings."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         found = super().model_schema(schema)
         found.pop("additionalProperties", None)
-        for name, text in field_docs(schema["cls"]).items():
+        for name, text in field_docs(STRUCT_OF[schema["cls"]]).items():
             found["properties"][name]["description"] = text
         return found
 
@@ -88,7 +90,7 @@ class _Generator(GenerateJsonSchema):
 
 def event_schema(model: type[Event]) -> dict[str, Any]:
     """JSON Schema of what goes over the wire for this event and version."""
-    schema = model.model_json_schema(schema_generator=_Generator)
+    schema = form(model).model_json_schema(schema_generator=_Generator)
     return {"$schema": DIALECT, "$id": wire_type(model), **schema}
 
 

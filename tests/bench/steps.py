@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 from time import process_time, thread_time
 
+import msgspec
 import numpy as np
 
 from penstock.ledger.record import GENESIS, Draft, write
@@ -15,6 +16,7 @@ from penstock.model.external_events import JobSubmitted, NodeJoined, StepsMeasur
 from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
+from penstock.model.validation import checked
 from penstock_services.estimator.core.eta.updates import Etas
 from penstock_services.estimator.core.resources.history import History, Run, key_of
 from penstock_services.estimator.core.resources.nearest import Nearest
@@ -131,7 +133,7 @@ def _tell(found: Found, learned: LearnedSteps, chance: np.random.Generator) -> N
     record(TermStarted(term=1, placer_id="placer", settings=PlacerSettings()), term=1)
     record(NodeJoined(node=node_spec("node", 8, model="T4", memory_mib=16_384)))
     for number in range(RUNNING):
-        spec = _spec(chance).model_copy(update={"workers": 1, "target_loss": 0.5})
+        spec = msgspec.structs.replace(_spec(chance), workers=1, target_loss=0.5)
         place = TaskPlacement(task_id=f"{number}/1/0", role="worker", rank=0, node_id="node", gpus=(0, 1))
         record(
             JobSubmitted(job_id=str(number), spec=spec),
@@ -145,7 +147,7 @@ def _tell(found: Found, learned: LearnedSteps, chance: np.random.Generator) -> N
         for number in range(RUNNING):
             told = {"done": then, "steps": then - done, "step_ms": 0.01, "loss": 1 + 4 * then**-0.5}
             task = {"node_id": "node", "task_id": f"{number}/1/0", "token": 1, "at_ms": now_ms}
-            record(StepsMeasured.model_validate({**told, **task}))
+            record(checked(StepsMeasured, {**told, **task}))
             began_s = thread_time()
             etas.tell(str(number))
             found.eta_ms.append(1_000 * (thread_time() - began_s))

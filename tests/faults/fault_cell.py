@@ -22,6 +22,7 @@ from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Message, Partition
+from penstock.model.codec import encode
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
@@ -125,7 +126,7 @@ class Users:
 
     async def post(self, spec: JobSpec, key: str) -> str:
         """Through the gateway until it says yes; the job's id. No answer and 503 mean: again, with the same key."""
-        body, headers = spec.model_dump_json(), {"Idempotency-Key": key, "content-type": "application/json"}
+        body, headers = encode(spec).decode(), {"Idempotency-Key": key, "content-type": "application/json"}
         async with httpx.AsyncClient(base_url=self.gateway or "", timeout=HTTP_S) as client:
             while True:
                 try:

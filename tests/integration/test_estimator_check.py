@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from penstock.log.port import Message, Partition
+from penstock.model.codec import as_written
 from penstock.model.envelope import from_wire
 from penstock.model.external_events import JobEstimated, ModelTrained
 from penstock.model.topics import Topic
@@ -67,7 +69,7 @@ class Told:
 
     async def estimated(self, spec: JobSpec = SPEC) -> tuple[str, Estimate]:
         """Submitted at the door, estimated by the service, and queued by the placer."""
-        answer = await self.cell.http.post("/v1/jobs", json=spec.model_dump(mode="json"))
+        answer = await self.cell.http.post("/v1/jobs", json=as_written(spec))
         job_id = answer.json()["job_id"]
         found: Estimate = (await self.event(JobEstimated, job_id=job_id)).estimate
         self.placer.submit(job_id, spec, found)
@@ -124,13 +126,13 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         memory = model["fields"]["gpu_memory_mib"]
         assert memory["told"] == memory["again"] == estimate.worker.gpu_memory_mib
 
-        later, on_the_new_card = await told.estimated(SPEC.model_copy(update={"gpu_models": ("T4",)}))
+        later, on_the_new_card = await told.estimated(msgspec.structs.replace(SPEC, gpu_models=("T4",)))
         assert "MiB on T4" in on_the_new_card.source
         found = await told.check(later)
         assert found["ok"] is True, found
         assert found["models"][0]["as_of"] == found["estimated_seq"], "earlier, nobody knew that card"
 
-        both, estimate = await told.estimated(SPEC.model_copy(update={"iterations": 7_000}))
+        both, estimate = await told.estimated(msgspec.structs.replace(SPEC, iterations=7_000))
         found = await told.check(both)
         assert found["ok"] is True, found
         resources, steps = found["models"]
@@ -144,8 +146,8 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
         assert [line.split()[0] for line in listed] == ["VERSION", resources["version"], steps["version"]]
         assert all("in use" in line and "whole" in line for line in listed[1:])
 
-        asked = SPEC.model_copy(
-            update={"resources": SPEC.resources.model_copy(update={"gpu_memory_mib": 9_999})}
+        asked = msgspec.structs.replace(
+            SPEC, resources=msgspec.structs.replace(SPEC.resources, gpu_memory_mib=9_999)
         )
         his_own, _ = await told.estimated(asked)
         found = await told.check(his_own)
@@ -157,13 +159,13 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
     """Numbers in the ledger that no model ever told, a model that was changed or is gone, and jobs without any."""
     async with learned(dsn) as told:
         job_id, estimate = await told.estimated()
-        more = estimate.worker.model_copy(update={"gpu_memory_mib": estimate.worker.gpu_memory_mib + 1})
-        told.placer.submit("forged", SPEC, estimate.model_copy(update={"worker": more}))
+        more = msgspec.structs.replace(estimate.worker, gpu_memory_mib=estimate.worker.gpu_memory_mib + 1)
+        told.placer.submit("forged", SPEC, msgspec.structs.replace(estimate, worker=more))
         other = JobSpec(owner="guest", command=("python", "x.py"))
         told.placer.submit(
             "unknown",
             other,
-            estimate.model_copy(update={"tier": "default", "source": "default", "model_version": None}),
+            msgspec.structs.replace(estimate, tier="default", source="default", model_version=None),
         )
         await told.send()
         forged = await told.check("forged")

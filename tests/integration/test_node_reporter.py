@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -283,7 +284,7 @@ async def test_malformed_orders_are_dead_lettered_and_the_next_one_is_obeyed(
 
 async def test_orders_of_other_nodes_are_not_ours(node: Options, cell: Cell) -> None:
     """Several nodes share a partition."""
-    other = start_order(5).model_copy(update={"node_id": "n2"})
+    other = msgspec.structs.replace(start_order(5), node_id="n2")
     await cell.order(other, start_order(1))
     await cell.until(external_events.TaskExited, task_id="job-1.1.0")
     assert {

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -114,9 +115,12 @@ async def test_the_demos_gang_tells_once_for_all_its_workers(node: Options, cell
     )
     port = free_port()
     orders = [
-        start_order(
-            1, *command, task_id=f"job-1.1.{rank}", job_id="job-1", peers=peers, rendezvous_port=port
-        ).model_copy(update={"place": place(rank)})
+        msgspec.structs.replace(
+            start_order(
+                1, *command, task_id=f"job-1.1.{rank}", job_id="job-1", peers=peers, rendezvous_port=port
+            ),
+            place=place(rank),
+        )
         for rank in (0, 1)
     ]
     await cell.order(*orders)
@@ -144,7 +148,7 @@ async def test_a_worker_that_speaks_for_its_gang_unasked_is_not_heard(node: Opti
         'for line in ("train", \'{"steps":{"done":5}}\', "save"): assert write_line(line)'
     )
     order = start_order(1, sys.executable, "-c", script, task_id="job-1.1.1")
-    await cell.order(order.model_copy(update={"place": place(1)}))
+    await cell.order(msgspec.structs.replace(order, place=place(1)))
     await finished(cell, "job-1.1.1")
     kinds = [type(event).__name__ for event in cell.events()[1:]]
     assert kinds == ["TaskStarted", "TaskPhaseChanged", "TaskPhaseChanged", "TaskExited"]

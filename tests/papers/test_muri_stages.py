@@ -9,6 +9,7 @@ import pytest
 
 from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.types import JobSpec
+from penstock.model.validation import checked
 from penstock_services.estimator.core.runs import about
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
 from penstock_services.estimator.core.stages.registry import StageLog
@@ -106,8 +107,9 @@ def test_shared_profiles_stand_noise_and_one_liar() -> None:
         for owner in ("mallory", "ada", "bob", "eve", "zoe"):
             wrong = 100.0 if owner == "mallory" else 1.0
             told = tuple(
-                StageSample.model_validate(
-                    {"lasted_ms": lasted * wrong * chance.uniform(0.8, 1.2) * ITERATIONS, resource: 1.0}
+                checked(
+                    StageSample,
+                    {"lasted_ms": lasted * wrong * chance.uniform(0.8, 1.2) * ITERATIONS, resource: 1.0},
                 )
                 for resource, lasted in truth.items()
                 if lasted > 0

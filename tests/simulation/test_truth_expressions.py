@@ -155,7 +155,7 @@ def test_no_truth_rests_on_what_penstock_decides_with(module: str) -> None:
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     allowed = {"penstock.simulator.traces.jobs", *(f"penstock.simulator.truths.{name}" for name in PURE)}
-    allowed |= {"penstock.model.types", "penstock.model.trusted", "penstock.model.external_events"}
+    allowed |= {"penstock.model.types", "penstock.model.external_events"}
     ours = {name for name in names if name.startswith("penstock")}
     assert ours <= allowed
     assert not names & {

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import msgspec
 import pytest
 
 from penstock.model.types import TaskPlacement
@@ -130,5 +131,5 @@ def test_what_a_job_holds_is_gathered_node_by_node() -> None:
     assert list(found) == ["b", "a"]
     assert found["b"] == Seat((0, 1, 3), 7, 1_000, workers=2, parameter_servers=1, host_memory_mib=300)
     assert found["a"] == Seat((2,), 2, 1_000, workers=1, parameter_servers=0, host_memory_mib=100)
-    half = tasks[2].model_copy(update={"gpu_share_milli": 500})
+    half = msgspec.structs.replace(tasks[2], gpu_share_milli=500)
     assert seats([half])["a"].share_milli == 500

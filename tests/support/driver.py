@@ -5,6 +5,7 @@ must be sound and agree.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.ledger.check import check
 from penstock.ledger.evolve import begin
@@ -64,7 +65,7 @@ def job_spec(
     attempts: int = 1,
     backoff_ms: int = 1_000,
     models: Sequence[str] = (),
-    **times: int,
+    **times: Any,
 ) -> JobSpec:
     return JobSpec(
         command=("python", "train.py"),
@@ -167,7 +168,7 @@ class CellDriver:
             )
 
     def exit(
-        self, task_id: str, code: int | None = 0, *, cause: str = "exited", signal: int | None = None
+        self, task_id: str, code: int | None = 0, *, cause: Any = "exited", signal: int | None = None
     ) -> Step:
         """One task ends."""
         job = self.job(task_id.rsplit(".", 2)[0])

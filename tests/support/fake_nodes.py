@@ -7,6 +7,7 @@ loop's clock. For judging safety there is `tests.faults.judge_node`, which start
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -152,7 +153,7 @@ class FakeNodes:
         token, node_id, started_ms = found
         self._exited(task_id, token, node_id, started_ms, cause)
 
-    def _exited(self, task_id: str, token: int, node_id: str, started_ms: int, cause: str) -> None:
+    def _exited(self, task_id: str, token: int, node_id: str, started_ms: int, cause: Any) -> None:
         self.seen.exited.append(task_id)
         exited = TaskExited(
             node_id=node_id,

@@ -18,6 +18,7 @@ from penstock.model import external_events, ledger_events  # noqa: F401 - fill t
 from penstock.model.event import REGISTRY
 from penstock.model.transitions import TERMINAL
 from penstock.model.types import JobSpec
+from penstock.model.validation import checked_json
 
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +145,7 @@ def test_a_dry_run_needs_no_gateway_and_prints_what_would_be_submitted() -> None
     """A pipeline's lint stage checks job files where no scheduler is reachable."""
     answer = run("submit", "-f", "-", "--dry-run", "-o", "json", stdin="command: ['true']\nrun_timeout: 2h\n")
     assert answer.returncode == 0, answer.stderr
-    spec = JobSpec.model_validate_json(answer.stdout)
+    spec = checked_json(JobSpec, answer.stdout)
     assert spec.run_timeout_ms == 7_200_000
     assert spec.workdir == str(ROOT)
 
@@ -161,7 +162,7 @@ def test_flags_win_over_the_file() -> None:
     answer = run(
         "submit", "-f", "tilt/jobs/digits-mlp.yaml", "--dry-run", "-o", "json", "--gpus", "4", "-e", "A=1"
     )
-    spec = JobSpec.model_validate_json(answer.stdout)
+    spec = checked_json(JobSpec, answer.stdout)
     assert (spec.resources.gpus, spec.env, spec.batch_size) == (4, {"A": "1"}, 64)
 
 

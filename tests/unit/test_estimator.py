@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.ledger.record import GENESIS, Draft, Head, write
@@ -11,7 +12,7 @@ from penstock.model.event import Event
 from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
-from penstock.model.types import JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
+from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
 from penstock_services.estimator.core import state as follow
 from penstock_services.estimator.core.resources import estimate as rules
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, confidence, estimate
@@ -105,7 +106,7 @@ def test_nothing_is_known_yet() -> None:
 
 def test_parameter_servers_get_no_gpu() -> None:
     """Liquid's PS jobs: servers hold parameters in host memory."""
-    found = estimate(SPEC.model_copy(update={"parameter_servers": 2}), ())
+    found = estimate(msgspec.structs.replace(SPEC, parameter_servers=2), ())
     assert (found.parameter_server.gpus, found.parameter_server.cores) == (0, 1)
     assert found.parameter_server.host_memory_mib == 1_024
 
@@ -116,8 +117,9 @@ def test_what_the_user_asks_for_wins_over_history() -> None:
     for number in range(5):
         cell.run(f"job-{number}", usage(gpu_memory_mib=3_000))
     asked = ResourceRequest(gpus=2, cores=8, host_memory_mib=9_000, gpu_memory_mib=10_000, bandwidth_mbps=500)
-    found = estimate(SPEC.model_copy(update={"resources": asked}), cell.tiers)
-    assert found.worker.model_dump(include=set(ResourceRequest.model_fields)) == asked.model_dump()
+    found = estimate(msgspec.structs.replace(SPEC, resources=asked), cell.tiers)
+    given = msgspec.structs.asdict(asked)
+    assert {name: getattr(found.worker, name) for name in given} == given | {"gpu_share_milli": WHOLE_GPU}
     assert (found.tier, found.confidence, found.source) == ("user", 1.0, "the user asked for all of it")
     assert found.run_ms == 60_000
 
@@ -125,7 +127,7 @@ def test_what_the_user_asks_for_wins_over_history() -> None:
 def test_a_job_without_gpus_needs_no_word_about_gpu_memory() -> None:
     """Preprocessing on CPUs only: nothing about GPUs is left open."""
     asked = ResourceRequest(gpus=0, cores=2, host_memory_mib=512)
-    found = estimate(SPEC.model_copy(update={"resources": asked}), ())
+    found = estimate(msgspec.structs.replace(SPEC, resources=asked), ())
     assert found.tier == "user"
     assert (found.worker.gpus, found.worker.gpu_memory_mib, found.worker.gpu_utilisation_percent) == (
         0,
@@ -139,7 +141,7 @@ def test_user_and_history_mix_field_by_field() -> None:
     cell = Cell()
     for number in range(3):
         cell.run(f"job-{number}", usage())
-    found = estimate(SPEC.model_copy(update={"resources": ResourceRequest(gpus=4)}), cell.tiers)
+    found = estimate(msgspec.structs.replace(SPEC, resources=ResourceRequest(gpus=4)), cell.tiers)
     assert (found.worker.gpus, found.worker.host_memory_mib) == (4, 1_100)  # 1,000 MiB + 10 %
     assert found.tier == "history"
     assert found.confidence < 1
@@ -188,10 +190,8 @@ def test_other_keys_share_nothing(other: dict[str, Any]) -> None:
     """Same script, other batch size: its memory is another one."""
     cell = Cell()
     cell.run("job-1", usage(9_000))
-    assert estimate(SPEC.model_copy(update=other), cell.tiers).tier == "default"
-    assert (
-        estimate(SPEC.model_copy(update={"name": "again", "env": {"A": "1"}}), cell.tiers).tier == "history"
-    )
+    assert estimate(msgspec.structs.replace(SPEC, **other), cell.tiers).tier == "default"
+    assert estimate(msgspec.structs.replace(SPEC, name="again", env={"A": "1"}), cell.tiers).tier == "history"
 
 
 def test_confidence_grows_with_runs_and_falls_with_spread() -> None:
@@ -303,7 +303,7 @@ def test_a_finished_run_says_what_the_job_was_got_and_was_told() -> None:
     cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
     cell.ledger.fold(cell.values[0])
     cell.record(NodeJoined(node=node_spec("node-1", 4, model="T4", memory_mib=15_360)))
-    spec = SPEC.model_copy(update={"workers": 2, "resources": ResourceRequest(gpu_memory_mib=9_000)})
+    spec = msgspec.structs.replace(SPEC, workers=2, resources=ResourceRequest(gpu_memory_mib=9_000))
     cell.submit("job-1", spec)
     cell.record(JobEstimated(job_id="job-1", estimate=estimate(spec, ())))
     cell.place("job-1", gpus=2, workers=2)
@@ -324,7 +324,7 @@ def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
     cell = Cell()
     cell.record(NodeJoined(node=node_spec("node-1", 4)))
     for job_id, workers in (("waits", 1), ("runs", 1), ("gang", 2)):
-        cell.submit(job_id, SPEC.model_copy(update={"workers": workers}), offset=5)
+        cell.submit(job_id, msgspec.structs.replace(SPEC, workers=workers), offset=5)
         if job_id != "waits":
             cell.record(JobEstimated(job_id=job_id, estimate=estimate(SPEC, ())))
             cell.place(job_id, workers=workers, servers=0)

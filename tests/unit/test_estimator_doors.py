@@ -9,6 +9,7 @@ import pytest
 
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Headers, Partition, Record
+from penstock.model.codec import as_written
 from penstock.model.envelope import from_wire
 from penstock.model.external_events import JobEstimated, JobSubmitted
 from penstock.model.topics import Topic
@@ -19,10 +20,12 @@ from penstock_services.estimator.core.state import Ledger
 from penstock_services.estimator.shell.service import Estimator
 
 GENERATED = 1_500
-GOOD = JobSubmitted(
-    job_id="job-1",
-    spec=JobSpec(command=("train",), model="m", batch_size=8, resources=ResourceRequest(gpus=1, cores=2)),
-).model_dump(mode="json")
+GOOD = as_written(
+    JobSubmitted(
+        job_id="job-1",
+        spec=JobSpec(command=("train",), model="m", batch_size=8, resources=ResourceRequest(gpus=1, cores=2)),
+    )
+)
 TYPE = "penstock.job.submitted.v1"
 VALUES: list[Any] = [
     None, True, 0, -1, 1, 16, 17, 1 << 30, (1 << 30) + 1, 1 << 53, -(1 << 63), 10**30, 0.5, 1e308, "", "x", "é" * 200,

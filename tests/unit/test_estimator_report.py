@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -22,7 +23,7 @@ def ledger(tmp_path: Path) -> Path:
     cell.join(node_spec("n1"))
     for number, used_mib in enumerate((512, 1_000, 2_048)):
         job_id = f"job-{number}"
-        cell.submit(job_id, need=estimate().model_copy(update={"tier": "default"}))
+        cell.submit(job_id, need=msgspec.structs.replace(estimate(), tier="default"))
         cell.start(job_id)
         job = cell.job(job_id)
         usage = Usage(gpu_memory_mib=used_mib, cpu_ms=60_000)

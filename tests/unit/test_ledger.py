@@ -1,5 +1,6 @@
 """LAWs 2 and 3: which records count, for everybody alike."""
 
+import msgspec
 import orjson
 import pytest
 
@@ -110,7 +111,7 @@ def test_the_check_notices_each_kind_of_damage() -> None:
     state, node = cell.state, cell.state.nodes["n1"]
     assert check(state) == []
     place = cell.job("a").tasks["a.1.w0"].place
-    cell.job("b").tasks["b.1.w0"].place = place.model_copy(update={"task_id": "b.1.w0"})
+    cell.job("b").tasks["b.1.w0"].place = msgspec.structs.replace(place, task_id="b.1.w0")
     assert any("given to both" in problem for problem in check(state))
     node.free_host_memory_mib -= 1
     assert any("books" in problem for problem in check(state))

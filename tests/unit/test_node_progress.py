@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from infra.codegen.schemas import ROOT
 from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
+from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 from penstock_services.node_reporter.core.progress import (
     MAX_CHANGES,
@@ -49,16 +50,15 @@ def test_lines_become_events_with_names_of_their_own() -> None:
     """A repeat after a crash has the same name, so that a duplicate is recognised."""
     reports = parser().parse(b"train\n" + steps(4, total=9, steps=3, step_ms=2.5, loss=1) + STAGES, NOW_MS)
     assert reports == [
-        Report(f"train/{NOW_MS}", TaskPhaseChanged.model_validate({**ABOUT, "phase": "train"})),
+        Report(f"train/{NOW_MS}", checked(TaskPhaseChanged, {**ABOUT, "phase": "train"})),
         Report(
             "steps/4",
-            StepsMeasured.model_validate(
-                {**ABOUT, "done": 4, "total": 9, "steps": 3, "step_ms": 2.5, "loss": 1.0}
-            ),
+            checked(StepsMeasured, {**ABOUT, "done": 4, "total": 9, "steps": 3, "step_ms": 2.5, "loss": 1.0}),
         ),
         Report(
             f"stages/{NOW_MS}/1",
-            StagesMeasured.model_validate(
+            checked(
+                StagesMeasured,
                 {
                     **ABOUT,
                     "iterations": 2,
@@ -66,7 +66,7 @@ def test_lines_become_events_with_names_of_their_own() -> None:
                         StageSample(lasted_ms=6.5, storage=1.0),
                         StageSample(lasted_ms=54.5, cpu=0.25, gpu=1.0),
                     ),
-                }
+                },
             ),
         ),
     ]

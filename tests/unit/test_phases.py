@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -159,7 +160,7 @@ def test_nothing_is_kept_of_jobs_that_are_over_nor_without_a_listener(observer: 
     """Months of jobs pass through one placer."""
     for number in range(50):
         renamed: list[Event] = [
-            fact.model_copy(update={"job_id": f"job-{number}"}) for fact in (SUBMITTED, ESTIMATED, placed())
+            msgspec.structs.replace(fact, job_id=f"job-{number}") for fact in (SUBMITTED, ESTIMATED, placed())
         ]
         ended = JobEnded(job_id=f"job-{number}", outcome="failed")
         observer.see((number, renamed), (number + 1, [ended]))

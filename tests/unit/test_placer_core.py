@@ -1,5 +1,6 @@
 """Stories of the placer's core: events in, exact facts out; invariants hold after every step (driver)."""
 
+import msgspec
 import pytest
 
 from penstock.ledger.evolve import evolve
@@ -371,7 +372,7 @@ def test_a_node_that_shrank_below_its_promises_takes_nothing_new(cell: CellDrive
     cell.submit("a", need=estimate(1, memory_mib=100_000))
     cell.start("a")
     node_id = cell.job("a").tasks["a.1.w0"].place.node_id
-    small = node_spec(node_id).model_copy(update={"host_memory_mib": 50_000})
+    small = msgspec.structs.replace(node_spec(node_id), host_memory_mib=50_000)
     evolve(cell.state, NodeChanged(node=small))
     assert cell.state.nodes[node_id].free().host_memory_mib == 0
 

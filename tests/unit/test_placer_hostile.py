@@ -17,6 +17,7 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import PlacerSettings, StopTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
+from penstock.model.validation import checked
 from penstock_services.placer.core.orders import start_orders, stray_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
@@ -150,7 +151,7 @@ def test_a_token_from_nowhere_frees_nothing(
         if kind is OrderRefused
         else {"cause": "stopped", "started_ms": 1, "exited_ms": 1}
     )
-    assert cell.feed(kind.model_validate(fields)).reason == "stale_token"
+    assert cell.feed(checked(kind, fields)).reason == "stale_token"
 
 
 def test_one_record_places_a_bounded_number_of_tasks() -> None:

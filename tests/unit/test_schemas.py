@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import jsonschema
 import pytest
 import yaml
-from pydantic import Field
+from msgspec import Meta
 
 from infra.codegen.asyncapi import structure_problems
 from infra.codegen.compatibility import breaks
@@ -19,7 +19,7 @@ from infra.codegen.examples import EXAMPLES
 from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, generate
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import Topic
-from penstock.model.types import Identifier, Noun, ShortText
+from penstock.model.types import Identifier, ShortText, Value
 
 CANCEL = "penstock.job.cancel_requested"
 CANCEL_FILE = f"events/{CANCEL}/v1.json"
@@ -40,14 +40,14 @@ def with_model(model: type[Event], *upcasters: tuple[str, int]) -> Catalogue:
     """The product's catalogue, but for one event, which somebody changed."""
     models = {name: old for name, old in REGISTRY.items() if old.TYPE != model.TYPE}
     examples = {name: old for name, old in EXAMPLES.items() if old.TYPE != model.TYPE}
-    example = model(**{key: value for key, value in EXAMPLE_FIELDS.items() if key in model.model_fields})
+    example = model(**{key: value for key, value in EXAMPLE_FIELDS.items() if key in model.__struct_fields__})
     return Catalogue(models | {wire_type(model): model}, examples | {wire_type(model): example}, upcasters)
 
 
 EXAMPLE_FIELDS = {"job_id": "job-resnet50-7f3a91", "reason": "wrong learning rate", "asked_by": "alice"}
 
 
-class Cancel(Event):
+class Cancel(Event, frozen=True, kw_only=True):
     """As published, to be spoilt by subclasses."""
 
     TYPE = CANCEL
@@ -57,34 +57,34 @@ class Cancel(Event):
     reason: ShortText = "asked by the user"
 
 
-class CancelWithMore(Cancel):
+class CancelWithMore(Cancel, frozen=True, kw_only=True):
     asked_by: Identifier | None = None
 
 
-class CancelDemandingMore(Cancel):
+class CancelDemandingMore(Cancel, frozen=True, kw_only=True):
     asked_by: Identifier
 
 
-class CancelWithLess(Event):
+class CancelWithLess(Event, frozen=True, kw_only=True):
     TYPE = CANCEL
     TOPIC = Topic.JOBS
 
     job_id: Identifier
 
 
-class CancelShorter(Cancel):
-    reason: Annotated[str, Field(max_length=64)] = "asked by the user"
+class CancelShorter(Cancel, frozen=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=64)] = "asked by the user"
 
 
-class CancelOtherwise(Cancel):
+class CancelOtherwise(Cancel, frozen=True, kw_only=True):
     reason: ShortText = "the user went away"
 
 
-class CancelDemanded(Cancel):
+class CancelDemanded(Cancel, frozen=True, kw_only=True):
     reason: ShortText
 
 
-class CancelSecond(Cancel):
+class CancelSecond(Cancel, frozen=True, kw_only=True):
     VERSION = 2
 
     asked_by: Identifier
@@ -328,22 +328,22 @@ def test_widenings_are_allowed(old: dict[str, Any], new: dict[str, Any]) -> None
     assert breaks(schema_of(field=old), schema_of(field=new)) == []
 
 
-class Cause(Noun):
+class Cause(Value, frozen=True, kw_only=True):
     kind: Literal["exited", "lost"]
 
 
-class Before(Event):
+class Before(Event, frozen=True, kw_only=True):
     TYPE = "test.nested"
 
     causes: tuple[Cause, ...]
 
 
-class NarrowCause(Noun):
+class NarrowCause(Value, frozen=True, kw_only=True):
     kind: Literal["exited"]
     code: int
 
 
-class After(Event):
+class After(Event, frozen=True, kw_only=True):
     TYPE = "test.nested"
 
     causes: tuple[NarrowCause, ...]

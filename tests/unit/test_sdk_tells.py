@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.external_events import StagesMeasured, StepsMeasured
+from penstock.model.validation import checked
 from penstock.sdk.lines import FIFO, LINE_BYTES, write_line
 from penstock.sdk.phases import phase
 from penstock.sdk.progress import Meter
@@ -451,8 +452,8 @@ def test_the_node_understands_what_the_sdk_writes(fifo: Pipe, clock: Clock, mete
     meter.step(4, 500, float("nan"))
     first, second = ProgressParser("n1", "job-1.1.0", 9, leads=True).parse(fifo.text(), 77)
     about = {"node_id": "n1", "task_id": "job-1.1.0", "token": 9, "at_ms": 77, "total": 500}
-    assert first.event == StepsMeasured.model_validate({**about, "done": 1, "loss": 0.75})
-    assert second.event == StepsMeasured.model_validate({**about, "done": 4, "steps": 3, "step_ms": 1_000.0})
+    assert first.event == checked(StepsMeasured, {**about, "done": 1, "loss": 0.75})
+    assert second.event == checked(StepsMeasured, {**about, "done": 4, "steps": 3, "step_ms": 1_000.0})
     assert (first.name, second.name) == ("steps/1", "steps/4")
 
 

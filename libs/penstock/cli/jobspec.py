@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from penstock.cli.exits import Exit, Stop
+from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.sdk.jobfile import BadJob, parse_job
 
@@ -106,6 +107,6 @@ def idempotency_key(spec: JobSpec, env: Mapping[str, str] = os.environ) -> str:
     for system, names in CI_VARIABLES:
         values = [env.get(name, "") for name in names]
         if all(values):
-            text = json.dumps([system, *values, spec.model_dump(mode="json")], sort_keys=True)
+            text = json.dumps([system, *values, as_written(spec)], sort_keys=True)
             return f"ci-{system}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     return f"cli-{secrets.token_hex(16)}"

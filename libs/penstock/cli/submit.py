@@ -9,6 +9,7 @@ from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
 from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, dump, remark
+from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
 
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
@@ -108,7 +109,7 @@ def submit(
     }
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
-        dump(spec.model_dump(mode="json"), Format.YAML if output is not Format.JSON else Format.JSON)
+        dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
         return
     key = idempotency_key or jobspec.idempotency_key(spec)
     raise typer.Exit(_hand_in(gateway(ctx), spec, key, output, detach=detach, propagate=propagate))
@@ -118,7 +119,7 @@ def _hand_in(
     client: Gateway, spec: JobSpec, key: str, output: Format, *, detach: bool, propagate: bool
 ) -> int:
     """Submits, and follows unless detached; the exit code."""
-    answer = client.post("/v1/jobs", spec.model_dump(mode="json"), {"Idempotency-Key": key})
+    answer = client.post("/v1/jobs", as_written(spec), {"Idempotency-Key": key})
     job_id = str(answer["job_id"])
     if not detach:
         return _follow(client, job_id, output, propagate)

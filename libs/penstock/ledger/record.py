@@ -11,7 +11,7 @@ from hashlib import sha256
 import msgspec
 import orjson
 
-from penstock.model.codec import decode_trusted, encode, written
+from penstock.model.codec import decode_fact, encode, written
 from penstock.model.event import Event, wire_type
 from penstock.model.ledger_events import PlacementExplanation, TermStarted
 
@@ -48,7 +48,7 @@ class RawFact(msgspec.Struct, frozen=True, gc=False):
     data: msgspec.Raw
 
     def event(self) -> Event:
-        return decode_trusted(self.type, self.data)
+        return decode_fact(self.type, self.data)
 
 
 class RawRecord(msgspec.Struct, frozen=True, gc=False):

@@ -16,12 +16,9 @@ from hashlib import sha256
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
-from pydantic import BaseModel
 
 from penstock.ledger.index import NOT_PLACEABLE
 from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
-from penstock.ledger.views import plain
-from penstock.model.codec import trusted_struct
 from penstock.model.transitions import JobStatus, NodeStatus
 
 DERIVED = {
@@ -36,7 +33,7 @@ class Damaged(Exception):
 
 @cache
 def _struct(model: type) -> type[msgspec.Struct]:
-    """The struct with a state class's fields, less the derived ones; nouns inside as in `decode_trusted`."""
+    """The struct with a state class's fields, less the derived ones."""
     hints = get_type_hints(model)
     fields = [
         (field.name, _wire(hints[field.name]))
@@ -61,8 +58,8 @@ def _wire(hint: Any) -> Any:
         return hint
     if isinstance(hint, type) and issubclass(hint, tuple):
         return hint  # a NamedTuple
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        return trusted_struct(hint)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _struct(hint)
     if isinstance(hint, type) and issubclass(hint, str):
@@ -102,7 +99,7 @@ def dump(state: CellState) -> bytes:
     body["nodes"] = {node_id: _fields(node) for node_id, node in state.nodes.items()}
     body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
     body["timers"] = dict(sorted(state.timers.items()))
-    return msgspec.json.encode(body, enc_hook=plain)
+    return msgspec.json.encode(body)
 
 
 def load(value: bytes) -> CellState:

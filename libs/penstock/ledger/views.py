@@ -9,32 +9,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 import orjson
-from pydantic import BaseModel
 
 from penstock.ledger.state import JobState, NodeState, TaskState
-from penstock.model.codec import trusted_struct
 from penstock.model.transitions import TaskStatus
+from penstock.model.types import Value
 
 Row = dict[str, Any]
 
 MAX_PID = 1 << 31  # no kernel gives out more; an absurd one must not reach a column that cannot hold it
 
 
-def plain(noun: Any) -> Any:
-    """A noun as the struct that `decode_trusted` makes of it, whatever it was read into."""
-    if isinstance(noun, BaseModel):
-        return msgspec.convert(noun, trusted_struct(type(noun)), from_attributes=True)
-    return noun
-
-
-def noun_json(noun: Any) -> bytes:
-    """The noun's JSON, fields in model order: equal nouns give equal bytes."""
-    return msgspec.json.encode(noun, enc_hook=plain)
-
-
-def fragment(noun: Any) -> orjson.Fragment | None:
-    """The noun as a piece of JSON inside a row; None stays None."""
-    return None if noun is None else orjson.Fragment(noun_json(noun))
+def fragment(value: Value | None) -> orjson.Fragment | None:
+    """The value as a piece of JSON inside a row, with all of its fields; None stays None."""
+    return None if value is None else orjson.Fragment(msgspec.json.encode(value))
 
 
 class Ending(NamedTuple):

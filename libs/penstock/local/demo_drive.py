@@ -13,6 +13,7 @@ from penstock.cli.story import QUIET
 from penstock.errors import KernelError
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_screen import Show
+from penstock.model.codec import as_written
 
 TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event tells of a change
 BURST_S = 0.1  # events of so long lead to one look
@@ -72,7 +73,7 @@ class _Driver:
         if job.after_job is not None:
             await self._over[job.after_job].wait()
         key = {"Idempotency-Key": f"demo-{number}"}
-        response = await self._http.post("/v1/jobs", json=job.spec.model_dump(mode="json"), headers=key)
+        response = await self._http.post("/v1/jobs", json=as_written(job.spec), headers=key)
         response.raise_for_status()
         self._show.jobs[str(response.json()["job_id"])] = job
         self._changed.set()

@@ -1,4 +1,4 @@
-"""What every event is: a frozen model with an explicit type string and an integer version.
+"""What every event is: a frozen struct with an explicit type string and an integer version.
 
 A published version never changes (style 4): a new optional field keeps the version, a changed meaning
 gets a new one with an upcaster. The registry is the one list of what exists.
@@ -8,10 +8,10 @@ from functools import cache
 from typing import ClassVar, TypeVar
 
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
-from penstock.model.types import Noun
+from penstock.model.types import Value
 
 
-class Event(Noun):
+class Event(Value, frozen=True, gc=False):
     """Base of all events. Subclasses set `TYPE` (dotted, past tense for facts), `VERSION` ≥ 1 and `TOPIC`.
 
     `TOPIC` is None for facts that exist only inside ledger records.

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from msgspec import Meta, field
 
 from penstock.model.event import Event, event
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
@@ -14,18 +14,18 @@ from penstock.model.types import (
     Mebibytes,
     Milliseconds,
     NodeSpec,
-    Noun,
     ShortText,
     TaskPlacement,
     Usage,
+    Value,
 )
 
-Token = Annotated[int, Field(ge=0, le=1 << 53)]
-Attempt = Annotated[int, Field(ge=1, le=1_000_000)]
+Token = Annotated[int, Meta(ge=0, le=1 << 53)]
+Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 @event
-class JobSubmitted(Event):
+class JobSubmitted(Event, frozen=True, kw_only=True):
     """A user asks for a job to be run."""
 
     TYPE = "penstock.job.submitted"
@@ -36,7 +36,7 @@ class JobSubmitted(Event):
 
 
 @event
-class JobCancelRequested(Event):
+class JobCancelRequested(Event, frozen=True, kw_only=True):
     """A user no longer wants a job; what runs of it is stopped."""
 
     TYPE = "penstock.job.cancel_requested"
@@ -47,7 +47,7 @@ class JobCancelRequested(Event):
 
 
 @event
-class JobEstimated(Event):
+class JobEstimated(Event, frozen=True, kw_only=True):
     """What a job is expected to need; it may be placed from now on."""
 
     TYPE = "penstock.job.estimated"
@@ -58,30 +58,30 @@ class JobEstimated(Event):
 
 
 @event
-class ModelTrained(Event):
+class ModelTrained(Event, frozen=True, kw_only=True):
     """A new version of an estimator's model."""
 
     TYPE = "penstock.model.trained"
     TOPIC = Topic.ESTIMATES
 
     model_version: Identifier
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    runs: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    runs: Annotated[int, Meta(ge=0)]
     first_run_ms: Milliseconds
     last_run_ms: Milliseconds
     metrics: dict[str, float]
 
 
-class Bounds(Noun):
+class Bounds(Value, frozen=True, kw_only=True):
     """What is most likely, and what it lies between with the level that is told beside it."""
 
-    middle: Annotated[float, Field(ge=0)]
-    low: Annotated[float, Field(ge=0)]
-    high: Annotated[float, Field(ge=0)]
+    middle: Annotated[float, Meta(ge=0)]
+    low: Annotated[float, Meta(ge=0)]
+    high: Annotated[float, Meta(ge=0)]
 
 
 @event
-class EtaEstimated(Event):
+class EtaEstimated(Event, frozen=True, kw_only=True):
     """How long a running job will still take, from what it told of its steps."""
 
     TYPE = "penstock.job.eta_estimated"
@@ -91,31 +91,31 @@ class EtaEstimated(Event):
     attempt: Attempt
     at_ms: Milliseconds
     """The moment from which on the time is counted."""
-    done: Annotated[int, Field(ge=0, le=1 << 53)]
+    done: Annotated[int, Meta(ge=0, le=1 << 53)]
     """Iterations."""
     left_ms: Bounds
     steps: Bounds
     """Iterations that are left."""
     step_ms: Bounds
-    level: Annotated[float, Field(gt=0, lt=1)]
+    level: Annotated[float, Meta(gt=0, lt=1)]
     source: ShortText
     model_version: Identifier | None = None
 
 
-class Probe(Noun):
+class Probe(Value, frozen=True, kw_only=True):
     """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by use."""
 
     gpus_per_node: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=4_096)
+        tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(min_length=1, max_length=4_096)
     ]
-    local_batch: Annotated[float, Field(gt=0)]
+    local_batch: Annotated[float, Meta(gt=0)]
     """Samples per GPU and step."""
-    spread_before: Annotated[float, Field(ge=0)]
-    spread_after: Annotated[float, Field(ge=0)]
+    spread_before: Annotated[float, Meta(ge=0)]
+    spread_after: Annotated[float, Meta(ge=0)]
 
 
 @event
-class ProfilePlanned(Event):
+class ProfilePlanned(Event, frozen=True, kw_only=True):
     """Which few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
 
     TYPE = "penstock.profile.planned"
@@ -126,31 +126,31 @@ class ProfilePlanned(Event):
     owner: Identifier
     model_version: Identifier
     """Of the step model whose doubt the plan lessens."""
-    probes: Annotated[tuple[Probe, ...], Field(min_length=1, max_length=64)]
+    probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=64)]
 
 
 @event
-class StagesProfiled(Event):
+class StagesProfiled(Event, frozen=True, kw_only=True):
     """How long one iteration uses storage, CPU, GPU and network: for interleaving. Source: Muri §5."""
 
     TYPE = "penstock.stages.profiled"
     TOPIC = Topic.ESTIMATES
 
     model: Identifier
-    batch_size: Annotated[int, Field(ge=1)]
-    gpus: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Meta(ge=1)]
+    gpus: Annotated[int, Meta(ge=1)]
     """Of all workers together."""
-    storage_ms: Annotated[float, Field(ge=0)]
-    cpu_ms: Annotated[float, Field(ge=0)]
-    gpu_ms: Annotated[float, Field(ge=0)]
-    network_ms: Annotated[float, Field(ge=0)]
-    idle_ms: Annotated[float, Field(ge=0)]
-    iteration_ms: Annotated[float, Field(gt=0)]
-    iterations: Annotated[int, Field(ge=1)]
+    storage_ms: Annotated[float, Meta(ge=0)]
+    cpu_ms: Annotated[float, Meta(ge=0)]
+    gpu_ms: Annotated[float, Meta(ge=0)]
+    network_ms: Annotated[float, Meta(ge=0)]
+    idle_ms: Annotated[float, Meta(ge=0)]
+    iteration_ms: Annotated[float, Meta(gt=0)]
+    iterations: Annotated[int, Meta(ge=1)]
     """That it rests on."""
 
 
-class RunningTask(Noun):
+class RunningTask(Value, frozen=True, kw_only=True):
     """A task that a node found alive when it (re)joined."""
 
     task_id: Identifier
@@ -158,14 +158,14 @@ class RunningTask(Noun):
 
 
 @event
-class NodeJoined(Event):
+class NodeJoined(Event, frozen=True, kw_only=True):
     """A node-reporter (re)started. `tasks`: everything of ours that is alive there."""
 
     TYPE = "penstock.node.joined"
     TOPIC = Topic.NODES
 
     node: NodeSpec
-    tasks: Annotated[tuple[RunningTask, ...], Field(max_length=1_024)] = ()
+    tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
     incarnation: Token = 0
     """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not told."""
 
@@ -174,7 +174,7 @@ class NodeJoined(Event):
 
 
 @event
-class NodeChanged(Event):
+class NodeChanged(Event, frozen=True, kw_only=True):
     """The node's own inventory changed (a GPU came back, memory was hot-plugged)."""
 
     TYPE = "penstock.node.changed"
@@ -187,7 +187,7 @@ class NodeChanged(Event):
 
 
 @event
-class NodeLeft(Event):
+class NodeLeft(Event, frozen=True, kw_only=True):
     """The node is gone for sure; `proof` says how that is known (LAW 5)."""
 
     TYPE = "penstock.node.left"
@@ -202,7 +202,7 @@ class NodeLeft(Event):
 
 
 @event
-class NodeSuspected(Event):
+class NodeSuspected(Event, frozen=True, kw_only=True):
     """Somebody noticed silence (a watch broke, a node lease was missed). Silence is not death."""
 
     TYPE = "penstock.node.suspected"
@@ -213,7 +213,7 @@ class NodeSuspected(Event):
 
 
 @event
-class GpuFaulted(Event):
+class GpuFaulted(Event, frozen=True, kw_only=True):
     """A GPU broke: nothing new is placed on it until its node joins or changes without the fault."""
 
     TYPE = "penstock.gpu.faulted"
@@ -222,12 +222,12 @@ class GpuFaulted(Event):
     node_id: Identifier
     gpu: GpuIndex
     fault: Literal["xid", "ecc", "fell_off_bus", "thermal"]
-    code: Annotated[int, Field(ge=0)] = 0
+    code: Annotated[int, Meta(ge=0)] = 0
     detail: ShortText = ""
 
 
 @event
-class TaskStarted(Event):
+class TaskStarted(Event, frozen=True, kw_only=True):
     """A task's process is running."""
 
     TYPE = "penstock.task.started"
@@ -236,12 +236,12 @@ class TaskStarted(Event):
     node_id: Identifier
     task_id: Identifier
     token: Token
-    pid: Annotated[int, Field(ge=0)]
+    pid: Annotated[int, Meta(ge=0)]
     started_ms: Milliseconds
 
 
 @event
-class TaskPhaseChanged(Event):
+class TaskPhaseChanged(Event, frozen=True, kw_only=True):
     """The training script told its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
 
     TYPE = "penstock.task.phase_changed"
@@ -255,7 +255,7 @@ class TaskPhaseChanged(Event):
 
 
 @event
-class TaskCheckpointed(Event):
+class TaskCheckpointed(Event, frozen=True, kw_only=True):
     """The training script has saved its state and can resume from there."""
 
     TYPE = "penstock.task.checkpointed"
@@ -269,7 +269,7 @@ class TaskCheckpointed(Event):
 
 
 @event
-class StepsMeasured(Event):
+class StepsMeasured(Event, frozen=True, kw_only=True):
     """A training told how far it has come. Told at growing distances, so that a long job's events grow with its log."""
 
     TYPE = "penstock.steps.measured"
@@ -279,28 +279,28 @@ class StepsMeasured(Event):
     task_id: Identifier
     token: Token
     at_ms: Milliseconds
-    done: Annotated[int, Field(ge=1, le=1 << 53)]
+    done: Annotated[int, Meta(ge=1, le=1 << 53)]
     """Iterations since the job began; a script that resumes goes on counting from its checkpoint."""
-    total: Annotated[int | None, Field(ge=1, le=1 << 53)] = None
+    total: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
     """How many it means to do, if it said so."""
-    steps: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    steps: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """Iterations in the window that `step_ms` is the mean of; 0: no window yet."""
-    step_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    loss: Annotated[float | None, Field(ge=-1e100, le=1e100)] = None
+    step_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
 
 
-class StageSample(Noun):
+class StageSample(Value, frozen=True, kw_only=True):
     """What an iteration used during `lasted_ms`, of each resource in a unit of its own."""
 
-    lasted_ms: Annotated[float, Field(gt=0, le=86_400_000)]
-    storage: Annotated[float, Field(ge=0)] = 0.0
-    cpu: Annotated[float, Field(ge=0)] = 0.0
-    gpu: Annotated[float, Field(ge=0)] = 0.0
-    network: Annotated[float, Field(ge=0)] = 0.0
+    lasted_ms: Annotated[float, Meta(gt=0, le=86_400_000)]
+    storage: Annotated[float, Meta(ge=0)] = 0.0
+    cpu: Annotated[float, Meta(ge=0)] = 0.0
+    gpu: Annotated[float, Meta(ge=0)] = 0.0
+    network: Annotated[float, Meta(ge=0)] = 0.0
 
 
 @event
-class StagesMeasured(Event):
+class StagesMeasured(Event, frozen=True, kw_only=True):
     """What some whole iterations used, piece by piece. Source: Muri §5 (tens of iterations make a stable profile)."""
 
     TYPE = "penstock.stages.measured"
@@ -310,33 +310,33 @@ class StagesMeasured(Event):
     task_id: Identifier
     token: Token
     at_ms: Milliseconds
-    iterations: Annotated[int, Field(ge=1, le=1_000_000)]
-    samples: Annotated[tuple[StageSample, ...], Field(min_length=1, max_length=256)]
+    iterations: Annotated[int, Meta(ge=1, le=1_000_000)]
+    samples: Annotated[tuple[StageSample, ...], Meta(min_length=1, max_length=256)]
 
 
-class JobProgress(Noun):
+class JobProgress(Value, frozen=True, kw_only=True):
     """What a job has told of itself. Reals, since thresholds and ties are judged on them."""
 
     job_id: Identifier
-    attained_s: Annotated[float, Field(ge=0)]
+    attained_s: Annotated[float, Meta(ge=0)]
     """Time it has run, all attempts together."""
-    remaining_s: Annotated[float | None, Field(ge=0)] = None
+    remaining_s: Annotated[float, Meta(ge=0)] | None = None
     """Time it still needs alone on what it asked for; None where that is not known."""
 
 
 @event
-class WorkProgressed(Event):
+class WorkProgressed(Event, frozen=True, kw_only=True):
     """Jobs told how far they are: at a threshold, or because somebody else's change made it matter."""
 
     TYPE = "penstock.work.progressed"
     TOPIC = Topic.NODES
 
     node_id: Identifier
-    jobs: Annotated[tuple[JobProgress, ...], Field(min_length=1, max_length=256)]
+    jobs: Annotated[tuple[JobProgress, ...], Meta(min_length=1, max_length=256)]
 
 
 @event
-class TaskExited(Event):
+class TaskExited(Event, frozen=True, kw_only=True):
     """A task's process group is proven to have ended; only now may its GPUs be given to others."""
 
     TYPE = "penstock.task.exited"
@@ -347,8 +347,8 @@ class TaskExited(Event):
     token: Token
     cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
     """`lost`: died while nobody could read its code (its machine rebooted)."""
-    exit_code: Annotated[int | None, Field(ge=0, le=255)] = None
-    signal: Annotated[int | None, Field(ge=1, le=64)] = None
+    exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
+    signal: Annotated[int, Meta(ge=1, le=64)] | None = None
     started_ms: Milliseconds
     exited_ms: Milliseconds
     usage: Usage = Usage()
@@ -356,7 +356,7 @@ class TaskExited(Event):
 
 
 @event
-class OrderRefused(Event):
+class OrderRefused(Event, frozen=True, kw_only=True):
     """A node refused an order: its token is older than one already obeyed, or it cannot be carried out."""
 
     TYPE = "penstock.order.refused"
@@ -370,43 +370,43 @@ class OrderRefused(Event):
     detail: ShortText = ""
 
 
-class ReadVersion(Noun):
+class ReadVersion(Value, frozen=True, kw_only=True):
     """A version that a proposal was computed from; if it has moved on, the proposal conflicts."""
 
     kind: Literal["job", "node"]
     id: Identifier
-    version: Annotated[int, Field(ge=0)]
+    version: Annotated[int, Meta(ge=0)]
 
 
-class JobPlan(Noun):
+class JobPlan(Value, frozen=True, kw_only=True):
     """One job's whole placement inside a plan."""
 
     job_id: Identifier
-    tasks: Annotated[tuple[TaskPlacement, ...], Field(min_length=1, max_length=512)]
+    tasks: Annotated[tuple[TaskPlacement, ...], Meta(min_length=1, max_length=512)]
 
 
-class Proposal(Event):
+class Proposal(Event, frozen=True, kw_only=True):
     """Base of proposals: the placer answers each one with `ProposalAnswered` (LAW 1)."""
 
     TOPIC = Topic.PROPOSALS
 
     proposal_id: Identifier
     proposer: Identifier
-    read: Annotated[tuple[ReadVersion, ...], Field(max_length=2_048)] = ()
+    read: Annotated[tuple[ReadVersion, ...], Meta(max_length=2_048)] = ()
 
 
 @event
-class PlanProposed(Proposal):
+class PlanProposed(Proposal, frozen=True, kw_only=True):
     """Place these waiting jobs so, all or nothing: a batch plan, or a group that shares GPUs."""
 
     TYPE = "penstock.plan.proposed"
 
     kind: Literal["batch", "group"]
-    plans: Annotated[tuple[JobPlan, ...], Field(min_length=1, max_length=256)]
+    plans: Annotated[tuple[JobPlan, ...], Meta(min_length=1, max_length=256)]
 
 
 @event
-class MigrationProposed(Proposal):
+class MigrationProposed(Proposal, frozen=True, kw_only=True):
     """Checkpoint this running job, stop it and start it at these places."""
 
     TYPE = "penstock.migration.proposed"
@@ -416,29 +416,29 @@ class MigrationProposed(Proposal):
 
 
 @event
-class CoresProposed(Proposal):
+class CoresProposed(Proposal, frozen=True, kw_only=True):
     """Give a running task so many cores."""
 
     TYPE = "penstock.cores.proposed"
 
     task_id: Identifier
-    cores: Annotated[int, Field(ge=1, le=1_024)]
+    cores: Annotated[int, Meta(ge=1, le=1_024)]
     reason: ShortText
 
 
 @event
-class ThrottleProposed(Proposal):
+class ThrottleProposed(Proposal, frozen=True, kw_only=True):
     """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
 
     TYPE = "penstock.throttle.proposed"
 
     task_id: Identifier
-    memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]
+    memory_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] | None
     reason: ShortText
 
 
 @event
-class TelemetrySampled(Event):
+class TelemetrySampled(Event, frozen=True, kw_only=True):
     """A sample that crossed a threshold on its node; an idle node sends none."""
 
     TYPE = "penstock.telemetry.sampled"
@@ -448,15 +448,15 @@ class TelemetrySampled(Event):
     task_id: Identifier | None = None
     at_ms: Milliseconds
     gpu: GpuIndex | None = None
-    gpu_utilisation_percent: Annotated[float | None, Field(ge=0, le=100)] = None
+    gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
     gpu_memory_mib: Mebibytes | None = None
     host_memory_mib: Mebibytes | None = None
-    cpu_percent: Annotated[float | None, Field(ge=0)] = None
+    cpu_percent: Annotated[float, Meta(ge=0)] | None = None
     loss: float | None = None
 
 
 @event
-class DeadLettered(Event):
+class DeadLettered(Event, frozen=True, kw_only=True):
     """A record that could not be read or applied, kept whole (up to a bound) with the reason."""
 
     TYPE = "penstock.record.dead_lettered"
@@ -466,15 +466,15 @@ class DeadLettered(Event):
     )  # 64 KiB in base64, and 32 headers of which every character may be escaped
 
     source_topic: ShortText
-    source_partition: Annotated[int, Field(ge=0)]
-    source_offset: Annotated[int, Field(ge=0)]
+    source_partition: Annotated[int, Meta(ge=0)]
+    source_offset: Annotated[int, Meta(ge=0)]
     service: Identifier
     reason: Literal[
         "undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "wrong_topic", "failed"
     ]
     detail: ShortText
-    headers: dict[str, str] = Field(default_factory=dict)
-    value_base64: Annotated[str, Field(max_length=90_000)]
+    headers: dict[str, str] = field(default_factory=dict)
+    value_base64: Annotated[str, Meta(max_length=90_000)]
     """The record's bytes; cut at 64 KiB."""
 
     def subject(self) -> str:

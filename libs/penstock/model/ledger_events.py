@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from msgspec import Meta, field
 
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, Token
@@ -15,9 +15,9 @@ from penstock.model.types import (
     GpuShare,
     Identifier,
     Milliseconds,
-    Noun,
     ShortText,
     TaskPlacement,
+    Value,
 )
 
 TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings of Muri's experiments
@@ -28,71 +28,73 @@ MAX_RANKS = 1_024  # moves of the queue in one fact: a quarter of what a record 
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
 
 
-class TypicalTask(Noun):
+class TypicalTask(Value, frozen=True, kw_only=True):
     """A kind of task that the cell sees often; memory is left out."""
 
-    cores: Annotated[int, Field(ge=0, le=MAX_CORES_PER_NODE)]
-    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_PER_NODE)]
+    OMITTED = ("gpu_share_milli",)
+
+    cores: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_NODE)]
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)]
     gpu_share_milli: GpuShare = WHOLE_GPU
-    gpu_models: Annotated[tuple[Identifier, ...], Field(max_length=16)] = ()
+    gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
     """Allowed ones; empty: any."""
-    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    count: Annotated[int, Meta(ge=1, le=1_000_000)]
     """How often it was seen; only ratios matter."""
 
 
-class PlacerSettings(Noun):
+class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
+    OMITTED = ("queue_limits_gpu_s", "typical_tasks")
+
     profile: Identifier = "liquid"
-    seed: Annotated[int, Field(ge=0, le=1 << 53)] = 0
-    network_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    network_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """λ of Liquid §5.2 eq. 4."""
-    backfill_window: Annotated[int, Field(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
+    backfill_window: Annotated[int, Meta(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
     """So many jobs from the head of the queue may be tried."""
-    max_overtakes: Annotated[int, Field(ge=0, le=MAX_OVERTAKES)] = 256
+    max_overtakes: Annotated[int, Meta(ge=0, le=MAX_OVERTAKES)] = 256
     """So often may the head of the queue be overtaken before everybody behind it waits."""
-    launch_timeout_ms: Annotated[int, Field(ge=1)] = 60_000
+    launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
     """An order unanswered for so long makes its node Suspect."""
-    unschedulable_grace_ms: Annotated[int, Field(ge=0)] = 300_000
+    unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
     """A job that fits on no node even when the cell is empty ends after so long."""
-    freeze_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """If more than this share of nodes is lost within `freeze_window_ms`: freeze (LAW 5)."""
-    freeze_window_ms: Annotated[int, Field(ge=0)] = 60_000
+    freeze_window_ms: Annotated[int, Meta(ge=0)] = 60_000
     queue_limits_gpu_s: Annotated[
-        tuple[Annotated[float, Field(gt=0)], ...],
-        Field(min_length=1, max_length=15, exclude_if=lambda limits: limits == TIRESIAS_LIMITS_GPU_S),
+        tuple[Annotated[float, Meta(gt=0)], ...],
+        Meta(min_length=1, max_length=15),
     ] = TIRESIAS_LIMITS_GPU_S
     """Of profile `tiresias`: a job with so many GPU seconds leaves the first queue, the second, …; rising."""
-    typical_tasks: Annotated[
-        tuple[TypicalTask, ...], Field(max_length=MAX_TYPICAL_TASKS, exclude_if=lambda tasks: not tasks)
-    ] = ()
+    typical_tasks: Annotated[tuple[TypicalTask, ...], Meta(max_length=MAX_TYPICAL_TASKS)] = ()
     """Of profile `fgd`: the tasks for which nodes shall stay useful; empty: judged by the jobs in the cell."""
 
 
 @event
-class TermStarted(Event):
+class TermStarted(Event, frozen=True, kw_only=True):
     """A placer took over. Its record alone may raise the term (LAW 3)."""
 
     TYPE = "penstock.term.started"
 
-    term: Annotated[int, Field(ge=1)]
+    term: Annotated[int, Meta(ge=1)]
     placer_id: Identifier
     settings: PlacerSettings
 
 
 @event
-class PlacementDecided(Event):
+class PlacementDecided(Event, frozen=True, kw_only=True):
     """A gang's tasks get their places, all or nothing; the orders' token is this record's seq."""
 
     TYPE = "penstock.placement.decided"
 
     job_id: Identifier
     attempt: Attempt
-    tasks: Annotated[tuple[TaskPlacement, ...], Field(min_length=1, max_length=512)]
+    tasks: Annotated[tuple[TaskPlacement, ...], Meta(min_length=1, max_length=512)]
 
 
 @event
-class StopDecided(Event):
+class StopDecided(Event, frozen=True, kw_only=True):
     """The running attempt is to be stopped; nothing is freed before the exits are proven."""
 
     TYPE = "penstock.stop.decided"
@@ -101,11 +103,11 @@ class StopDecided(Event):
     attempt: Attempt
     reason: Literal["cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated", "completed"]
     """`completed`: every worker succeeded; the parameter servers are no longer needed."""
-    grace_ms: Annotated[int, Field(ge=0)]
+    grace_ms: Annotated[int, Meta(ge=0)]
 
 
 @event
-class JobPreempted(Event):
+class JobPreempted(Event, frozen=True, kw_only=True):
     """A running job gave way to another; it will queue again at its old place."""
 
     TYPE = "penstock.job.preempted"
@@ -117,7 +119,7 @@ class JobPreempted(Event):
 
 
 @event
-class JobRequeued(Event):
+class JobRequeued(Event, frozen=True, kw_only=True):
     """The attempt is over and there will be another: now, or not before `not_before_ms`."""
 
     TYPE = "penstock.job.requeued"
@@ -129,7 +131,7 @@ class JobRequeued(Event):
 
 
 @event
-class JobQueued(Event):
+class JobQueued(Event, frozen=True, kw_only=True):
     """Back-off is over."""
 
     TYPE = "penstock.job.queued"
@@ -138,7 +140,7 @@ class JobQueued(Event):
 
 
 @event
-class JobFoundUnschedulable(Event):
+class JobFoundUnschedulable(Event, frozen=True, kw_only=True):
     """It fits on no node of the cell even when empty; it ends unless a node joins in time.
 
     An empty reason takes that back: a node joined.
@@ -150,28 +152,28 @@ class JobFoundUnschedulable(Event):
     reason: ShortText
 
 
-class JobRank(Noun):
+class JobRank(Value, frozen=True, kw_only=True):
     """A job's place in the order of a policy that keeps one; compared by level, chosen first, position."""
 
     job_id: Identifier
-    level: Annotated[int, Field(ge=0, le=15)]
+    level: Annotated[int, Meta(ge=0, le=15)]
     """Which of its queues; 0 is served first."""
     chosen: bool
     """Whether it is among those that shall run."""
-    position: Annotated[int, Field(ge=-(1 << 53), le=1 << 53)]
+    position: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 
 
 @event
-class JobsRanked(Event):
+class JobsRanked(Event, frozen=True, kw_only=True):
     """A policy moved these jobs within its queues; all others keep their places."""
 
     TYPE = "penstock.jobs.ranked"
 
-    ranks: Annotated[tuple[JobRank, ...], Field(min_length=1, max_length=MAX_RANKS)]
+    ranks: Annotated[tuple[JobRank, ...], Meta(min_length=1, max_length=MAX_RANKS)]
 
 
 @event
-class JobEnded(Event):
+class JobEnded(Event, frozen=True, kw_only=True):
     """The job is over; nothing of it runs any more."""
 
     TYPE = "penstock.job.ended"
@@ -180,12 +182,12 @@ class JobEnded(Event):
     outcome: Literal[
         "succeeded", "failed", "cancelled", "timed_out_queued", "timed_out_running", "unschedulable"
     ]
-    exit_code: Annotated[int | None, Field(ge=0, le=255)] = None
+    exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
     reason: ShortText = ""
 
 
 @event
-class TaskLost(Event):
+class TaskLost(Event, frozen=True, kw_only=True):
     """A task is proven dead although its node never said so (new boot id, node left)."""
 
     TYPE = "penstock.task.lost"
@@ -196,7 +198,7 @@ class TaskLost(Event):
 
 
 @event
-class NodeLost(Event):
+class NodeLost(Event, frozen=True, kw_only=True):
     """The node's departure is accepted; its tasks are dead."""
 
     TYPE = "penstock.node.lost"
@@ -205,7 +207,7 @@ class NodeLost(Event):
 
 
 @event
-class NodeRestored(Event):
+class NodeRestored(Event, frozen=True, kw_only=True):
     """A Suspect node spoke again."""
 
     TYPE = "penstock.node.restored"
@@ -214,7 +216,7 @@ class NodeRestored(Event):
 
 
 @event
-class CellFrozen(Event):
+class CellFrozen(Event, frozen=True, kw_only=True):
     """Most nodes vanished at once: nobody is evicted and nothing is placed until they return (LAW 5)."""
 
     TYPE = "penstock.cell.frozen"
@@ -223,7 +225,7 @@ class CellFrozen(Event):
 
 
 @event
-class CellThawed(Event):
+class CellThawed(Event, frozen=True, kw_only=True):
     """Enough nodes are back; placing goes on."""
 
     TYPE = "penstock.cell.thawed"
@@ -231,18 +233,18 @@ class CellThawed(Event):
     reason: ShortText
 
 
-class TimerSubject(Noun):
+class TimerSubject(Value, frozen=True, kw_only=True):
     """What a timer is about; enough to judge on firing whether it still matters."""
 
     kind: Literal[
         "backoff", "queue_timeout", "run_timeout", "launch_timeout", "unschedulable", "place_more", "refused"
     ]
     id: Identifier
-    attempt: Annotated[int, Field(ge=0)] = 0
+    attempt: Annotated[int, Meta(ge=0)] = 0
 
 
 @event
-class TimerSet(Event):
+class TimerSet(Event, frozen=True, kw_only=True):
     """Asks for `TimerFired` at or after `at_ms`. A timer about a job ends with what it waits for."""
 
     TYPE = "penstock.timer.set"
@@ -253,7 +255,7 @@ class TimerSet(Event):
 
 
 @event
-class TimerFired(Event):
+class TimerFired(Event, frozen=True, kw_only=True):
     """An input without a topic: the shell feeds it when the ledger's time has come."""
 
     TYPE = "penstock.timer.fired"
@@ -262,7 +264,7 @@ class TimerFired(Event):
 
 
 @event
-class ProposalAnswered(Event):
+class ProposalAnswered(Event, frozen=True, kw_only=True):
     """The placer's answer to a proposal: done as asked, or refused with the reason (LAW 1)."""
 
     TYPE = "penstock.proposal.answered"
@@ -274,7 +276,7 @@ class ProposalAnswered(Event):
     detail: ShortText = ""
 
 
-class Candidate(Noun):
+class Candidate(Value, frozen=True, kw_only=True):
     """One way to place a job. `nodes`: per task in rank order; the winner comes first in a list."""
 
     nodes: tuple[Identifier, ...]
@@ -282,61 +284,58 @@ class Candidate(Noun):
     """As the profile computes it; the smaller the better."""
 
 
-class PlacementExplanation(Noun):
+class PlacementExplanation(Value, frozen=True, kw_only=True):
     """Why a job went where it went."""
 
     job_id: Identifier
     profile: Identifier
-    candidates: Annotated[tuple[Candidate, ...], Field(max_length=MAX_CANDIDATES)]
+    candidates: Annotated[tuple[Candidate, ...], Meta(max_length=MAX_CANDIDATES)]
     margin: float | None
     """Score of the runner-up minus the winner's, ≥ 0; None without a runner-up."""
-    feasible: Annotated[int, Field(ge=0)]
+    feasible: Annotated[int, Meta(ge=0)]
     """Nodes on which the first task fits."""
     rejected: dict[str, int]
     """Nodes refused, counted by the first reason that holds (penstock.policies.reasons)."""
 
 
-class InputCause(Noun):
+class InputCause(Value, frozen=True, kw_only=True):
     """The input record that this ledger record answers."""
 
     topic: ShortText
-    partition: Annotated[int, Field(ge=0)]
-    offset: Annotated[int, Field(ge=0)]
+    partition: Annotated[int, Meta(ge=0)]
+    offset: Annotated[int, Meta(ge=0)]
     event_id: ShortText
 
 
-class TimerCause(Noun):
+class TimerCause(Value, frozen=True, kw_only=True):
     timer_id: Identifier
 
 
-class TermCause(Noun):
+class TermCause(Value, frozen=True, kw_only=True):
     placer_id: Identifier
 
 
-class FactEntry(Noun):
+class FactEntry(Value, frozen=True, kw_only=True):
     """A fact inside a record: its wire type and its fields."""
 
     type: Identifier
     data: dict[str, Any]
 
-    @field_validator("data")
-    @classmethod
-    def _finite(cls, data: dict[str, Any]) -> dict[str, Any]:
-        json.dumps(data, allow_nan=False)  # raises ValueError: `Any` lets NaN through, JSON has none
-        return data
+    def __post_init__(self) -> None:
+        json.dumps(self.data, allow_nan=False)  # raises ValueError: `Any` lets NaN through, JSON has none
 
 
 @event
-class LedgerRecord(Event):
+class LedgerRecord(Event, frozen=True, kw_only=True):
     """One input, one record (LAW 2). Valid iff it extends the chain (LAW 3)."""
 
     TYPE = "penstock.ledger.record"
     TOPIC = Topic.LEDGER
 
-    seq: Annotated[int, Field(ge=1)]
-    parent: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    seq: Annotated[int, Meta(ge=1)]
+    parent: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
     """Id of the record before: the first 32 hex digits of the sha256 of its bytes; zeros for the first."""
-    term: Annotated[int, Field(ge=1)]
+    term: Annotated[int, Meta(ge=1)]
     now_ms: Milliseconds
     """The ledger's time: max(last, placer's clock); every fold uses this and no other clock."""
     cause: InputCause | TimerCause | TermCause
@@ -349,7 +348,7 @@ class LedgerRecord(Event):
         return str(self.seq)
 
 
-class Order(Event):
+class Order(Event, frozen=True, kw_only=True):
     """Base of orders: derived from valid ledger records only (LAW 4). Repeats carry the same token."""
 
     TOPIC = Topic.ORDERS
@@ -361,17 +360,17 @@ class Order(Event):
     task_id: Identifier
 
 
-class Peer(Noun):
+class Peer(Value, frozen=True, kw_only=True):
     """Where another member of the gang runs."""
 
-    rank: Annotated[int, Field(ge=0)]
+    rank: Annotated[int, Meta(ge=0)]
     role: Literal["ps", "worker"]
     node_id: Identifier
     address: ShortText
 
 
 @event
-class StartTask(Order):
+class StartTask(Order, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
@@ -383,44 +382,44 @@ class StartTask(Order):
     incarnation: Token = 0
     """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not told."""
     command: tuple[str, ...]
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     workdir: ShortText | None = None
     place: TaskPlacement
     peers: tuple[Peer, ...]
-    rendezvous_port: Annotated[int, Field(ge=1_024, le=65_535)]
-    grace_ms: Annotated[int, Field(ge=0)]
+    rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
+    grace_ms: Annotated[int, Meta(ge=0)]
 
 
 @event
-class StopTask(Order):
+class StopTask(Order, frozen=True, kw_only=True):
     """SIGTERM, `grace_ms`, SIGKILL. For a task that never started: make sure that it never will."""
 
     TYPE = "penstock.order.stop_task"
 
-    grace_ms: Annotated[int, Field(ge=0)]
+    grace_ms: Annotated[int, Meta(ge=0)]
     reason: ShortText
 
 
 @event
-class CheckpointTask(Order):
+class CheckpointTask(Order, frozen=True, kw_only=True):
     """Ask the training script to save its state."""
 
     TYPE = "penstock.order.checkpoint_task"
 
 
 @event
-class SetCores(Order):
+class SetCores(Order, frozen=True, kw_only=True):
     """Pin a running task to these cores."""
 
     TYPE = "penstock.order.set_cores"
 
-    cores: Annotated[tuple[int, ...], Field(min_length=1)]
+    cores: Annotated[tuple[int, ...], Meta(min_length=1)]
 
 
 @event
-class SetBandwidth(Order):
+class SetBandwidth(Order, frozen=True, kw_only=True):
     """Cap a running task's memory bandwidth; None lifts the cap."""
 
     TYPE = "penstock.order.set_bandwidth"
 
-    memory_bandwidth_percent: Annotated[int | None, Field(ge=1, le=100)]
+    memory_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] | None

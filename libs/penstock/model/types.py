@@ -6,9 +6,10 @@ on one node. Source of the job model: Liquid §3 (parameter servers + workers); 
 servers synchronises by all-reduce, a job of one worker not at all.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from msgspec import Meta, Struct, field
 
 MAX_GPUS_PER_NODE = 16  # the largest boards sold hold 16
 MAX_CORES_PER_NODE = 1024
@@ -21,14 +22,14 @@ MAX_JOB_ID_CHARS = (
     113  # ids of its tasks and timers grow out of it: 128 less `:launch_timeout`, the longest suffix
 )
 
-Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
-ShortText = Annotated[str, Field(max_length=MAX_TEXT)]
-Mebibytes = Annotated[int, Field(ge=0, le=1 << 30)]
-Megabits = Annotated[int, Field(ge=0, le=10_000_000)]
-Milliseconds = Annotated[int, Field(ge=0, le=1 << 53)]
-GpuIndex = Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)]
-CoreId = Annotated[int, Field(ge=0, lt=MAX_CORES_PER_NODE)]
-GpuShare = Annotated[int, Field(ge=1, le=WHOLE_GPU, exclude_if=lambda share: share == WHOLE_GPU)]
+Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")]
+ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
+Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
+Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
+Milliseconds = Annotated[int, Meta(ge=0, le=1 << 53)]
+GpuIndex = Annotated[int, Meta(ge=0, lt=MAX_GPUS_PER_NODE)]
+CoreId = Annotated[int, Meta(ge=0, lt=MAX_CORES_PER_NODE)]
+GpuShare = Annotated[int, Meta(ge=1, le=WHOLE_GPU)]
 """Thousandths of a GPU's time."""
 
 Role = Literal["ps", "worker"]
@@ -37,52 +38,57 @@ Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]
 """What a training does that changes how many cores it needs. Source: CODA §V-B1."""
 
 
-class Noun(BaseModel):
-    """A frozen value. Construction refuses unknown fields; decoding from a wire ignores them (style 5).
+class Value(Struct, frozen=True, gc=False):
+    """A frozen value. Decoding checks the constraints of its fields; construction checks its rules only.
 
-    `from_attributes`: a value read back by `decode_trusted` may be nested into a new one.
+    A rule judges what no constraint can say. Rules run wherever a value is made, also when it is decoded, and
+    raise ValueError with what is wrong and a remedy. Input from people and programs is judged by
+    `penstock.model.validation`, which reports every mistake at once.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, from_attributes=True)
+    RULES: ClassVar[Mapping[str, Callable[[Any], None]]] = {}
+    """Field → rule of its value alone. A rule that spans fields stands in `__post_init__`."""
+    OMITTED: ClassVar[tuple[str, ...]] = ()
+    """Fields that are left out of the JSON of events while they have their default."""
 
 
-class ResourceVector(Noun):
+class ResourceVector(Value, frozen=True, kw_only=True):
     """What one task needs. Source: Liquid §4 ⟨N·GPU, GMem, Bandwidth⟩, with cores and host memory added."""
 
-    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_PER_NODE)] = 0
-    cores: Annotated[int, Field(ge=0, le=MAX_CORES_PER_NODE)] = 1
+    OMITTED = ("gpu_share_milli",)
+
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)] = 0
+    cores: Annotated[int, Meta(ge=0, le=MAX_CORES_PER_NODE)] = 1
     host_memory_mib: Mebibytes = 0
     gpu_memory_mib: Mebibytes = 0
     """On each of its GPUs, the maximum over the run."""
-    gpu_utilisation_percent: Annotated[float, Field(ge=0, le=100)] = 100.0
+    gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] = 100.0
     """Mean over the run, of each of its GPUs."""
     bandwidth_mbps: Megabits = 0
     gpu_share_milli: GpuShare = WHOLE_GPU
     """Of its GPU; less than a whole one only for a task with one GPU, which others may then share."""
 
-    @model_validator(mode="after")
-    def _shares_one_gpu(self) -> Self:
-        _refuse_shares_of_several(self.gpu_share_milli, self.gpus)
-        return self
+    def __post_init__(self) -> None:
+        if self.gpu_share_milli < WHOLE_GPU:
+            _refuse_shares_of_several(self.gpu_share_milli, self.gpus)
 
 
-class ResourceRequest(Noun):
+class ResourceRequest(Value, frozen=True, kw_only=True):
     """What the user asked for, per worker; each field may be left to the estimator."""
 
-    gpus: Annotated[int | None, Field(ge=0, le=MAX_GPUS_PER_NODE)] = None
-    cores: Annotated[int | None, Field(ge=1, le=MAX_CORES_PER_NODE)] = None
-    host_memory_mib: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
-    gpu_memory_mib: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
-    bandwidth_mbps: Annotated[int | None, Field(ge=0, le=10_000_000)] = None
-    gpu_share_milli: Annotated[
-        int | None, Field(ge=1, le=WHOLE_GPU, exclude_if=lambda share: share is None)
-    ] = None
+    OMITTED = ("gpu_share_milli",)
+
+    gpus: Annotated[int, Meta(ge=0, le=MAX_GPUS_PER_NODE)] | None = None
+    cores: Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)] | None = None
+    host_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    gpu_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    bandwidth_mbps: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
+    gpu_share_milli: GpuShare | None = None
     """Of one GPU; without `gpus` it means one."""
 
-    @model_validator(mode="after")
-    def _shares_one_gpu(self) -> Self:
-        _refuse_shares_of_several(self.gpu_share_milli or WHOLE_GPU, 1 if self.gpus is None else self.gpus)
-        return self
+    def __post_init__(self) -> None:
+        if self.gpu_share_milli is not None and self.gpus is not None:
+            _refuse_shares_of_several(self.gpu_share_milli, self.gpus)
 
 
 def _refuse_shares_of_several(share_milli: int, gpus: int) -> None:
@@ -93,89 +99,39 @@ def _refuse_shares_of_several(share_milli: int, gpus: int) -> None:
         )
 
 
-class RetryPolicy(Noun):
+class RetryPolicy(Value, frozen=True, kw_only=True):
     """How often a failed job is tried again. Back-off doubles from `backoff_ms` up to `backoff_max_ms`."""
 
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 1
-    backoff_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 1_000
-    backoff_max_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 60_000
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 1
+    backoff_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 1_000
+    backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 60_000
 
 
-class JobSpec(Noun):
-    """A training job as submitted: what to run, not where."""
+def _command_can_run(command: tuple[str, ...]) -> None:
+    argv_bytes = sum(len(part.encode()) for part in command)
+    if argv_bytes > MAX_ARGV_BYTES:
+        raise ValueError(f"{argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file")
+    if not command[0]:
+        raise ValueError("the first word, the program, is empty; name a program")
+    _refuse_nul(*command)
 
-    name: Identifier = "job"
-    owner: Identifier = "unknown"
-    command: Annotated[
-        tuple[Annotated[str, Field(max_length=8_192)], ...], Field(min_length=1, max_length=512)
-    ]
-    """An argv list; never handed to a shell."""
-    env: Annotated[dict[str, str], Field(max_length=MAX_ENV_ENTRIES)] = Field(default_factory=dict)
-    workdir: ShortText | None = None
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
-    parameter_servers: Annotated[int, Field(ge=0, le=256)] = 0
-    resources: ResourceRequest = ResourceRequest()
-    model: Identifier | None = None
-    batch_size: Annotated[int | None, Field(ge=1, le=1 << 30)] = None
-    category: Annotated[Category | None, Field(exclude_if=lambda category: category is None)] = None
-    traits: Annotated[tuple[Trait, ...], Field(max_length=3, exclude_if=lambda traits: not traits)] = ()
-    iterations: Annotated[
-        int | None, Field(ge=1, le=1 << 53, exclude_if=lambda iterations: iterations is None)
-    ] = None
-    """How many it will run; its remaining time is told from them."""
-    target_loss: Annotated[
-        float | None, Field(ge=-1e100, le=1e100, exclude_if=lambda target: target is None)
-    ] = None
-    """It ends once its loss is there, after `iterations` at the latest."""
-    gpu_models: Annotated[tuple[Identifier, ...], Field(max_length=16)] = ()
-    """Allowed GPU models; empty: any."""
-    retry: RetryPolicy = RetryPolicy()
-    queue_timeout_ms: Annotated[int | None, Field(ge=1, le=1 << 40)] = None
-    run_timeout_ms: Annotated[int | None, Field(ge=1, le=1 << 40)] = None
-    grace_ms: Annotated[int, Field(ge=0, le=600_000)] = 10_000
-    """Between SIGTERM and SIGKILL when the job is stopped."""
-    labels: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
 
-    @field_validator("command")
-    @classmethod
-    def _command_can_run(cls, command: tuple[str, ...]) -> tuple[str, ...]:
-        argv_bytes = sum(len(part.encode()) for part in command)
-        if argv_bytes > MAX_ARGV_BYTES:
-            raise ValueError(f"{argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file")
-        if not command[0]:
-            raise ValueError("the first word, the program, is empty; name a program")
-        _refuse_nul(*command)
-        return command
+def _env_can_be_passed(env: Mapping[str, str]) -> None:
+    env_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in env.items())
+    if env_bytes > MAX_ARGV_BYTES:
+        raise ValueError(f"{env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
+    if any(not key or "=" in key for key in env):
+        raise ValueError("a variable's name is empty or contains '='; rename it")
+    _refuse_nul(*env, *env.values())
 
-    @field_validator("env")
-    @classmethod
-    def _env_can_be_passed(cls, env: dict[str, str]) -> dict[str, str]:
-        env_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in env.items())
-        if env_bytes > MAX_ARGV_BYTES:
-            raise ValueError(f"{env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
-        if any(not key or "=" in key for key in env):
-            raise ValueError("a variable's name is empty or contains '='; rename it")
-        _refuse_nul(*env, *env.values())
-        return env
 
-    @field_validator("workdir")
-    @classmethod
-    def _workdir_can_be_entered(cls, workdir: str | None) -> str | None:
-        _refuse_nul(workdir or "")
-        return workdir
+def _workdir_can_be_entered(workdir: str | None) -> None:
+    _refuse_nul(workdir or "")
 
-    @field_validator("labels")
-    @classmethod
-    def _labels_are_short(cls, labels: dict[str, str]) -> dict[str, str]:
-        if sum(len(key) + len(value) for key, value in labels.items()) > MAX_ARGV_BYTES:
-            raise ValueError(f"they exceed {MAX_ARGV_BYTES} characters; shorten them")
-        return labels
 
-    @model_validator(mode="after")
-    def _gang_is_bounded(self) -> Self:
-        if self.workers + self.parameter_servers > MAX_GANG_TASKS:
-            raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
-        return self
+def _labels_are_short(labels: Mapping[str, str]) -> None:
+    if sum(len(key) + len(value) for key, value in labels.items()) > MAX_ARGV_BYTES:
+        raise ValueError(f"they exceed {MAX_ARGV_BYTES} characters; shorten them")
 
 
 def _refuse_nul(*texts: str) -> None:
@@ -184,16 +140,60 @@ def _refuse_nul(*texts: str) -> None:
         raise ValueError("a NUL character cannot be passed to a process; remove it")
 
 
-class Gpu(Noun):
+class JobSpec(Value, frozen=True, kw_only=True):
+    """A training job as submitted: what to run, not where."""
+
+    OMITTED = ("category", "traits", "iterations", "target_loss")
+    RULES = {
+        "command": _command_can_run,
+        "env": _env_can_be_passed,
+        "workdir": _workdir_can_be_entered,
+        "labels": _labels_are_short,
+    }
+
+    name: Identifier = "job"
+    owner: Identifier = "unknown"
+    command: Annotated[tuple[Annotated[str, Meta(max_length=8_192)], ...], Meta(min_length=1, max_length=512)]
+    """An argv list; never handed to a shell."""
+    env: Annotated[dict[str, str], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
+    workdir: ShortText | None = None
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
+    resources: ResourceRequest = ResourceRequest()
+    model: Identifier | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    category: Category | None = None
+    traits: Annotated[tuple[Trait, ...], Meta(max_length=3)] = ()
+    iterations: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
+    """How many it will run; its remaining time is told from them."""
+    target_loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
+    """It ends once its loss is there, after `iterations` at the latest."""
+    gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
+    """Allowed GPU models; empty: any."""
+    retry: RetryPolicy = RetryPolicy()
+    queue_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    run_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 10_000
+    """Between SIGTERM and SIGKILL when the job is stopped."""
+    labels: Annotated[dict[str, str], Meta(max_length=64)] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, rule in self.RULES.items():
+            rule(getattr(self, name))
+        if self.workers + self.parameter_servers > MAX_GANG_TASKS:
+            raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
+
+
+class Gpu(Value, frozen=True, kw_only=True):
     """One GPU of a node."""
 
     index: GpuIndex
     uuid: Identifier
     model: Identifier
-    memory_mib: Annotated[int, Field(ge=1, le=1 << 30)]
+    memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
-class NodeSpec(Noun):
+class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter found it."""
 
     node_id: Identifier
@@ -201,25 +201,25 @@ class NodeSpec(Noun):
     """Changes when the machine boots: processes of an older boot are proven dead (LAW 5)."""
     rack: Identifier = "rack-0"
     domain: Identifier = "domain-0"
-    address: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
-    cores: Annotated[int, Field(ge=1, le=MAX_CORES_PER_NODE)]
-    host_memory_mib: Annotated[int, Field(ge=1, le=1 << 30)]
-    bandwidth_mbps: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
-    gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS_PER_NODE)] = ()
+    address: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    cores: Annotated[int, Meta(ge=1, le=MAX_CORES_PER_NODE)]
+    host_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
+    bandwidth_mbps: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
 
-    @model_validator(mode="after")
-    def _indexed(self) -> Self:
+    def __post_init__(self) -> None:
         if [gpu.index for gpu in self.gpus] != list(range(len(self.gpus))):
             raise ValueError("gpus: indexes must be 0, 1, 2, … in order")
-        return self
 
 
-class TaskPlacement(Noun):
+class TaskPlacement(Value, frozen=True, kw_only=True):
     """Where one task of a gang runs and what it may use; leaves the node no choice."""
+
+    OMITTED = ("gpu_share_milli",)
 
     task_id: Identifier
     role: Role
-    rank: Annotated[int, Field(ge=0, lt=MAX_GANG_TASKS)]
+    rank: Annotated[int, Meta(ge=0, lt=MAX_GANG_TASKS)]
     """Over the whole gang: workers first (rank 0 is the chief), then parameter servers."""
     node_id: Identifier
     gpus: tuple[GpuIndex, ...] = ()
@@ -230,26 +230,26 @@ class TaskPlacement(Noun):
     gpu_share_milli: GpuShare = WHOLE_GPU
 
 
-class Estimate(Noun):
+class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
     parameter_server: ResourceVector = ResourceVector()
-    run_ms: Annotated[int | None, Field(ge=0, le=1 << 53)] = None
-    confidence: Annotated[float, Field(ge=0, le=1)]
+    run_ms: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+    confidence: Annotated[float, Meta(ge=0, le=1)]
     tier: Literal["user", "history", "model", "nearest", "default"]
     source: ShortText
     """For people: which runs, model or rule it rests on."""
     model_version: Identifier | None = None
 
 
-class Usage(Noun):
+class Usage(Value, frozen=True, kw_only=True):
     """What a task really used, measured on its node; a field is None where it could not be measured."""
 
-    cpu_ms: Annotated[int | None, Field(ge=0)] = None
-    host_memory_mib: Annotated[int | None, Field(ge=0)] = None
-    gpu_memory_mib: Annotated[int | None, Field(ge=0)] = None
-    gpu_utilisation_percent: Annotated[float | None, Field(ge=0, le=100)] = None
-    gpu_utilisation_std: Annotated[float | None, Field(ge=0, le=100)] = None
+    cpu_ms: Annotated[int, Meta(ge=0)] | None = None
+    host_memory_mib: Annotated[int, Meta(ge=0)] | None = None
+    gpu_memory_mib: Annotated[int, Meta(ge=0)] | None = None
+    gpu_utilisation_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
+    gpu_utilisation_std: Annotated[float, Meta(ge=0, le=100)] | None = None

@@ -13,7 +13,6 @@ import numpy as np
 from penstock.ledger.index import Share
 from penstock.ledger.state import CellState, JobState, NodeState, mask_of, take_lowest
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
-from penstock.model.trusted import trusted
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 
 RANDOM_SEED_BYTES = 8
@@ -168,8 +167,7 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
         cores = take_lowest(here.cores, need.cores)
         here.cores &= ~mask_of(cores)
         tasks.append(
-            trusted(
-                TaskPlacement,
+            TaskPlacement(
                 task_id=task_id_of(job, rank),
                 role="worker" if is_worker else "ps",
                 rank=rank,
@@ -182,7 +180,7 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
                 gpu_share_milli=need.gpu_share_milli,
             )
         )
-    return trusted(PlacementDecided, job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
+    return PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
 
 
 def _share(node: NodeState, left: _Left, need: ResourceVector) -> int:

@@ -10,7 +10,7 @@ from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.types import Noun, ResourceVector
+from penstock.model.types import ResourceVector, Value
 from penstock.policies.base import Chance, Policy, Queueing, Replanning
 from penstock.policies.capacity import shortfall, suits
 from penstock.policies.gang import Gang
@@ -34,7 +34,7 @@ class UnknownJob(LookupError):
     """The state knows no such job: never submitted, or ended so long ago that only read models know it."""
 
 
-class Explanation(Noun):
+class Explanation(Value, frozen=True, kw_only=True):
     """The answer to `why JOB`."""
 
     job_id: str

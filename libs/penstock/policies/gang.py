@@ -10,7 +10,6 @@ from itertools import islice
 from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
-from penstock.model.trusted import trusted
 from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.policies.base import Plan
 from penstock.policies.reasons import rejections
@@ -151,12 +150,11 @@ def _explanation(
 ) -> PlacementExplanation:
     demand = gang.demand
     feasible, rejected = rejections(gang.state.index, demand.worker, demand.gpu_models, gang.fitting)
-    return trusted(
-        PlacementExplanation,
+    return PlacementExplanation(
         job_id=job_id,
         profile=profile,
         candidates=tuple(
-            trusted(Candidate, nodes=nodes, score=float(score))
+            Candidate(nodes=nodes, score=float(score))
             for nodes, (score, _) in zip(plans, ranked, strict=True)
         ),
         margin=float(ranked[1][0] - ranked[0][0]) if len(ranked) > 1 else None,

@@ -6,6 +6,8 @@ A profile is a policy and what it fixes of the settings, because it would not be
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from penstock.model.ledger_events import MAX_BACKFILL_WINDOW, MAX_OVERTAKES, PlacerSettings
 from penstock.policies.base import Policy
 from penstock.policies.baselines import Even, FirstFit, MostFree, RandomFit
@@ -66,10 +68,7 @@ FIXED: Mapping[str, Mapping[str, object]] = MappingProxyType(
 def in_force(settings: PlacerSettings) -> PlacerSettings:
     """The settings with what the profile fixes: what the placer goes by, and explanations with it."""
     fixed = FIXED.get(settings.profile)
-    if fixed is None:
-        return settings
-    whole = PlacerSettings.model_validate(settings)  # read back from a ledger it is no model yet
-    return whole.model_copy(update=dict(fixed))
+    return settings if fixed is None else msgspec.structs.replace(settings, **fixed)
 
 
 class UnknownProfile(LookupError):

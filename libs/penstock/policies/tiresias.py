@@ -21,7 +21,6 @@ from sortedcontainers import SortedList
 
 from penstock.ledger.state import CellState, JobState
 from penstock.model.ledger_events import JobRank
-from penstock.model.trusted import trusted
 from penstock.policies.base import Chance, Plan, Policy, RunSet
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import attained_s
@@ -167,4 +166,4 @@ class _Positions:
 
 
 def _rank(job: JobState, level: int, chosen: bool, position: int) -> JobRank:
-    return trusted(JobRank, job_id=job.job_id, level=level, chosen=chosen, position=position)
+    return JobRank(job_id=job.job_id, level=level, chosen=chosen, position=position)

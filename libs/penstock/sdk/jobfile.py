@@ -28,11 +28,10 @@ from penstock.model.types import (
     Category,
     Identifier,
     JobSpec,
-    ResourceRequest,
-    RetryPolicy,
     ShortText,
     Trait,
 )
+from penstock.model.validation import checked, constraint
 from penstock.sdk.units import (
     DURATION_PATTERN,
     MBIT_PER_UNIT,
@@ -56,6 +55,8 @@ def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": plain}]})
 
 
+Name = Annotated[str, constraint(get_args(Identifier)[1])]
+Text = Annotated[str, constraint(get_args(ShortText)[1])]
 Duration = Annotated[int, BeforeValidator(duration_ms), _written(DURATION_PATTERN, "10m", "seconds")]
 Memory = Annotated[int, BeforeValidator(memory_mib), _written(MEMORY_PATTERN, "8GiB", "MiB")]
 Rate = Annotated[int, BeforeValidator(rate_mbps), _written(RATE_PATTERN, "10Gbit", "Mbit/s")]
@@ -116,8 +117,8 @@ class Retry(_Section):
 class JobFile(_Section):
     """A training job: what to run, not where."""
 
-    name: Identifier = Field("job", description="Shown in tables.", examples=["resnet50"])
-    owner: Identifier = Field("unknown", description="Who it belongs to.", examples=["alice"])
+    name: Name = Field("job", description="Shown in tables.", examples=["resnet50"])
+    owner: Name = Field("unknown", description="Who it belongs to.", examples=["alice"])
     command: list[Annotated[str, Field(max_length=8_192)]] = Field(
         min_length=1,
         max_length=512,
@@ -130,7 +131,7 @@ class JobFile(_Section):
         description="Environment variables. Quote numbers.",
         examples=[{"OMP_NUM_THREADS": "4"}],
     )
-    workdir: ShortText | None = Field(
+    workdir: Text | None = Field(
         None, description="Folder to run in, on the node.", examples=["/home/alice/resnet"]
     )
     workers: int = Field(1, ge=1, le=256, description="Workers; they start together or not at all.")
@@ -138,7 +139,7 @@ class JobFile(_Section):
         0, ge=0, le=256, description="Parameter servers beside the workers; 0: all-reduce."
     )
     resources: Resources = Field(Resources(), description="What each worker needs; else estimated.")
-    model: Identifier | None = Field(
+    model: Name | None = Field(
         None, description="Name of the network, to learn from earlier runs.", examples=["resnet50"]
     )
     batch_size: int | None = Field(None, ge=1, le=1 << 30, description="Per worker.", examples=[64])
@@ -163,7 +164,7 @@ class JobFile(_Section):
         description="It ends once its loss is there, after `iterations` at the latest.",
         examples=[0.35],
     )
-    gpu_models: list[Identifier] = Field(
+    gpu_models: list[Name] = Field(
         default_factory=list,
         max_length=16,
         description="Allowed GPU models; empty: any.",
@@ -188,39 +189,29 @@ class JobFile(_Section):
 
     def to_spec(self) -> JobSpec:
         """The same job in machine units. Raises pydantic's ValidationError for what spans fields."""
-        asked = self.resources
-        return JobSpec(
-            name=self.name,
-            owner=self.owner,
-            command=tuple(self.command),
-            env=self.env,
-            workdir=self.workdir,
-            workers=self.workers,
-            parameter_servers=self.parameter_servers,
-            resources=ResourceRequest(
-                gpus=asked.gpus,
-                cores=asked.cores,
-                host_memory_mib=asked.host_memory,
-                gpu_memory_mib=asked.gpu_memory,
-                bandwidth_mbps=asked.bandwidth,
-                gpu_share_milli=None if asked.gpu_share is None else round(asked.gpu_share * WHOLE_GPU),
-            ),
-            model=self.model,
-            batch_size=self.batch_size,
-            category=self.category,
-            traits=tuple(self.traits),
-            iterations=self.iterations,
-            target_loss=self.target_loss,
-            gpu_models=tuple(self.gpu_models),
-            retry=RetryPolicy(
-                max_attempts=self.retry.max_attempts,
-                backoff_ms=self.retry.backoff,
-                backoff_max_ms=self.retry.backoff_max,
-            ),
-            queue_timeout_ms=self.queue_timeout,
-            run_timeout_ms=self.run_timeout,
-            grace_ms=self.grace,
-            labels=self.labels,
+        asked, share = self.resources, self.resources.gpu_share
+        fields = {name: getattr(self, name) for name in JobSpec.__struct_fields__ if hasattr(self, name)}
+        return checked(
+            JobSpec,
+            fields
+            | {
+                "resources": {
+                    "gpus": asked.gpus,
+                    "cores": asked.cores,
+                    "host_memory_mib": asked.host_memory,
+                    "gpu_memory_mib": asked.gpu_memory,
+                    "bandwidth_mbps": asked.bandwidth,
+                    "gpu_share_milli": None if share is None else round(share * WHOLE_GPU),
+                },
+                "retry": {
+                    "max_attempts": self.retry.max_attempts,
+                    "backoff_ms": self.retry.backoff,
+                    "backoff_max_ms": self.retry.backoff_max,
+                },
+                "queue_timeout_ms": self.queue_timeout,
+                "run_timeout_ms": self.run_timeout,
+                "grace_ms": self.grace,
+            },
         )
 
 

@@ -17,7 +17,6 @@ from penstock.model.ledger_events import (
     TimerFired,
 )
 from penstock.model.topics import Topic
-from penstock.model.trusted import trusted
 from penstock.model.types import NodeSpec
 from penstock_services.placer.core.orders import start_orders, stop_orders
 from penstock_services.placer.core.step import PlacerCore, Step
@@ -62,7 +61,7 @@ class Cell:
     def fire(self, timer_id: str, now_ms: int) -> Step:
         """One due timer."""
         event_id = f"timer-{timer_id}-{self.head.seq + 1}"
-        fired = trusted(TimerFired, timer_id=timer_id)
+        fired = TimerFired(timer_id=timer_id)
         return self._record(fired, event_id, {"timer_id": timer_id}, now_ms, self.head.term)
 
     def orders(self, step: Step) -> Sequence[Order]:

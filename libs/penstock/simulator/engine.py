@@ -17,12 +17,13 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.ledger.check import check
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import Order, PlacerSettings
 from penstock.model.transitions import JobStatus
-from penstock.model.trusted import trusted
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.simulator.cell import Cell, Sink
 from penstock.simulator.meter import Figures, Meter
@@ -232,9 +233,7 @@ class Simulation:
         """All that jobs report at this moment; of the jobs that have just come, too."""
         for first in range(0, len(told), MAX_JOBS_PER_REPORT):
             jobs = tuple(told[first : first + MAX_JOBS_PER_REPORT])
-            self._deliver(
-                trusted(external_events.WorkProgressed, node_id=self.cell.state.node_at[0], jobs=jobs)
-            )
+            self._deliver(external_events.WorkProgressed(node_id=self.cell.state.node_at[0], jobs=jobs))
 
     def _submit(self, job: TraceJob) -> external_events.JobProgress | None:
         """What the job says of itself, if anything."""
@@ -247,8 +246,8 @@ class Simulation:
         self._deliver(external_events.JobSubmitted(job_id=job.job_id, spec=spec))
         alone_s = self._alone_s[job.job_id]
         if self._options.durations_known and alone_s > 0:
-            need = trusted(Estimate, **{**need.__dict__, "run_ms": ceil(alone_s * 1_000)})
-        self._deliver(trusted(external_events.JobEstimated, job_id=job.job_id, estimate=need))
+            need = msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
+        self._deliver(external_events.JobEstimated(job_id=job.job_id, estimate=need))
         return told
 
     def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
@@ -270,7 +269,7 @@ class Simulation:
                 labels=dict(job.labels),
                 queue_timeout_ms=None if job.patience_s is None else max(1, ceil(job.patience_s * 1_000)),
             )
-        return trusted(JobSpec, **{**found.__dict__, "name": job.job_id})
+        return msgspec.structs.replace(found, name=job.job_id)
 
     def _need(self, job: TraceJob, shape: Shape) -> tuple[ResourceRequest, Estimate]:
         """The request of a worker, and the estimator core's answer to it."""
@@ -282,8 +281,8 @@ class Simulation:
         if found is None:
             request = request_of(job, shape, self._options.slices_per_core)
             need = estimate(JobSpec(command=COMMAND, resources=request), ())
-            server = need.parameter_server.model_copy(update={"gpus": job.server_gpus})
-            found = request, need.model_copy(update={"parameter_server": server})
+            server = msgspec.structs.replace(need.parameter_server, gpus=job.server_gpus)
+            found = request, msgspec.structs.replace(need, parameter_server=server)
             self._needs[asked] = found
         return found
 

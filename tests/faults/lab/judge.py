@@ -187,7 +187,7 @@ class Judge:
     def _order(self, job: JobState, fact: ledger_events.PlacementDecided, place: TaskPlacement) -> StartTask:
         """What the placer is to order, as far as a node looks at it."""
         node = self.state.nodes[place.node_id]
-        return StartTask.model_construct(
+        return StartTask(
             token=self.head.seq,
             node_id=place.node_id,
             task_id=place.task_id,

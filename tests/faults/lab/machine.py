@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import NodeSpec, Usage
@@ -242,7 +244,7 @@ class Machine:
         """A new boot."""
         self.up = True
         self.boots += 1
-        self.spec = self.spec.model_copy(update={"boot_id": f"{self.node_id}-b{self.boots}"})
+        self.spec = msgspec.structs.replace(self.spec, boot_id=f"{self.node_id}-b{self.boots}")
         self.world.tell(f"{self.node_id} boots as {self.spec.boot_id}")
 
     def joined(self, event: NodeJoined) -> None:

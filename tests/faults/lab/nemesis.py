@@ -187,7 +187,7 @@ class Nemesis:
     def _tell_of(self, machine: Machine, boot_id: str) -> None:
         how = float(self._world.rng.random())
         if how < 0.6:
-            proof = "fenced" if how < 0.2 else "lease_outlived" if how < 0.4 else "deleted"
+            proof: Any = "fenced" if how < 0.2 else "lease_outlived" if how < 0.4 else "deleted"
             self._say(NodeLeft(node_id=machine.node_id, boot_id=boot_id, proof=proof))
         elif how < 0.8:
             self._say(NodeSuspected(node_id=machine.node_id, reason="its lease was missed"))

@@ -1,5 +1,6 @@
 """How many cores a training begins with in the service, by CODA's rules."""
 
+import msgspec
 import pytest
 
 from penstock.model.types import Category, JobSpec, ResourceRequest, Trait
@@ -119,7 +120,7 @@ def test_it_only_fills_what_others_left_open() -> None:
     assert found.source == "process v3; cores: the owner's first job of category cv"
     found = estimate(job(), (Runs(), tier))
     assert (found.worker.cores, found.source) == (7, "two runs")
-    asked = job().model_copy(update={"resources": ResourceRequest(cores=9)})
+    asked = msgspec.structs.replace(job(), resources=ResourceRequest(cores=9))
     assert estimate(asked, (tier,)).worker.cores == 9
 
 

@@ -3,6 +3,7 @@
 import math
 from functools import cache
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,8 @@ WHOLE = st.one_of(st.integers(1, 50), st.integers(1, MOST), st.just(MOST))
 REAL = st.one_of(st.floats(-10, 10), st.floats(-1e100, 1e100), st.just(0.0))
 STEP_MS = st.one_of(st.floats(0, 1_000), st.floats(0, 1e9))
 SPECS = st.builds(
-    lambda iterations, target, batch: JOB.model_copy(
-        update={"iterations": iterations, "target_loss": target, "batch_size": batch}
+    lambda iterations, target, batch: msgspec.structs.replace(
+        JOB, iterations=iterations, target_loss=target, batch_size=batch
     ),
     st.none() | WHOLE,
     st.none() | REAL,

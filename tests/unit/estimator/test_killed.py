@@ -1,5 +1,6 @@
 """Jobs that were killed for their host memory: what the next one is promised, and for whom that counts."""
 
+import msgspec
 import pytest
 
 from penstock.ledger.replica import Replica
@@ -67,7 +68,7 @@ def killed_exit(job_id: str, attempt: int = 1, rank: int = 0) -> TaskExited:
 
 
 def other(**changes: object) -> JobSpec:
-    return SPEC.model_copy(update=changes)
+    return msgspec.structs.replace(SPEC, **changes)
 
 
 def test_the_next_job_is_promised_twice_as_much_until_it_runs() -> None:
@@ -119,7 +120,9 @@ def test_the_promise_never_exceeds_the_largest_node() -> None:
     cell = Memory()
     promised = [cell.kill(f"job-{number}") for number in range(10)]
     assert promised[5:] == [65_536, *[NODE_MIB] * 4]
-    cell.record(NodeJoined(node=node_spec("node-2", 4).model_copy(update={"host_memory_mib": 4 * NODE_MIB})))
+    cell.record(
+        NodeJoined(node=msgspec.structs.replace(node_spec("node-2", 4), host_memory_mib=4 * NODE_MIB))
+    )
     assert cell.told().worker.host_memory_mib == 2 * NODE_MIB
     assert cell.told(other(gpu_models=("A100",))).worker.host_memory_mib == 2 * NODE_MIB, (
         "no such node: unbounded"
@@ -147,7 +150,7 @@ def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
     assert found.worker.host_memory_mib == 4_096
     assert found.source.endswith("more than the 2048 MiB that the owner's resnet18 was killed with")
     for far in ({"batch_size": 8 * 64}, {"model": "bert"}, {"model": None}):
-        assert cell.told(renamed.model_copy(update=far)).worker.host_memory_mib == 2_048, far
+        assert cell.told(msgspec.structs.replace(renamed, **far)).worker.host_memory_mib == 2_048, far
     assert cell.told(other(owner="bob")) == before
     cell.succeed("renamed", 700, renamed)
     assert cell.told(renamed).worker.host_memory_mib == 770, (

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
+from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.resource_model.training import train
@@ -70,7 +72,7 @@ class Told:
 
     def __init__(self) -> None:
         self.known = Ledger(Topic.JOBS, 0)
-        self.known.rooms.put(node_spec("small", 4, cores=16).model_copy(update={"host_memory_mib": 32_768}))
+        self.known.rooms.put(msgspec.structs.replace(node_spec("small", 4, cores=16), host_memory_mib=32_768))
         self.known.rooms.put(node_spec("large", 8))
         self.seq = 0
 
@@ -206,7 +208,7 @@ def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int,
 
     def tell(owner: str, stages_ms: Sequence[float], iterations: int) -> None:
         pieces = [
-            StageSample.model_validate({"lasted_ms": lasted, name: 1.0})
+            checked(StageSample, {"lasted_ms": lasted, name: 1.0})
             for name, lasted in zip(("storage", "cpu", "gpu", "network"), stages_ms, strict=True)
             if lasted > 0
         ]

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.ledger_events import JobEnded
 from penstock.model.types import JobSpec
+from penstock.model.validation import checked
 from penstock_services.estimator.core.runs import About, about
 from penstock_services.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import (
@@ -31,7 +33,7 @@ def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
     """One stage after the other, as many iterations in one piece."""
     names = ("storage", "cpu", "gpu", "network")
     told = tuple(
-        StageSample.model_validate({"lasted_ms": lasted * iterations, name: 100.0})
+        checked(StageSample, {"lasted_ms": lasted * iterations, name: 100.0})
         for name, lasted in zip(names, stages_ms, strict=True)
         if lasted
     )
@@ -147,10 +149,10 @@ def test_what_cannot_teach_is_set_aside(
 def test_absurd_usage_is_set_aside() -> None:
     """A counter that wrapped around would make everything else look idle beside it."""
     log, sound = StageLog(), samples((1, 1, 1, 1))
-    wrapped = sound.samples[0].model_copy(update={"network": 1.8e19})
-    log.measured(who(), 4, 1_000, sound.model_copy(update={"samples": (*sound.samples, wrapped)}))
-    infinite = sound.samples[0].model_copy(update={"lasted_ms": float("nan")})
-    log.measured(who(), 4, 1_000, sound.model_copy(update={"samples": (*sound.samples, infinite)}))
+    wrapped = msgspec.structs.replace(sound.samples[0], network=1.8e19)
+    log.measured(who(), 4, 1_000, msgspec.structs.replace(sound, samples=(*sound.samples, wrapped)))
+    infinite = msgspec.structs.replace(sound.samples[0], lasted_ms=float("nan"))
+    log.measured(who(), 4, 1_000, msgspec.structs.replace(sound, samples=(*sound.samples, infinite)))
     assert log.set_aside == {"no machine has so much": 1, "no numbers": 1}
 
 
@@ -165,7 +167,7 @@ def test_what_the_ledger_says_was_told_is_not_told_again() -> None:
         again.measured(who(owner, batch=int(storage_ms)), 4, 1_000, samples((storage_ms, 1, 1, 1)))
     assert again.told(ledger[0]) is not None
     assert [key.batch for key in told(again)] == [30]
-    assert again.told(ledger[0].model_copy(update={"model": "unknown"})) is None
+    assert again.told(msgspec.structs.replace(ledger[0], model="unknown")) is None
 
 
 def test_rows_that_were_kept_bring_back_the_same_state() -> None:
@@ -192,7 +194,7 @@ def test_the_fold_knows_whose_samples_they_are() -> None:
     cell.submit("job-1")
     cell.place("job-1", gpus=2, workers=2)
     told_by = {
-        task: samples((20, 10, 60, 10)).model_copy(update={"task_id": task})
+        task: msgspec.structs.replace(samples((20, 10, 60, 10)), task_id=task)
         for task in ("job-1/1/1", "job-1/1/2", "x")
     }
     for fact in told_by.values():
@@ -205,7 +207,7 @@ def test_the_fold_knows_whose_samples_they_are() -> None:
     cell.ledger.learning = False
     cell.submit("job-2")
     cell.place("job-2", gpus=4)
-    cell.record(samples((90, 10, 60, 10)).model_copy(update={"task_id": "job-2/1/0"}))
+    cell.record(msgspec.structs.replace(samples((90, 10, 60, 10)), task_id="job-2/1/0"))
     assert known(cell.ledger.stages).iterations == 20, (
         "folded again after a restart: its rows came from Postgres"
     )

@@ -1,5 +1,6 @@
 """Run times of jobs that tell their iterations, among everything else that an estimate says."""
 
+import msgspec
 import pytest
 
 from penstock.model.types import JobSpec, ResourceRequest
@@ -38,7 +39,7 @@ def tiers(
 
 
 def job(gpus: int, workers: int = 1, **more: object) -> JobSpec:
-    return SPEC.model_copy(update={"resources": ResourceRequest(gpus=gpus), "workers": workers, **more})
+    return msgspec.structs.replace(SPEC, resources=ResourceRequest(gpus=gpus), workers=workers, **more)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_what_nothing_is_known_of_stays_open(learned: LearnedSteps) -> None:
         (job(1), nodes(4, model="V100")),
         (job(1, gpu_models=("V100",)), nodes(4)),
         (job(4, 3), nodes(4, 4)),
-        (SPEC.model_copy(update={"resources": ResourceRequest(gpus=1, gpu_share_milli=500)}), nodes(4)),
+        (msgspec.structs.replace(SPEC, resources=ResourceRequest(gpus=1, gpu_share_milli=500)), nodes(4)),
     ]:
         found = estimate(spec, tiers(History(), Nearest(), where, learned))
         assert (found.run_ms, found.model_version) == (None, None)
@@ -90,7 +91,7 @@ def test_a_jobs_own_run_time_comes_first_while_its_iterations_are_the_same(learn
     wider = estimate(job(4, iterations=50_000), tiers(history, Nearest(), nodes(4), learned))
     assert learned.version in wider.source, "on four GPUs she never ran"
     unasked = estimate(
-        SPEC.model_copy(update={"iterations": None}), tiers(history, Nearest(), nodes(4), learned)
+        msgspec.structs.replace(SPEC, iterations=None), tiers(history, Nearest(), nodes(4), learned)
     )
     assert unasked.run_ms == 1_000_000
 
@@ -103,7 +104,7 @@ def test_a_target_may_end_it_earlier(learned: LearnedSteps) -> None:
 def test_the_users_word_and_the_run_time_stand_side_by_side(learned: LearnedSteps) -> None:
     asked = ResourceRequest(gpus=1, cores=2, host_memory_mib=1_000, gpu_memory_mib=2_000)
     found = estimate(
-        SPEC.model_copy(update={"resources": asked}), tiers(History(), Nearest(), nodes(4), learned)
+        msgspec.structs.replace(SPEC, resources=asked), tiers(History(), Nearest(), nodes(4), learned)
     )
     assert found.tier == "user"
     assert found.source.startswith("the user asked for all of it; run time: 5,000 iterations")

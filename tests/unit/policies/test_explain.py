@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -352,7 +353,7 @@ def test_a_policys_own_order_decides_whose_turn_it_is():
     driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4))
     for job_id, gpus, run_ms in (("running", 2, 1_000_000), ("short", 4, 10_000), ("long", 1, 5_000_000)):
-        driver.submit(job_id, None, estimate(gpus).model_copy(update={"run_ms": run_ms}))
+        driver.submit(job_id, None, msgspec.structs.replace(estimate(gpus), run_ms=run_ms))
         driver.at(0)
         if job_id == "running":
             driver.start(job_id)
@@ -370,9 +371,9 @@ def test_a_job_that_the_policy_ranks_behind_is_told_who_comes_first():
         driver = CellDriver(ledger_events.PlacerSettings(profile=profile))
         driver.join(node_spec("n0", 4), node_spec("n1", 4))
         for number in range(7):
-            driver.submit(f"s{number}", None, estimate(1).model_copy(update={"run_ms": 1_000 + number}))
+            driver.submit(f"s{number}", None, msgspec.structs.replace(estimate(1), run_ms=1_000 + number))
         driver.at(0)
-        driver.submit("long", None, estimate(4).model_copy(update={"run_ms": 9_000_000}))
+        driver.submit("long", None, msgspec.structs.replace(estimate(4), run_ms=9_000_000))
         driver.at(0)
         found = explain(driver.state, "long")
         assert (found.reason, found.now_or_never) == (Reason.OUTRANKED, "later"), profile
@@ -391,8 +392,8 @@ def test_a_job_that_the_policy_has_chosen_is_told_what_it_lacks():
     """Its turn has come, but cores, which the plan does not count, are taken: the detail says cores."""
     driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4, cores=8))
-    driver.submit("a", None, estimate(1, cores=6).model_copy(update={"run_ms": 1_000}))
-    driver.submit("b", None, estimate(1, cores=6).model_copy(update={"run_ms": 2_000}))
+    driver.submit("a", None, msgspec.structs.replace(estimate(1, cores=6), run_ms=1_000))
+    driver.submit("b", None, msgspec.structs.replace(estimate(1, cores=6), run_ms=2_000))
     driver.at(0)
     found = explain(driver.state, "b")
     assert (found.reason, found.now_or_never) == (Reason.CORES, "later")

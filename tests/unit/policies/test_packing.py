@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -218,7 +219,7 @@ def test_typical_tasks_survive_the_placer_in_the_ledger() -> None:
     typical = typical_tasks([(need(1, share=400), ("A",)), (need(1, share=700), ()), (need(2), ())])
     driver = CellDriver(PlacerSettings(profile="fgd", typical_tasks=typical))
     driver.join(node_spec("n0", 2), node_spec("n1", 2))
-    driver.submit("first", None, estimate(1).model_copy(update={"worker": need(1, share=300)}))
+    driver.submit("first", None, msgspec.structs.replace(estimate(1), worker=need(1, share=300)))
     follower = driver.follower.state
     assert isinstance(follower.settings.typical_tasks, tuple)
     read_back = policy_for(follower.settings)

@@ -1,5 +1,6 @@
 """Policies that choose anew who runs: queues, preemption, and room made by moving small jobs."""
 
+import msgspec
 import pytest
 
 from penstock.ledger.snapshot import dump, load
@@ -21,7 +22,7 @@ def cell(profile: str, nodes: int = 2, gpus: int = 4, **settings: object) -> Cel
 def submit(driver: CellDriver, job_id: str, gpus: int, run_s: float | None = None) -> None:
     need = estimate(gpus)
     if run_s is not None:
-        need = need.model_copy(update={"run_ms": round(run_s * 1_000)})
+        need = msgspec.structs.replace(need, run_ms=round(run_s * 1_000))
     driver.submit(job_id, None, need)
     settle(driver)
 
@@ -114,9 +115,9 @@ def test_room_is_not_made_in_vain() -> None:
     """Cores, not GPUs, are what lacks: moving jobs would not help, so nobody is stopped."""
     driver = CellDriver(PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4, cores=4), node_spec("n1", 4, cores=4))
-    driver.submit("a", None, estimate(1, cores=4).model_copy(update={"run_ms": 1_000}))
-    driver.submit("b", None, estimate(1, cores=4).model_copy(update={"run_ms": 1_000}))
-    driver.submit("c", None, estimate(1, cores=4).model_copy(update={"run_ms": 2_000}))
+    driver.submit("a", None, msgspec.structs.replace(estimate(1, cores=4), run_ms=1_000))
+    driver.submit("b", None, msgspec.structs.replace(estimate(1, cores=4), run_ms=1_000))
+    driver.submit("c", None, msgspec.structs.replace(estimate(1, cores=4), run_ms=2_000))
     settle(driver)
     assert running(driver) == {"a", "b"}
     assert driver.job("a").attempt == driver.job("b").attempt == 1
@@ -148,7 +149,7 @@ def test_a_job_that_ends_while_its_stop_is_on_the_way_has_ended() -> None:
     for cause, code, outcome in (("exited", 0, "succeeded"), ("stopped", 0, None), ("exited", 1, None)):
         driver = cell("srtf", nodes=1)
         submit(driver, "long", 4, 36_000)
-        driver.submit("short", None, estimate(4).model_copy(update={"run_ms": 60_000}))
+        driver.submit("short", None, msgspec.structs.replace(estimate(4), run_ms=60_000))
         driver.at(0)
         assert driver.job("long").status is JobStatus.STOPPING
         driver.exit("long.1.w0", code, cause=cause)
@@ -161,7 +162,7 @@ def test_one_plan_for_all_inputs_of_a_moment() -> None:
     """A hundred submissions in one batch lead to one plan, not to a hundred that undo each other."""
     driver = cell("srtf", nodes=1)
     steps = [
-        driver.submit(f"j{i}", None, estimate(4).model_copy(update={"run_ms": 1_000 - i})) for i in range(5)
+        driver.submit(f"j{i}", None, msgspec.structs.replace(estimate(4), run_ms=1_000 - i)) for i in range(5)
     ]
     assert [kinds(step) for step in steps[1:]] == [["job.estimated"]] * 4
     [plan] = driver.at(0)
@@ -204,7 +205,7 @@ def test_a_gang_that_the_cell_became_too_small_for_ends_instead_of_waiting_for_e
 def test_a_preempted_gang_is_judged_when_it_queues_again() -> None:
     """A board loses GPUs for good under a gang that spans the cell: a new plan has no place for it, and stops it."""
     driver = cell("srtf", nodes=2)
-    driver.submit("wide", job_spec(workers=2), estimate(4).model_copy(update={"run_ms": 36_000_000}))
+    driver.submit("wide", job_spec(workers=2), msgspec.structs.replace(estimate(4), run_ms=36_000_000))
     settle(driver)
     driver.feed(NodeChanged(node=node_spec("n1", 2)))
     settle(driver)

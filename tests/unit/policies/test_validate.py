@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from penstock.ledger.check import check
@@ -32,7 +33,7 @@ def batch(
 
 def changed(plan: external_events.JobPlan, which: int = 0, **fields: object) -> external_events.JobPlan:
     tasks = list(plan.tasks)
-    tasks[which] = TaskPlacement(**{**tasks[which].model_dump(), **fields})
+    tasks[which] = TaskPlacement(**{**msgspec.structs.asdict(tasks[which]), **fields})
     return external_events.JobPlan(job_id=plan.job_id, tasks=tuple(tasks))
 
 

@@ -12,7 +12,6 @@ from penstock.ledger.state import MAX_NOTES, CellState, JobState, Notes
 from penstock.model.external_events import JobProgress
 from penstock.model.ledger_events import JobRank, PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.model.trusted import trusted
 from penstock.policies.base import RunSet
 from penstock.policies.ordered import Ordered
 from penstock.policies.profiles import policy_for
@@ -152,7 +151,7 @@ class Telling(SteadyWork):
         if self._draw.random() < 0.5:
             return None
         remaining_s = float(self._draw.integers(1, 8)) * job.duration_s / 4
-        return trusted(JobProgress, job_id=job.job_id, attained_s=0.0, remaining_s=remaining_s)
+        return JobProgress(job_id=job.job_id, attained_s=0.0, remaining_s=remaining_s)
 
 
 def jobs(chance: np.random.Generator, count: int) -> list[TraceJob]:

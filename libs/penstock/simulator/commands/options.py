@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import orjson
 from pydantic import ValidationError
 from rich.console import Console
 
-from penstock.model.codec import describe
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import NodeSpec
+from penstock.model.validation import checked, describe
 from penstock.policies.profiles import WANT_TYPICAL_TASKS, policy_for
 from penstock.runtime.reading import MAX_SHOWN, BadFile, Problem
 from penstock.sdk.units import duration_ms
@@ -168,7 +169,7 @@ class Given:
         most = max(len(node.gpus) for node in self.nodes)
         single = self.options.single_gpu_workers
         found = typical_of(jobs, most, self.cluster.slices_per_core, single_gpu_workers=single)
-        return settings.model_copy(update={"typical_tasks": found})
+        return msgspec.structs.replace(settings, typical_tasks=found)
 
     def _run(self, seed: int) -> Run:
         most = max(len(node.gpus) for node in self.nodes)
@@ -222,15 +223,15 @@ def settings_of(profile: str, seed: int, pairs: list[str]) -> PlacerSettings:
     values: dict[str, object] = {"profile": profile, "seed": seed}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or name in values or name not in PlacerSettings.model_fields:
-            known = ", ".join(field for field in PlacerSettings.model_fields if field not in values)
+        if not equals or name in values or name not in PlacerSettings.__struct_fields__:
+            known = ", ".join(field for field in PlacerSettings.__struct_fields__ if field not in values)
             raise BadCommand(f"--set {pair}: NAME=VALUE with NAME once, and one of {known}")
         try:
             values[name] = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise BadCommand(f"--set {pair}: the value is no JSON: {error}") from error
     try:
-        return PlacerSettings.model_validate(values)
+        return checked(PlacerSettings, values)
     except ValidationError as error:
         raise BadCommand(f"settings: {describe(error)}") from error
 

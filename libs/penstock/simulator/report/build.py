@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from penstock.model.codec import encode
 from penstock.simulator.comparison import CLOCKED, Standing, best_of
 from penstock.simulator.report.drawing import MAX_DETAILED, sections
 from penstock.simulator.report.metrics import METRICS, RATED, duration, says_something, shown, spread
@@ -57,7 +58,7 @@ def report_of(
             _version(),
         ],
         ledgers=[(one.profile, one.seed, one.figures.ledger_hash) for one in shown_runs],
-        settings={one.profile: one.settings.model_dump_json() for one in reversed(shown_runs)},
+        settings={one.profile: encode(one.settings).decode() for one in reversed(shown_runs)},
         columns=[_column(standing) for standing in standings] or names,
         rows=_rows(standings, results),
         table_note=_table_note(several, repeated),

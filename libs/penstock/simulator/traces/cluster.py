@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from penstock.model.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE, Gpu, NodeSpec
@@ -206,7 +207,7 @@ def _node(
 
 
 def _renamed(node: NodeSpec, name: str) -> NodeSpec:
-    return node.model_copy(update={"node_id": name})
+    return msgspec.structs.replace(node, node_id=name)
 
 
 def gpu_count(nodes: Sequence[NodeSpec]) -> int:

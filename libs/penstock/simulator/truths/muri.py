@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from penstock.model.external_events import JobProgress
-from penstock.model.trusted import trusted
 from penstock.simulator.traces.jobs import Stages, TraceJob
 from penstock.simulator.truths.truth import End, Instant, Placement
 
@@ -43,8 +42,7 @@ class _Run:
         self.level = 0
 
     def told(self) -> JobProgress:
-        return trusted(
-            JobProgress,
+        return JobProgress(
             job_id=self.job_id,
             attained_s=self.attained_s,
             remaining_s=self.left * self.iteration_s if self.left > 0 else 0.0,

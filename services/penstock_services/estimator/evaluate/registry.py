@@ -22,6 +22,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
+from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
 from penstock_services.estimator.core.resource_model.saved import BadModel
@@ -75,9 +76,9 @@ def recorded(text: bytes) -> Recorded:
         told = orjson.loads(text)
         return Recorded(
             str(told["job_id"]),
-            JobSpec.model_validate(told["spec"], extra="ignore"),
+            checked(JobSpec, told["spec"], unknown="ignore"),
             int(told["submitted_seq"]),
-            Estimate.model_validate(told["estimate"], extra="ignore"),
+            checked(Estimate, told["estimate"], unknown="ignore"),
             int(told["estimated_seq"]),
         )
     except (KeyError, TypeError, ValueError) as error:

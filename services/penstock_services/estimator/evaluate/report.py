@@ -14,7 +14,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from penstock.model.codec import decode_trusted
+from penstock.model.codec import decode_fact
 from penstock.model.errors import EventError
 from penstock.model.topics import Topic
 from penstock.runtime.json_lines import json_lines
@@ -155,7 +155,7 @@ def _fold_events(path: Path, fold: Ledger) -> None:
             event = decode(value)
             name = versions.get(event.type)
             if name is not None:
-                HANDLERS[name](fold, At(event.seq, event.at_ms), decode_trusted(name, event.data))
+                HANDLERS[name](fold, At(event.seq, event.at_ms), decode_fact(name, event.data))
         except (msgspec.DecodeError, EventError) as error:
             raise BadSource(f"{path}: line {number}: no event: {error}") from error
 

@@ -14,6 +14,7 @@ from penstock.model.envelope import MAX_ID_BYTES, Envelope, from_wire
 from penstock.model.errors import EventError
 from penstock.model.event import REGISTRY
 from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES
+from penstock.model.validation import checked_json
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, from_event_error, invalid
 
 STRUCTURED = "application/cloudevents+json"
@@ -111,7 +112,7 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
         raise Problem(413, "too_large", f"the event has {len(value)} bytes; the bound is {MAX_EVENT_BYTES}")
     if model is not None:
         try:
-            model.model_validate_json(value)
+            checked_json(model, value)
         except ValidationError as error:
             wrong += bad_fields(error, f"{prefix}data." if prefix != "ce-" else "")
     if wrong:

@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from penstock.model.codec import encode
+from penstock.model.codec import as_written, encode
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import JobSpec
+from penstock.model.validation import checked_json
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -63,7 +64,7 @@ def checked_key(key: str | None) -> str | None:
 def spec_from_json(body: bytes) -> JobSpec:
     """Reads a job in machine units. Unknown fields are errors. Raises `Problem` with every bad field."""
     try:
-        return JobSpec.model_validate_json(body)
+        return checked_json(JobSpec, body)
     except ValidationError as error:
         raise invalid("this is no job", bad_fields(error)) from error
     except RecursionError as error:
@@ -113,5 +114,5 @@ def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
 
 def spec_digest(spec: JobSpec) -> str:
     """Equal for jobs that mean the same, however they were written."""
-    canonical = json.dumps(spec.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    canonical = json.dumps(as_written(spec), sort_keys=True, ensure_ascii=False)
     return sha256(canonical.encode(errors="surrogatepass")).hexdigest()

@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell import chores, cluster, events, jobs, logs, stream, why
@@ -148,7 +149,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=[]
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schema = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
+        schema = json_schema(JobSpec, "#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
         schemas["JobSpec"] = schema
         schemas["Problem"] = _PROBLEM

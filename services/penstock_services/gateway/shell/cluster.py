@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from penstock.errors import LogError
 from penstock.log.port import Partition
+from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
@@ -64,7 +65,7 @@ async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTE
     for number, job in enumerate(waiting[:limit]):
         row: dict[str, object] = {"job_id": job.job_id, "status": str(job.status)}
         if number < MAX_EXPLAINED:
-            row |= explain(state, job.job_id).model_dump(mode="json")
+            row |= as_written(explain(state, job.job_id))
         rows.append({**row, "name": job.spec.name, "owner": job.spec.owner})
     return answer({"seq": state.seq, "waiting": len(waiting), "jobs": rows})
 

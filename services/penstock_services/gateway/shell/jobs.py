@@ -18,6 +18,7 @@ from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
+from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
 from penstock_services.gateway.core.eta import Word
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
@@ -211,7 +212,7 @@ async def _cancel(door: Door, job_id: str, fields: dict[str, Any]) -> Response:
     if job["outcome"] is not None:
         raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
     try:
-        event = JobCancelRequested.model_validate({**fields, "job_id": job_id})
+        event = checked(JobCancelRequested, {**fields, "job_id": job_id})
     except ValueError as error:
         raise invalid("this is no request", bad_fields(error)) from error  # type: ignore[arg-type]
     event_id = f"cancel-{job_id}-{secrets.token_hex(8)}"

@@ -10,6 +10,7 @@ from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged
 from penstock.log.port import Partition
+from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.policies.explain import UnknownJob, explain
 from penstock.runtime.pool import PoolBusy
@@ -34,7 +35,7 @@ def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Pas
     replica = Replica() if stored is None else restore(stored)
     for offset, value in enumerate(values, replica.offset):
         replica.take(value, offset)
-    found = explain(replica.state, job_id).model_dump(mode="json")
+    found = as_written(explain(replica.state, job_id))
     job = replica.state.jobs.get(job_id)
     return Past(found, job is None or job.placed_ms is not None)
 

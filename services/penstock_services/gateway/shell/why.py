@@ -7,6 +7,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from penstock.model.codec import as_written
 from penstock.policies.explain import UnknownJob, explain
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
@@ -33,7 +34,7 @@ async def why(
         await _taken_in(door, job_id)
     state = door.follower.state
     try:
-        found = explain(state, job_id).model_dump(mode="json")
+        found = as_written(explain(state, job_id))
     except UnknownJob:
         return answer(await _remembered(door, job_id))
     job = state.jobs.get(job_id)

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 
+import msgspec
+
 from penstock.model.ledger_events import Peer, StartTask
 from penstock.model.types import WHOLE_GPU, NodeSpec
 
@@ -59,7 +61,7 @@ def task_environment(
         "PENSTOCK_CORES": ",".join(map(str, place.cores)),
         "PENSTOCK_HOST_MEMORY_MIB": str(place.host_memory_mib),
         "PENSTOCK_GPU_MEMORY_MIB": str(place.gpu_memory_mib),
-        "PENSTOCK_PEERS": json.dumps([gang[rank].model_dump() for rank in sorted(gang)]),
+        "PENSTOCK_PEERS": json.dumps([msgspec.structs.asdict(gang[rank]) for rank in sorted(gang)]),
         "RANK": str(place.rank),
         "LOCAL_RANK": str(sorted(neighbours).index(place.rank)),
         "WORLD_SIZE": str(len(workers)),

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 from penstock.model.event import Event
 from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
 from penstock.model.ledger_events import CheckpointTask, Order, SetBandwidth, SetCores, StartTask, StopTask
-from penstock.model.trusted import trusted
 from penstock.model.types import WHOLE_GPU, Usage
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
@@ -290,8 +289,7 @@ def _started(task: Task) -> Emit:
     assert task.pid is not None
     assert task.started_ms is not None
     return Emit(
-        trusted(
-            TaskStarted,
+        TaskStarted(
             node_id=task.order.node_id,
             task_id=task.task_id,
             token=task.token,
@@ -436,8 +434,8 @@ def _adjust(state: NodeState, order: Order) -> Iterator[Decision]:
     match order:
         case SetCores(cores=cores):
             assert task.order is not None
-            place = task.order.place.model_copy(update={"cores": cores})
-            yield Put(replace(task, order=task.order.model_copy(update={"place": place})))
+            place = msgspec.structs.replace(task.order.place, cores=cores)
+            yield Put(replace(task, order=msgspec.structs.replace(task.order, place=place)))
             yield SetAffinity(task.task_id, task.token, cores)
         case CheckpointTask():
             yield Signal(task.task_id, task.token, signal.SIGUSR1)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from penstock.model.event import Event
 from penstock.model.external_events import StageSample, StagesMeasured, StepsMeasured, TaskPhaseChanged
+from penstock.model.validation import checked
 from penstock.sdk.lines import LINE_BYTES
 
 PHASES_KNOWN = frozenset({b"launch", b"train", b"save"})
@@ -121,7 +122,7 @@ class ProgressParser:
             self.dropped += 1
             return None
         fields = {**self._task, "phase": phase.decode(), "at_ms": now_ms}
-        return Report(f"{phase.decode()}/{now_ms}", TaskPhaseChanged.model_validate(fields))
+        return Report(f"{phase.decode()}/{now_ms}", checked(TaskPhaseChanged, fields))
 
     def _on_steps(self, steps: StepsMeasured) -> Report | None:
         """The first, then at growing distances from it; the last one is held back until the end."""
@@ -176,14 +177,14 @@ def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMea
     try:
         found = _DECODER.decode(line)
         if found.steps is not None and found.stages is None:
-            return StepsMeasured.model_validate(msgspec.structs.asdict(found.steps) | task)
+            return checked(StepsMeasured, msgspec.structs.asdict(found.steps) | task)
         if found.stages is not None and found.steps is None:
             samples = [
                 StageSample(lasted_ms=lasted, storage=storage, cpu=cpu, gpu=gpu, network=network)
                 for lasted, storage, cpu, gpu, network in found.stages.samples
             ]
             fields = {**task, "iterations": found.stages.iterations, "samples": samples}
-            return StagesMeasured.model_validate(fields)
+            return checked(StagesMeasured, fields)
     except (msgspec.DecodeError, UnicodeDecodeError, ValidationError):
         pass
     return None

@@ -4,6 +4,8 @@ import errno
 import os
 import signal
 
+import msgspec
+
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import Usage
 from penstock_services.node_reporter.core.machine import Outcome
@@ -35,7 +37,7 @@ def merged(kernel: Usage, sampled: Usage) -> Usage:
     """The kernel's figures with the sampler's; of host memory the larger (one process' peak, or all together)."""
     memory = [mib for mib in (kernel.host_memory_mib, sampled.host_memory_mib) if mib is not None]
     fields = {"cpu_ms": kernel.cpu_ms, "host_memory_mib": max(memory, default=None)}
-    return sampled.model_copy(update=fields)
+    return msgspec.structs.replace(sampled, **fields)
 
 
 def lost_outcome(ended: int, now_ms: int) -> Outcome:

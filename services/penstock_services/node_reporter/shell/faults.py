@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 
 from penstock.model.external_events import GpuFaulted
+from penstock.model.validation import checked
 
 WAIT_MS = 3_600_000  # nothing depends on it: the wait begins again
 MAX_WAITING_FAULTS = 256
@@ -87,4 +88,4 @@ def _fault(node_id: str, found: Any) -> GpuFaulted | None:
         logger.warning("GPU event %#x, data %d: caused by a program", found.eventType, found.eventData)
         return None
     index = pynvml.nvmlDeviceGetIndex(found.device)
-    return GpuFaulted.model_validate({"node_id": node_id, "gpu": index, "fault": kind[0], "code": kind[1]})
+    return checked(GpuFaulted, {"node_id": node_id, "gpu": index, "fault": kind[0], "code": kind[1]})

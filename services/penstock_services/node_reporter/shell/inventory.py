@@ -10,8 +10,8 @@ import pynvml
 from pydantic import ValidationError
 
 from penstock.errors import ConfigurationError
-from penstock.model.codec import describe
 from penstock.model.types import MAX_GPUS_PER_NODE, Gpu, NodeSpec
+from penstock.model.validation import checked, describe
 from penstock_services.node_reporter.options import Options
 
 BYTES_PER_MIB = 1 << 20
@@ -28,17 +28,18 @@ def find_node(options: Options) -> NodeSpec:
     """The node's inventory. Raises `ConfigurationError` naming the option that does not fit."""
     gpus = nvml_gpus() if options.virtual_gpus is None else virtual_gpus(options)
     try:
-        return NodeSpec(
-            node_id=options.node_id,
-            boot_id=boot_id(),
-            rack=options.rack,
-            domain=options.domain,
-            address=options.address,
-            cores=options.cores or len(os.sched_getaffinity(0)),
-            host_memory_mib=options.host_memory_mib or psutil.virtual_memory().total // BYTES_PER_MIB,
-            bandwidth_mbps=options.bandwidth_mbps,
-            gpus=gpus,
-        )
+        fields = {
+            "node_id": options.node_id,
+            "boot_id": boot_id(),
+            "rack": options.rack,
+            "domain": options.domain,
+            "address": options.address,
+            "cores": options.cores or len(os.sched_getaffinity(0)),
+            "host_memory_mib": options.host_memory_mib or psutil.virtual_memory().total // BYTES_PER_MIB,
+            "bandwidth_mbps": options.bandwidth_mbps,
+            "gpus": gpus,
+        }
+        return checked(NodeSpec, fields)
     except ValidationError as error:
         raise ConfigurationError(f"node-reporter options: {describe(error)}") from error
 

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from penstock.errors import KernelError
 from penstock.log.port import Headers, Message, Partition
+from penstock.model.codec import as_written
 from penstock.model.external_events import OrderRefused, TaskExited
 from penstock.model.ledger_events import StartTask
+from penstock.model.validation import checked
 from penstock_services.node_reporter.core.state import Change, Context, NodeState, Put, Status, Task
 
 SCHEMA = """
@@ -191,9 +193,9 @@ def _task_to_row(task: Task) -> dict[str, Any]:
         "status": task.status,
     }
     if task.order is not None:
-        row["order"] = task.order.model_dump(mode="json")
+        row["order"] = as_written(task.order)
     if task.answer is not None:
-        row["answer"] = task.answer.model_dump(mode="json")
+        row["answer"] = as_written(task.answer)
         row["answered"] = task.answer.TYPE
     context = task.context
     row["context"] = [context.traceparent, context.causation_id, context.correlation_id]
@@ -205,15 +207,15 @@ def _task_to_row(task: Task) -> dict[str, Any]:
 def _task_from_row(row: dict[str, Any]) -> Task:
     answer: TaskExited | OrderRefused | None = None
     if "answer" in row:
-        model = TaskExited if row["answered"] == TaskExited.TYPE else OrderRefused
-        answer = model.model_validate(row["answer"])
+        exited = row["answered"] == TaskExited.TYPE
+        answer = checked(TaskExited, row["answer"]) if exited else checked(OrderRefused, row["answer"])
     return Task(
         task_id=row["task_id"],
         token=row["token"],
         boot_id=row["boot_id"],
         status=Status(row["status"]),
         gpus=tuple(row["gpus"]),
-        order=StartTask.model_validate(row["order"]) if "order" in row else None,
+        order=checked(StartTask, row["order"]) if "order" in row else None,
         context=Context(*row["context"]),
         pid=row["pid"],
         started_ms=row["started_ms"],

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from penstock.clock import wall_ms
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.types import Usage
+from penstock.model.validation import checked
 from penstock_services.node_reporter.shell.ports import Host, Key
 
 PERIOD_S = 2.0
@@ -97,7 +98,7 @@ class Sampler:
 
     def _sample(self, task_id: str, **measured: float) -> None:
         fields = {"node_id": self._host.spec.node_id, "task_id": task_id, "at_ms": wall_ms(), **measured}
-        self._publish(TelemetrySampled.model_validate(fields))
+        self._publish(checked(TelemetrySampled, fields))
 
 
 def _changed(published: dict[str, float], name: str, value: float) -> bool:

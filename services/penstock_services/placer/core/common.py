@@ -6,25 +6,22 @@ from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState, JobState
 from penstock.model import ledger_events
 from penstock.model.ledger_events import TimerSubject
-from penstock.model.trusted import trusted
 
 
 def timer(
     state: CellState, subject: str, kind: Any, after_ms: int, attempt: int = 0
 ) -> ledger_events.TimerSet:
     """A timer about `subject`, `after_ms` from the ledger's now."""
-    return trusted(
-        ledger_events.TimerSet,
+    return ledger_events.TimerSet(
         timer_id=timer_id(subject, kind),
         at_ms=state.now_ms + after_ms,
-        about=trusted(TimerSubject, kind=kind, id=subject, attempt=attempt),
+        about=TimerSubject(kind=kind, id=subject, attempt=attempt),
     )
 
 
 def stop(job: JobState, reason: Any) -> ledger_events.StopDecided:
     """The job's own grace between SIGTERM and SIGKILL."""
-    return trusted(
-        ledger_events.StopDecided,
+    return ledger_events.StopDecided(
         job_id=job.job_id,
         attempt=job.attempt,
         reason=reason,
@@ -34,4 +31,4 @@ def stop(job: JobState, reason: Any) -> ledger_events.StopDecided:
 
 def succeeded(job: JobState) -> ledger_events.JobEnded:
     """Every worker has exited 0, and nothing of the job runs any more."""
-    return trusted(ledger_events.JobEnded, job_id=job.job_id, outcome="succeeded", exit_code=0, reason="")
+    return ledger_events.JobEnded(job_id=job.job_id, outcome="succeeded", exit_code=0, reason="")

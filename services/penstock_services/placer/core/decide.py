@@ -16,7 +16,6 @@ from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.trusted import trusted
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.base import Chance, Plan, Preemptive, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
@@ -136,8 +135,7 @@ class Decider:
 
     def _queue_again(self, state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
         """At its old place. Meanwhile the cell may have become too small for it."""
-        yield trusted(
-            ledger_events.JobRequeued,
+        yield ledger_events.JobRequeued(
             job_id=job.job_id,
             attempt=job.attempt,
             reason=reason,

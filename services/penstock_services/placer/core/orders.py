@@ -7,8 +7,6 @@ from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import Order, Peer, PlacementDecided, StartTask, StopDecided, StopTask
 from penstock.model.transitions import TaskStatus
-from penstock.model.trusted import trusted
-from penstock.model.types import TaskPlacement
 
 STRAY_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
@@ -87,8 +85,7 @@ def stray_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
 def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
     nodes = state.nodes
     return tuple(
-        trusted(
-            Peer,
+        Peer(
             rank=place.rank,
             role=place.role,
             node_id=place.node_id,
@@ -100,11 +97,8 @@ def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
 
 def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...]) -> StartTask:
     place = task.place
-    if not isinstance(place, TaskPlacement):  # read back from a ledger
-        place = TaskPlacement.model_validate(place)
     node = state.nodes[place.node_id]
-    return trusted(
-        StartTask,
+    return StartTask(
         token=job.token,
         node_id=place.node_id,
         task_id=place.task_id,
@@ -123,8 +117,7 @@ def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, 
 
 
 def _stop(job: JobState, task: TaskState) -> StopTask:
-    return trusted(
-        StopTask,
+    return StopTask(
         token=job.stop_token,
         node_id=task.place.node_id,
         task_id=task.place.task_id,

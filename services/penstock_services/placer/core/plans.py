@@ -15,7 +15,6 @@ from penstock.ledger.state import CellState, JobState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus
-from penstock.model.trusted import trusted
 from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Chance, Plan, Replanning
 from penstock.policies.replan import make_room
@@ -44,7 +43,7 @@ def carry_on(state: CellState, policy: Replanning, chance: Chance, place: Place)
     if plan.wake_ms is not None:
         yield timer(state, "cell", "place_more", plan.wake_ms - state.now_ms)
     if plan.ranks:
-        yield trusted(ledger_events.JobsRanked, ranks=plan.ranks)
+        yield ledger_events.JobsRanked(ranks=plan.ranks)
     chosen = set(plan.chosen)
     superfluous = sorted(
         (order for order, job_id in state.holding.items() if job_id not in chosen), reverse=True
@@ -87,8 +86,7 @@ def _stop_all(
 ) -> Iterator[Event]:
     for job_id in job_ids[:MAX_STOPPED]:
         job = state.jobs[job_id]
-        yield trusted(
-            ledger_events.JobPreempted,
+        yield ledger_events.JobPreempted(
             job_id=job_id,
             attempt=job.attempt,
             by_job_id=by_job_id,

@@ -12,7 +12,6 @@ import msgspec
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.log.port import Record
-from penstock.model.codec import trusted_struct
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
 from penstock.runtime.tracing.phases import JobSpans, decide_placement
@@ -23,7 +22,7 @@ REPEATED_RECORDS = (
 )
 REPEATED_SPANS = 4_000  # a record completes at most a few
 
-_explanations = msgspec.json.Decoder(list[trusted_struct(PlacementExplanation)]).decode  # type: ignore[misc]
+_explanations = msgspec.json.Decoder(list[PlacementExplanation]).decode
 
 
 class Story:

@@ -13,9 +13,9 @@ from penstock.errors import ConfigurationError
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Headers, Log, Message, Partition, Reader
-from penstock.model.codec import describe
 from penstock.model.envelope import headers
 from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStarted
+from penstock.model.validation import checked, describe
 from penstock.policies.profiles import UnknownProfile, policy_for
 from penstock.runtime.failpoints import hit
 from penstock_services.placer.shell.story import Story
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
-    {f"PENSTOCK_{name.upper()}": name for name in PlacerSettings.model_fields}
+    {f"PENSTOCK_{name.upper()}": name for name in PlacerSettings.__struct_fields__}
 )
 """Environment variable → field of `PlacerSettings`. Lists are written as JSON."""
 
@@ -44,7 +44,7 @@ def placer_settings(env: Mapping[str, str] = os.environ) -> PlacerSettings:
             except orjson.JSONDecodeError as error:
                 raise ConfigurationError(f"{variable}: {text[:80]!r} is no JSON list: {error}") from error
     try:
-        settings = PlacerSettings.model_validate(given)
+        settings = checked(PlacerSettings, given)
         policy_for(settings)
     except ValidationError as error:
         names = {field: variable for variable, field in ENVIRONMENT.items()}
