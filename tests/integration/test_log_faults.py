@@ -9,9 +9,11 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from penstock.errors import AppendFailed, NotAllowed
+from penstock.log.aiokafka_gaps import abandon_producer
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
@@ -199,6 +201,24 @@ async def test_a_closed_producer_writes_nothing_later() -> None:
         await asyncio.sleep(1)
         assert (await other.end_offsets([partition]))[partition] == 1
         await other.close()
+
+
+@pytest.mark.kafka
+async def test_aiokafka_still_waits_without_bound_when_it_stops() -> None:
+    """aio-libs/aiokafka#1101: hence `abandon_producer`. When this fails, that workaround is to be removed."""
+    with kafka_broker() as broker:
+        log = await KafkaLog(broker.bootstrap, "test").start()
+        await log.create({"penstock.test.v1": 1})
+        await log.close()
+        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all", request_timeout_ms=1_000)
+        await producer.start()
+        await producer.send_and_wait("penstock.test.v1", b"before")
+        broker.kill9()
+        late = await producer.send("penstock.test.v1", b"held back")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.stop(), 3)
+        await abandon_producer(producer)
+        assert late.exception() is not None
 
 
 @pytest.mark.kafka

@@ -26,6 +26,7 @@ from penstock.log.embedded_schema import (
 )
 from penstock.log.group_commit import GroupCommit
 from penstock.log.port import Message, Partition, Reader, Record
+from penstock.retry import retry
 
 CONNECT_TIMEOUT_S = 5.0  # one attempt; Postgres on the same machine answers within 50 ms
 OUTAGE_LIMIT_S = 60.0  # a crash recovery takes seconds; beyond this the log counts as lost
@@ -67,7 +68,7 @@ class EmbeddedLog:
     async def start(self) -> Self:
         """Connects and creates the tables; raises `LogError` when the database stays away."""
         try:
-            self._writer = await self._connect(OUTAGE_LIMIT_S)
+            self._writer = await self._connect()
             await ensure_schema(self._writer)
             self._writer_pid = self._writer.get_server_pid()
             await self._listen()
@@ -183,26 +184,26 @@ class EmbeddedLog:
 
     # --- connections -------------------------------------------------------------------------------------
 
-    async def _connect(self, limit_s: float) -> asyncpg.Connection:
-        """Connects with back-off. Raises `LogError` after `limit_s`, or at once when retrying cannot help."""
-        loop = asyncio.get_running_loop()
-        deadline_s, backoff_s = loop.time() + limit_s, FIRST_BACKOFF_S
+    async def _connect(self) -> asyncpg.Connection:
+        """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`, or at once when retrying cannot help."""
         settings = {"application_name": f"penstock {self._identity}", "synchronous_commit": "on"}
-        while True:
-            try:
-                return await asyncpg.connect(self._dsn, timeout=CONNECT_TIMEOUT_S, server_settings=settings)
-            except OUTAGES as error:
-                if loop.time() + backoff_s > deadline_s:
-                    raise LogError(
-                        f"the embedded log's database stayed away for {limit_s:.0f} s: {error}"
-                    ) from error
-            except (ValueError, asyncpg.PostgresError) as error:
-                raise LogError(f"the embedded log's database refuses us: {error}") from error
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+        try:
+            return await retry(
+                lambda: asyncpg.connect(self._dsn, timeout=CONNECT_TIMEOUT_S, server_settings=settings),
+                OUTAGES,
+                first_s=FIRST_BACKOFF_S,
+                longest_s=LAST_BACKOFF_S,
+                limit_s=OUTAGE_LIMIT_S,
+            )
+        except OUTAGES as error:
+            raise LogError(
+                f"the embedded log's database stayed away for {OUTAGE_LIMIT_S:.0f} s: {error}"
+            ) from error
+        except (ValueError, asyncpg.PostgresError) as error:
+            raise LogError(f"the embedded log's database refuses us: {error}") from error
 
     async def _listen(self) -> None:
-        connection = await self._connect(OUTAGE_LIMIT_S)
+        connection = await self._connect()
         try:
             await connection.add_listener(CHANNEL, self._on_notification)
         except BaseException:
@@ -223,17 +224,13 @@ class EmbeddedLog:
         )
 
     async def _reconnect(self) -> None:
-        while True:
-            try:
-                await self._listen()
-            except LogError as error:
-                self._fail(error)
-            except OUTAGES:  # went away again between connect and LISTEN
-                await asyncio.sleep(FIRST_BACKOFF_S)
-                continue
-            except asyncpg.PostgresError as error:
-                self._fail(LogError(f"the embedded log's database refuses us: {error}"))
-            return
+        """Listens again; the server may go away again between connect and LISTEN."""
+        try:
+            await retry(self._listen, OUTAGES, first_s=FIRST_BACKOFF_S, longest_s=LAST_BACKOFF_S)
+        except LogError as error:
+            self._fail(error)
+        except asyncpg.PostgresError as error:
+            self._fail(LogError(f"the embedded log's database refuses us: {error}"))
 
     def _fail(self, error: LogError) -> None:
         self._lost = error
@@ -270,7 +267,7 @@ class EmbeddedLog:
         writer = self._writer
         if writer is None or writer.is_closed():
             try:
-                writer = self._writer = await self._connect(OUTAGE_LIMIT_S)
+                writer = self._writer = await self._connect()
             except LogError as error:
                 raise AppendFailed(str(error)) from error
             self._writer_pid = writer.get_server_pid()

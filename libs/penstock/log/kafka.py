@@ -25,13 +25,14 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     for_code,
 )
-from aiokafka.protocol.admin import CreateAclsRequest
 
 from penstock.clock import wall_ms
 from penstock.errors import AppendFailed, KernelError, LogError, NotAllowed, TooLarge
+from penstock.log.aiokafka_gaps import abandon_producer, create_topic_acl, within_bound
 from penstock.log.group_commit import GroupCommit, PartlyFailed
 from penstock.log.kafka_reader import FETCH_WAIT_MS, KafkaReader
 from penstock.log.port import Message, Partition, Reader
+from penstock.retry import retry
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +40,26 @@ TROUBLE_TOLD_S = 60.0
 START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
 DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
 REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
-STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
 RETRY_S = 0.2  # between attempts to reach a broker that is away
+LOOK_S = 0.05  # between two looks for a topic
 TOPIC_VISIBLE_LIMIT_S = 15.0  # a created topic has its leaders within 0.1 s
 FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
 MAX_REPLICAS = 3
 UNKNOWN_TOPIC, TOPIC_DENIED, CLUSTER_DENIED, TOPIC_EXISTS = 3, 29, 31, 36  # Kafka error codes
-ACL_TOPIC, ACL_LITERAL, ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
-ACL_OPERATIONS = {"read": 3, "write": 4}
+ACL_OPERATIONS = {"read": 3, "write": 4}  # Kafka's AclOperation
 KEEP_FOR_EVER = {"retention.ms": "-1"}  # the ledger alone rebuilds the state: nothing of it may expire
 OWN_PRODUCERS = ("ledger", "orders")  # second part of a topic's name
 
 _DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
+_UNREACHABLE = (KafkaConnectionError, AuthenticationFailedError, OSError)
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 Result = TypeVar("Result")
+
+
+class _Absent(LogError):
+    """A created topic has no leaders yet."""
 
 
 class Sasl(NamedTuple):
@@ -172,11 +177,8 @@ class KafkaLog:
 
     async def grant(self, identity: str, verb: str, topic: str) -> None:
         """Lets another identity `read` or `write` a topic; idempotent. For administrators; raises `LogError`."""
-        request = CreateAclsRequest(
-            ACL_TOPIC, topic, ACL_LITERAL, f"User:{identity}", "*", ACL_OPERATIONS[verb], ACL_ALLOW
-        )
-        # aiokafka 0.14 has no public call for this request.
-        answer = await self._ask(lambda admin: admin._send_to_controller(request))
+        operation = ACL_OPERATIONS[verb]
+        answer = await self._ask(lambda admin: create_topic_acl(admin, identity, operation, topic))
         code, message = answer.creation_responses[0]
         if code == CLUSTER_DENIED:
             raise NotAllowed(f"{self._identity} may not give rights: {message}")
@@ -225,10 +227,10 @@ class KafkaLog:
             await writer.close()
         async with self._control_lock:
             if self._offsets_consumer is not None:
-                await _bounded(self._offsets_consumer.stop())
+                await within_bound(self._offsets_consumer.stop())
                 self._offsets_consumer = None
             if self._admin is not None:
-                await _bounded(self._admin.close())
+                await within_bound(self._admin.close())
                 self._admin = None
 
     # --- for readers -------------------------------------------------------------------------------------
@@ -286,46 +288,46 @@ class KafkaLog:
 
     async def _started(self, make: Callable[[], Any], limit_s: float) -> Any:
         """A started client. Waits for an absent cluster; a wrong password looks the same (runtimes.md)."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + limit_s
-        while True:
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+
+        async def attempt() -> Any:
             client = make()
             try:
                 async with asyncio.timeout_at(deadline_s):
                     await client.start()
-            except _DENIED as error:
-                await abandon(client)
-                raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
-            except (KafkaConnectionError, AuthenticationFailedError, OSError) as error:
-                await abandon(client)
-                if loop.time() + RETRY_S > deadline_s:
-                    raise LogError(
-                        f"Kafka at {self._bootstrap} cannot be reached as {self._identity} ({error!r}): "
-                        "check the address, the name and the password"
-                    ) from error
             except BaseException:
-                await abandon(client)
+                await _abandon(client)
                 raise
-            else:
-                return client
-            await asyncio.sleep(RETRY_S)
+            return client
+
+        try:
+            return await retry(attempt, _UNREACHABLE, first_s=RETRY_S, longest_s=RETRY_S, limit_s=limit_s)
+        except _DENIED as error:
+            raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
+        except _UNREACHABLE as error:
+            raise LogError(
+                f"Kafka at {self._bootstrap} cannot be reached as {self._identity} ({error!r}): "
+                "check the address, the name and the password"
+            ) from error
 
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> Any:
         """One admin request; repeated while the cluster is away."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + START_LIMIT_S
+
+        async def attempt() -> Any:
+            if self._admin is None:
+                raise LogError("the log is closed" if self._closed else "the log was not started")
+            try:
+                return await question(self._admin)
+            except _DENIED as error:
+                raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
+
         async with self._control_lock:
-            while True:
-                if self._admin is None:
-                    raise LogError("the log is closed" if self._closed else "the log was not started")
-                try:
-                    return await question(self._admin)
-                except _DENIED as error:
-                    raise NotAllowed(f"{self._identity} may not do that on Kafka: {error!r}") from error
-                except (KafkaError, OSError) as error:
-                    if loop.time() > deadline_s:
-                        raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
-                await asyncio.sleep(RETRY_S)
+            try:
+                return await retry(
+                    attempt, (KafkaError, OSError), first_s=RETRY_S, longest_s=RETRY_S, limit_s=START_LIMIT_S
+                )
+            except (KafkaError, OSError) as error:
+                raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
 
     async def _describe(self, topics: Iterable[str]) -> dict[str, int]:
         """Partition counts of those topics that exist and have their leaders."""
@@ -342,16 +344,13 @@ class KafkaLog:
         return counts
 
     async def _wait_visible(self, topics: Mapping[str, int]) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + TOPIC_VISIBLE_LIMIT_S
-        while True:
+        async def look() -> None:
             self._counts |= await self._describe(topics)
             absent = sorted(topic for topic, count in topics.items() if self._counts.get(topic, 0) < count)
-            if not absent:
-                return
-            if loop.time() > deadline_s:
-                raise LogError(f"{', '.join(absent)} did not appear within {TOPIC_VISIBLE_LIMIT_S:.0f} s")
-            await asyncio.sleep(0.05)
+            if absent:
+                raise _Absent(f"{', '.join(absent)} did not appear within {TOPIC_VISIBLE_LIMIT_S:.0f} s")
+
+        await retry(look, (_Absent,), first_s=LOOK_S, longest_s=LOOK_S, limit_s=TOPIC_VISIBLE_LIMIT_S)
 
 
 class _Writer:
@@ -370,7 +369,7 @@ class _Writer:
     async def _drop(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await abandon(producer)
+            await abandon_producer(producer)
 
     async def _write(self, batch: list[Message]) -> list[int]:
         """Sends one record batch per partition and awaits them together; again while something is left."""
@@ -461,21 +460,9 @@ def _retrieve(future: "asyncio.Future[Any]") -> None:
         future.exception()  # else asyncio would complain about futures that nobody awaits any more
 
 
-async def abandon(client: Any) -> None:
-    """Closes a client at once, with all it holds. aiokafka's own stop would wait for a producer's last batches,
-    and a producer that was merely forgotten would go on sending them."""
-    sender = getattr(client, "_sender", None)
-    if sender is not None:
-        if sender.sender_task is not None:
-            sender.sender_task.cancel()
-        await _bounded(client.client.close())
-        client._message_accumulator.fail_all(KafkaError("the producer was dropped"))
-    await _bounded(client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
-
-
-async def _bounded(work: Awaitable[Any]) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await work
-    except (KafkaError, OSError):
-        pass  # it was on its way out
+async def _abandon(client: Any) -> None:
+    """Closes a client at once, with all it holds."""
+    if isinstance(client, AIOKafkaProducer):
+        await abandon_producer(client)
+    else:
+        await within_bound(client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())

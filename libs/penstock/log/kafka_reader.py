@@ -14,13 +14,17 @@ from aiokafka.errors import (
 )
 
 from penstock.errors import LogError, NotAllowed, OffsetOutOfRange
-from penstock.log import kafka_names
+from penstock.log.aiokafka_gaps import (
+    accept_any_header_name,
+    accept_utf8_only,
+    set_fetch_wait,
+    within_bound,
+)
 from penstock.log.batching import Pacer
 from penstock.log.port import MAX_READ_RECORDS, Headers, Partition, Record
 
 LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
 LONG_POLL_MS = 60_000  # 'for ever' in pieces
-STOP_TIMEOUT_S = 5.0
 MAX_UNDECODED = 20  # fetches in a row; some were under way when the decoding was changed
 FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
 GATHER_BYTES = 1 << 20  # more than a paced fetch waits for: its time ends it
@@ -65,7 +69,7 @@ class KafkaReader:
             fetched = await self._fetch(wait_ms, max_records)
             if fetched:
                 self._undecoded = 0
-                kafka_names.past(self)
+                accept_utf8_only(self)
                 self._pacer.took()
                 self._ask_for(self._pacer.delay_s())
                 return self._records(fetched)
@@ -74,7 +78,7 @@ class KafkaReader:
 
     async def close(self) -> None:
         self._closed = True
-        kafka_names.past(self)
+        accept_utf8_only(self)
         self._log.forget(self)
         if self._opening is not None:
             self._opening.cancel()
@@ -84,7 +88,7 @@ class KafkaReader:
             self._gathering.cancel()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await _stop(consumer)
+            await within_bound(consumer.stop())
 
     async def _opened(self, deadline_s: float | None) -> bool:
         """Whether the consumer is there in time. It is opened beside `read`, which may be cancelled."""
@@ -111,7 +115,7 @@ class KafkaReader:
                     raise OffsetOutOfRange(f"{partition} holds no offset {self._positions[partition]}")
                 consumer.seek(name, self._positions[partition])
         except BaseException:
-            await _stop(consumer)
+            await within_bound(consumer.stop())
             raise
         return consumer
 
@@ -126,7 +130,7 @@ class KafkaReader:
             self._undecoded += 1
             if self._undecoded > MAX_UNDECODED:
                 raise LogError(f"a record cannot be decoded: {error}") from error
-            kafka_names.ask(self)  # fetched again, and then decoded
+            accept_any_header_name(self)  # fetched again, and then decoded
             return {}
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRange(f"not in the log: {error}") from error
@@ -137,23 +141,15 @@ class KafkaReader:
         return fetched
 
     def _ask_for(self, gather_s: float) -> None:
-        """What the consumer's next requests say: answer at once, or (under load) gather for `gather_s` first.
-
-        The broker gathers, not we: a client that slept would hold a first record that is already there, and ask
-        for those behind it only afterwards. The consumer asks once we yield to the event loop.
-        """
+        """What the consumer's next requests ask for: an answer at once, or (under load) after `gather_s`."""
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        fetcher = self._consumer._fetcher
         if gather_s > 0:
-            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = (
-                GATHER_BYTES,
-                max(1, round(gather_s * 1_000)),
-            )
+            set_fetch_wait(self._consumer, GATHER_BYTES, max(1, round(gather_s * 1_000)))
             self._gathering = asyncio.get_running_loop().call_later(gather_s, self._ask_for, 0.0)
         else:
-            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = 1, FETCH_WAIT_MS
+            set_fetch_wait(self._consumer, 1, FETCH_WAIT_MS)
 
     def _records(self, fetched: dict[TopicPartition, list[Any]]) -> list[Record]:
         records = []
@@ -180,11 +176,3 @@ def _headers(found: Sequence[tuple[str, bytes | None]]) -> Headers:
         if raw is None:
             return tuple((name, raw or b"") for name, raw in found)
     return tuple(found)  # type: ignore[arg-type]  # the loop has looked
-
-
-async def _stop(consumer: Any) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await consumer.stop()
-    except (KafkaError, OSError):
-        pass  # it was on its way out

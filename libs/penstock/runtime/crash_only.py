@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError, KernelError, NotAllowed
+from penstock.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ async def crash_only(
     repetition mends those.
     """
     loop = asyncio.get_running_loop()
-    pause_s = FIRST_PAUSE_S
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while not stop.is_set():
         began = loop.time()
         try:
@@ -83,6 +84,5 @@ async def crash_only(
                 on_failure(leaf)
                 logger.warning("%s starts again after %s: %s", name, type(leaf).__name__, leaf)
             if loop.time() - began > HEALTHY_S:
-                pause_s = FIRST_PAUSE_S
-            await until(stop, asyncio.sleep(pause_s))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                backoff.reset()
+            await until(stop, asyncio.sleep(backoff.next_s()))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import asyncpg
 
 from penstock.errors import StoreError
+from penstock.retry import Backoff
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock_services.gateway.core.cursor import Cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
@@ -18,7 +19,7 @@ CHANNEL = "penstock_projected"  # the projector's; payload `schema:seq`
 POOL = 8  # connections; reads are short
 TIMEOUT_S = 10.0
 KEY_DAYS = 30  # an idempotency key is remembered for so long
-MAX_RETRY_S = 5.0
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 
 OUTAGES = (
     OSError,
@@ -113,7 +114,7 @@ class Store:
 
     async def _listen(self) -> None:
         """Keeps one listening connection; after each (re)connection the position is read once."""
-        pause_s = 0.1
+        backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S)
         while True:
             lost = asyncio.Event()
             try:
@@ -127,12 +128,11 @@ class Store:
                     self._hear(seq or 0)
                 except asyncpg.UndefinedTableError:
                     logger.info("the projector has not run here yet")
-                pause_s = 0.1
+                backoff.reset()
                 await lost.wait()
             except (*OUTAGES, asyncpg.PostgresError) as error:
                 logger.warning("the gateway cannot hear the projector: %s", error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_RETRY_S)
+            await asyncio.sleep(backoff.next_s())
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
         schema, _, seq = str(payload).partition(":")

@@ -1,0 +1,124 @@
+"""Workarounds for aiokafka 0.14: the only file that touches its private names.
+
+Each function fills one gap in aiokafka's public interface and names it. `tests/unit/test_aiokafka_gaps.py` and
+`tests/integration/test_log_faults.py` fail when aiokafka has closed the gap; then the function goes.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, overload
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.consumer import fetcher
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.record.default_records import _DefaultRecordBatchPy
+from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
+
+STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
+ACL_TOPIC, ACL_LITERAL, ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
+V2 = 2  # the first record format with headers
+
+
+async def within_bound(work: Awaitable[Any]) -> None:
+    """Awaits the closing of a client for at most `STOP_TIMEOUT_S`; errors of a client that ends are dropped."""
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await work
+    except (KafkaError, OSError):
+        pass
+
+
+async def abandon_producer(producer: AIOKafkaProducer) -> None:
+    """Closes a producer at once and drops the batches that it still holds.
+
+    Gap: `stop()` waits for the last batches without bound while the broker is away (aio-libs/aiokafka#1101), and a
+    producer that is not stopped goes on sending them. A write whose failure was reported must not follow later.
+    """
+    sender = producer._sender
+    if sender is not None:
+        if sender.sender_task is not None:
+            sender.sender_task.cancel()
+        await within_bound(producer.client.close())
+        producer._message_accumulator.fail_all(KafkaError("the producer was dropped"))
+    await within_bound(producer.stop())
+
+
+async def create_topic_acl(admin: AIOKafkaAdminClient, identity: str, operation: int, topic: str) -> Any:
+    """Asks the controller to allow `identity` one operation on one topic; returns Kafka's answer.
+
+    Gap: the admin client has no public call for ACLs (aio-libs/aiokafka#955).
+    """
+    request = CreateAclsRequest(ACL_TOPIC, topic, ACL_LITERAL, f"User:{identity}", "*", operation, ACL_ALLOW)
+    return await admin._send_to_controller(request)
+
+
+def set_fetch_wait(consumer: AIOKafkaConsumer, min_bytes: int, max_wait_ms: int) -> None:
+    """The consumer's next fetches ask the broker to answer with `min_bytes`, or after `max_wait_ms`.
+
+    Gap: both values are fixed when a consumer is constructed (no issue upstream). A reader needs to change them with
+    the load: the broker must gather, since a client that slept would hold back a first record that is already there
+    and ask for the next ones only afterwards.
+    """
+    consumer._fetcher._fetch_min_bytes = min_bytes
+    consumer._fetcher._fetch_max_wait_ms = max_wait_ms
+
+
+# --- header names that are not UTF-8 -------------------------------------------------------------------------
+#
+# Gap: Kafka's protocol wants UTF-8 in header names, no broker checks it, and aiokafka's decoder raises
+# `UnicodeDecodeError` for every reader of the partition at every try (no issue upstream): one record of a foreign
+# client would end a cell. A reader that meets such a record asks for lenient decoding until it is past it; `read`
+# then returns U+FFFD in the name, and the record is judged like any other. The lenient decoder is aiokafka's own
+# pure-Python one, about ten times slower than the C one, hence the switch.
+
+_lenient: set[int] = set()
+"""Ids of the readers that stand before such a record."""
+
+
+class _LenientBytes(bytearray):
+    """Decodes anything; keys and values are taken as `bytes`, aiokafka decodes header names only."""
+
+    @overload  # type: ignore[override]
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> "_LenientBytes": ...
+    def __getitem__(self, at: int | slice) -> "int | _LenientBytes":
+        found = super().__getitem__(at)
+        return found if isinstance(found, int) else _LenientBytes(found)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        return super().decode(encoding, "replace")
+
+
+class _LenientBatch(_DefaultRecordBatchPy):  # type: ignore[misc]
+    def __iter__(self) -> Any:
+        found = super().__iter__()
+        self._buffer = _LenientBytes(self._buffer)  # type: ignore[has-type]
+        return found
+
+
+class _LenientRecords(_MemoryRecordsPy):  # type: ignore[misc]
+    def next_batch(self) -> Any:
+        raw = self._next_slice
+        batch = super().next_batch()
+        return _LenientBatch(raw) if raw is not None and raw[self.MAGIC_OFFSET] >= V2 else batch
+
+
+def _records(raw: bytes) -> Any:
+    return _LenientRecords(raw) if _lenient else MemoryRecords(raw)
+
+
+def accept_any_header_name(reader: object) -> None:
+    """From now on all consumers of this process decode leniently, until this reader calls `accept_utf8_only`."""
+    fetcher.MemoryRecords = _records
+    _lenient.add(id(reader))
+
+
+def accept_utf8_only(reader: object) -> None:
+    """The reader is past the record, or closed. Idempotent."""
+    if _lenient:
+        _lenient.discard(id(reader))
+        if not _lenient:
+            fetcher.MemoryRecords = MemoryRecords
