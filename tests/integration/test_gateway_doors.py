@@ -1,6 +1,7 @@
-"""Who may come in, restarts and outages, and the chores that the gateway starts."""
+"""Who may come in, restarts and outages, and admin requests."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -123,6 +125,32 @@ async def test_projections_are_verified_and_rebuilt_over_http(cell: Cell) -> Non
     assert (found["ok"], found["different"], found["differences"][0]["key"]) == (False, 1, "a")
     assert (await cell.http.post("/v1/projections/rebuild")).json()["ok"]
     assert (await cell.http.post("/v1/projections/verify")).json()["ok"]
+
+
+def interpreters() -> dict[int, tuple[int, str]]:
+    """Process id → (parent, command line) of the Python processes below this one."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(child.cmdline())
+            if "python" in line:
+                found[child.pid] = (child.ppid(), line)
+    return found
+
+
+async def test_a_replay_over_http_starts_no_interpreter(cell: Cell) -> None:
+    """Monitoring may GET it every minute: the worker is a fork of a process that is there already, and stays for a while."""
+    cell.placer.join(node_spec("n0", 1))
+    await cell.tell()
+    before = interpreters()
+    (server,) = [pid for pid, (_, line) in before.items() if "forkserver" in line]
+    found = (await cell.http.get("/v1/replay", params={"until": 1})).json()
+    assert (found["ok"], found["records"], found["head_seq"]) == (True, 1, 1)
+    new = [parent for pid, (parent, _) in interpreters().items() if pid not in before]
+    assert new == [server]
+    refused = (await cell.http.get("/v1/replay")).json()
+    assert not refused["ok"]
+    assert refused["error"].startswith("replay: ")
 
 
 async def test_the_openapi_document_is_whole(cell: Cell) -> None:

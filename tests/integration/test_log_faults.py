@@ -210,7 +210,9 @@ async def test_aiokafka_still_waits_without_bound_when_it_stops() -> None:
         log = await KafkaLog(broker.bootstrap, "test").start()
         await log.create({"penstock.test.v1": 1})
         await log.close()
-        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all", request_timeout_ms=1_000)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=broker.bootstrap, acks="all", enable_idempotence=True, request_timeout_ms=1_000
+        )
         await producer.start()
         await producer.send_and_wait("penstock.test.v1", b"before")
         broker.kill9()

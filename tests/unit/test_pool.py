@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,41 @@ async def test_idle_workers_end() -> None:
     assert second != first
     pool.close()
     assert await ends(second)
+
+
+async def test_a_closed_pool_ends_the_task_that_it_works_on() -> None:
+    """Nobody waits for the answer any more: a replay of a large ledger must not keep a core busy for minutes."""
+    pool = WorkerPool()
+    first = await pool.run(compute, 0)
+    work = asyncio.ensure_future(pool.run(compute, 60))
+    await asyncio.sleep(0.2)
+    pool.close()
+    assert await ends(first)
+    with pytest.raises(WorkerDied):
+        await work
+    assert await pool.run(compute, 0) != first
+    pool.close()
+
+
+PARENT = """
+import asyncio, os, sys
+from penstock.runtime.pool import WorkerPool
+async def main():
+    pool = WorkerPool()
+    print(await pool.run(os.getpid), flush=True)
+    await asyncio.sleep(60)
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_a_worker_dies_with_its_service(tmp_path: Path) -> None:
+    """The service is killed: its worker holds memory and perhaps a core, and nobody knows of it any more."""
+    script = tmp_path / "service.py"
+    script.write_text(PARENT)
+    service = await asyncio.create_subprocess_exec(sys.executable, script, stdout=asyncio.subprocess.PIPE)
+    assert service.stdout is not None
+    worker = int(await service.stdout.readline())
+    service.kill()
+    await service.wait()
+    assert await ends(worker)

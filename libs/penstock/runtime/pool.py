@@ -1,26 +1,30 @@
-"""Long computations leave the event loop: pure functions in worker processes, their answer as a result.
+"""Process pool: long computations leave the event loop and return their result to it.
 
-The loop of a service also carries its decisions, so nothing on it may compute for more than a few
-milliseconds. Workers start with the first task, end after a while without one, and die with their parent.
+The loop of a service also carries its decisions, so nothing on it may compute for more than a few milliseconds.
+Workers are forked from a small fork server, so that a task starts no interpreter once the server runs
+(`start_fork_server`). They end after a while without a task, and they die with their parent.
 """
 
 import asyncio
-import ctypes
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from penstock.errors import KernelError
 from penstock.runtime.single_thread import use_one_thread
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import SynchronizedArray
+
 WORKERS = 1  # a machine's cores belong to its jobs
-MAX_WAITING = 8  # tasks in the pool; beyond, the caller is told at once
-IDLE_S = 60.0  # then the workers end: a start costs half a second, an idle one 60 MiB
-PR_SET_PDEATHSIG = 1
+MAX_WAITING = 8  # tasks in the pool; beyond, `run` raises at once
+IDLE_S = 60.0  # then the workers end: an idle one holds 60 MiB
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -34,14 +38,28 @@ class WorkerDied(KernelError):
     """The worker was killed (out of memory?); the task's outcome is lost, the pool starts anew."""
 
 
-def _begin_worker(parent: int, niceness: int) -> None:
+def start_fork_server() -> None:
+    """Starts the process that workers are forked from, 12 MiB; idempotent. It ends with this process."""
+    multiprocessing.set_forkserver_preload([])  # by default it would load the whole program
+    multiprocessing.forkserver.ensure_running()
+
+
+def _begin_worker(niceness: int, pids: "SynchronizedArray[int]") -> None:
     """A worker leaves signals from the terminal to its parent, ends with it, and keeps to one core."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with pids.get_lock():
+        pids[pids[:].index(0)] = os.getpid()
     os.nice(niceness)
     use_one_thread()  # before the function that it runs imports numpy
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended while we started
-        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """The kernel's death signal would follow the fork server, which lives as long as any of its workers."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class WorkerPool:
@@ -62,6 +80,7 @@ class WorkerPool:
         self._idle_s = idle_s
         self._under_way = 0
         self._executor: ProcessPoolExecutor | None = None
+        self._pids: SynchronizedArray[int] | None = None
         self._ending: asyncio.TimerHandle | None = None
 
     async def run(
@@ -76,11 +95,11 @@ class WorkerPool:
         if self._ending is not None:
             self._ending.cancel()
         if self._executor is None:
+            start_fork_server()
+            context = multiprocessing.get_context("forkserver")
+            self._pids = context.Array("i", self._workers)
             self._executor = ProcessPoolExecutor(
-                self._workers,
-                multiprocessing.get_context("spawn"),
-                _begin_worker,
-                (os.getpid(), self._niceness),
+                self._workers, context, _begin_worker, (self._niceness, self._pids)
             )
         executor = self._executor
         self._under_way += 1
@@ -100,9 +119,14 @@ class WorkerPool:
             self._ending = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
     def close(self) -> None:
-        """Ends the workers without waiting for them; the next `run` starts new ones."""
+        """Ends the workers and their tasks (their callers get `WorkerDied`); the next `run` starts new ones."""
         if self._ending is not None:
             self._ending.cancel()
         executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+        if executor is None:
+            return
+        executor.shutdown(wait=False, cancel_futures=True)
+        if self._under_way and self._pids is not None:  # without a task they end by themselves
+            for pid in self._pids[:]:
+                if pid:
+                    os.kill(pid, signal.SIGKILL)

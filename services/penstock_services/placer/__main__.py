@@ -5,30 +5,16 @@ A replay prints one JSON object and exits with 0 when everything is identical, 1
 """
 
 import argparse
-import asyncio
 import sys
-from dataclasses import asdict
 
 import orjson
 
 from penstock.errors import ConfigurationError, LogError
-from penstock.log.open import open_log
 from penstock.runtime.service import EXIT_CONFIGURATION, EXIT_FAILED
 from penstock.runtime.service import main as serve
 from penstock.runtime.settings import Settings
-from penstock_services.placer.shell.replay import Replayer, Report
+from penstock_services.placer.shell.replay import replay
 from penstock_services.placer.shell.service import run
-
-
-async def replay(settings: Settings, until: int | None, decision: str | None) -> Report:
-    """Replays this cell's ledger through a connection of its own; progress goes to stderr."""
-    log = await open_log(settings.log_url, "replay").start()
-    try:
-        return await Replayer(log, settings.cell_index).run(
-            until, decision, lambda records: print(f"{records} records", file=sys.stderr, flush=True)
-        )
-    finally:
-        await log.close()
 
 
 def replay_command(arguments: list[str]) -> int:
@@ -42,16 +28,19 @@ def replay_command(arguments: list[str]) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        report = asyncio.run(replay(Settings.from_env(), given.until, given.decision))
+        found = replay(Settings.from_env(), given.until, given.decision, _show_progress)
     except ConfigurationError as error:
         print(f"replay: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
     except (LogError, LookupError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return EXIT_FAILED
-    ok = report.different == 0
-    print(orjson.dumps({"ok": ok, **asdict(report)}).decode())
-    return 0 if ok else EXIT_FAILED
+    print(orjson.dumps(found).decode())
+    return 0 if found["ok"] else EXIT_FAILED
+
+
+def _show_progress(records: int) -> None:
+    print(f"{records} records", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.shell import chores, cluster, events, jobs, logs, stream, why
+from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, stream, why
 from penstock_services.gateway.shell.door import Door, answer, door_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
 
@@ -88,7 +88,7 @@ def build_app(door: Door) -> Any:
         redirect_slashes=False,
     )
     app.state.door = door
-    for part in (jobs, why, logs, events, stream, cluster, chores):
+    for part in (jobs, why, logs, events, stream, cluster, admin):
         app.include_router(part.router)
     app.get("/healthz", include_in_schema=False)(healthz)
     app.get("/readyz", include_in_schema=False)(readyz)

@@ -34,15 +34,17 @@ class Door:
     appender: Appender
     traces: Tracing
     workers: WorkerPool
+    ledger_workers: WorkerPool
+    model_workers: WorkerPool
     stopping: asyncio.Event
     submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
     """Idempotency key → its submission under way."""
     chained: "set[asyncio.Future[None]]" = field(default_factory=set)
     """Keys that are being marked as done; held here so that nobody collects them."""
     streams: int = 0
-    chores: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One verify or rebuild at a time."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ledger_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One verify, rebuild or replay at a time."""
+    model_work: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One question about models at a time."""
 
     async def fresh(self) -> None:

@@ -13,7 +13,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
-from penstock.runtime.pool import WorkerPool
+from penstock.runtime.pool import WorkerPool, start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
 from penstock.runtime.tracing.tracer import tracing
@@ -98,7 +98,8 @@ async def _attempt(
 ) -> None:
     """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
-    workers = WorkerPool()
+    workers, ledger_workers, model_workers = WorkerPool(), WorkerPool(), WorkerPool()
+    start_fork_server()
     log = shared if shared is not None else await open_log(settings.log_url, "gateway").start()
     try:
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
@@ -114,11 +115,14 @@ async def _attempt(
                 appender=Appender(log, settings.cell_index, options.max_in_flight, options.answer_within_s),
                 traces=traces,
                 workers=workers,
+                ledger_workers=ledger_workers,
+                model_workers=model_workers,
                 stopping=asyncio.Event(),
             )
             await _serve(door, listener.dup(), ready)
     finally:
-        workers.close()
+        for pool in (workers, ledger_workers, model_workers):
+            pool.close()
         await store.close()
         if shared is None:
             await log.close()

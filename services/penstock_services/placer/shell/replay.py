@@ -4,9 +4,10 @@ Each valid ledger record names its cause. The input is read again from its topic
 it, and the record so written must equal the one in the ledger. Replay writes nothing and emits no trace.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -14,11 +15,13 @@ import orjson
 
 from penstock.ledger.record import GENESIS, Head, RawRecord, read_valid, write
 from penstock.ledger.state import CellState
+from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
 from penstock.model.codec import decode
 from penstock.model.event import wire_type
 from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.runtime.settings import Settings
 from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_term, answer_timer
 from penstock_services.placer.core.step import PlacerCore
 
@@ -44,6 +47,27 @@ class Report:
     differences: list[dict[str, Any]] = field(default_factory=list)
     decision: dict[str, Any] | None = None
     """The record asked for, as decided again."""
+
+
+def replay(
+    settings: Settings,
+    until: int | None = None,
+    decision: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Replays this cell's ledger through a connection of its own: `{"ok": …}` and the report. Raises `LogError`, `LookupError`."""
+    return asyncio.run(_replay(settings, until, decision, progress))
+
+
+async def _replay(
+    settings: Settings, until: int | None, decision: str | None, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    log = await open_log(settings.log_url, "replay").start()
+    try:
+        report = await Replayer(log, settings.cell_index).run(until, decision, progress)
+    finally:
+        await log.close()
+    return {"ok": report.different == 0, **asdict(report)}
 
 
 class Replayer:

@@ -1,4 +1,4 @@
-"""`verify` and `rebuild` as commands: one JSON object on stdout."""
+"""`verify` and `rebuild` as commands (one JSON object on stdout) and as functions for a worker process."""
 
 import logging
 import sys
@@ -16,15 +16,15 @@ from penstock.runtime.service import EXIT_CONFIGURATION, EXIT_FAILED
 from penstock.runtime.settings import Settings
 from penstock_services.projector.shell.rebuild import rebuild, verify
 
-Chore = Callable[[Settings, Log], Awaitable[dict[str, Any]]]
-CHORES: Mapping[str, Chore] = MappingProxyType({"verify": verify, "rebuild": rebuild})
+Command = Callable[[Settings, Log], Awaitable[dict[str, Any]]]
+COMMANDS: Mapping[str, Command] = MappingProxyType({"verify": verify, "rebuild": rebuild})
 
 
-def run_chore(name: str) -> int:
+def run_command(name: str) -> int:
     """Runs it to its end; the process's exit status."""
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {name} %(levelname)s: %(message)s")
     try:
-        found = uvloop.run(_with_log(CHORES[name], Settings.from_env()))
+        found = perform(name, Settings.from_env())
     except ConfigurationError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
@@ -35,9 +35,14 @@ def run_chore(name: str) -> int:
     return 0 if found["ok"] else EXIT_FAILED
 
 
-async def _with_log(chore: Chore, settings: Settings) -> dict[str, Any]:
+def perform(name: str, settings: Settings) -> dict[str, Any]:
+    """The command's answer, through a connection of its own. Raises `KernelError`."""
+    return uvloop.run(_with_log(COMMANDS[name], settings))
+
+
+async def _with_log(command: Command, settings: Settings) -> dict[str, Any]:
     log = await open_log(settings.log_url, "projector").start()
     try:
-        return await chore(settings, log)
+        return await command(settings, log)
     finally:
         await log.close()

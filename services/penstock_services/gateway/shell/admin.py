@@ -1,0 +1,173 @@
+"""Admin requests that read the whole ledger or the learned models: verify, rebuild, replay, models, check.
+
+The services' own functions answer them, in worker processes; see penstock.runtime.pool. The answer is one JSON object.
+While a worker is busy, blanks are sent ahead of it, so that no proxy in between closes a silent connection.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+
+from penstock.errors import KernelError
+from penstock.log.open import open_log
+from penstock.model.external_events import JobEstimated, JobSubmitted
+from penstock.runtime.pool import WorkerPool
+from penstock.runtime.settings import Settings
+from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.door import Door, door_of
+from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.placer.shell.replay import replay as replay_ledger
+from penstock_services.projector.shell.admin import perform
+
+router = APIRouter(prefix="/v1", tags=["checking"])
+
+BLANK_EVERY_S = 2.0
+
+Answer = dict[str, Any]
+
+
+@router.post("/projections/verify", response_class=StreamingResponse)
+async def verify(request: Request) -> StreamingResponse:
+    """Replays the ledger and compares every table row by row: `{"ok": true|false, "tables": …, "differences": […]}`."""
+    return _over_ledger(request, "verify", partial(perform, "verify"))
+
+
+@router.post("/projections/rebuild", response_class=StreamingResponse)
+async def rebuild(request: Request) -> StreamingResponse:
+    """Replays the ledger into new tables and puts them in place of the old ones, in one transaction."""
+    return _over_ledger(request, "rebuild", partial(perform, "rebuild"))
+
+
+@router.get("/replay", response_class=StreamingResponse)
+async def replay(
+    request: Request,
+    until: Annotated[int | None, Query(ge=0, description="up to this ledger record")] = None,
+    decision: Annotated[
+        str | None,
+        Query(max_length=128, description="a ledger seq or a job: its record, decided again, in full"),
+    ] = None,
+) -> StreamingResponse:
+    """Decides everything again from the log and compares byte for byte: `{"ok": true|false, "records": …, …}`."""
+    return _over_ledger(request, "replay", partial(replay_ledger, until=until, decision=decision))
+
+
+@router.get("/estimator/models", response_class=StreamingResponse)
+async def models(request: Request) -> StreamingResponse:
+    """The stored models, newest first of each kind: `{"ok": true, "models": [{version, kind, runs, …, whole, in_use}]}`."""
+    return _of_models(door_of(request), partial(ask_estimator, None))
+
+
+@router.get("/jobs/{job_id}/estimate/check", response_class=StreamingResponse)
+async def check(job_id: str, request: Request) -> StreamingResponse:
+    """Asks the very model version that the job was estimated with again: `{"ok": true|false|null, "text": …, "models": […]}`.
+
+    `ok` is null where no model was asked.
+    """
+    door = door_of(request)
+    _require_free_models(door)
+    await find_job(door, job_id)
+    await door.fresh()
+    rows = await door.store.rows(
+        "SELECT json_build_object('seq', seq, 'type', type, 'data', data)::text FROM events WHERE job_id = $1 "
+        "AND type = ANY($2) ORDER BY seq, n LIMIT 2",
+        job_id,
+        [JobSubmitted.TYPE, JobEstimated.TYPE],
+    )
+    found = {row["type"]: row for row in map(orjson.loads, rows)}
+    if len(found) < 2:
+        raise Problem(
+            409,
+            "not_estimated",
+            f"job {job_id} has no estimate in the read models yet; ask again once it has",
+        )
+    submitted, estimated = found[JobSubmitted.TYPE], found[JobEstimated.TYPE]
+    recorded = {
+        "job_id": job_id,
+        "spec": submitted["data"]["spec"],
+        "submitted_seq": submitted["seq"],
+        "estimate": estimated["data"]["estimate"],
+        "estimated_seq": estimated["seq"],
+    }
+    return _of_models(door, partial(ask_estimator, orjson.dumps(recorded)))
+
+
+def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]) -> StreamingResponse:
+    """One such work at a time. Raises `Problem`."""
+    door = door_of(request)
+    if door.ledger_work.locked():
+        raise Problem(409, "under_way", "a verify, rebuild or replay is under way", retry_after_s=5)
+    return _stream(door, name, door.ledger_work, door.ledger_workers, work)
+
+
+def _of_models(door: Door, work: Callable[[Settings], Answer]) -> StreamingResponse:
+    """A question to the estimator; it does not wait for a replay. Raises `Problem`."""
+    _require_free_models(door)
+    return _stream(door, "penstock", door.model_work, door.model_workers, work)
+
+
+def _require_free_models(door: Door) -> None:
+    """Raises `Problem`."""
+    if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
+        remedy = "models can be read where the estimator is installed; pip install 'penstock[estimator]' beside the gateway"
+        raise Problem(503, "no_estimator", remedy)
+    if door.model_work.locked():
+        raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)
+
+
+def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
+    """The stored models, or the check of one job's recorded estimate. For a worker: it loads the estimator's libraries."""
+    from penstock_services.estimator.evaluate import registry
+
+    async def check(job: registry.Recorded) -> Answer:
+        log = await open_log(settings.log_url, "estimator").start()
+        try:
+            return await registry.check(settings, log, job)
+        finally:
+            await log.close()
+
+    return asyncio.run(registry.models(settings) if recorded is None else check(registry.recorded(recorded)))
+
+
+def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings) -> bytes:
+    """JSON of the answer, or of what went wrong. For a worker."""
+    try:
+        found = work(settings)
+    except (KernelError, LookupError, ValueError) as error:
+        found = _failed(name, error)
+    return orjson.dumps(found)
+
+
+def _failed(name: str, error: Exception) -> Answer:
+    return {"ok": False, "error": f"{name}: {error}"}
+
+
+def _stream(
+    door: Door, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
+) -> StreamingResponse:
+    return StreamingResponse(_work(door, name, lock, workers, work), media_type="application/json")
+
+
+async def _work(
+    door: Door, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
+) -> AsyncIterator[bytes]:
+    async with lock:
+        working = asyncio.ensure_future(workers.run(answer_of, name, work, door.settings))
+        try:
+            while not working.done():
+                await asyncio.wait({working}, timeout=BLANK_EVERY_S)
+                if not working.done():
+                    yield b" "
+        finally:
+            if not working.done():  # the client has gone
+                workers.close()
+                await asyncio.gather(working, return_exceptions=True)
+        try:
+            yield working.result()
+        except KernelError as error:  # the worker was killed
+            yield orjson.dumps(_failed(name, error))
