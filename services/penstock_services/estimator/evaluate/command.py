@@ -10,8 +10,6 @@ from typing import Any
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "report": ("report", "say and draw how estimates did against what jobs used: tiers, drift, owners"),
-        "models": ("registry", "the models that are kept, as JSON; for the gateway"),
-        "check": ("registry", "ask the model of a job's estimate again, as JSON; for the gateway"),
     }
 )
 """Command → (module of this package, help). A module is loaded only when its command is asked for: some need seconds."""

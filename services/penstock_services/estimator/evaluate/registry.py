@@ -1,13 +1,10 @@
 """The models that are kept, and whether the one that a job was estimated with still says the same of it.
 
-For the gateway: each command prints one JSON object. Settings come from the environment (penstock.runtime.settings).
+The gateway calls `models` and `check` in a worker process.
 The check asks the tiers of the service itself, with what the ledger held then: the fold up to the job's estimate.
 """
 
-import argparse
-import asyncio
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -15,10 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 import asyncpg
 import orjson
 
-from penstock.errors import ConfigurationError, KernelError, StoreError
+from penstock.errors import StoreError
 from penstock.ledger.record import read_valid
 from penstock.ledger.replica import Replica
-from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
@@ -34,7 +30,6 @@ from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps
 from penstock_services.estimator.shell.store import RESOURCES, STEPS, estimator_schema
 
-OK, FAILED, BAD_INPUT = 0, 1, 2
 CONNECT_TIMEOUT_S = 5.0
 LOOK_BACK = (
     256  # records before the job came: so far behind the ledger the service may have been when it answered
@@ -83,35 +78,6 @@ def recorded(text: bytes) -> Recorded:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadRecord(f"no job with its estimate: {error!r}"[:1_000]) from error
-
-
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    """None: the settings are in the environment, the job of `check` is on stdin."""
-
-
-def run(asked: argparse.Namespace) -> int:
-    """`models`, or `check` with the job on stdin. Exit codes: 0 all is well, 1 it is not, 2 a wrong setting or question."""
-    try:
-        found = asyncio.run(_answer(asked.command, Settings.from_env()))
-    except (ConfigurationError, BadRecord) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except KernelError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return FAILED
-    sys.stdout.write(orjson.dumps(found).decode() + "\n")
-    return FAILED if found["ok"] is False else OK
-
-
-async def _answer(command: str, settings: Settings) -> dict[str, Any]:
-    if command == "models":
-        return await models(settings)
-    job = recorded(sys.stdin.buffer.read())
-    log = await open_log(settings.log_url, "estimator").start()
-    try:
-        return await check(settings, log, job)
-    finally:
-        await log.close()
 
 
 async def models(settings: Settings) -> dict[str, Any]:
