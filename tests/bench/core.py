@@ -11,61 +11,47 @@ from time import perf_counter
 import numpy as np
 
 from penstock.ledger.check import check
-from penstock.ledger.evolve import begin
-from penstock.ledger.record import GENESIS, Draft, write
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
 from penstock.model.event import Event
 from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacerSettings, TermStarted
+from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.types import Estimate, ResourceVector
-from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.core.recorder import Recorder
 from tests.support.driver import job_spec, node_spec
 
 GPUS_PER_NODE = 8
 LOAD = 0.9
+NO_CELL = 1_000  # a placer that takes over this ledger must not look for the inputs: they lie in no topic
 SIZES = (1, 1, 1, 1, 2, 2, 4, 8)  # GPUs per worker; mostly small, as in published cluster traces
 GANG_SHARE = 0.1  # of jobs are gangs of two to four workers
 
 
-class CoreBench:
+class CoreBench(Recorder):
     """One cell under load; `ledger` keeps every record's bytes."""
 
     def __init__(self, nodes: int, seed: int = 1, profile: str = "liquid") -> None:
-        self.core = PlacerCore(CellState())
-        self.head = GENESIS
         self.ledger: list[bytes] = []
+        super().__init__(self.ledger.append, partition=NO_CELL)
         self.times_s: list[float] = []
         self.running: deque[str] = deque()
         self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._inputs = 0
         self._jobs = 0
         self._now_ms = 1_000_000
-        self.step(
-            TermStarted(term=1, placer_id="bench", settings=PlacerSettings(profile=profile, seed=seed)),
-            term=1,
-        )
+        self.step(TermStarted(term=1, placer_id="bench", settings=PlacerSettings(profile=profile, seed=seed)))
         for number in range(nodes):
             spec = node_spec(f"n{number:05}", GPUS_PER_NODE, rack=f"r{number // 32:04}", cores=64)
             self.step(NodeJoined(node=spec))
         self._gpus = nodes * GPUS_PER_NODE
 
-    def step(self, event: Event, term: int | None = None) -> None:
+    def step(self, event: Event) -> None:
         """Answers one input and keeps the time that it took."""
-        self._inputs += 1
         self._now_ms += 1
         began = perf_counter()
-        term = term or self.head.term
-        begin(self.core.state, self.head.seq + 1, self._now_ms, term)
-        step = self.core.step(event, f"e{self._inputs}")
-        cause = {"topic": "bench", "partition": 0, "offset": self._inputs, "event_id": f"e{self._inputs}"}
-        draft = Draft(term, self._now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
-        self.head, value = write(self.head, draft)
+        step = self.record(event, self._now_ms)
         self.times_s.append(perf_counter() - began)
-        self.ledger.append(value)
         for fact in step.facts:
-            if fact.TYPE == "penstock.placement.decided":
-                self.running.append(fact.job_id)  # type: ignore[attr-defined]
+            if isinstance(fact, PlacementDecided):
+                self.running.append(fact.job_id)
 
     def arrive(self) -> None:
         """One job is submitted, estimated, and, if placed, started."""

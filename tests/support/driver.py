@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.ledger.check import check
-from penstock.ledger.evolve import begin
-from penstock.ledger.record import GENESIS, Draft, write
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.state import JobState
 from penstock.model.event import Event
 from penstock.model.external_events import (
     JobEstimated,
@@ -32,7 +30,8 @@ from penstock.model.types import (
     RetryPolicy,
 )
 from penstock_services.placer.core.orders import outstanding
-from penstock_services.placer.core.step import PlacerCore, Step
+from penstock_services.placer.core.recorder import Recorder
+from penstock_services.placer.core.step import Step
 
 
 def node_spec(
@@ -91,33 +90,30 @@ def estimate(
     )
 
 
-class CellDriver:
+class CellDriver(Recorder):
     """One cell: `feed` events, read the facts; time moves only by `at`."""
 
     def __init__(self, settings: PlacerSettings | None = None) -> None:
-        self.core = PlacerCore(CellState())
         self.follower = Replica()
-        self.head = GENESIS
         self.values: list[bytes] = []
+        super().__init__(self.values.append)
         self.now_ms = 1_000_000
         self.explanations: list[PlacementExplanation] = []
-        self._inputs = 0
-        term = TermStarted(term=1, placer_id="p1", settings=settings or PlacerSettings())
-        self._record(term, {"placer_id": "p1"}, term=1)
-
-    @property
-    def state(self) -> CellState:
-        return self.core.state
+        self.feed(TermStarted(term=1, placer_id="p1", settings=settings or PlacerSettings()))
 
     def job(self, job_id: str) -> JobState:
         return self.state.jobs[job_id]
 
     def feed(self, event: Event) -> Step:
-        """One input record; returns what the ledger record holds."""
-        self._inputs += 1
-        topic = event.TOPIC or "timers"
-        cause = {"topic": topic, "partition": 0, "offset": self._inputs, "event_id": f"e{self._inputs}"}
-        return self._record(event, cause)
+        """One input, timer or term; returns what the ledger record holds."""
+        step = self.record(event, self.now_ms)
+        self.explanations += step.explanation
+        taken = self.follower.take(self.values[-1], len(self.values) - 1)
+        assert taken is not None, "our own record must be valid"
+        for who, state in (("placer", self.state), ("follower", self.follower.state)):
+            assert check(state) == [], f"{who} after seq {self.head.seq}: {check(state)}"
+        assert self.follower.head == self.head
+        return step
 
     def at(self, now_ms: int) -> list[Step]:
         """Lets time pass until `now_ms` after the start; fires every timer that comes due, in order."""
@@ -125,23 +121,9 @@ class CellDriver:
         steps = []
         while (due := self.state.next_timer()) is not None and due[0] <= until:
             self.now_ms = max(self.now_ms, due[0])
-            steps.append(self._record(TimerFired(timer_id=due[1]), {"timer_id": due[1]}))
+            steps.append(self.feed(TimerFired(timer_id=due[1])))
         self.now_ms = until
         return steps
-
-    def _record(self, event: Event, cause: dict[str, object], term: int | None = None) -> Step:
-        term = term or self.head.term
-        begin(self.state, self.head.seq + 1, self.now_ms, term)
-        step = self.core.step(event, f"e{self._inputs}")
-        draft = Draft(term, self.now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
-        self.head, value = write(self.head, draft)
-        self.values.append(value)
-        self.explanations += step.explanation
-        assert self.follower.take(value, len(self.values) - 1) is not None, "our own record must be valid"
-        for who, state in (("placer", self.state), ("follower", self.follower.state)):
-            assert check(state) == [], f"{who} after seq {self.head.seq}: {check(state)}"
-        assert self.follower.head == self.head
-        return step
 
     # Shorthands of what nodes and users do ------------------------------------------------------------
 

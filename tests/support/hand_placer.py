@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.ledger.evolve import begin
-from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Message, Partition
 from penstock.model.event import Event
@@ -24,7 +22,7 @@ from penstock.model.ledger_events import PlacerSettings, TermStarted, TimerFired
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
-from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.core.recorder import Recorder
 
 MS_PER_INPUT = 10  # how far the ledger's time moves with each input
 
@@ -49,40 +47,25 @@ def estimate(gpus: int = 1) -> Estimate:
     return Estimate(worker=worker, confidence=1.0, tier="user", source="asked for")
 
 
-class HandPlacer:
+class HandPlacer(Recorder):
     """`values`: every record written so far, valid or not, in order."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
-        self.replica = Replica()
-        self.core = PlacerCore(self.replica.state)
-        self.now_ms = now_ms
         self.values: list[bytes] = []
-        self._offset = 0
+        super().__init__(self.values.append)
+        self.now_ms = now_ms
         self._sent = 0
-        self.feed(
-            TermStarted(term=1, placer_id="hand", settings=PlacerSettings(profile="fifo")),
-            term=self.replica.state.term + 1,
-        )
+        self.feed(TermStarted(term=1, placer_id="hand", settings=PlacerSettings(profile="fifo")))
 
-    def feed(self, event: Event, event_id: str = "", *, term: int | None = None) -> None:
+    @property
+    def replica(self) -> Replica:
+        """The cell as a follower has it that has read everything."""
+        return Replica(self.state, self.head)
+
+    def feed(self, event: Event, event_id: str = "") -> None:
         """Answers one input with one record."""
-        state = self.replica.state
         self.now_ms += MS_PER_INPUT
-        if isinstance(event, TimerFired):
-            cause: dict[str, object] = {"timer_id": event.timer_id}
-        elif isinstance(event, TermStarted):
-            cause = {"placer_id": event.placer_id}
-        else:
-            topic = str(event.TOPIC)
-            offset = state.positions.get((topic, 0), 0)
-            event_id = event_id or f"event-{topic}-{offset}"
-            cause = {"topic": topic, "partition": 0, "offset": offset, "event_id": event_id}
-            state.positions[topic, 0] = offset + 1
-        begin(state, self.replica.head.seq + 1, self.now_ms, term or self.replica.head.term)
-        step = self.core.step(event, event_id)
-        draft = Draft(state.term, self.now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
-        self.replica.head, value = write(self.replica.head, draft)
-        self.values.append(value)
+        self.record(event, self.now_ms, event_id)
 
     def join(self, *nodes: NodeSpec) -> None:
         for node in nodes:
@@ -95,7 +78,7 @@ class HandPlacer:
 
     def start(self, job_id: str) -> None:
         """Every task of its current attempt starts."""
-        job = self.replica.state.jobs[job_id]
+        job = self.state.jobs[job_id]
         for number, (task_id, task) in enumerate(job.tasks.items()):
             self.feed(
                 TaskStarted(
@@ -109,7 +92,7 @@ class HandPlacer:
 
     def finish(self, job_id: str, exit_code: int = 0) -> None:
         """Every living task of it exits."""
-        job = self.replica.state.jobs[job_id]
+        job = self.state.jobs[job_id]
         for task_id, task in list(job.tasks.items()):
             if task.exited_ms is None:
                 self.feed(
@@ -134,10 +117,10 @@ class HandPlacer:
     def wander(self, chance: np.random.Generator, steps: int) -> None:
         """Random but possible inputs: jobs of several shapes, starts, exits, failures, cancels, lost nodes."""
         for _ in range(steps):
-            jobs, nodes = list(self.replica.state.jobs), list(self.replica.state.nodes)
+            jobs, nodes = list(self.state.jobs), list(self.state.nodes)
             kind = int(chance.integers(12))
             job_id = jobs[int(chance.integers(len(jobs)))] if jobs else None
-            job = None if job_id is None else self.replica.state.jobs[job_id]
+            job = None if job_id is None else self.state.jobs[job_id]
             if kind < 4 or job is None or job_id is None:
                 workers, attempts = int(chance.integers(1, 4)), int(chance.integers(1, 3))
                 spec = JobSpec(
@@ -154,12 +137,12 @@ class HandPlacer:
             elif kind == 10:
                 self.feed(JobCancelRequested(job_id=job_id))
             elif nodes and chance.integers(4) == 0:
-                spec_of = self.replica.state.nodes[nodes[int(chance.integers(len(nodes)))]].spec
+                spec_of = self.state.nodes[nodes[int(chance.integers(len(nodes)))]].spec
                 boot = f"boot-{len(self.values)}"
                 self.feed(
                     NodeJoined(node=node_spec(spec_of.node_id, int(chance.integers(1, 6)), boot_id=boot))
                 )
-            while (due := self.replica.state.next_timer()) is not None and due[0] <= self.now_ms:
+            while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
                 self.feed(TimerFired(timer_id=due[1]))
 
     async def send(self, log: Log, cell_index: int = 0) -> int:

@@ -7,9 +7,11 @@ import pytest
 from penstock.ledger.check import check
 from penstock.ledger.evolve import evolve
 from penstock.ledger.index import NodeIndex, bits
-from penstock.ledger.record import GENESIS, Draft, Head, extend, read, read_valid, record_id, write
+from penstock.ledger.record import GENESIS, Draft, Head, RawRecord, extend, read, read_valid, record_id, write
 from penstock.ledger.replica import Replica
+from penstock.ledger.snapshot import dump
 from penstock.ledger.state import CellState
+from penstock.model.event import Event, wire_type
 from penstock.model.external_events import JobSubmitted
 from penstock.model.ledger_events import JobEnded, PlacerSettings, TermStarted
 from penstock.model.transitions import IllegalMove
@@ -125,3 +127,25 @@ def test_the_check_notices_each_kind_of_damage() -> None:
 
 def test_bits_come_in_rising_order() -> None:
     assert list(bits(0b1011_0000_0001)) == [0, 8, 9, 11]
+
+
+def test_a_hook_sees_the_state_before_and_after_each_fact() -> None:
+    """The gateway remembers a job that ends: it is in the state before the fact, and gone after it."""
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    cell.submit("a")
+    cell.start("a")
+    cell.exit("a.1.w0")
+    replica, seen = Replica(), []
+
+    def hook(record: RawRecord, n: int, fact: Event) -> None:
+        before = "a" in replica.state.jobs
+        evolve(replica.state, fact)
+        assert record.facts[n].type == wire_type(type(fact))
+        seen.append((type(fact).__name__, before, "a" in replica.state.jobs))
+
+    for offset, value in enumerate(cell.values):
+        assert replica.take(value, offset, hook) is not None
+    assert ("JobSubmitted", False, True) in seen
+    assert seen[-1] == ("JobEnded", True, False)
+    assert dump(replica.state) == dump(cell.follower.state)

@@ -38,14 +38,22 @@ INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "dr
 LOSSES = frozenset({"node_lost", "refused"})
 
 
-def fold(state: CellState, record: RawRecord) -> None:
+Hook = Callable[[RawRecord, int, Event], None]
+"""Called in place of `evolve` with the record, the fact's place in it and the fact. It calls `evolve` itself, so
+that it sees the state before and after the fact."""
+
+
+def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
     """Folds one valid record: time, position, facts."""
     begin(state, record.seq, record.now_ms, record.term)
     cause = record.cause
     if cause.topic is not None:
         state.positions[cause.topic, cause.partition] = cause.offset + 1
-    for fact in record.facts:
-        evolve(state, fact.event())
+    for n, raw in enumerate(record.facts):
+        if hook is None:
+            evolve(state, raw.event())
+        else:
+            hook(record, n, raw.event())
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.ledger.evolve import fold
+from penstock.ledger.evolve import Hook, fold
 from penstock.ledger.record import GENESIS, Head, RawRecord, read_valid
 from penstock.ledger.state import CellState
 
@@ -16,12 +16,15 @@ class Replica:
     offset: int = 0
     """In the ledger's partition, of the next record to read."""
 
-    def take(self, value: bytes, offset: int) -> RawRecord | None:
-        """Folds one record of the partition and returns it; None for a void one, which only moves the offset."""
+    def take(self, value: bytes, offset: int, hook: Hook | None = None) -> RawRecord | None:
+        """Folds one record of the partition and returns it; None for a void one, which only moves the offset.
+
+        `hook` folds each fact in place of `evolve`: for readers that derive something from single facts.
+        """
         self.offset = offset + 1
         found = read_valid(self.head, value)
         if found is None:
             return None
         self.head, record = found
-        fold(self.state, record)
+        fold(self.state, record, hook)
         return record

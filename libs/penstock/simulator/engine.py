@@ -25,7 +25,7 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import Order, PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
-from penstock.simulator.cell import Cell, Sink
+from penstock.simulator.cell import Cell
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
@@ -33,6 +33,7 @@ from penstock.simulator.traces.needs import COMMAND, request_of
 from penstock.simulator.truths.truth import LossTold, PhaseChange, Work, seats
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.node_reporter.core.machine import Input
+from penstock_services.placer.core.recorder import Sink
 from penstock_services.placer.core.step import Step
 
 MAX_JOBS_PER_REPORT = 256  # as WorkProgressed holds
@@ -296,7 +297,7 @@ class Simulation:
 
     def _deliver(self, event: Event) -> None:
         """Brings an event to the placer: at once, and once."""
-        self._after(self.cell.feed(event, self._now_ms()))
+        self._after(self.cell.record(event, self._now_ms()))
 
     def _after(self, step: Step) -> None:
         """Books what a record says, and lets the nodes obey it."""

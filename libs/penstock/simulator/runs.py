@@ -80,7 +80,7 @@ class Recorder:
         """Before its first step."""
         self._simulation = simulation
         if self.stopwatch is not None:
-            simulation.cell.watch = self.stopwatch.note
+            simulation.cell.watch(self.stopwatch.note)
 
 
 def perform(simulation: Simulation, recorder: Recorder, tell: Tell, *, endless: bool = False) -> Result:

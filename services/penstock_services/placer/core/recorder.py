@@ -1,0 +1,59 @@
+"""The placer's core with its ledger's chain: one event in, one valid record out (LAWs 2 and 3), without IO.
+
+For everything that drives the core without the placer's shell: the simulator, tests and benchmarks.
+"""
+
+from collections.abc import Callable
+
+from penstock.ledger.evolve import begin
+from penstock.ledger.record import GENESIS, Draft, Head, write
+from penstock.ledger.state import CellState
+from penstock.model.event import Event
+from penstock.model.ledger_events import TermStarted, TimerFired
+from penstock_services.placer.core.step import PlacerCore, Step
+
+Sink = Callable[[bytes], object]
+
+
+class Recorder:
+    """One cell, begun empty. `sink` takes each record's bytes; a record counts as read back once it is written.
+
+    `partition`: of the input topics, in which the inputs count as read.
+    """
+
+    def __init__(self, sink: Sink | None = None, partition: int = 0) -> None:
+        self.core = PlacerCore(CellState())
+        self.head: Head = GENESIS
+        self._sink = sink
+        self._partition = partition
+
+    @property
+    def state(self) -> CellState:
+        return self.core.state
+
+    def record(self, event: Event, now_ms: int, event_id: str = "") -> Step:
+        """Answers one input, timer or beginning of a term at this time, or at the ledger's if that is later.
+
+        An input is the next one of its topic. `event_id` seeds chance; it has a default.
+        """
+        state, seq, term = self.core.state, self.head.seq + 1, self.head.term
+        now_ms = max(now_ms, state.now_ms)
+        cause: dict[str, object]
+        if isinstance(event, TermStarted):
+            term = event.term
+            event_id, cause = f"term-{term}", {"placer_id": event.placer_id}
+        elif isinstance(event, TimerFired):
+            event_id, cause = f"timer-{event.timer_id}-{seq}", {"timer_id": event.timer_id}
+        else:
+            topic, partition = str(event.TOPIC), self._partition
+            offset = state.positions.get((topic, partition), 0)
+            state.positions[topic, partition] = offset + 1
+            event_id = event_id or f"{topic}-{offset}"
+            cause = {"topic": topic, "partition": partition, "offset": offset, "event_id": event_id}
+        begin(state, seq, now_ms, term)
+        step = self.core.step(event, event_id)
+        draft = Draft(term, now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
+        self.head, value = write(self.head, draft)
+        if self._sink is not None:
+            self._sink(value)
+        return step
