@@ -2,26 +2,29 @@
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.charts.render import html, save_all
+from penstock.charts.report import Page
 from penstock.ledger.replica import Replica
 from penstock.model.transitions import NodeStatus
 from penstock.simulator.commands.main import main
 from penstock.simulator.commands.reporting import MAX_PAGE_BYTES
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.nodes import Latency
-from penstock.simulator.report.drawing import sections
+from penstock.simulator.report.charts import sections
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.occupancy import SIZES
-from penstock.simulator.report.page import Report, page
-from penstock.simulator.report.picture import (
+from penstock.simulator.report.series import (
     BINS,
     HEAT_BINS,
     MAX_BARS,
@@ -32,13 +35,11 @@ from penstock.simulator.report.picture import (
     Gantt,
     Heat,
     JobNote,
-    Picture,
+    RunSeries,
     cdf_of,
     curve_of,
-    picture_of,
+    series_of,
 )
-from penstock.simulator.report.plotly_form import figure
-from penstock.simulator.report.png import save_all
 from penstock.simulator.report.timeline import EXITED, STILL, STOPPED, Timeline
 from penstock.simulator.runs import Recorder, perform
 from penstock.simulator.traces.jobs import TraceJob, shape_of
@@ -85,10 +86,10 @@ def test_a_run_without_a_report_is_the_same_run() -> None:
         found = simulation(BUSY, "srtf", CLUSTER, sink=recorder.take)
         result = perform(found, recorder, lambda progress: True)
         hashes.add(result.figures.ledger_hash)
-        assert (result.picture is not None) == draws
+        assert (result.series is not None) == draws
     assert len(hashes) == 1
-    assert result.picture is not None
-    counted = {latency.kind: latency.inputs for latency in result.picture.latencies}
+    assert result.series is not None
+    counted = {latency.kind: latency.inputs for latency in result.series.latencies}
     assert counted["penstock.job.submitted"] == len(BUSY)
     assert sum(counted.values()) == result.figures.records - 1 - 3, (
         "all but the term and the three nodes that joined"
@@ -129,7 +130,7 @@ def test_bars_never_overlap_and_cover_what_was_held(profile: str) -> None:
     held_s = sum(height * (end - start) for _, _, height, start, end in bars) / 1e6
     figures = found.figures(1, 1)
     assert held_s == pytest.approx(figures.gpu_allocation * 16 * figures.makespan_s, rel=0.02)
-    drawn = picture_of(timeline).gantt
+    drawn = series_of(timeline).gantt
     merged_s = float((drawn.height * (drawn.end_s - drawn.start_s)).sum())
     assert merged_s == pytest.approx(held_s), "neighbouring GPUs of one job become one bar, and none is lost"
 
@@ -212,12 +213,12 @@ def test_large_charts_are_excerpts_that_say_so() -> None:
     """Thousands of jobs on hundreds of nodes: the page stays small, shows whole bars only, and tells what it leaves out."""
     jobs = [job(f"k{i}", 2.0 * i, 30.0 + i % 50, 1 + i % 3) for i in range(600)]
     _, timeline = watched(jobs, "liquid", "40x4")
-    drawn = picture_of(timeline, max_bars=60)
+    drawn = series_of(timeline, max_bars=60)
     gantt = drawn.gantt
     assert 0 < len(gantt.job) <= 60
     first, last = gantt.window_s
     assert ((gantt.start_s < last) & (gantt.end_s > first)).all()
-    everything = picture_of(timeline, max_bars=10**6)
+    everything = series_of(timeline, max_bars=10**6)
     whole = everything.gantt
     assert everything.heat is None, "nothing is left out, so no overview is needed"
     assert len(whole.job) == len(gantt.job) + gantt.left_out
@@ -225,8 +226,8 @@ def test_large_charts_are_excerpts_that_say_so() -> None:
     inside = here & (whole.start_s < last) & (whole.end_s > first)
     assert int(inside.sum()) == len(gantt.job), "all that runs in the window is drawn, also what began before"
     assert drawn.heat is not None
-    chart = next(section for section in sections([drawn]) if section.key == "gantt").charts[0]
-    assert f"{gantt.left_out:,} are left out" in chart.words.note
+    [chart] = next(section for section in sections([drawn]) if section.key == "gantt").drawings
+    assert f"{gantt.left_out:,} are left out" in chart.note
     widths = np.diff(drawn.heat.edges_s)
     gpu_s = float((drawn.heat.percent.astype(float) / 100 * 4 * widths).sum())
     held_s = float((whole.height * (whole.end_s - whole.start_s)).sum())
@@ -236,11 +237,16 @@ def test_large_charts_are_excerpts_that_say_so() -> None:
 def test_where_nobody_waits_no_chart_of_waiting_is_drawn() -> None:
     """Two jobs on an idle cluster: an empty chart would only puzzle."""
     _, timeline = watched([job("a", 0, 100), job("b", 10, 50)], "fifo")
-    keys = {section.key for section in sections([picture_of(timeline)])}
+    keys = {section.key for section in sections([series_of(timeline)])}
     assert keys == {"load", "completion", "startable", "gantt"}
 
 
 # ----------------------------------------------------------------------------------------------- page
+
+
+def table_of(chart: dict[str, Any], column: str) -> dict[str, list[Any]]:
+    """The chart's first table that has this column; column → values."""
+    return next(columns for columns in chart["datasets"].values() if column in columns)
 
 
 class Reader(HTMLParser):
@@ -304,8 +310,11 @@ def test_one_file_with_the_figures_and_nothing_from_elsewhere(tmp_path: Path, af
     reader.feed(text)
     assert reader.loads == []
     assert "default-src 'none'" in text, "the page itself forbids to load anything"
-    own = text.replace(reader.scripts[1], "")
+    own = re.sub(
+        r'"\$schema":"[^"]*"', "", text.replace(reader.scripts[2], "")
+    )  # names a version, is not loaded
     assert not re.search(r"@import|url\(|https?://", own), "but for the chart library, no address in it"
+    assert text.count("vegaEmbed=") == 1, "the chart library is in it once"
     assert reader.cells["Mean completion time"] == f"{figures['avg_jct_s']:,.1f} s"
     assert reader.cells["GPU allocation"] == f"{100 * figures['gpu_allocation']:.2f} %"
     assert reader.cells["Finished jobs"] == "40"
@@ -313,22 +322,24 @@ def test_one_file_with_the_figures_and_nothing_from_elsewhere(tmp_path: Path, af
         figures["ledger_hash"],
         "random, seed 7",
         "--profile random --seed 7",
-        "&quot;profile&quot;:&quot;random&quot;",
+        "&#34;profile&#34;:&#34;random&#34;",
     ):
         assert needed in text
     charts = json.loads(reader.scripts[0])
-    load = charts["load-0"]["data"][0]
+    load = table_of(charts["load-0-0"], "y")
     timeline = Timeline()
     for line in ledger.read_bytes().splitlines():
         timeline.take(line)
-    assert load["y"][:-1] == pytest.approx([held / 16 for held in timeline.steps.held], rel=1e-5)
-    bars = sum(len(trace["x"]) for trace in charts["gantt-0"]["data"])
-    assert bars == len(picture_of(timeline).gantt.job)
+    held = [y for y, name in zip(load["y"], load["series"], strict=True) if name == "held by jobs"]
+    assert held[:-1] == pytest.approx([held / 16 for held in timeline.steps.held], rel=1e-5)
+    assert len(table_of(charts["gantt-0-0"], "job")["job"]) == len(series_of(timeline).gantt.job)
     saved = sorted(path.name for path in pictures.iterdir())
     assert saved == [
         "completion.png", "gantt.png", "latency.png", "load.png", "queue.png", "startable.png", "waiting.png",
     ]  # fmt: skip
     assert all((pictures / name).read_bytes().startswith(b"\x89PNG") for name in saved)
+    sizes = {name: struct.unpack(">II", (pictures / name).read_bytes()[16:24]) for name in saved}
+    assert all(width > 1_000 and height > 150 for width, height in sizes.values()), sizes
 
 
 def test_names_are_text_and_no_markup(tmp_path: Path) -> None:
@@ -339,15 +350,20 @@ def test_names_are_text_and_no_markup(tmp_path: Path) -> None:
     reader = Reader()
     reader.feed(page.read_text())
     assert reader.loads == []
-    assert len(reader.scripts) == 3
+    assert len(reader.scripts) == 4
     timeline = Timeline()
     found = simulation([job("a", 0, 1)], "fifo", sink=timeline.take)
     ends(found)
     timeline.jobs[0].model = "<b>bold</b>"
-    chart = next(section for section in sections([picture_of(timeline)]) if section.key == "gantt").charts[0]
-    drawn = json.dumps(figure(chart))
-    assert "<b>bold</b>" not in drawn
-    assert "&lt;b&gt;bold" in drawn
+    timeline.jobs[0].job_id = "</script><script>alert(1)</script>"
+    text = html(Page("", (), "", sections([series_of(timeline)])))
+    reader = Reader()
+    reader.feed(text)
+    assert len(reader.scripts) == 4
+    assert "<b>" not in text
+    bars = table_of(json.loads(reader.scripts[0])["gantt-0-0"], "job")
+    assert bars["model"] == ["<b>bold</b>"], "data, and no code"
+    assert bars["job"] == ["</script><script>alert(1)</script>"]
 
 
 def test_a_ledger_gives_the_page_of_its_run(
@@ -367,7 +383,7 @@ def test_a_ledger_gives_the_page_of_its_run(
         reader = Reader()
         reader.feed(path.read_text())
         charts.append(json.loads(reader.scripts[0]))
-    del charts[0]["latency-0"]
+    del charts[0]["latency-0-0"]
     assert charts[0] == charts[1]
 
 
@@ -404,7 +420,7 @@ def test_twenty_policies_on_a_large_trace_still_make_one_page() -> None:
     )
     times = np.sort(chance.exponential(1e5, 100_000))
     pictures = [
-        Picture(
+        RunSeries(
             f"policy-{index}", 0, 1e7, 160_000, 20_000, curve(), curve(), curve(),
             dict.fromkeys(SIZES, curve()), dict.fromkeys(SIZES, 20_000), 1e4, times, times, gantt, heat,
             {bar: JobNote(f"a-rather-long-name-of-a-job-{bar:07}", "a-rather-long-name-of-a-model", 8.0) for bar in range(count)},
@@ -412,17 +428,17 @@ def test_twenty_policies_on_a_large_trace_still_make_one_page() -> None:
         )
         for index in range(20)
     ]  # fmt: skip
-    text = page(Report("all", (), "", "penstock", (), (), {}, [], [], "", sections(pictures)))
+    text = html(Page("all", (), "penstock", sections(pictures)))
     assert len(text) < MAX_PAGE_BYTES
 
 
 def test_every_chart_can_be_drawn_both_ways(tmp_path: Path) -> None:
     """A comparison of three policies: as many figures of the page as pictures, none of them empty."""
     pictures = [
-        picture_of(watched(BUSY, profile, options=SLOW_NODES)[1]) for profile in ("fifo", "srtf", "random")
+        series_of(watched(BUSY, profile, options=SLOW_NODES)[1]) for profile in ("fifo", "srtf", "random")
     ]
     found = sections(pictures)
-    charts = [chart for section in found for chart in section.charts]
+    drawings = [drawing for section in found for drawing in section.drawings]
     assert {section.key for section in found} == {
         "load",
         "queue",
@@ -431,8 +447,23 @@ def test_every_chart_can_be_drawn_both_ways(tmp_path: Path) -> None:
         "startable",
         "gantt",
     }
-    assert all(figure(chart)["data"] for chart in charts)
-    assert len(save_all(found, tmp_path)) == len(charts) == 3 + 1 + 3 + 3
+    reader = Reader()
+    reader.feed(html(Page("three", (), "penstock", found)))
+    charts = json.loads(reader.scripts[0])
+    tables = [table for chart in charts.values() for table in chart["datasets"].values()]
+    assert all(len(next(iter(table.values()))) for table in tables), "none is empty"
+    assert len(save_all(found, tmp_path)) == len(drawings) == len(charts) == 3 + 1 + 3 + 3
+    colours = {
+        name: layer["encoding"]["color"]["scale"]
+        for name, chart in charts.items()
+        for layer in chart["layer"][:1]
+        if name.partition("-")[0] in ("queue", "completion", "waiting")
+    }
+    assert len(colours) == 3
+    assert all(scale["domain"] == ["fifo", "srtf", "random"] for scale in colours.values())
+    assert len({tuple(scale["range"]) for scale in colours.values()}) == 1, (
+        "a policy has one colour everywhere"
+    )
 
 
 def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Simulation, Unsound
 from penstock.simulator.meter import Figures
-from penstock.simulator.report.picture import Picture, Reals, Stopwatch, picture_of
+from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series_of
 from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.truths.truth import NotMeasured
 
@@ -48,7 +48,7 @@ class Result:
     jct_s: Reals
     """Of finished jobs, ascending; as exact as the figures."""
     queue_s: Reals
-    picture: Picture | None = None
+    series: RunSeries | None = None
     interrupted: bool = False
     problem: str = ""
     """Why it broke off."""
@@ -117,7 +117,7 @@ def perform(simulation: Simulation, recorder: Recorder, tell: Tell, *, endless: 
         drew=recorder.drew,
         jct_s=np.sort(np.array([life.jct_s for life in lives])),
         queue_s=np.sort(np.array([life.jct_s - life.ran_s for life in lives])),
-        picture=picture_of(recorder.timeline, recorder.stopwatch) if recorder.timeline is not None else None,
+        series=series_of(recorder.timeline, recorder.stopwatch) if recorder.timeline is not None else None,
         interrupted=interrupted,
         problem=problem,
     )

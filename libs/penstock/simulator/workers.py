@@ -21,7 +21,7 @@ PATIENCE_S = 5.0  # for a process that was told to end
 
 
 class Task(NamedTuple):
-    """A run to come. `draws`: whether a picture is wanted."""
+    """A run to come. `draws`: whether charts are wanted."""
 
     profile: str
     seed: int

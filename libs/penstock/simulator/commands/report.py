@@ -1,4 +1,4 @@
-"""`penstock report`: a page and pictures from a ledger that is there already, simulated or real."""
+"""`penstock report`: HTML page and PNG charts of an existing ledger, simulated or real."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from penstock.simulator.commands.export import Streamed, ledger_lines
 from penstock.simulator.commands.output import figures_table, stdout, write_json
 from penstock.simulator.report.build import Background, ledger_report
 from penstock.simulator.report.figures import figures_of
-from penstock.simulator.report.picture import picture_of
+from penstock.simulator.report.series import series_of
 from penstock.simulator.report.timeline import VERSIONED, Timeline
 
 
-class Told(NamedTuple):
+class Folded(NamedTuple):
     """`void`: records that do not follow the chain (LAW 3). `ledger_hash`: of the last valid one; empty of events."""
 
     timeline: Timeline
@@ -61,19 +61,19 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
     else:
         stdout().print(figures_table(figures))
     if reporting.wanted(asked):
-        picture = picture_of(timeline)
+        series = series_of(timeline)
         about = Background(
             command=asked.line,
             title=name,
             trace=f"{name}: {len(timeline.jobs):,} jobs",
-            cluster=f"{picture.nodes:,} node{'s' if picture.nodes != 1 else ''}, {picture.gpus:,} GPUs",
+            cluster=f"{series.nodes:,} node{'s' if series.nodes != 1 else ''}, {series.gpus:,} GPUs",
             truth="",
         )
-        reporting.write_report(asked, ledger_report(about, picture, figures, name), errors)
+        reporting.write_report(asked, ledger_report(about, series, figures, name), errors)
     return OK
 
 
-def read_ledger(path: Path) -> Told:
+def read_ledger(path: Path) -> Folded:
     """Raises `BadFile`."""
     timeline, head, void = Timeline(), GENESIS, 0
     for line, value in ledger_lines(path):
@@ -86,10 +86,10 @@ def read_ledger(path: Path) -> Told:
         _fold(timeline, record.now_ms, [(fact.type, fact.data) for fact in record.facts], path, line)
     if head.seq == 0:
         raise BadFile(str(path), [Problem(0, "", "no ledger: no line is a first record")])
-    return Told(timeline, head.id, void)
+    return Folded(timeline, head.id, void)
 
 
-def read_events(path: Path) -> Told:
+def read_events(path: Path) -> Folded:
     """Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
     timeline = Timeline()
@@ -99,7 +99,7 @@ def read_events(path: Path) -> Told:
         except msgspec.DecodeError as error:
             raise BadFile(str(path), [Problem(line, "", f"no event: {error}")]) from error
         _fold(timeline, event.at_ms, [(VERSIONED.get(event.type, event.type), event.data)], path, line)
-    return Told(timeline)
+    return Folded(timeline)
 
 
 def _fold(

@@ -1,4 +1,4 @@
-"""`--report` and `--png`: asked for, tried before anything runs, and written at the end."""
+"""Options `--report` and `--png`: their files are checked before anything runs and written at the end."""
 
 import argparse
 import os
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.charts.report import Page
 from penstock.simulator.commands.exits import BadCommand
 from penstock.simulator.commands.options import Given
 from penstock.simulator.comparison import Standing
 from penstock.simulator.report.build import Background, report_of
-from penstock.simulator.report.page import Report, page
 from penstock.simulator.runs import Result
 from penstock.simulator.traces.importing import Trace
 
@@ -82,19 +82,19 @@ def write(
     write_report(asked, report_of(about, standings, results, warning), errors)
 
 
-def write_report(asked: argparse.Namespace, report: Report, errors: Console) -> None:
+def write_report(asked: argparse.Namespace, report: Page, errors: Console) -> None:
     """Raises `BadCommand` where the disk refuses."""
     try:
+        if not wanted(asked):
+            return
+        from penstock.charts.render import html, save_all  # Altair takes 0.3 s
+
         if asked.report is not None:
-            text = page(report)
+            text = html(report)
             assert len(text) <= MAX_PAGE_BYTES, f"{len(text)} bytes of page: its charts are not bounded"
             asked.report.write_text(text, encoding="utf-8")
             errors.print(f"wrote {asked.report}", markup=False)
         if asked.png is not None:
-            from penstock.simulator.report.png import (
-                save_all,
-            )  # its library takes a second, and writes a cache
-
             saved = save_all(report.sections, asked.png)
             errors.print(f"wrote {len(saved)} pictures to {asked.png}", markup=False)
     except OSError as error:

@@ -1,21 +1,22 @@
-"""What the page says, from the results of runs: sentences, the table, how it was made."""
+"""Texts and tables of a simulator's report, from the results of runs or from a ledger."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
+from typing import NamedTuple
 
+from penstock.charts.report import Cell, Folded, Page, Section, Table
 from penstock.model.codec import encode
 from penstock.simulator.comparison import CLOCKED, Standing, best_of
-from penstock.simulator.report.drawing import MAX_DETAILED, sections
 from penstock.simulator.report.metrics import METRICS, RATED, duration, says_something, shown, spread
-from penstock.simulator.report.page import Cell, Report, Row
-from penstock.simulator.report.picture import Picture
+from penstock.simulator.report.series import MAX_DETAILED, RunSeries
 from penstock.simulator.runs import Result
+from penstock.simulator.statistics import Mean
+
+MAX_UNFOLDED = 4  # ledger hashes that stand on the page at once
 
 
-@dataclass(frozen=True, slots=True)
-class Background:
-    """What holds for all runs of a report, as people should read it."""
+class Background(NamedTuple):
+    """What holds for all runs of a report."""
 
     command: str
     title: str
@@ -28,122 +29,123 @@ class Background:
 
 def report_of(
     background: Background, standings: Sequence[Standing], results: Sequence[Result], warning: str = ""
-) -> Report:
+) -> Page:
     """`standings`: whole runs, profile by profile. Without any, the one broken-off run of `results` is shown."""
-    pictures = _pictures(standings, results)
-    names = [picture.profile for picture in pictures]
-    several = len(standings) > 1
+    series = _series(standings, results)
+    names = [one.profile for one in series]
     repeated = any(len(standing.results) > 1 for standing in standings)
-    means = {standing.profile: dict(standing.means) for standing in standings}
-    shown_runs = sorted(
-        (result for result in results if result.picture or result.whole),
+    means = {standing.profile: standing.means for standing in standings}
+    runs = sorted(
+        (result for result in results if result.series or result.whole),
         key=lambda one: (names.index(one.profile), one.seed),
     )
-    return Report(
+    ledgers = [(f"{one.profile}, seed {one.seed}", f"ledger {one.figures.ledger_hash}") for one in runs]
+    settings = {one.profile: encode(one.settings).decode() for one in reversed(runs)}
+    folded = [Folded("Settings of the placer, as the ledger records them", list(settings.items()))]
+    if len(ledgers) > MAX_UNFOLDED:
+        folded.insert(0, Folded(f"Seeds and ledger hashes of {len(runs)} runs", ledgers))
+    made_of = [
+        ("Trace", background.trace), ("Cluster", background.cluster), ("Truth", background.truth), *background.more,
+        ("Charts from", "the facts in the ledger; the table is from the simulation's exact clock"),
+    ]  # fmt: skip
+    if len(names) > MAX_DETAILED:
+        made_of.append(("Charts of their own", f"the first {MAX_DETAILED} policies"))
+    table = Table(["", *([_column(standing) for standing in standings] or names)], _rows(standings, results))
+    return Page(
         title=f"{', '.join(names)} on {background.title}",
         lead=_lead(standings, results),
-        warning=warning,
         command=background.command,
-        made_of=[
-            ("Trace", background.trace),
-            ("Cluster", background.cluster),
-            ("Truth", background.truth),
-            *background.more,
-            ("Drawn from", "the facts in the ledger; the table from the simulation's exact clock"),
-            *(
-                [("Drawn in detail", f"the first {MAX_DETAILED} policies")]
-                if len(names) > MAX_DETAILED
-                else []
-            ),
-            _version(),
-        ],
-        ledgers=[(one.profile, one.seed, one.figures.ledger_hash) for one in shown_runs],
-        settings={one.profile: encode(one.settings).decode() for one in reversed(shown_runs)},
-        columns=[_column(standing) for standing in standings] or names,
-        rows=_rows(standings, results),
-        table_note=_table_note(several, repeated),
-        sections=sections(pictures, means if several and repeated else None),
-    )
+        sections=_sections(
+            table, _note(len(standings) > 1, repeated), series, made_of, means if len(standings) > 1 and repeated else {}
+        ),
+        warning=warning,
+        facts=ledgers if len(ledgers) <= MAX_UNFOLDED else (),
+        folded=folded,
+    )  # fmt: skip
 
 
 def ledger_report(
-    background: Background, picture: Picture, figures: Mapping[str, float | str], name: str
-) -> Report:
-    """Of a ledger alone: nobody knows how fast its jobs could have been. `figures`: `figures_of`."""
+    background: Background, series: RunSeries, figures: Mapping[str, float | str], name: str
+) -> Page:
+    """Of a ledger alone, which does not contain how fast its jobs could have been. `figures`: `figures_of`."""
     finished = bool(figures["finished_jobs"])
-    mean_s, waited_s = figures["avg_jct_s"], figures["avg_queue_s"]
-    assert isinstance(mean_s, float)
-    assert isinstance(waited_s, float)
-    digest = figures.get("ledger_hash")
     lead = f"{figures['finished_jobs']:,} jobs were finished"
     if finished:
-        lead += f": on average {duration(mean_s)} after they came, of which they waited {duration(waited_s)}"
+        mean, waited = (duration(float(figures[key])) for key in ("avg_jct_s", "avg_queue_s"))
+        lead += f": on average {mean} after their submission, of which they waited {waited}"
     rows = [
-        Row(METRICS[key].label, METRICS[key].means, [_cell(key, value)])
+        [_heading(key), _cell(key, value)]
         for key, value in figures.items()
         if not isinstance(value, str) and says_something(key, finished=finished)
     ]
-    return Report(
-        title=f"{picture.profile} in {name}",
+    digest = figures.get("ledger_hash")
+    made_of = [("Ledger", background.trace), ("Cell", background.cluster), *background.more]
+    return Page(
+        title=f"{series.profile} in {name}",
         lead=[f"{lead}."],
-        warning="",
         command=background.command,
-        made_of=[("Ledger", background.trace), ("Cell", background.cluster), *background.more, _version()],
-        ledgers=[(picture.profile, picture.seed, str(digest))] if digest else [],
-        settings={},
-        columns=[picture.profile],
-        rows=rows,
-        table_note="Times are of the ledger's clock.",
-        sections=sections([picture]),
+        sections=_sections(
+            Table(["", series.profile], rows), "Times are of the ledger's clock.", [series], made_of
+        ),
+        facts=[(f"{series.profile}, seed {series.seed}", f"ledger {digest}")] if digest else (),
     )
 
 
-def _version() -> tuple[str, str]:
-    return "Version", f"penstock {version('penstock')}"
+def _sections(
+    table: Table,
+    note: str,
+    series: Sequence[RunSeries],
+    made_of: Sequence[tuple[str, str]],
+    means: Mapping[str, Mapping[str, Mean]] | None = None,
+) -> Sequence[Section]:
+    """Figures, charts, and how the report was made."""
+    from penstock.simulator.report.charts import sections  # Altair takes 0.3 s
+
+    facts = [*made_of, ("Version", f"penstock {version('penstock')}")]
+    return [
+        Section("figures", "Figures", note, table=table),
+        *sections(series, means),
+        Section("made", "How this was made", facts=facts),
+    ]
 
 
-def _pictures(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[Picture]:
+def _series(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[RunSeries]:
     """One per profile: of its first run."""
     if not standings:
-        return [result.picture for result in results if result.picture is not None][:1]
-    found = ([one.picture for one in standing.results if one.picture is not None] for standing in standings)
-    return [pictures[0] for pictures in found if pictures]
+        return [result.series for result in results if result.series is not None][:1]
+    found = ([one.series for one in standing.results if one.series is not None] for standing in standings)
+    return [series[0] for series in found if series]
 
 
 def _lead(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[str]:
-    """What came out, in a sentence or two."""
+    """The outcome in a sentence or two."""
     if not standings:
         figures = results[0].figures
         return [f"{figures.finished_jobs:,} of {results[0].jobs:,} jobs were done when it stopped."]
     key = RATED[0]
     jobs = standings[0].results[0].jobs
     if not any(standing.means["finished_jobs"].mean for standing in standings):
-        key = "full_load_allocation"
-        figure = {one.profile: 100 * one.means[key].mean for one in standings}
-        best = max(figure, key=lambda profile: figure[profile])
+        best = max(standings, key=lambda one: one.means["full_load_allocation"].mean)
+        share = 100 * best.means["full_load_allocation"].mean
         return [
-            f"Jobs come until they ask for all GPUs, and none ends. {best} then has {figure[best]:.1f} % of them in use."
+            f"Jobs come until they ask for all GPUs, and none ends. {best.profile} then has {share:.1f} % of them in use."
         ]
     ranked = sorted(standings, key=lambda one: one.means[key].mean)
+    first, last = ranked[0], ranked[-1]
+    mean = first.means[key]
     if len(standings) == 1:
-        means = ranked[0].means
-        waited = means["avg_queue_s"].mean
+        waited = first.means["avg_queue_s"].mean
         of_it = f"of which they waited {duration(waited)}" if waited >= 0.001 else "and none had to wait"
         return [
-            f"{jobs:,} jobs: on average done {duration(means[key].mean)} after they came, {of_it}. The last was over "
-            f"after {duration(means['makespan_s'].mean)}."
+            f"{jobs:,} jobs: on average done {duration(mean.mean)} after their submission, {of_it}. The last ended "
+            f"after {duration(first.means['makespan_s'].mean)}."
         ]
-    first, last = ranked[0], ranked[-1]
-    times = last.means[key].mean / max(1e-9, first.means[key].mean)
+    times = last.means[key].mean / max(1e-9, mean.mean)
     sentences = [
-        f"{jobs:,} jobs. On average they are done soonest under {first.profile}: {duration(first.means[key].mean)} after "
-        f"they came. Under {last.profile} they take {times:.2f} times as long, {duration(last.means[key].mean)}."
+        f"{jobs:,} jobs. On average they are done soonest under {first.profile}: {duration(mean.mean)} after their "
+        f"submission. Under {last.profile} they take {times:.2f} times as long, {duration(last.means[key].mean)}."
     ]
-    near = [
-        one.profile
-        for one in ranked[1:]
-        if one.means[key].half_width and one.means[key].meets(first.means[key])
-    ]
+    near = [one.profile for one in ranked[1:] if one.means[key].half_width and one.means[key].meets(mean)]
     if near:
         sentences.append(f"Too close to call against {first.profile}: {', '.join(near)}.")
     return sentences
@@ -154,29 +156,33 @@ def _column(standing: Standing) -> str:
     return standing.profile + (f" ({count} seeds)" if count > 1 else "")
 
 
-def _table_note(several: bool, repeated: bool) -> str:
+def _note(several: bool, repeated: bool) -> str:
     if not several:
         return "Times are of the simulated clock."
-    note = (
-        "The best of each row is marked, and so are those whose confidence interval meets that of the best."
+    note = "Marked: the best of each row, and those whose confidence interval overlaps that of the best."
+    return note + (
+        " Below a mean is half the width of its 95 % confidence interval (Student's t)." if repeated else ""
     )
-    if repeated:
-        note += " Below a mean stands half the width of its 95 % confidence interval (Student's t)."
-    return note
 
 
-def _rows(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[Row]:
+def _rows(standings: Sequence[Standing], results: Sequence[Result]) -> list[list[Cell]]:
     finished = any(result.figures.finished_jobs for result in results)
-    rows = []
-    for key, metric in METRICS.items():
-        if key != "ledger_hash" and says_something(key, finished=finished):
-            cells = _cells(standings, key) if standings else [_cell(key, getattr(results[0].figures, key))]
-            rows.append(Row(metric.label, metric.means, cells))
-    return rows
+    keys = [key for key in METRICS if key != "ledger_hash" and says_something(key, finished=finished)]
+    return [
+        [
+            _heading(key),
+            *(_cells(standings, key) if standings else [_cell(key, getattr(results[0].figures, key))]),
+        ]
+        for key in keys
+    ]
+
+
+def _heading(key: str) -> Cell:
+    return Cell(METRICS[key].label, METRICS[key].means)
 
 
 def _cell(key: str, value: float) -> Cell:
-    """One figure; long times also as people say them."""
+    """One figure; long times also in larger units."""
     return Cell(shown(key, value), duration(value) if METRICS[key].unit == "s" and value >= 60 else "")
 
 

@@ -1,143 +1,52 @@
-"""Charts as data, the same for every way of drawing them; what they say in words stands beside them."""
+"""Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node, latencies."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil, floor, log10
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
+import altair as alt
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock.simulator.report.picture import Reals
+from penstock.charts.plots import (
+    CATEGORICAL,
+    DASHES,
+    WIDTH,
+    Dot,
+    Series,
+    dots,
+    duration_axis,
+    duration_text,
+    lines,
+    table,
+    zoom,
+)
+from penstock.charts.report import Chart, Drawing, Panel, Section
+from penstock.simulator.report.metrics import METRICS, duration, headline, shown
+from penstock.simulator.report.series import MAX_DETAILED, Heat, RunSeries, cdf_of, smooth
+from penstock.simulator.report.timeline import EXITED, STOPPED
+from penstock.simulator.statistics import Mean
 
-POLICIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C8C8C")
-"""Told apart by colour-blind people, on white and on black. Source: Okabe and Ito, Color Universal Design, 2008."""
-DASHES = ("solid", "dash", "dot", "dashdot")  # once the colours are used up
-MODELS = (*POLICIES[:6], "#B8A800", "#7A4B2B")
-"""For kinds of jobs: no grey, which is left for all others."""
+MODELS = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
+"""For kinds of jobs: no grey, which stands for all others."""
 OTHERS = "#9A9A9A"
 SIZES = ("#443983", "#31688E", "#21918C", "#35B779", "#7AD151", "#B8C41F", "#E0A100")
 """Rising, for sizes."""
-
-
-class Line(NamedTuple):
-    """`hover`: per point, beside x and y. `of`: what y is a share of."""
-
-    name: str
-    x: Reals
-    y: Reals
-    colour: str
-    dash: str = "solid"
-    hover: Sequence[str] | None = None
-    width: float = 2.0
-    of: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """`key`: of the file and the anchor. `title`: what is shown. `says`: what to look for. `note`: what is left out."""
-
-    key: str
-    title: str
-    says: str
-    note: str = ""
-    part: str = ""
-    """Of several charts with one title, which: the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineChart:
-    words: Words
-    lines: Sequence[Line]
-    x_label: str
-    y_label: str
-    steps: bool = False
-    """Whether a value holds until the next point."""
-    log_x: bool = False
-    y_top: float | None = None
-    y_step: float | None = None
-    """Between ticks, where those that anybody would draw do not fit."""
-    percent: bool = False
-    """`y` is a share of one."""
-    x_ticks: Sequence[tuple[float, str]] = ()
-    """Where they are not those that anybody would draw."""
-
-
-class Group(NamedTuple):
-    """Bars of one colour. Columns of equal length; `x` and `length` in the chart's unit of time."""
-
-    name: str
-    colour: str
-    x: Reals
-    length: Reals
-    y: Reals
-    """Middle of the bar, in GPUs from the top."""
-    height: Reals
-    text: Sequence[str]
-    """On hovering."""
-    labels: Sequence[str]
-    """Written on the bars; empty where there are too many."""
-
-
-@dataclass(frozen=True, slots=True)
-class GanttChart:
-    words: Words
-    groups: Sequence[Group]
-    x_label: str
-    x_range: tuple[float, float]
-    ticks: Sequence[tuple[float, str]]
-    """(y, label) of the nodes."""
-    edges: Sequence[float]
-    """y of the lines between nodes."""
-    rows: float
-    """Height of it all, in GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeatChart:
-    words: Words
-    x: Reals
-    """Edges of the columns."""
-    labels: Sequence[str]
-    """Of the rows, first on top."""
-    percent: NDArray[np.uint8]
-    x_label: str
-    y_label: str
-    colour_label: str
-
-
-class Dot(NamedTuple):
-    """A point with an interval around it; None where there is none."""
-
-    row: str
-    value: float
-    low: float | None
-    high: float | None
-    colour: str
-    text: str
-    mark: str = "o"
-    """`o`, or `x` for what is clearly worse than the best."""
-    series: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DotChart:
-    words: Words
-    dots: Sequence[Dot]
-    """Rows in their order, first on top."""
-    x_label: str
-    x_ticks: Sequence[tuple[float, str]] = ()
-    log_x: bool = False
-    legend: Sequence[tuple[str, str]] = field(default_factory=tuple)
-    """(name, colour) of the series."""
-
-
-Chart = LineChart | GanttChart | HeatChart | DotChart
-
-
-def colour_of(index: int) -> tuple[str, str]:
-    """Colour and dash of the policy at this place."""
-    return POLICIES[index % len(POLICIES)], DASHES[index // len(POLICIES) % len(DASHES)]
+QUANTILES = {
+    "median": "#0072B2",
+    "90th percentile": "#009E73",
+    "99th percentile": "#E69F00",
+    "longest": "#D55E00",
+}
+GAP = 0.6  # GPUs between the nodes of a Gantt chart
+MAX_NODE_LABELS = 40
+MAX_BAR_LABELS = 40
+MAX_OUTLINED_BARS, MAX_OUTLINED_GPUS = 600, 100  # beyond it an outline would hide short or thin bars
+PX_PER_GPU, GANTT_PX = 11.0, (110.0, 800.0)
+FEW_JOBS = 5  # up to here a queue's axis has whole numbers only
+MIN_S = 1.0  # where logarithmic axes of time begin
+SMOOTH_BINS = 160  # of a line with many steps, where several cross
+MIN_DIFFERENCE = 0.01  # between two curves, for both to be shown
+ENDS = {EXITED: "done", STOPPED: "stopped"}
 
 
 class TimeUnit(NamedTuple):
@@ -145,43 +54,422 @@ class TimeUnit(NamedTuple):
     seconds: float
 
 
-SECOND_S, MINUTE_S, HOUR_S, DAY_S = 1.0, 60.0, 3_600.0, 86_400.0
-COARSE = (
-    (SECOND_S, "s", (1, 10)),
-    (MINUTE_S, "min", (1, 10)),
-    (HOUR_S, "h", (1, 6)),
-    (DAY_S, "d", (1, 10, 100, 1_000)),
-)
-FINE = (
-    (SECOND_S, "s", (1, 2, 5, 10, 20, 30)),
-    (MINUTE_S, "min", (1, 2, 5, 10, 20, 30)),
-    (HOUR_S, "h", (1, 2, 5, 12)),
-    (DAY_S, "d", (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)),
-)
-WIDE = 100.0  # between the ends of a logarithmic axis: from here on fewer ticks
-
-
-def moments(low_s: float, high_s: float) -> Sequence[tuple[float, str]]:
-    """Ticks of a logarithmic axis of time."""
-    units = FINE if high_s < WIDE * low_s else COARSE
-    return [(seconds * count, f"{count:,} {unit}") for seconds, unit, counts in units for count in counts]
-
-
-def powers(low: float, high: float) -> Sequence[tuple[float, str]]:
-    """Ticks of any other logarithmic axis: 1, 2, 5, 10 or only 1, 10, 100."""
-    digits = (1, 2, 5) if high < WIDE * low else (1,)
-    decades = range(floor(log10(max(low, 1e-9))), ceil(log10(max(high, 1e-9))) + 1)
-    return [(digit * 10.0**decade, f"{digit * 10.0**decade:,g}") for decade in decades for digit in digits]
-
-
-def bar_height(gpus: float) -> float:
-    """What is drawn of a bar on so many GPUs: a little less, so that neighbours stay apart."""
-    return max(0.6 * gpus, gpus - 0.14)
-
-
 def time_unit(span_s: float) -> TimeUnit:
-    """In which a span reads well."""
-    for name, seconds, least in (("days", 86_400.0, 3.0), ("hours", 3_600.0, 3.0), ("minutes", 60.0, 3.0)):
-        if span_s >= least * seconds:
+    """The largest unit of which a span has at least three."""
+    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
+        if span_s >= 3 * seconds:
             return TimeUnit(name, seconds)
     return TimeUnit("seconds", 1.0)
+
+
+def colour_of(index: int) -> tuple[str, Sequence[int]]:
+    """Colour and dash of the policy at this place."""
+    return CATEGORICAL[index % len(CATEGORICAL)], DASHES[index // len(CATEGORICAL) % len(DASHES)]
+
+
+def sections(
+    runs: Sequence[RunSeries], means: Mapping[str, Mapping[str, Mean]] | None = None
+) -> list[Section]:
+    """All charts in the order of the page. `means`: profile → metric, of a comparison with repeated runs."""
+    unit = time_unit(max(run.end_s for run in runs))
+    detailed = runs[:MAX_DETAILED]
+    finished = any(len(run.jct_s) for run in runs)
+    waited = finished and any(run.waited for run in runs)
+    found = [_means(means, headline(finished=finished))] if means and len(means) > 1 else []
+    found.append(_load(runs, unit))
+    if waited:
+        found.append(_queue(runs, unit))
+    if finished:
+        found.append(_completion(runs))
+    if waited:
+        found.append(_waiting(runs))
+    parts = {run.profile: run.profile if len(runs) > 1 else "" for run in runs}
+    found.append(
+        Section(
+            "startable",
+            "How many more jobs could start",
+            "For each size, how many jobs of it would fit at this moment, out of those that the empty cluster could "
+            "take. Where large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
+            [
+                Drawing([Panel(_startable(run, unit))], _averaged([run]), parts[run.profile])
+                for run in detailed
+            ],
+        )
+    )
+    heats = [(run, run.heat) for run in detailed if run.heat is not None]
+    if heats:
+        found.append(
+            Section(
+                "overview",
+                "How full each node is",
+                "A row per node, from empty (light) to full (dark). Pale stripes are idle nodes.",
+                [
+                    Drawing([Panel(_heat(heat, unit))], _resolution(heat), parts[run.profile])
+                    for run, heat in heats
+                ],
+            )
+        )
+    found.append(_gantts(detailed, parts))
+    clocked = [run for run in detailed if run.latencies]
+    if clocked:
+        found.append(
+            Section(
+                "latency",
+                "Decision latency of the placer",
+                "Real time from an input to its decisions, on this machine, by kind of input.",
+                [Drawing([Panel(_latency(run))], LATENCY_NOTE, parts[run.profile]) for run in clocked],
+            )
+        )
+    return found
+
+
+LATENCY_NOTE = "Measured with a clock: it differs from run to run, and contains what other programs took of the processor."
+
+
+# ---------------------------------------------------------------------------------------------- curves
+
+
+def _averaged(runs: Sequence[RunSeries]) -> str:
+    longest_s = max(run.averaged_s for run in runs)
+    return f"Each point is the mean of {duration(longest_s)}." if longest_s else ""
+
+
+def _time_axis(unit: TimeUnit) -> alt.X:
+    return alt.X("x:Q", title=f"time since the start ({unit.name})", scale=alt.Scale(nice=False))
+
+
+def _share_axis(title: str) -> alt.Y:
+    return alt.Y(
+        "y:Q", title=title, axis=alt.Axis(format=".0%"), scale=alt.Scale(domain=[0, 1.03], nice=False)
+    )
+
+
+def _at(unit: TimeUnit) -> str:
+    return f" + ' at ' + {duration_text(f'(datum.x * {unit.seconds:g})')}"
+
+
+def _load(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
+    several = len(runs) > 1
+    caption = "The higher the line, the fewer GPUs are idle."
+    series = []
+    for index, run in enumerate(runs):
+        colour, dash = colour_of(index)
+        held, working = run.held, run.working
+        if several:
+            held, working = smooth(held, SMOOTH_BINS), smooth(working, SMOOTH_BINS)
+        series.append(
+            Series(
+                run.profile if several else "held by jobs", held.at_s / unit.seconds, held.value, colour, dash
+            )
+        )
+        if np.abs(held.value - working.value).max(initial=0.0) > MIN_DIFFERENCE:
+            name = f"{run.profile}, making progress" if several else "making progress"
+            series.append(Series(name, working.at_s / unit.seconds, working.value, colour, DASHES[2], 1.4))
+    if any(one.name.endswith("making progress") for one in series):
+        caption += (
+            " The dotted line counts only GPUs whose job makes progress: the gap is starting and stopping."
+        )
+    chart = lines(
+        series, _time_axis(unit), _share_axis("share of all GPUs"), f"format(datum.y, '.1%'){_at(unit)}"
+    )
+    note = f"Each point is the mean of a {SMOOTH_BINS}th of the time." if several else _averaged(runs)
+    return Section("load", "How busy the GPUs are", caption, [Drawing([Panel(chart)], note)])
+
+
+def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
+    series = [
+        Series(run.profile, run.waiting.at_s / unit.seconds, run.waiting.value, *colour_of(index))
+        for index, run in enumerate(runs)
+    ]
+    largest = max(float(run.waiting.value.max(initial=0.0)) for run in runs)
+    axis = alt.Axis(tickMinStep=1) if largest <= FEW_JOBS else alt.Axis()
+    y = alt.Y("y:Q", title="waiting jobs", axis=axis)
+    caption = "Length of the queue: where the line is at zero, no job waits."
+    chart = lines(series, _time_axis(unit), y, f"format(datum.y, ',.3~r') + ' waiting'{_at(unit)}")
+    return Section("queue", "How many jobs wait", caption, [Drawing([Panel(chart)], _averaged(runs))])
+
+
+def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
+    """Each size as a share of what the empty cell could take: the counts themselves differ by their size alone."""
+    biggest = max(8.0, run.largest_job)
+    sizes = [size for size in run.startable if size <= biggest and run.room[size]]
+    series = []
+    for place, size in enumerate(sizes):
+        rank = place / max(1, len(sizes) - 1)
+        curve, room = run.startable[size], run.room[size]
+        colour, name = (
+            SIZES[round(rank * (len(SIZES) - 1))],
+            f"{size} GPU{'s' if size > 1 else ''} (of {room:,})",
+        )
+        width = 4.0 - 3.0 * rank  # where lines coincide, all are visible
+        x, y = curve.at_s / unit.seconds, curve.value / room
+        series.append(Series(name, x, y, colour, width=width))
+    hover = f"format(datum.y, '.1%'){_at(unit)}"
+    return lines(series, _time_axis(unit), _share_axis("startable, of an empty cluster"), hover)
+
+
+# ---------------------------------------------------------------------------------------- distributions
+
+
+def _distribution(runs: Sequence[RunSeries], field: str, title: str) -> Chart:
+    series, low_s, high_s = [], inf, MIN_S
+    for index, run in enumerate(runs):
+        values = getattr(run, field)
+        if not len(values) or values[-1] < MIN_S:
+            continue
+        curve = cdf_of(values)
+        low_s, high_s = min(low_s, max(MIN_S, curve.at_s[0])), max(high_s, curve.at_s[-1])
+        series.append(Series(run.profile, np.maximum(curve.at_s, MIN_S), curve.value, *colour_of(index)))
+    scale = alt.Scale(type="log", nice=False, domain=[min(low_s, high_s / 2), high_s])
+    x = alt.X("x:Q", scale=scale, axis=duration_axis(f"{title} (logarithmic)", low_s, high_s))
+    hover = f"format(datum.y, '.1%') + ' within ' + {duration_text('datum.x')}"
+    return lines(series, x, _share_axis("share of finished jobs"), hover)
+
+
+def _completion(runs: Sequence[RunSeries]) -> Section:
+    caption = "Share of the jobs that were done within a time: further left is better."
+    chart = _distribution(runs, "jct_s", "completion time")
+    return Section(
+        "completion", "How long jobs take from submission to end", caption, [Drawing([Panel(chart)])]
+    )
+
+
+def _waiting(runs: Sequence[RunSeries]) -> Section:
+    shorter = [float(np.mean(run.queue_s < MIN_S)) for run in runs if len(run.queue_s)]
+    low, high = min(shorter, default=0.0), max(shorter, default=0.0)
+    share = f"{100 * low:.0f}" + (f" – {100 * high:.0f}" if high - low >= 0.005 else "") + " %"
+    note = f"The axis begins at 1 s; {share} of the jobs waited less." if high >= 0.005 else ""
+    caption = (
+        "Completion time less the time in which the job ran, so another wait after a preemption counts too. "
+        "Further left is better."
+    )
+    chart = _distribution(runs, "queue_s", "waiting time")
+    return Section("waiting", "How long jobs wait", caption, [Drawing([Panel(chart)], note)])
+
+
+# ------------------------------------------------------------------------------------------------- bars
+
+
+def _groups(run: RunSeries) -> tuple[str, list[str], dict[str, str]]:
+    """What colours mean; group of each bar; group → colour. Models, else single jobs, else sizes."""
+    notes = [run.jobs[int(job)] for job in run.gantt.job]
+    models = [note.model for note in run.jobs.values() if note.model]
+    if models:
+        frequent = sorted(set(models), key=lambda model: (-models.count(model), model))[: len(MODELS)]
+        colours = dict(zip(sorted(frequent), MODELS, strict=False))
+        groups = [note.model if note.model in colours else "other" for note in notes]
+        return "model", groups, {**colours, **({"other": OTHERS} if "other" in groups else {})}
+    if len(run.jobs) <= len(MODELS):
+        ids = sorted(note.job_id for note in run.jobs.values())
+        return "job", [note.job_id for note in notes], dict(zip(ids, MODELS, strict=False))
+    sizes = (
+        (1, "1 GPU"),
+        (2, "2 GPUs"),
+        (4, "3 – 4 GPUs"),
+        (8, "5 – 8 GPUs"),
+        (16, "9 – 16 GPUs"),
+        (inf, "more"),
+    )
+    groups = [next(name for largest, name in sizes if note.gpus <= largest) for note in notes]
+    return (
+        "size of the job",
+        groups,
+        {name: colour for (_, name), colour in zip(sizes, SIZES, strict=False) if name in groups},
+    )
+
+
+def _gantts(runs: Sequence[RunSeries], parts: Mapping[str, str]) -> Section:
+    meanings = dict.fromkeys(_groups(run)[0] for run in runs)
+    return Section(
+        "gantt",
+        "Who runs where and when",
+        "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its placement to its "
+        f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle.",
+        [Drawing([Panel(_gantt(run))], _excerpt(run), parts[run.profile]) for run in runs],
+    )
+
+
+def _gantt(run: RunSeries) -> Chart:
+    gantt = run.gantt
+    unit = time_unit(gantt.window_s[1] - gantt.window_s[0])
+    heights = np.array([max(1, gpus) + GAP for _, gpus in gantt.rows])
+    tops = np.concatenate(([0.0], np.cumsum(heights)))
+    _, groups, colours = _groups(run)
+    top = tops[gantt.node] + gantt.y
+    thickness = np.maximum(
+        0.6 * gantt.height, gantt.height - 0.14
+    )  # a little less, so that neighbours stay apart
+    notes = [run.jobs[int(job)] for job in gantt.job]
+    bars = table(
+        x=gantt.start_s / unit.seconds,
+        x2=gantt.end_s / unit.seconds,
+        y=top + (gantt.height - thickness) / 2,
+        y2=top + (gantt.height + thickness) / 2,
+        group=groups,
+        job=[note.job_id for note in notes],
+        model=[note.model or "–" for note in notes],
+        gpus=[note.gpus for note in notes],
+        here=gantt.height,
+        node=[gantt.rows[node][0] for node in gantt.node],
+        end=[_end(run, bar) for bar in range(len(notes))],
+    )
+    scale = alt.Scale(domain=[value / unit.seconds for value in gantt.window_s], nice=False)
+    x = alt.X("x:Q", title=f"time since the start ({unit.name})", scale=scale)
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[tops[-1] - GAP, 0], nice=False), axis=None)
+    outlined = len(notes) <= MAX_OUTLINED_BARS and tops[-1] <= MAX_OUTLINED_GPUS
+    begin, lasted = (
+        duration_text(f"({span} * {unit.seconds:g})") for span in ("datum.x", "(datum.x2 - datum.x)")
+    )
+    base = (
+        alt.Chart(bars)
+        .transform_calculate(
+            size="datum.gpus + ' GPUs in all, here ' + datum.here + ' on ' + datum.node",
+            time=f"'from ' + {begin} + ', for ' + {lasted}",
+        )
+        .encode(x=x, y=y)
+    )
+    drawn = base.mark_rect(style="bars", strokeWidth=0.6 if outlined else 0, clip=True).encode(
+        x2="x2:Q",
+        y2="y2:Q",
+        color=alt.Color("group:N", scale=alt.Scale(domain=list(colours), range=list(colours.values()))),
+        tooltip=["job:N", "model:N", "size:N", "time:N", "end:N"],
+    )
+    every = -(-len(gantt.rows) // MAX_NODE_LABELS)
+    nodes = table(
+        y=tops[:-1][::every] + (heights[::every] - GAP) / 2,
+        name=[f"{node} ({gpus})" for node, gpus in gantt.rows[::every]],
+    )
+    names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)
+    edges = alt.Chart(table(y=tops[1:-1] - GAP / 2)).mark_rule(strokeWidth=0.6, strokeOpacity=0.4)
+    layers = [
+        edges.encode(y=y),
+        drawn.add_params(zoom()),
+        names.encode(x=alt.value(0), y=y, text="name:N"),
+    ]
+    if len(notes) <= MAX_BAR_LABELS:
+        width = alt.ExprRef("max(1, scale('x', datum.x2) - scale('x', datum.x) - 4)")
+        texts = base.transform_calculate(x=MIDDLE_X, y=MIDDLE_Y)
+        layers.append(texts.mark_text(fill="white", fontSize=10, limit=width, clip=True).encode(text="job:N"))
+    low, high = GANTT_PX
+    return alt.layer(*layers).properties(width=WIDTH, height=min(high, max(low, PX_PER_GPU * tops[-1])))
+
+
+MIDDLE_X, MIDDLE_Y = "(datum.x + datum.x2) / 2", "(datum.y + datum.y2) / 2"
+
+
+def _end(run: RunSeries, bar: int) -> str:
+    attempt = run.gantt.attempt[bar]
+    return ENDS.get(int(run.gantt.how[bar]), "still running") + (
+        f", attempt {attempt}" if attempt > 1 else ""
+    )
+
+
+def _excerpt(run: RunSeries) -> str:
+    gantt = run.gantt
+    if not gantt.left_out:
+        return ""
+    first, last = gantt.window_s
+    window = "" if last - first >= run.end_s else f", {duration(last - first)} around the busiest moment"
+    return (
+        f"An excerpt: {len(gantt.rows):,} of {run.nodes:,} nodes{window}. {len(gantt.job):,} bars are shown, "
+        f"{gantt.left_out:,} are left out; the overview above has them all."
+    )
+
+
+def _resolution(heat: Heat) -> str:
+    row = f"mean of {heat.per_row} nodes" if heat.per_row > 1 else "node"
+    return f"Row: {row}. Column: mean of {duration(heat.edges_s[1] - heat.edges_s[0])}."
+
+
+def _heat(heat: Heat, unit: TimeUnit) -> Chart:
+    """Neighbouring columns of one value are one rectangle; empty ones are not drawn."""
+    new = np.ones(heat.percent.shape, dtype=bool)
+    new[:, 1:] = heat.percent[:, 1:] != heat.percent[:, :-1]
+    row, first = np.nonzero(new)
+    after = np.append(first[1:], 0)
+    after[after == 0] = heat.percent.shape[1]
+    value = heat.percent[row, first]
+    held, start, width = (
+        value > 0,
+        heat.edges_s[0] / unit.seconds,
+        (heat.edges_s[1] - heat.edges_s[0]) / unit.seconds,
+    )
+    data = table(first=first[held], after=after[held], y=row[held], percent=value[held])
+    rows = len(heat.percent)
+    colour = alt.Color(
+        "percent:Q",
+        title="GPUs held, %",
+        scale=alt.Scale(domain=[0, 100]),
+        legend=alt.Legend(gradientLength=180),
+    )
+    y = alt.Y("y:Q", scale=alt.Scale(domain=[rows, 0], nice=False), axis=None)
+    scale = alt.Scale(domain=[start, heat.edges_s[-1] / unit.seconds], nice=False)
+    x = alt.X("x:Q", title=f"time since the start ({unit.name})", axis=alt.Axis(grid=False), scale=scale)
+    drawn = alt.Chart(data).transform_calculate(
+        x=f"{start} + {width} * datum.first", x2=f"{start} + {width} * datum.after", y2="datum.y + 1"
+    ).mark_rect(clip=True).encode(
+        x=x, x2="x2:Q", y=y, y2="y2:Q", color=colour,
+        tooltip=[alt.Tooltip("percent:Q", title="GPUs held, %"), alt.Tooltip("x:Q", title=unit.name, format=",.4~g")],
+    )  # fmt: skip
+    every = -(-rows // 12)
+    nodes = table(y=np.arange(0, rows, every) + 0.5, name=heat.labels[::every])
+    names = alt.Chart(nodes).mark_text(align="right", dx=-8, limit=220, clip=False)
+    labels = names.encode(x=alt.value(0), y=y, text="name:N")
+    return alt.layer(drawn.add_params(zoom()), labels).properties(
+        width=WIDTH, height=min(520, max(150, 2 * rows))
+    )
+
+
+# ------------------------------------------------------------------------------------------------- dots
+
+
+def _latency(run: RunSeries) -> Chart:
+    """Quantiles per type of input."""
+    rows = [
+        Dot(
+            latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "),
+            micros,
+            f"{name} of {latency.inputs:,}: "
+            + (f"{micros:,.0f} µs" if micros < 10_000 else f"{micros / 1_000:,.1f} ms"),
+            name,
+        )
+        for latency in run.latencies
+        for name, micros in zip(QUANTILES, latency.micros, strict=True)
+    ]
+    scale = alt.Scale(type="log", nice=False, padding=12)
+    x = alt.X("x:Q", title="time per input (µs, logarithmic)", axis=alt.Axis(format=",~g"), scale=scale)
+    return dots(rows, x, QUANTILES, legend=True)
+
+
+def _means(means: Mapping[str, Mapping[str, Mean]], key: str) -> Section:
+    """The figure that policies are judged by, each with its interval."""
+    metric = METRICS[key]
+    low = metric.better == "low"
+    rows = {profile: metrics[key] for profile, metrics in means.items()}
+    best = (min if low else max)(rows.values(), key=lambda mean: mean.mean)
+    timed = metric.unit == "s"
+    unit = time_unit(max(mean.high for mean in rows.values())) if timed else TimeUnit("% of all GPUs", 0.01)
+    found = []
+    for profile, mean in rows.items():
+        texts = [
+            duration(value) if timed else shown(key, value) for value in (mean.mean, mean.half_width) if value
+        ]
+        interval = (mean.low / unit.seconds, mean.high / unit.seconds) if mean.half_width else (None, None)
+        shape = "circle" if mean.meets(best) else "cross"
+        found.append(
+            Dot(
+                profile, mean.mean / unit.seconds, " ± ".join(texts), profile, interval[0], interval[1], shape
+            )
+        )
+    x = alt.X(
+        "x:Q",
+        title=f"{metric.label.lower()} ({unit.name})",
+        scale=alt.Scale(zero=True),
+        axis=alt.Axis(tickCount=10),
+    )
+    chart = dots(found, x, {profile: colour_of(index)[0] for index, profile in enumerate(rows)}, labels=True)
+    caption = (
+        f"Further {'left' if low else 'right'} is better. The line is the 95 % confidence interval; a cross is a policy "
+        "whose interval does not overlap that of the best."
+    )
+    return Section("means", metric.label, caption, [Drawing([Panel(chart)])])

@@ -1,4 +1,4 @@
-"""One run, small enough to draw and to send between processes: curves of bounded length, bars of bounded number."""
+"""Time series and Gantt bars of one run, bounded in size: small enough for charts and to send between processes."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from penstock.simulator.report.timeline import NEVER, Bars, Timeline
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-MAX_ROWS = 1_200  # of a curve drawn as it is; longer ones become means of bins
+MAX_ROWS = 1_200  # of a curve with every step; longer ones become means of bins
 BINS = 800
 MAX_BARS = 4_000  # of a Gantt chart that a browser still draws at once
 MIN_LANES, MAX_LANES = (
@@ -23,10 +23,11 @@ MIN_LANES, MAX_LANES = (
     256,
 )  # GPUs of a Gantt chart: enough to see how jobs lie, few enough to tell them apart
 HALVINGS = 40
-MAX_HEAT_ROWS = 320
-HEAT_BINS = 480
+MAX_HEAT_ROWS = 160
+HEAT_BINS = 320
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 CDF_POINTS = 600
+MAX_DETAILED = 6  # policies with charts of their own, so that a page stays below its bound
 
 
 class Curve(NamedTuple):
@@ -39,8 +40,8 @@ class Curve(NamedTuple):
 class Gantt(NamedTuple):
     """Rectangles, one column per field. `y`, `height` in GPUs: from the first GPU of the node, and how many.
 
-    `rows`: the drawn nodes as (id, its GPUs); `node` counts in them. `window_s`: what of the time is drawn;
-    `left_out`: how many bars are not, because they lie on other nodes or outside the window.
+    `rows`: the nodes as (id, its GPUs); `node` counts in them. `window_s`: the part of the time;
+    `left_out`: how many bars are not here, because they lie on other nodes or outside the window.
     """
 
     rows: Sequence[tuple[str, int]]
@@ -74,7 +75,7 @@ class Latency(NamedTuple):
 
 
 class JobNote(NamedTuple):
-    """What a bar tells of its job."""
+    """Of the job of a bar."""
 
     job_id: str
     model: str
@@ -82,8 +83,8 @@ class JobNote(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All that is drawn of one run. Seconds since the first record."""
+class RunSeries:
+    """Everything that charts show of one run. Seconds since the first record."""
 
     profile: str
     seed: int
@@ -134,7 +135,7 @@ class Stopwatch:
         return sorted(found, key=lambda latency: (-latency.inputs, latency.kind))
 
 
-def picture_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: int = MAX_BARS) -> Picture:
+def series_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: int = MAX_BARS) -> RunSeries:
     """Closes the timeline. At least one record."""
     timeline.close()
     steps, end_s = timeline.steps, timeline.now_ms / 1_000
@@ -149,7 +150,7 @@ def picture_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars:
     sizes = [size for size in SIZES if size <= max(1, total)]
     done = [job for job in timeline.jobs if job.ended_ms != NEVER and job.outcome == "succeeded"]
     gantt = _gantt(timeline, end_s, max_bars)
-    return Picture(
+    return RunSeries(
         profile=timeline.profile,
         seed=timeline.seed,
         end_s=end_s,

@@ -1,0 +1,204 @@
+"""Altair charts that several reports use: line charts, dot plots with intervals, logarithmic axes, light and dark theme.
+
+A definition holds data and encodings only. Its colours of text, grid and auxiliary lines come from the theme, which the
+renderer adds: the page follows the reader's colour scheme, a PNG file is always light.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import altair as alt
+import numpy as np
+from altair.utils.schemapi import debug_mode
+
+from penstock.charts.report import Chart
+
+CATEGORICAL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C8C8C")
+"""Distinguishable by colour-blind people, on white and on black. Source: Okabe and Ito, Color Universal Design, 2008."""
+DASHES = ((1, 0), (7, 4), (2, 2), (8, 3, 2, 3))
+"""Once the colours are used up: solid, dashed, dotted, both."""
+WIDTH = 800  # px; a page stretches single charts to its own width
+ROW_PX = 34  # of a dot plot
+COARSE_FROM = 100.0  # ratio of the ends of a logarithmic axis of time from which on it has fewer ticks
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+COARSE_S = (
+    0.001,
+    0.01,
+    0.1,
+    1,
+    10,
+    MINUTE_S,
+    600,
+    HOUR_S,
+    6 * HOUR_S,
+    DAY_S,
+    10 * DAY_S,
+    100 * DAY_S,
+    1_000 * DAY_S,
+)
+FINE_S = sorted(
+    {*COARSE_S, 2, 5, 20, 30, 120, 300, 1_200, 1_800, 2 * HOUR_S, 12 * HOUR_S, *(n * DAY_S for n in (2, 5, 20, 50, 200))}
+)  # fmt: skip
+
+
+def theme(*, dark: bool = False) -> dict[str, Any]:
+    """Vega-Lite configuration: all colours that do not depend on the data. Styles: `bars`, `alarm`."""
+    ink, faint, rule, ground = (
+        ("#e3e8ed", "#9aa7b4", "#2d353e", "#14181d") if dark else ("#1d2733", "#5b6875", "#e4e9ed", "#ffffff")
+    )
+    heat = ["#203241", "#3d85ad", "#b5def5"] if dark else ["#dce8f0", "#56a0c8", "#083b66"]
+    axis = {
+        "domainColor": rule,
+        "gridColor": rule,
+        "tickColor": rule,
+        "labelColor": faint,
+        "titleColor": faint,
+    }
+    return {
+        "background": "transparent" if dark else ground,
+        "font": "DejaVu Sans, Verdana, system-ui, sans-serif",
+        "view": {"stroke": None},
+        "axis": {**axis, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8},
+        "legend": {"orient": "top", "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 260, "columns": 5},
+        "title": {
+            "color": ink, "subtitleColor": faint, "fontSize": 15, "subtitleFontSize": 11, "subtitlePadding": 6,
+            "anchor": "start", "frame": "bounds", "offset": 12, "subtitleLineHeight": 15,
+        },
+        "rule": {"color": faint},
+        "text": {"color": faint, "fontSize": 11},
+        "range": {"heatmap": heat, "ramp": heat},
+        "style": {
+            "bars": {"stroke": ground},
+            "alarm": {"fill": "#D55E00", "fillOpacity": 0.12, "strokeOpacity": 0},
+        },
+    }  # fmt: skip
+
+
+def table(**columns: Sequence[Any] | np.ndarray[Any, Any]) -> alt.InlineData:
+    """Rows of columns of equal length; numbers with seven significant digits."""
+    cells = [
+        [
+            float(f"{value:.7g}") if isinstance(value, float) else value
+            for value in np.asarray(values).tolist()
+        ]
+        for values in columns.values()
+    ]
+    with debug_mode(False):  # else every row is validated against the schema: 3 s for 20,000
+        return alt.InlineData(
+            values=[dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True)]
+        )
+
+
+def zoom(*, y: bool = False) -> alt.Parameter:
+    """Dragging moves the chart; the wheel zooms with Ctrl held, so that it scrolls the page otherwise."""
+    return alt.selection_interval(
+        bind="scales", encodings=["x", "y"] if y else ["x"], zoom="wheel![event.ctrlKey]"
+    )
+
+
+def duration_text(seconds: str) -> str:
+    """Vega expression of a text such as `12 s`, `3.5 min`; `seconds` is an expression too."""
+    units = [("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S), ("s", 1)]
+    steps = "".join(
+        f"{seconds} >= {size} ? format({seconds} / {size}, ',.3~g') + ' {unit}' : " for unit, size in units
+    )
+    return f"({steps}format({seconds} * 1000, '.3~g') + ' ms')"
+
+
+def duration_axis(title: str | None, low_s: float, high_s: float) -> alt.Axis:
+    """Of a logarithmic scale in seconds; ticks outside its domain are not drawn."""
+    values = FINE_S if high_s < COARSE_FROM * low_s else COARSE_S
+    return alt.Axis(title=title, values=list(values), labelExpr=duration_text("datum.value"))
+
+
+class Series(NamedTuple):
+    """One line. `x` ascending, same length as `y`."""
+
+    name: str
+    x: Sequence[float] | np.ndarray[Any, Any]
+    y: Sequence[float] | np.ndarray[Any, Any]
+    colour: str
+    dash: Sequence[int] = DASHES[0]
+    width: float = 2.0
+
+
+def lines(series: Sequence[Series], x: alt.X, y: alt.Y, hover: str, *, height: int = 300) -> Chart:
+    """A step chart: each value holds until the next x. `x`, `y` encode the fields of these names.
+
+    `hover`: Vega expression of the tooltip's text, of `datum.x` and `datum.y`.
+    """
+    names = [one.name for one in series]
+    data = table(
+        series=[one.name for one in series for _ in one.x],
+        x=np.concatenate([one.x for one in series]),
+        y=np.concatenate([one.y for one in series]),
+    )
+    legend = alt.Legend(symbolType="stroke", symbolSize=300) if len(series) > 1 else None
+
+    def scale(values: Sequence[Any]) -> alt.Scale:
+        return alt.Scale(domain=names, range=values)
+
+    base = alt.Chart(data).transform_calculate(text=hover).encode(x=x, y=y)
+    drawn = base.mark_line(interpolate="step-after", clip=True).encode(
+        color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=legend),
+        strokeDash=alt.StrokeDash("series:N", scale=scale([list(one.dash) for one in series]), legend=legend),
+        strokeWidth=alt.StrokeWidth("series:N", scale=scale([one.width for one in series]), legend=legend),
+    )
+    nearest = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
+    points = base.mark_circle(size=60, clip=True, opacity=0).encode(
+        color=alt.Color("series:N", scale=scale([one.colour for one in series]), legend=legend),
+        opacity=alt.condition(nearest, alt.value(1), alt.value(0)),
+        tooltip=[alt.Tooltip("series:N", title=" "), alt.Tooltip("text:N", title="  ")],
+    )
+    return alt.layer(drawn.add_params(zoom()), points.add_params(nearest)).properties(
+        width=WIDTH, height=height
+    )
+
+
+class Dot(NamedTuple):
+    """A point of a dot plot, with an interval if `low` and `high` are given. `series`: what its colour means."""
+
+    row: str
+    value: float
+    text: str
+    series: str
+    low: float | None = None
+    high: float | None = None
+    shape: str = "circle"
+
+
+def dots(
+    rows: Sequence[Dot], x: alt.X, colours: Mapping[str, str], *, legend: bool = False, labels: bool = False
+) -> Chart:
+    """Dot plot with a row per `Dot.row`, first on top; at least one dot. `x` encodes the field `x`.
+
+    `labels`: texts stand beside the dots, on the side with more room; otherwise only in tooltips.
+    """
+    largest = max(dot.value for dot in rows)
+    data = table(
+        row=[dot.row for dot in rows],
+        x=[dot.value for dot in rows],
+        low=[dot.value if dot.low is None else dot.low for dot in rows],
+        high=[dot.value if dot.high is None else dot.high for dot in rows],
+        text=[dot.text for dot in rows],
+        series=[dot.series for dot in rows],
+        shape=[dot.shape for dot in rows],
+    )
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    axis = alt.Axis(grid=True, ticks=False, domain=False, labelLimit=420, labelFontSize=12)
+    order = list(dict.fromkeys(dot.row for dot in rows))
+    y = alt.Y("row:N", sort=order, title=None, axis=axis)
+    base = alt.Chart(data).encode(y=y)
+    interval = base.transform_calculate(x="datum.low").mark_rule(strokeWidth=2, clip=True)
+    points = base.mark_point(filled=True, size=110, opacity=1).encode(
+        x=x,
+        color=alt.Color("series:N", scale=scale, legend=alt.Legend(symbolType="circle") if legend else None),
+        shape=alt.Shape("shape:N", scale=None, legend=None),
+        tooltip=[alt.Tooltip("row:N", title=" "), alt.Tooltip("text:N", title="  ")],
+    )
+    layers = [interval.encode(x=x, x2="high:Q"), points.add_params(zoom())]
+    for left in (True, False) if labels else ():
+        side = f"datum.x {'<' if left else '>='} {largest / 2}"
+        style: dict[str, Any] = {"align": "left" if left else "right", "dx": 10 if left else -10}
+        layers.append(base.transform_filter(side).mark_text(dy=-10, **style).encode(x=x, text="text:N"))
+    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(ROW_PX))
