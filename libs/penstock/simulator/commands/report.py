@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from penstock.ledger.record import GENESIS, read_valid
+from penstock.model.errors import EventError
 from penstock.runtime.reading import BadFile, Problem
 from penstock.simulator.commands import reporting
 from penstock.simulator.commands.exits import OK, BadCommand
@@ -109,7 +110,7 @@ def _fold(
     try:
         timeline.fold(now_ms, found)
     except KeyError as error:
-        told = f"{error.args[0]} was never introduced: a report needs the ledger from its first record on"
-        raise BadFile(str(path), [Problem(line, "", told)]) from error
-    except msgspec.DecodeError as error:
+        why = f"{error.args[0]} was never introduced: a report needs the ledger from its first record on"
+        raise BadFile(str(path), [Problem(line, "", why)]) from error
+    except EventError as error:
         raise BadFile(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error

@@ -1,29 +1,30 @@
-"""A fold of the ledger into what can be drawn: who held which GPU when, who waited, what was free.
+"""Fold of the ledger into time series and Gantt bars: GPU occupancy, queue length, free capacity.
 
-It is fed the bytes of each record, by a simulation while it runs or from an exported ledger, and asks nothing else:
-the same ledger gives the same picture. Times are the ledger's, in ms since its first record.
+Its only input are the bytes of records, from a running simulation or an exported ledger: the same ledger gives the
+same charts. Times are the ledger's, in ms since its first record.
 """
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from penstock.ledger.record import read
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
+from penstock.model.codec import decode_fact
 from penstock.model.event import wire_type
-from penstock.model.types import WHOLE_GPU
-from penstock.simulator.report import facts
-from penstock.simulator.report.facts import DECODE
+from penstock.model.types import WHOLE_GPU, ResourceVector
 from penstock.simulator.report.occupancy import SIZES, Block, Node, Occupancy
 
 EXITED, STOPPED, STILL = 0, 1, 2
-"""How a bar ends: its task exited by itself; its job was told to stop; it has not ended yet."""
+"""How a bar ends: its task exited by itself; its job was ordered to stop; it has not ended yet."""
 NEVER = -1
+
+OfTask: TypeAlias = external_events.TaskExited | external_events.OrderRefused | ledger.TaskLost
 
 
 def integers() -> "array[int]":
@@ -135,7 +136,7 @@ class Timeline:
         self._zero_ms: int | None = None
         self._job_at: dict[str, int] = {}
         self._holding: dict[str, Holding] = {}
-        self._early: dict[str, facts.Vector] = {}
+        self._early: dict[str, ResourceVector] = {}
         self._working = 0.0
         self._waiting = 0
         self._dirty = False
@@ -147,14 +148,17 @@ class Timeline:
         self.fold(record.now_ms, [(fact.type, fact.data) for fact in record.facts])
 
     def fold(self, now_ms: int, found: Iterable[tuple[str, msgspec.Raw]]) -> None:
-        """(wire type, data) of facts of one moment. Raises `KeyError` with a job or node of which none has told."""
+        """(wire type, data) of facts of one moment.
+
+        Raises `KeyError` with a job or node that no earlier fact introduced, `EventError` for a fact that cannot be read.
+        """
         if self._zero_ms is None:
             self._zero_ms = now_ms
         self.now_ms = now_ms - self._zero_ms
         for kind, data in found:
             handler = HANDLERS.get(kind)
             if handler is not None:
-                handler(self, DECODE[kind](data))
+                handler(self, decode_fact(kind, data))
         if self._dirty:
             self._note()
 
@@ -184,24 +188,27 @@ class Timeline:
 
     # ------------------------------------------------------------------------------------------- jobs
 
-    def _submitted(self, fact: facts.Submitted) -> None:
+    def _submitted(self, fact: external_events.JobSubmitted) -> None:
         spec, asked = fact.spec, fact.spec.resources
         job = Job(fact.job_id, spec.name, spec.model or "", spec.owner, self.now_ms, spec.workers)
         self._job_at[fact.job_id] = len(self.jobs)
         self.jobs.append(job)
         early = self._early.pop(fact.job_id, None)
-        self._size(job, early or facts.Vector(asked.gpus or 0, asked.gpu_share_milli or WHOLE_GPU))
+        worker = early or ResourceVector(
+            gpus=asked.gpus or 0, gpu_share_milli=asked.gpu_share_milli or WHOLE_GPU
+        )
+        self._size(job, worker)
         self._waiting += 1
         self._dirty = True
 
-    def _estimated(self, fact: facts.Estimated) -> None:
+    def _estimated(self, fact: external_events.JobEstimated) -> None:
         at = self._job_at.get(fact.job_id)
         if at is None:
             self._early[fact.job_id] = fact.estimate.worker
         else:
             self._size(self.jobs[at], fact.estimate.worker)
 
-    def _size(self, job: Job, worker: facts.Vector) -> None:
+    def _size(self, job: Job, worker: ResourceVector) -> None:
         job.gpus = job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU
 
     def _wait(self, job: Job, waits: bool) -> None:
@@ -209,26 +216,26 @@ class Timeline:
         job.waiting = waits
         self._dirty = True
 
-    def _preempted(self, fact: facts.OfJob) -> None:
+    def _preempted(self, fact: ledger.JobPreempted) -> None:
         self.preemptions += 1
 
-    def _stop(self, fact: facts.OfJob) -> None:
+    def _stop(self, fact: ledger.StopDecided) -> None:
         job = self._job(fact.job_id)
         job.stopping = True
         self._halt(job)
 
-    def _requeued(self, fact: facts.Requeued) -> None:
+    def _requeued(self, fact: ledger.JobRequeued) -> None:
         job = self._job(fact.job_id)
         self._halt(job)
         self._wait(job, fact.not_before_ms is None)
 
-    def _queued(self, fact: facts.OfJob) -> None:
+    def _queued(self, fact: ledger.JobQueued) -> None:
         self._wait(self._job(fact.job_id), True)
 
-    def _unschedulable(self, fact: facts.Unschedulable) -> None:
+    def _unschedulable(self, fact: ledger.JobFoundUnschedulable) -> None:
         self._wait(self._job(fact.job_id), not fact.reason)
 
-    def _ended(self, fact: facts.Ended) -> None:
+    def _ended(self, fact: ledger.JobEnded) -> None:
         job = self._job(fact.job_id)
         self._halt(job)
         self._wait(job, False)
@@ -248,7 +255,7 @@ class Timeline:
 
     # ------------------------------------------------------------------------------------------ tasks
 
-    def _placed(self, fact: facts.Placed) -> None:
+    def _placed(self, fact: ledger.PlacementDecided) -> None:
         at = self._job_at[fact.job_id]
         job = self.jobs[at]
         self._wait(job, False)
@@ -267,7 +274,7 @@ class Timeline:
             held_milli += len(place.gpus) * share
         job.gpus = held_milli / WHOLE_GPU
 
-    def _started(self, fact: facts.OfTask) -> None:
+    def _started(self, fact: external_events.TaskStarted) -> None:
         held = self._holding.get(fact.task_id)
         if held is None:
             return
@@ -279,7 +286,7 @@ class Timeline:
                 self._working += job.gpus
                 self._dirty = True
 
-    def _freed(self, fact: facts.OfTask) -> None:
+    def _freed(self, fact: OfTask) -> None:
         held = self._holding.pop(fact.task_id, None)
         if held is None:
             return
@@ -291,32 +298,29 @@ class Timeline:
 
     # ------------------------------------------------------------------------------------------ nodes
 
-    def _joined(self, fact: facts.Joined) -> None:
+    def _joined(self, fact: external_events.NodeJoined | external_events.NodeChanged) -> None:
         self.occupancy.join(fact.node.node_id, len(fact.node.gpus))
         self._dirty = True
 
-    def _suspected(self, fact: facts.OfNode) -> None:
+    def _suspected(self, fact: external_events.NodeSuspected | external_events.NodeLeft) -> None:
         self.occupancy.close(fact.node_id)
         self._dirty = True
 
-    def _lost(self, fact: facts.OfNode) -> None:
+    def _lost(self, fact: ledger.NodeLost) -> None:
         self.occupancy.close(fact.node_id, gone=True)
         self._dirty = True
 
-    def _restored(self, fact: facts.OfNode) -> None:
+    def _restored(self, fact: ledger.NodeRestored) -> None:
         self.occupancy.reopen(fact.node_id)
         self._dirty = True
 
-    def _faulted(self, fact: facts.Faulted) -> None:
+    def _faulted(self, fact: external_events.GpuFaulted) -> None:
         self.occupancy.fault(fact.node_id, fact.gpu)
         self._dirty = True
 
-    def _term(self, fact: facts.Term) -> None:
+    def _term(self, fact: ledger.TermStarted) -> None:
         self.profile, self.seed = fact.settings.profile, fact.settings.seed
 
-
-VERSIONED: Mapping[str, str] = MappingProxyType({kind.rpartition(".v")[0]: kind for kind in DECODE})
-"""Type of a fact as the gateway streams it → as the ledger has it."""
 
 HANDLERS: Mapping[str, Callable[[Timeline, Any], None]] = MappingProxyType(
     {
@@ -343,3 +347,6 @@ HANDLERS: Mapping[str, Callable[[Timeline, Any], None]] = MappingProxyType(
         wire_type(ledger.TermStarted): Timeline._term,
     }
 )
+
+VERSIONED: Mapping[str, str] = MappingProxyType({kind.rpartition(".v")[0]: kind for kind in HANDLERS})
+"""Type of a fact as the gateway streams it → as the ledger has it."""
