@@ -42,7 +42,7 @@ FINE_S = sorted(
 
 
 def theme(*, dark: bool = False) -> dict[str, Any]:
-    """Vega-Lite configuration: all colours that do not depend on the data. Styles: `bars`, `alarm`."""
+    """Vega-Lite configuration: all colours that do not depend on the data. Style: `bars`."""
     ink, faint, rule, ground = (
         ("#e3e8ed", "#9aa7b4", "#2d353e", "#14181d") if dark else ("#1d2733", "#5b6875", "#e4e9ed", "#ffffff")
     )
@@ -69,7 +69,6 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "range": {"heatmap": heat, "ramp": heat},
         "style": {
             "bars": {"stroke": ground},
-            "alarm": {"fill": "#D55E00", "fillOpacity": 0.12, "strokeOpacity": 0},
         },
     }  # fmt: skip
 
@@ -89,10 +88,10 @@ def table(**columns: Sequence[Any] | np.ndarray[Any, Any]) -> alt.InlineData:
         )
 
 
-def zoom(*, y: bool = False) -> alt.Parameter:
+def zoom(name: str = "zoom", *, y: bool = False) -> alt.Parameter:
     """Dragging moves the chart; the wheel zooms with Ctrl held, so that it scrolls the page otherwise."""
     return alt.selection_interval(
-        bind="scales", encodings=["x", "y"] if y else ["x"], zoom="wheel![event.ctrlKey]"
+        name=name, bind="scales", encodings=["x", "y"] if y else ["x"], zoom="wheel![event.ctrlKey]"
     )
 
 

@@ -1,4 +1,4 @@
-"""`penstock estimator …`: reports and judgements by `python -m penstock_services.estimator.evaluate`; models by the gateway."""
+"""`penstock estimator …`: reports by `python -m penstock_services.estimator.report`; models by the gateway."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ from penstock.cli.output import Format, console, dump, plain_table
 from penstock.cli.tables import clock
 
 PATIENCE_S = 600.0  # a check may fold the whole ledger
-COMMAND = (sys.executable, "-m", "penstock_services.estimator.evaluate")
+COMMAND = (sys.executable, "-m", "penstock_services.estimator.report")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,7 +51,7 @@ def report(
     """Say and draw how estimates did against what jobs used: predicted against actual, per tier, over time, who over-asks,
     the worst jobs, and how often intervals of remaining time held."""
     _need_the_estimator("report")
-    arguments = [*COMMAND, "report", "-o", output]
+    arguments = [*COMMAND, "-o", output]
     for option, path in (("--report", page), ("--png", png)):
         if path is not None:
             arguments += [option, str(path)]

@@ -12,11 +12,12 @@
 
   function draw(element) {
     visible.add(element);
+    const theme = themes[night.matches && !printing ? "dark" : "light"];
     const chart = charts[element.dataset.chart];
     const datasets = Object.fromEntries(Object.entries(chart.datasets).map(([name, columns]) => [name, rows(columns)]));
     const spec = { ...chart, datasets, width: "container" };
     return vegaEmbed(element, spec, {
-      config: themes[night.matches && !printing ? "dark" : "light"],
+      config: { ...theme, legend: { ...theme.legend, disable: Boolean(element.closest(".grid")) } }, // there it is HTML
       actions: { export: true, source: false, compiled: false, editor: false },
       renderer: "canvas",
       ast: true, // interprets expressions: no `unsafe-eval`

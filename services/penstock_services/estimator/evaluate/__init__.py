@@ -1,1 +1,1 @@
-"""`penstock estimator evaluate`: how well models predict measured runs that they were not shown. Offline."""
+"""Checks of stored models, which the gateway runs."""

@@ -1,8 +1,11 @@
-"""`penstock estimator report`: what was said of the jobs that a cell ran, against what they used."""
+"""`penstock estimator report`: accuracy of estimates, from a ledger or the gateway's events; run with `python -m`."""
 
+import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import argparse
 import math
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -21,8 +24,7 @@ from penstock.runtime.json_lines import json_lines
 from penstock_services.estimator.core.accuracy import Reckoning, reckon
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.state import HANDLERS, At, Ledger
-from penstock_services.estimator.evaluate.drawn import words
-from penstock_services.estimator.evaluate.drawn.picture import picture_of, shown
+from penstock_services.estimator.report_data import field_text, report_data, shown
 
 OK, BAD_INPUT = 0, 2
 BARS = "▁▂▃▄▅▆▇█"
@@ -43,8 +45,10 @@ class BadSource(ValueError):
     """Something cannot be read, or not be written where it is asked for; the message says what and where."""
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    source = to.add_mutually_exclusive_group(required=True)
+def main(arguments: Sequence[str]) -> int:
+    """Exit codes: 0 done, 2 bad command, nothing that could be read, or nowhere to write."""
+    parser = argparse.ArgumentParser(prog="penstock estimator report")
+    source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--ledger", type=Path, metavar="FILE", help="a ledger, one record a line")
     source.add_argument(
         "--events",
@@ -52,11 +56,16 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="events as the gateway streams them, one JSON a line; -: stdin",
     )
-    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    to.add_argument(
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument(
         "--report", type=Path, metavar="FILE.html", help="write a page with charts, whole in one file"
     )
-    to.add_argument("--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files")
+    parser.add_argument(
+        "--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files"
+    )
+    asked = parser.parse_args(arguments)
+    asked.line = shlex.join(["penstock", "estimator", "report", *arguments]).replace(" --events -", "")
+    return run(asked)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -70,7 +79,7 @@ def run(asked: argparse.Namespace) -> int:
         else:
             _fold_events(asked.events, fold)
         found = reckon(runs)
-        draw(asked, runs, found)
+        write(asked, runs, found)
     except BadSource as error:
         print(f"penstock: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -85,12 +94,10 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def judge_places(page: Path | None, png: Path | None) -> None:
-    """Before anything is read: whether the drawings can be written. Makes the folder of the pictures. Raises `BadSource`."""
-    for option, path, library in (("--report", page, "plotly"), ("--png", png, "matplotlib")):
-        if path is not None and find_spec(library) is None:
-            raise BadSource(
-                f"{option} needs {library}, which is not installed; pip install 'penstock[simulator]'"
-            )
+    """Before anything is read: whether page and PNG files can be written. Makes their folder. Raises `BadSource`."""
+    if (page or png) and find_spec("altair") is None:
+        option = "--report" if page else "--png"
+        raise BadSource(f"{option} needs altair, which is not installed; pip install 'penstock[charts]'")
     if page is not None:
         if page.is_dir() or not page.parent.is_dir():
             why = (
@@ -110,27 +117,25 @@ def judge_places(page: Path | None, png: Path | None) -> None:
             raise BadSource(f"--png {png}: cannot be written; name a folder of yours")
 
 
-def draw(asked: argparse.Namespace, runs: Sequence[FinishedRun], found: Reckoning) -> None:
-    """The page and the pictures, if asked for. Raises `BadSource` where the disk refuses, or there is nothing to draw."""
+def write(asked: argparse.Namespace, runs: Sequence[FinishedRun], found: Reckoning) -> None:
+    """Page and PNG files, if asked for. Raises `BadSource` where the disk refuses, or without data."""
     if asked.report is None and asked.png is None:
         return
-    picture = picture_of(runs, found)
-    if not picture.panels:
+    data = report_data(runs, found)
+    if not data.fields:
         raise BadSource(
             "nothing to draw: no job has succeeded yet of which anything was both said and measured"
         )
+    from penstock.charts.render import html, save_all  # Altair takes 0.3 s
+    from penstock_services.estimator.report_charts import page_of
+
+    page = page_of(data, asked.line)
     try:
         if asked.report is not None:
-            from penstock_services.estimator.evaluate.drawn.page import page  # its library takes a second
-
-            asked.report.write_text(page(picture, asked.line), encoding="utf-8")
+            asked.report.write_text(html(page), encoding="utf-8")
             print(f"wrote {asked.report}", file=sys.stderr)
         if asked.png is not None:
-            from penstock_services.estimator.evaluate.drawn.png import (
-                save_all,  # as above, and writes a cache
-            )
-
-            print(f"wrote {len(save_all(picture, asked.png))} pictures to {asked.png}", file=sys.stderr)
+            print(f"wrote {len(save_all(page.sections, asked.png))} pictures to {asked.png}", file=sys.stderr)
     except OSError as error:
         raise BadSource(f"{error.filename}: {error.strerror}") from error
 
@@ -225,7 +230,7 @@ def show(found: Reckoning, console: Console) -> None:
         console.print("\nWho asks for more than is used:")
         for one in found.over_asking:
             console.print(
-                f"  {one.owner}: {one.asked_to_used:.1f} times the {words.field_text(one.field)}, over {one.runs} runs",
+                f"  {one.owner}: {one.asked_to_used:.1f} times the {field_text(one.field)}, over {one.runs} runs",
                 markup=False,
             )
     if found.worst:
@@ -233,7 +238,7 @@ def show(found: Reckoning, console: Console) -> None:
         for job in found.worst:
             used, said = shown(job.field, job.used), shown(job.field, job.said)
             console.print(
-                f"  {job.job_id} ({job.owner}): {words.field_text(job.field)} {used} used, {said} said by {job.tier}",
+                f"  {job.job_id} ({job.owner}): {field_text(job.field)} {used} used, {said} said by {job.tier}",
                 markup=False,
             )
 
@@ -242,3 +247,13 @@ def bars(values: Sequence[float]) -> str:
     """A bar per stretch of runs."""
     top = len(BARS) - 1
     return "".join(BARS[min(top, int(value / FULL_BAR * top + 0.5))] for value in values)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends quietly
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
