@@ -317,6 +317,7 @@ _DECISIONS: tuple[Event, ...] = (
     ledger_events.JobFoundUnschedulable(
         job_id=OTHER_JOB, reason="needs 8 GPUs on one node; the largest node of the cell has 4"
     ),
+    ledger_events.JobFoundSchedulable(job_id=OTHER_JOB),
     ledger_events.JobsRanked(
         ranks=(ledger_events.JobRank(job_id=JOB, level=1, chosen=True, position=4_711 << 12),)
     ),

@@ -21,7 +21,7 @@ from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.policies.profiles import PROFILES
-from penstock_services.placer.shell.replay import Replayer
+from penstock_services.placer.shell.replay import Replayer, upcast
 from tests.simulation.test_profiles import run, trace  # noqa: F401 - `trace` is a fixture
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -56,8 +56,22 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
     assert json.loads(dump(replica.state)) == read("state.json.gz")
 
 
+def changed(golden: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """The facts in which upcasting changes the ledger's records: as they were, as they are now."""
+    before, after = [], []
+    for record in golden["topics"][Topic.LEDGER]:
+        value = record["value"].encode("latin1")
+        old, new = json.loads(value), json.loads(upcast(value))
+        for was, now in zip(old.pop("facts"), new.pop("facts"), strict=True):
+            if was != now:
+                before.append((was["type"], was["data"]))
+                after.append((now["type"], now["data"]))
+        assert old == new
+    return before, after
+
+
 async def test_an_old_ledger_is_decided_again_to_the_byte() -> None:
-    """`penstock replay` on an old cell's topics."""
+    """`penstock replay` on an old cell's topics. One event had two meanings: decision 0017."""
     golden, broker = read("ledger.json.gz"), MemoryBroker()
     broker.create({str(topic): 1 for topic in (Topic.LEDGER, *INPUT_TOPICS)})
     log = MemoryLog(broker, "golden")
@@ -72,5 +86,8 @@ async def test_an_old_ledger_is_decided_again_to_the_byte() -> None:
                 for record in records
             ]
         )
+    before, after = changed(golden)
+    assert before == [("penstock.job.found_unschedulable.v1", {"job_id": "long-gang", "reason": ""})]
+    assert after == [("penstock.job.found_schedulable.v1", {"job_id": "long-gang"})]
     report = await Replayer(log, 0).run()
     assert (report.different, report.void, report.head_id) == (0, 0, golden["head"])

@@ -139,6 +139,7 @@ WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", ""))),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
+        "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
         "penstock.job.ended": ("ended", _ended),
         "penstock.node.joined": ("joined", lambda d: f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, {count(d['node']['cores'], 'core')}"),
         "penstock.node.changed": ("changed", lambda d: str(d["node"]["node_id"])),

@@ -65,7 +65,7 @@ def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
 
 def evolve(state: CellState, fact: Event) -> None:
     """Folds one fact. Facts without effect on the state (a model was trained) are ignored."""
-    handler = HANDLERS.get(fact.TYPE)
+    handler = HANDLERS.get(type(fact))
     if handler is not None:
         handler(state, fact)
 
@@ -136,7 +136,7 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
     job.running_ms = job.stop_reason = job.exit_code = None
     job.failure = job.failure_cause = ""
     job.overtaken = 0
-    _mark_unschedulable(state, job, "")
+    _clear_unschedulable(state, job)
     _drop_timers(state, job.job_id, "queue_timeout")
     job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
     for place in fact.tasks:
@@ -196,28 +196,33 @@ def _jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
 
 
 def _job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:
+    """Such a job stands beside the queue: nobody waits behind it."""
     job = state.jobs[fact.job_id]
-    _mark_unschedulable(state, job, fact.reason)
-    if fact.reason:
-        state.queue.pop(job.order, None)
-    else:
-        state.queue[job.order] = job.job_id
+    job.unschedulable = fact.reason
+    state.unschedulable[job.job_id] = None
+    state.queue.pop(job.order, None)
     state.notes.add(job.job_id)
     job.version += 1
 
 
-def _mark_unschedulable(state: CellState, job: JobState, reason: str) -> None:
-    """Such a job stands beside the queue: nobody waits behind it."""
-    job.unschedulable = reason
-    if reason:
-        state.unschedulable[job.job_id] = None
-    elif state.unschedulable.pop(job.job_id, "") is None:
+def _job_found_schedulable(state: CellState, fact: ledger_events.JobFoundSchedulable) -> None:
+    job = state.jobs[fact.job_id]
+    _clear_unschedulable(state, job)
+    state.queue[job.order] = job.job_id
+    state.notes.add(job.job_id)
+    job.version += 1
+
+
+def _clear_unschedulable(state: CellState, job: JobState) -> None:
+    """The finding and its timer are gone; without a finding nothing changes."""
+    job.unschedulable = ""
+    if state.unschedulable.pop(job.job_id, "") is None:
         _drop_timers(state, job.job_id, "unschedulable")
 
 
 def _job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
     job = state.jobs.pop(fact.job_id)
-    _mark_unschedulable(state, job, "")
+    _clear_unschedulable(state, job)
     _drop_timers(
         state, job.job_id, "queue_timeout", "run_timeout", "launch_timeout", "backoff", "unschedulable"
     )
@@ -423,33 +428,34 @@ def _timer_gone(state: CellState, fact: ledger_events.TimerFired) -> None:
     state.timers.pop(fact.timer_id, None)
 
 
-HANDLERS: Mapping[str, Callable[[CellState, Any], None]] = MappingProxyType(
+HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyType(
     {
-        external_events.JobSubmitted.TYPE: _job_submitted,
-        external_events.JobEstimated.TYPE: _job_estimated,
-        ledger_events.PlacementDecided.TYPE: _placement_decided,
-        ledger_events.StopDecided.TYPE: _stop_decided,
-        ledger_events.JobRequeued.TYPE: _job_requeued,
-        ledger_events.JobQueued.TYPE: _job_queued,
-        ledger_events.JobFoundUnschedulable.TYPE: _job_found_unschedulable,
-        ledger_events.JobEnded.TYPE: _job_ended,
-        ledger_events.JobsRanked.TYPE: _jobs_ranked,
-        external_events.WorkProgressed.TYPE: _work_progressed,
-        external_events.TaskStarted.TYPE: _task_started,
-        external_events.TaskExited.TYPE: _task_exited,
-        ledger_events.TaskLost.TYPE: _task_lost,
-        external_events.OrderRefused.TYPE: _order_refused,
-        external_events.NodeJoined.TYPE: _node_joined,
-        external_events.NodeChanged.TYPE: _node_changed,
-        external_events.NodeSuspected.TYPE: _node_suspected,
-        external_events.NodeLeft.TYPE: _node_left,
-        ledger_events.NodeLost.TYPE: _node_lost,
-        ledger_events.NodeRestored.TYPE: _node_restored,
-        external_events.GpuFaulted.TYPE: _gpu_faulted,
-        ledger_events.TermStarted.TYPE: _term_started,
-        ledger_events.CellFrozen.TYPE: _cell_frozen,
-        ledger_events.CellThawed.TYPE: _cell_thawed,
-        ledger_events.TimerSet.TYPE: _timer_set,
-        ledger_events.TimerFired.TYPE: _timer_gone,
+        external_events.JobSubmitted: _job_submitted,
+        external_events.JobEstimated: _job_estimated,
+        ledger_events.PlacementDecided: _placement_decided,
+        ledger_events.StopDecided: _stop_decided,
+        ledger_events.JobRequeued: _job_requeued,
+        ledger_events.JobQueued: _job_queued,
+        ledger_events.JobFoundUnschedulable: _job_found_unschedulable,
+        ledger_events.JobFoundSchedulable: _job_found_schedulable,
+        ledger_events.JobEnded: _job_ended,
+        ledger_events.JobsRanked: _jobs_ranked,
+        external_events.WorkProgressed: _work_progressed,
+        external_events.TaskStarted: _task_started,
+        external_events.TaskExited: _task_exited,
+        ledger_events.TaskLost: _task_lost,
+        external_events.OrderRefused: _order_refused,
+        external_events.NodeJoined: _node_joined,
+        external_events.NodeChanged: _node_changed,
+        external_events.NodeSuspected: _node_suspected,
+        external_events.NodeLeft: _node_left,
+        ledger_events.NodeLost: _node_lost,
+        ledger_events.NodeRestored: _node_restored,
+        external_events.GpuFaulted: _gpu_faulted,
+        ledger_events.TermStarted: _term_started,
+        ledger_events.CellFrozen: _cell_frozen,
+        ledger_events.CellThawed: _cell_thawed,
+        ledger_events.TimerSet: _timer_set,
+        ledger_events.TimerFired: _timer_gone,
     }
 )

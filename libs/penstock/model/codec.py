@@ -17,7 +17,7 @@ from penstock.model.errors import Invalid, TooBig, UnknownType, UnknownVersion
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import Value
-from penstock.model.upcasters import UPCASTERS
+from penstock.model.upcasters import SPLIT, UPCASTERS
 from penstock.model.validation import checked_json, describe
 
 E = TypeVar("E", bound=Value)
@@ -87,7 +87,9 @@ def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
     if model is None:
         type_name, value = _upcast(type_name, bytes(value))
         model = REGISTRY[type_name]
-    return decode_as(model, value)
+    found = decode_as(model, value)
+    split = SPLIT.get(type_name)
+    return found if split is None else split(found)
 
 
 def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:

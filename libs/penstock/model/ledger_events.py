@@ -143,13 +143,22 @@ class JobQueued(Event, frozen=True, kw_only=True):
 class JobFoundUnschedulable(Event, frozen=True, kw_only=True):
     """It fits on no node of the cell even when empty; it ends unless a node joins in time.
 
-    An empty reason takes that back: a node joined.
+    Ledgers of earlier versions write `JobFoundSchedulable` as this event with an empty reason.
     """
 
     TYPE = "penstock.job.found_unschedulable"
 
     job_id: Identifier
     reason: ShortText
+
+
+@event
+class JobFoundSchedulable(Event, frozen=True, kw_only=True):
+    """It was unschedulable and now fits the empty cell: a node joined or changed. It queues at its old place."""
+
+    TYPE = "penstock.job.found_schedulable"
+
+    job_id: Identifier
 
 
 class JobRank(Value, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ against what is really free, one after the other on one overlay. All or nothing.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from penstock.ledger.index import Share
 from penstock.ledger.state import CellState, JobState, NodeState, mask_of
@@ -46,12 +46,11 @@ class _Left:
 
 def validate(state: CellState, proposal: Proposal) -> Verdict:
     """Judges batch plans; other proposals are `unsupported`. Never changes the state."""
-    if proposal.TYPE != PlanProposed.TYPE:
+    if not isinstance(proposal, PlanProposed):
         return _refused("unsupported", f"{proposal.TYPE} is not acted on by this placer")
-    proposed = cast(PlanProposed, proposal)
-    if proposed.kind != "batch":
-        return _refused("unsupported", f"plans of kind {proposed.kind} are not acted on by this placer")
-    if len({plan.job_id for plan in proposed.plans}) < len(proposed.plans):
+    if proposal.kind != "batch":
+        return _refused("unsupported", f"plans of kind {proposal.kind} are not acted on by this placer")
+    if len({plan.job_id for plan in proposal.plans}) < len(proposal.plans):
         return _refused("invalid", "a job is planned twice")
     if state.frozen:
         return _refused("wrong_state", f"the cell is frozen: {state.frozen}")
@@ -59,7 +58,7 @@ def validate(state: CellState, proposal: Proposal) -> Verdict:
     if stale is not None:
         return stale
     left: dict[str, _Left] = {}
-    for plan in proposed.plans:
+    for plan in proposal.plans:
         verdict = _plan(state, plan, left)
         if verdict is not None:
             return verdict

@@ -312,7 +312,7 @@ class Simulation:
                 raise Unsound(f"seq {self.cell.head.seq}: {'; '.join(problems)}")
         if step.outcome == "committed":
             for fact in step.facts:
-                book = BOOKS.get(fact.TYPE)
+                book = BOOKS.get(type(fact))
                 if book is not None:
                     book(self, fact)
         if len(step.facts) > 1:
@@ -353,14 +353,14 @@ class Simulation:
         self.meter.ended(fact.job_id)
 
 
-BOOKS: Mapping[str, Callable[[Simulation, Any], None]] = MappingProxyType(
+BOOKS: Mapping[type[Event], Callable[[Simulation, Any], None]] = MappingProxyType(
     {
-        ledger_events.PlacementDecided.TYPE: Simulation._placed,
-        external_events.TaskStarted.TYPE: Simulation._started,
-        external_events.TaskExited.TYPE: Simulation._freed,
-        ledger_events.TaskLost.TYPE: Simulation._freed,
-        external_events.OrderRefused.TYPE: Simulation._freed,
-        ledger_events.JobPreempted.TYPE: Simulation._preempted,
-        ledger_events.JobEnded.TYPE: Simulation._ended,
+        ledger_events.PlacementDecided: Simulation._placed,
+        external_events.TaskStarted: Simulation._started,
+        external_events.TaskExited: Simulation._freed,
+        ledger_events.TaskLost: Simulation._freed,
+        external_events.OrderRefused: Simulation._freed,
+        ledger_events.JobPreempted: Simulation._preempted,
+        ledger_events.JobEnded: Simulation._ended,
     }
 )

@@ -66,7 +66,7 @@ class JobSpans:
         if not self._tracing.enabled:
             return
         for fact in record_facts:
-            handler = _HANDLERS.get(fact.TYPE)
+            handler = _HANDLERS.get(type(fact))
             if handler is not None:
                 handler(self, now_ms, fact)
 
@@ -164,14 +164,14 @@ def decide_placement(
     )
 
 
-_HANDLERS: Mapping[str, Callable[[JobSpans, int, Any], None]] = MappingProxyType(
+_HANDLERS: Mapping[type[Event], Callable[[JobSpans, int, Any], None]] = MappingProxyType(
     {
-        external_events.JobSubmitted.TYPE: JobSpans._submitted,
-        external_events.JobEstimated.TYPE: JobSpans._queued,
-        ledger_events.JobQueued.TYPE: JobSpans._queued,
-        ledger_events.PlacementDecided.TYPE: JobSpans._placed,
-        external_events.TaskStarted.TYPE: JobSpans._started,
-        ledger_events.JobRequeued.TYPE: JobSpans._requeued,
-        ledger_events.JobEnded.TYPE: JobSpans._ended,
+        external_events.JobSubmitted: JobSpans._submitted,
+        external_events.JobEstimated: JobSpans._queued,
+        ledger_events.JobQueued: JobSpans._queued,
+        ledger_events.PlacementDecided: JobSpans._placed,
+        external_events.TaskStarted: JobSpans._started,
+        ledger_events.JobRequeued: JobSpans._requeued,
+        ledger_events.JobEnded: JobSpans._ended,
     }
 )

@@ -232,8 +232,8 @@ class Timeline:
     def _queued(self, fact: ledger.JobQueued) -> None:
         self._wait(self._job(fact.job_id), True)
 
-    def _unschedulable(self, fact: ledger.JobFoundUnschedulable) -> None:
-        self._wait(self._job(fact.job_id), not fact.reason)
+    def _found(self, fact: ledger.JobFoundUnschedulable | ledger.JobFoundSchedulable) -> None:
+        self._wait(self._job(fact.job_id), isinstance(fact, ledger.JobFoundSchedulable))
 
     def _ended(self, fact: ledger.JobEnded) -> None:
         job = self._job(fact.job_id)
@@ -342,7 +342,8 @@ HANDLERS: Mapping[str, Callable[[Timeline, Any], None]] = MappingProxyType(
         wire_type(ledger.JobPreempted): Timeline._preempted,
         wire_type(ledger.JobQueued): Timeline._queued,
         wire_type(ledger.JobRequeued): Timeline._requeued,
-        wire_type(ledger.JobFoundUnschedulable): Timeline._unschedulable,
+        wire_type(ledger.JobFoundUnschedulable): Timeline._found,
+        wire_type(ledger.JobFoundSchedulable): Timeline._found,
         wire_type(ledger.JobEnded): Timeline._ended,
         wire_type(ledger.TermStarted): Timeline._term,
     }

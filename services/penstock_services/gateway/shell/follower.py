@@ -64,9 +64,9 @@ class Follower:
             state.positions[cause.topic, cause.partition] = cause.offset + 1
         for raw in record.facts:
             fact: Any = raw.event()
-            ending = state.jobs.get(fact.job_id) if fact.TYPE == JobEnded.TYPE else None
+            ending = state.jobs.get(fact.job_id) if isinstance(fact, JobEnded) else None
             evolve(state, fact)
-            if fact.TYPE == JobSubmitted.TYPE:
+            if isinstance(fact, JobSubmitted):
                 self.pending.pop(fact.job_id, None)
             if ending is not None:
                 how = Ending(fact.outcome, fact.exit_code, fact.reason, state.now_ms)

@@ -57,7 +57,7 @@ class Decider:
         self.explanations = []
         self._event_id = event_id
         self._made = None
-        choose = CHOICES.get(event.TYPE)
+        choose = CHOICES.get(type(event))
         return iter(()) if choose is None else choose(self, state, event)
 
     @property
@@ -433,7 +433,7 @@ class Decider:
             if never_fits(state, demand) is not None:
                 hopeless.add(key)
             else:
-                yield ledger_events.JobFoundUnschedulable(job_id=job_id, reason="")
+                yield ledger_events.JobFoundSchedulable(job_id=job_id)
                 found += 1
                 if found == MAX_RECONSIDERED_PER_RECORD:
                     yield timer(state, "cell", "place_more", 0)
@@ -482,22 +482,22 @@ class Decider:
                 )
 
 
-CHOICES: Mapping[str, Callable[[Decider, CellState, Any], Iterator[Event]]] = MappingProxyType(
+CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event]]] = MappingProxyType(
     {
-        external_events.JobSubmitted.TYPE: Decider._submitted,
-        external_events.JobEstimated.TYPE: Decider._estimated,
-        external_events.JobCancelRequested.TYPE: Decider._cancel,
-        external_events.TaskStarted.TYPE: Decider._started,
-        external_events.TaskExited.TYPE: Decider._exited,
-        external_events.OrderRefused.TYPE: Decider._exited,
-        external_events.NodeJoined.TYPE: Decider._joined,
-        external_events.NodeChanged.TYPE: Decider._changed,
-        external_events.WorkProgressed.TYPE: Decider._told,
-        external_events.NodeLeft.TYPE: Decider._left,
-        external_events.PlanProposed.TYPE: Decider._proposed,
-        external_events.MigrationProposed.TYPE: Decider._proposed,
-        external_events.CoresProposed.TYPE: Decider._proposed,
-        external_events.ThrottleProposed.TYPE: Decider._proposed,
-        ledger_events.TimerFired.TYPE: Decider._fired,
+        external_events.JobSubmitted: Decider._submitted,
+        external_events.JobEstimated: Decider._estimated,
+        external_events.JobCancelRequested: Decider._cancel,
+        external_events.TaskStarted: Decider._started,
+        external_events.TaskExited: Decider._exited,
+        external_events.OrderRefused: Decider._exited,
+        external_events.NodeJoined: Decider._joined,
+        external_events.NodeChanged: Decider._changed,
+        external_events.WorkProgressed: Decider._told,
+        external_events.NodeLeft: Decider._left,
+        external_events.PlanProposed: Decider._proposed,
+        external_events.MigrationProposed: Decider._proposed,
+        external_events.CoresProposed: Decider._proposed,
+        external_events.ThrottleProposed: Decider._proposed,
+        ledger_events.TimerFired: Decider._fired,
     }
 )

@@ -20,7 +20,7 @@ FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout"})
 
 def refusal(state: CellState, event: Event) -> str | None:
     """Why this input must not be folded, or None. O(1)."""
-    guard = GUARDS.get(event.TYPE)
+    guard = GUARDS.get(type(event))
     return guard(state, event) if guard is not None else None
 
 
@@ -149,24 +149,24 @@ TaskEvent = (
     | external_events.StagesMeasured
 )
 
-GUARDS: Mapping[str, Callable[[CellState, Any], str | None]] = MappingProxyType(
+GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingProxyType(
     {
-        external_events.JobSubmitted.TYPE: _submitted,
-        external_events.JobEstimated.TYPE: _estimated,
-        external_events.JobCancelRequested.TYPE: _cancel,
-        external_events.TaskStarted.TYPE: _started,
-        external_events.TaskExited.TYPE: _exited,
-        external_events.TaskPhaseChanged.TYPE: _of_living_task,
-        external_events.TaskCheckpointed.TYPE: _of_living_task,
-        external_events.StepsMeasured.TYPE: _of_living_task,
-        external_events.StagesMeasured.TYPE: _of_living_task,
-        external_events.EtaEstimated.TYPE: _told,
-        external_events.OrderRefused.TYPE: _refused,
-        external_events.NodeJoined.TYPE: _joined,
-        external_events.NodeChanged.TYPE: _changed,
-        external_events.NodeSuspected.TYPE: _node,
-        external_events.NodeLeft.TYPE: _left,
-        external_events.GpuFaulted.TYPE: _gpu,
-        ledger_events.TimerFired.TYPE: _timer,
+        external_events.JobSubmitted: _submitted,
+        external_events.JobEstimated: _estimated,
+        external_events.JobCancelRequested: _cancel,
+        external_events.TaskStarted: _started,
+        external_events.TaskExited: _exited,
+        external_events.TaskPhaseChanged: _of_living_task,
+        external_events.TaskCheckpointed: _of_living_task,
+        external_events.StepsMeasured: _of_living_task,
+        external_events.StagesMeasured: _of_living_task,
+        external_events.EtaEstimated: _told,
+        external_events.OrderRefused: _refused,
+        external_events.NodeJoined: _joined,
+        external_events.NodeChanged: _changed,
+        external_events.NodeSuspected: _node,
+        external_events.NodeLeft: _left,
+        external_events.GpuFaulted: _gpu,
+        ledger_events.TimerFired: _timer,
     }
 )

@@ -38,7 +38,7 @@ class PlacerCore:
         if reason is not None:
             return Step("rejected", reason, (), ())
         evolve(state, event)
-        if event.TYPE == TermStarted.TYPE:
+        if isinstance(event, TermStarted):
             self.decider = Decider(state.settings)
         folded = [event]
         for decision in self.decider.decide(state, event, event_id):

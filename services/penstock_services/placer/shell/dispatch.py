@@ -50,7 +50,7 @@ class Dispatcher:
     def _message(self, order: Order) -> Message:
         job_id = order.task_id.rsplit(".", 2)[0]
         traces = self._story.traces
-        starts = order.TYPE == StartTask.TYPE  # its token is the seq of the record that placed it
+        starts = isinstance(order, StartTask)  # its token is the seq of the record that placed it
         headers, value = to_wire(
             Envelope(
                 id=f"order-{order.token}-{order.task_id}",

@@ -1,7 +1,8 @@
 """Replay: decide everything again from the log and compare byte for byte.
 
 Each valid ledger record names its cause. The input is read again from its topic, the very same core answers
-it, and the record so written must equal the one in the ledger. Replay writes nothing and emits no trace.
+it, and the record so written must equal the one in the ledger,
+which is upcast where an earlier version wrote a fact in another form. Replay writes nothing and emits no trace.
 """
 
 import asyncio
@@ -13,14 +14,15 @@ from typing import Any
 
 import orjson
 
-from penstock.ledger.record import GENESIS, Head, RawRecord, read_valid, write
+from penstock.ledger.record import GENESIS, Head, RawFact, RawRecord, read, read_valid, write
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition, Record
-from penstock.model.codec import decode
+from penstock.model.codec import decode, written
 from penstock.model.event import wire_type
 from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.upcasters import SPLIT
 from penstock.runtime.settings import Settings
 from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_term, answer_timer
 from penstock_services.placer.core.step import PlacerCore
@@ -121,7 +123,7 @@ class Replayer:
         report = self.report
         report.records += 1
         report.head_seq, report.head_id = head.seq, head.id
-        if again == record.value:
+        if again == upcast(record.value):
             report.identical += 1
         else:
             report.different += 1
@@ -130,7 +132,7 @@ class Replayer:
         if decision is not None and asked_for(raw, decision):
             report.decision = {
                 "seq": raw.seq,
-                "identical": again == record.value,
+                "identical": again == upcast(record.value),
                 "record": orjson.loads(again),
             }
         self._head = head
@@ -164,6 +166,16 @@ class Replayer:
             if not records:
                 raise LookupError(f"{topic} offset {offset} is named by the ledger but no longer in the log")
             waiting.extend(records)
+
+
+def upcast(value: bytes) -> bytes:
+    """The record as this version writes it: facts of an older form in the present one. Others stay as they are."""
+    raw = read(value)
+    if not any(fact.type in SPLIT for fact in raw.facts):
+        return value
+    body = orjson.loads(value)
+    body["facts"] = [{"type": wire_type(type(fact)), "data": fact} for fact in map(RawFact.event, raw.facts)]
+    return orjson.dumps(body, default=written)
 
 
 def asked_for(record: RawRecord, decision: str) -> bool:

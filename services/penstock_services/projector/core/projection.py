@@ -35,19 +35,20 @@ DEAD_LETTERED = "penstock.input.dead_lettered"
 
 DECISIONS = frozenset(
     {
-        ledger_events.TermStarted.TYPE,
-        ledger_events.PlacementDecided.TYPE,
-        ledger_events.StopDecided.TYPE,
-        ledger_events.JobPreempted.TYPE,
-        ledger_events.JobRequeued.TYPE,
-        ledger_events.JobFoundUnschedulable.TYPE,
-        ledger_events.JobEnded.TYPE,
-        ledger_events.TaskLost.TYPE,
-        ledger_events.NodeLost.TYPE,
-        ledger_events.NodeRestored.TYPE,
-        ledger_events.CellFrozen.TYPE,
-        ledger_events.CellThawed.TYPE,
-        ledger_events.ProposalAnswered.TYPE,
+        ledger_events.TermStarted,
+        ledger_events.PlacementDecided,
+        ledger_events.StopDecided,
+        ledger_events.JobPreempted,
+        ledger_events.JobRequeued,
+        ledger_events.JobFoundUnschedulable,
+        ledger_events.JobFoundSchedulable,
+        ledger_events.JobEnded,
+        ledger_events.TaskLost,
+        ledger_events.NodeLost,
+        ledger_events.NodeRestored,
+        ledger_events.CellFrozen,
+        ledger_events.CellThawed,
+        ledger_events.ProposalAnswered,
     }
 )
 """Facts that are the placer's choices; the others are what it was told."""
@@ -100,7 +101,7 @@ class Projection:
             self._log(record, n, raw, event, job_id, node_id, task_id)
             job = state.jobs.get(job_id) if job_id is not None else None
             evolve(state, event)
-            touch = TOUCHES.get(event.TYPE)
+            touch = TOUCHES.get(type(event))
             if touch is not None:
                 touch(self, event, job if job is not None or job_id is None else state.jobs.get(job_id))
         if record.outcome != "committed":
@@ -158,27 +159,27 @@ class Projection:
             "seq": record.seq,
             "n": n,
             "at_ms": record.now_ms,
-            "type": event.TYPE,
+            "type": raw.type.rpartition(".v")[0],
             "job_id": job_id,
             "node_id": node_id,
             "task_id": task_id,
             "data": orjson.Fragment(bytes(raw.data)),
         }
         self._events.append(row)
-        if event.TYPE in DECISIONS:
+        if type(event) in DECISIONS:
             self._decisions.append(
                 {
                     "seq": record.seq,
                     "n": n,
                     "at_ms": record.now_ms,
                     "term": record.term,
-                    "kind": event.TYPE,
+                    "kind": row["type"],
                     "job_id": job_id,
                     "node_id": node_id,
                     "cause": _cause(record),
                     "data": row["data"],
                     "explanation": _explanation(record, job_id)
-                    if event.TYPE == ledger_events.PlacementDecided.TYPE
+                    if isinstance(event, ledger_events.PlacementDecided)
                     else None,
                 }
             )
@@ -294,7 +295,7 @@ def _started(to: Projection, event: external_events.TaskStarted, job: JobState |
 def _exited(to: Projection, event: Any, job: JobState | None) -> None:
     assert job is not None
     to.touch_job(job)
-    to.touch_task(job, event.task_id, event if event.TYPE == external_events.TaskExited.TYPE else None)
+    to.touch_task(job, event.task_id, event if isinstance(event, external_events.TaskExited) else None)
     to.disown(job, event.task_id)
 
 
@@ -311,26 +312,27 @@ def _gpu(to: Projection, event: external_events.GpuFaulted, job: JobState | None
     to._gpus[event.node_id, event.gpu] = None
 
 
-TOUCHES: Mapping[str, Touch] = MappingProxyType(
+TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
     {
-        external_events.JobSubmitted.TYPE: _job,
-        external_events.JobEstimated.TYPE: _job,
-        ledger_events.PlacementDecided.TYPE: _placed,
-        ledger_events.StopDecided.TYPE: _stopped,
-        ledger_events.JobRequeued.TYPE: _job,
-        ledger_events.JobQueued.TYPE: _job,
-        ledger_events.JobFoundUnschedulable.TYPE: _job,
-        ledger_events.JobEnded.TYPE: _ended,
-        external_events.TaskStarted.TYPE: _started,
-        external_events.TaskExited.TYPE: _exited,
-        ledger_events.TaskLost.TYPE: _exited,
-        external_events.OrderRefused.TYPE: _exited,
-        external_events.NodeJoined.TYPE: _inventory,
-        external_events.NodeChanged.TYPE: _inventory,
-        external_events.NodeSuspected.TYPE: _node,
-        external_events.NodeLeft.TYPE: _node,
-        ledger_events.NodeLost.TYPE: _node,
-        ledger_events.NodeRestored.TYPE: _node,
-        external_events.GpuFaulted.TYPE: _gpu,
+        external_events.JobSubmitted: _job,
+        external_events.JobEstimated: _job,
+        ledger_events.PlacementDecided: _placed,
+        ledger_events.StopDecided: _stopped,
+        ledger_events.JobRequeued: _job,
+        ledger_events.JobQueued: _job,
+        ledger_events.JobFoundUnschedulable: _job,
+        ledger_events.JobFoundSchedulable: _job,
+        ledger_events.JobEnded: _ended,
+        external_events.TaskStarted: _started,
+        external_events.TaskExited: _exited,
+        ledger_events.TaskLost: _exited,
+        external_events.OrderRefused: _exited,
+        external_events.NodeJoined: _inventory,
+        external_events.NodeChanged: _inventory,
+        external_events.NodeSuspected: _node,
+        external_events.NodeLeft: _node,
+        ledger_events.NodeLost: _node,
+        ledger_events.NodeRestored: _node,
+        external_events.GpuFaulted: _gpu,
     }
 )
