@@ -4,36 +4,17 @@ A worker must fit on some empty node, and all workers together must not need mor
 necessary, not sufficient: a gang whose workers fit one by one may still not fit together.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from penstock.model.types import NodeSpec
+from penstock.ledger.index import NodeShape, shape_of
+from penstock.model.types import NodeSpec, ResourceVector
+from penstock.policies.capacity import slots
 from penstock.simulator.traces.jobs import TraceJob, gang_of
 from penstock.simulator.traces.needs import cores_of
 
 MAX_WORKERS = 256  # of a gang
 MAX_NAMED = 8  # kinds of GPUs in a message
-
-
-class Kind(NamedTuple):
-    """Nodes that are alike; or what a worker needs of one."""
-
-    model: str
-    gpu_memory_mib: int
-    gpus: int
-    cores: int
-    host_memory_mib: int
-
-    def holds(self, worker: "Kind", most: int) -> int:
-        """Workers on one such node, at most `most`."""
-        if worker.gpus and worker.gpu_memory_mib > self.gpu_memory_mib:
-            return 0
-        parts = (
-            (self.gpus, worker.gpus),
-            (self.cores, worker.cores),
-            (self.host_memory_mib, worker.host_memory_mib),
-        )
-        return min((whole // part for whole, part in parts if part), default=most)
 
 
 class Room:
@@ -46,13 +27,9 @@ class Room:
         self._single = single_gpu_workers
         self._largest = max((len(node.gpus) for node in nodes), default=0)
         self._gpus: dict[str, int] = {}
-        self._kinds: dict[Kind, int] = {}
-        for node in nodes:
-            model = node.gpus[0].model if node.gpus else ""
-            gpu_memory_mib = node.gpus[0].memory_mib if node.gpus else 0
-            self._gpus[model] = self._gpus.get(model, 0) + len(node.gpus)
-            kind = Kind(model, gpu_memory_mib, len(node.gpus), node.cores, node.host_memory_mib)
-            self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        self._kinds: Counter[NodeShape] = Counter(map(shape_of, nodes))
+        for shape, count in self._kinds.items():
+            self._gpus[shape.gpu_model] = self._gpus.get(shape.gpu_model, 0) + shape.gpus * count
 
     def problems(self, job: TraceJob) -> Iterator[tuple[str, str]]:
         """(field of the job, what is wrong); none if nothing is known to be."""
@@ -74,7 +51,7 @@ class Room:
             told = f"{job.gpus} GPUs on nodes of {self._largest} are {workers} workers; at most {MAX_WORKERS}"
             yield "gpus", told
             return
-        kinds = [kind for kind in self._kinds if not job.gpu_models or kind.model in job.gpu_models]
+        kinds = [kind for kind in self._kinds if not job.gpu_models or kind.gpu_model in job.gpu_models]
         least_mib = (job.gpu_memory_mib or 0) if job.gpus else 0
         if least_mib > max(kind.gpu_memory_mib for kind in kinds):
             yield "gpu_memory_mib", f"{least_mib} MiB; no GPU has so much"
@@ -85,8 +62,13 @@ class Room:
         cores = self._slices * max(1, gpus)  # as much as a job that tells nothing asks for
         if job.cores is not None:
             cores = cores_of(job, workers, self._slices)
-        worker = Kind("", least_mib, gpus, cores, -(-(job.host_memory_mib or 0) // workers))
-        places = sum(kind.holds(worker, workers) * self._kinds[kind] for kind in kinds)
+        worker = ResourceVector(
+            gpus=gpus,
+            cores=cores,
+            host_memory_mib=-(-(job.host_memory_mib or 0) // workers),
+            gpu_memory_mib=least_mib,
+        )
+        places = sum(slots(kind, worker, (), workers) * self._kinds[kind] for kind in kinds)
         if places < workers:
             wants = [f"{workers} workers of {gpus} GPUs" if workers > 1 else f"{gpus} GPUs"]
             if job.cores is not None:
@@ -102,7 +84,7 @@ class Room:
             yield "parameter_servers", told
 
 
-def _blamed(worker: Kind, kinds: Sequence[Kind]) -> str:
+def _blamed(worker: ResourceVector, kinds: Sequence[NodeShape]) -> str:
     """The first need that no node meets even alone."""
     if worker.gpus > max(kind.gpus for kind in kinds):
         return "gpus"

@@ -1,11 +1,15 @@
-"""Decisions of one line that several choosers take."""
+"""Decisions of one line that several choosers take, and the cell's one timer for rescheduling."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState, JobState
 from penstock.model import ledger_events
 from penstock.model.ledger_events import TimerSubject
+
+RESCHEDULE = timer_id("cell", "place_more")
+"""The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in it."""
 
 
 def timer(
@@ -17,6 +21,23 @@ def timer(
         at_ms=state.now_ms + after_ms,
         about=TimerSubject(kind=kind, id=subject, attempt=attempt),
     )
+
+
+def request_plan(state: CellState) -> Iterator[ledger_events.TimerSet]:
+    """One plan for all inputs of a moment; nothing if it is already requested."""
+    requested = state.timers.get(RESCHEDULE)
+    if requested is None or requested.at_ms > state.now_ms:
+        yield wake_up(state, state.now_ms)
+
+
+def continuation(state: CellState) -> ledger_events.TimerSet:
+    """The record is full: the rest follows at once in another one."""
+    return wake_up(state, state.now_ms)
+
+
+def wake_up(state: CellState, at_ms: int) -> ledger_events.TimerSet:
+    """Reschedule at this time, whatever happens until then."""
+    return timer(state, "cell", "place_more", at_ms - state.now_ms)
 
 
 def stop(job: JobState, reason: Any) -> ledger_events.StopDecided:

@@ -21,8 +21,15 @@ from penstock.policies.base import Chance, Plan, Preemptive, Queueing, Replannin
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.validate import validate
-from penstock_services.placer.core.common import stop, succeeded, timer
-from penstock_services.placer.core.plans import ask_plan, carry_on
+from penstock_services.placer.core.common import (
+    RESCHEDULE,
+    continuation,
+    request_plan,
+    stop,
+    succeeded,
+    timer,
+)
+from penstock_services.placer.core.plans import carry_out_plan
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
@@ -34,7 +41,7 @@ LOST = frozenset({"node_lost", "lost", "refused"})
 MAX_LOSSES = (
     10  # attempts lost to nodes or refusals, beyond the user's own; then it counts as the job's failure
 )
-REFUSED_BACKOFF_MS = 1_000  # a node that refuses must first tell why (its inventory changed)
+REFUSED_BACKOFF_MS = 1_000  # a node that refuses reports its changed inventory first
 
 
 class Decider:
@@ -44,8 +51,8 @@ class Decider:
         self.settings = in_force(settings)
         self.policy = policy_for(settings)
         self._replanner = self.policy if isinstance(self.policy, Replanning) else None
-        self._judged = -1
-        """Capacity version at which `_judge_queue` last found nobody more; only saves work."""
+        self._swept = -1
+        """Capacity version at which `_sweep_unschedulable` last found nobody more; only saves work."""
         self._queueing = self.policy if isinstance(self.policy, Queueing) else None
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
@@ -119,16 +126,16 @@ class Decider:
         """A job has just queued. Nothing was freed, so nobody else needs to be tried again."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
-            yield from self._set_aside(state, job, reason)
+            yield from self._park(state, job, reason)
             return
         if self._replanner is not None:
-            yield from ask_plan(state)
+            yield from request_plan(state)
         elif self._queueing is not None:
             yield from self._place_waiting(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
 
-    def _set_aside(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
+    def _park(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
         """It would not fit even the empty cell: nobody waits behind it, and it ends unless a node comes in time."""
         yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
         yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
@@ -142,9 +149,9 @@ class Decider:
             not_before_ms=None,
         )
         if self._replanner is not None and (why := never_fits(state, job.demand)) is not None:
-            yield from self._set_aside(state, job, why)
+            yield from self._park(state, job, why)
 
-    def _judge_queue(self, state: CellState) -> Iterator[Event]:
+    def _sweep_unschedulable(self, state: CellState) -> Iterator[Event]:
         """A replanning policy tries no head of the queue: whoever can never run is found when the cell changes."""
         fitting: set[tuple[object, ...]] = set()
         found = 0
@@ -157,11 +164,11 @@ class Decider:
                 fitting.add(key)
                 continue
             if found == MAX_RECONSIDERED_PER_RECORD:
-                yield timer(state, "cell", "place_more", 0)
+                yield continuation(state)
                 return
             found += 1
-            yield from self._set_aside(state, job, reason)
-        self._judged = state.capacity_version
+            yield from self._park(state, job, reason)
+        self._swept = state.capacity_version
 
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
@@ -204,12 +211,12 @@ class Decider:
         The cell may have become smaller since the head of the queue was judged: it must not wait for ever.
         """
         if self._replanner is not None:
-            yield from ask_plan(state)
+            yield from request_plan(state)
             return
         if state.frozen or not state.queue:
             return
         hopeless: set[tuple[object, ...]] = set()
-        passed = placed = tasks = aside = 0
+        passed = placed = tasks = parked = 0
         reach = self.settings.backfill_window + MAX_PLACEMENTS_PER_RECORD
         if self._queueing is None:
             waiting = iter(list(islice(state.queue.values(), reach)))
@@ -226,24 +233,24 @@ class Decider:
             if key not in hopeless:
                 full = placed == MAX_PLACEMENTS_PER_RECORD
                 if full or (placed and tasks + job.demand.tasks > MAX_TASKS_PER_RECORD):
-                    yield timer(state, "cell", "place_more", 0)
+                    yield continuation(state)
                     return
                 yield from self._try(state, job)
             if job.status is JobStatus.LAUNCHING:
                 placed += 1
                 tasks += len(job.tasks)
             elif head is job and (reason := never_fits(state, job.demand)) is not None:
-                yield from self._set_aside(state, job, reason)
-                aside += 1
+                yield from self._park(state, job, reason)
+                parked += 1
             else:
                 hopeless.add(key)
                 passed += 1
-        if aside and state.queue:
-            yield timer(state, "cell", "place_more", 0)
+        if parked and state.queue:
+            yield continuation(state)
 
-    def _told(self, state: CellState, event: external_events.WorkProgressed) -> Iterator[Event]:
+    def _progressed(self, state: CellState, event: external_events.WorkProgressed) -> Iterator[Event]:
         if self._replanner is not None:
-            yield from ask_plan(state)
+            yield from request_plan(state)
 
     # ----------------------------------------------------------------------------------------- tasks
 
@@ -252,19 +259,19 @@ class Decider:
         if job is not None and job.status is JobStatus.RUNNING and job.spec.run_timeout_ms is not None:
             yield timer(state, job.job_id, "run_timeout", job.spec.run_timeout_ms, job.attempt)
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
-            yield from self._spoke(state, event.node_id)
+            yield from self._node_recovered(state, event.node_id)
             yield from self._place_waiting(state)
 
     def _exited(
         self, state: CellState, event: external_events.TaskExited | external_events.OrderRefused
     ) -> Iterator[Event]:
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
-            yield from self._spoke(state, event.node_id)
+            yield from self._node_recovered(state, event.node_id)
         yield from self._after_exit(state, state.jobs[event.task_id.rsplit(".", 2)[0]])
         yield from self._place_waiting(state)
 
-    def _spoke(self, state: CellState, node_id: str) -> Iterator[Event]:
-        """A Suspect node that speaks is alive."""
+    def _node_recovered(self, state: CellState, node_id: str) -> Iterator[Event]:
+        """A Suspect node that reports is alive."""
         node = state.nodes[node_id]
         if node.status is NodeStatus.SUSPECT and not node.leaving:
             yield ledger_events.NodeRestored(node_id=node_id)
@@ -418,7 +425,7 @@ class Decider:
         for number, node in enumerate(left):
             lost += len(node.tasks)
             if number == MAX_NODES_PER_RECORD or (number and lost > MAX_TASKS_PER_RECORD):
-                yield timer(state, "cell", "place_more", 0)
+                yield continuation(state)
                 return
             yield from self._accept_loss(state, node)
 
@@ -436,25 +443,29 @@ class Decider:
                 yield ledger_events.JobFoundSchedulable(job_id=job_id)
                 found += 1
                 if found == MAX_RECONSIDERED_PER_RECORD:
-                    yield timer(state, "cell", "place_more", 0)
+                    yield continuation(state)
                     return
 
     # ---------------------------------------------------------------------------------------- timers
 
-    def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
-        subject, _, kind = event.timer_id.rpartition(":")
-        if kind == "place_more":
-            if not state.frozen:
-                yield from self._accept_losses(state)
-            if state.unschedulable:
-                yield from self._reconsider(state)
-            if self._replanner is not None:
-                if self._judged != state.capacity_version:
-                    yield from self._judge_queue(state)
-                yield from carry_on(state, self._replanner, self._chance, self._carry_out)
-            else:
-                yield from self._place_waiting(state)
+    def _reschedule(self, state: CellState) -> Iterator[Event]:
+        """Everything that a full record left over, then the plan or the queue. Each part is empty when it is done."""
+        if not state.frozen:
+            yield from self._accept_losses(state)
+        if state.unschedulable:
+            yield from self._reconsider(state)
+        if self._replanner is None:
+            yield from self._place_waiting(state)
             return
+        if self._swept != state.capacity_version:
+            yield from self._sweep_unschedulable(state)
+        yield from carry_out_plan(state, self._replanner, self._chance, self._carry_out)
+
+    def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
+        if event.timer_id == RESCHEDULE:
+            yield from self._reschedule(state)
+            return
+        subject, _, kind = event.timer_id.rpartition(":")
         job = state.jobs.get(subject)
         if job is None:
             return
@@ -492,7 +503,7 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.OrderRefused: Decider._exited,
         external_events.NodeJoined: Decider._joined,
         external_events.NodeChanged: Decider._changed,
-        external_events.WorkProgressed: Decider._told,
+        external_events.WorkProgressed: Decider._progressed,
         external_events.NodeLeft: Decider._left,
         external_events.PlanProposed: Decider._proposed,
         external_events.MigrationProposed: Decider._proposed,

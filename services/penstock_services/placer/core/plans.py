@@ -10,7 +10,6 @@ does not means placing the whole plan on a copy of the nodes.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState, JobState
 from penstock.model import ledger_events
 from penstock.model.event import Event
@@ -18,7 +17,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS
 from penstock.policies.base import Chance, Plan, Replanning
 from penstock.policies.replan import make_room
-from penstock_services.placer.core.common import stop, timer
+from penstock_services.placer.core.common import continuation, stop, wake_up
 
 MAX_PLACED = 32  # in one record, which must stay under 64 KiB
 MAX_TASKS = MAX_GANG_TASKS  # placed in one record
@@ -28,20 +27,13 @@ Place = Callable[[CellState, JobState, Plan], Iterator[Event]]
 """The facts of one placement."""
 
 
-def ask_plan(state: CellState) -> Iterator[Event]:
-    """One plan for all inputs of a moment: asked for by a timer that is due at once."""
-    asked = state.timers.get(timer_id("cell", "place_more"))
-    if asked is None or asked.at_ms > state.now_ms:
-        yield timer(state, "cell", "place_more", 0)
-
-
-def carry_on(state: CellState, policy: Replanning, chance: Chance, place: Place) -> Iterator[Event]:
+def carry_out_plan(state: CellState, policy: Replanning, chance: Chance, place: Place) -> Iterator[Event]:
     """Stops who runs and shall not; if there is nobody to stop, places who shall run and waits."""
     if state.frozen or not state.jobs:
         return
     plan = policy.plan(state)
     if plan.wake_ms is not None:
-        yield timer(state, "cell", "place_more", plan.wake_ms - state.now_ms)
+        yield wake_up(state, plan.wake_ms)
     if plan.ranks:
         yield ledger_events.JobsRanked(ranks=plan.ranks)
     chosen = set(plan.chosen)
@@ -67,7 +59,7 @@ def _place_all(
     for placed, job in enumerate(waiting):
         tasks += job.demand.tasks
         if placed == MAX_PLACED or (placed and tasks > MAX_TASKS):
-            yield timer(state, "cell", "place_more", 0)
+            yield continuation(state)
             return
         plan = policy.place(state, job, chance)
         if plan is not None:
