@@ -12,8 +12,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge
+from tests.support.command_line import simulate_options
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "openb"
 POLICIES = {
@@ -51,8 +51,8 @@ def reference(pods: str, profile: str) -> list[float]:
 
 def allocated(pods: str, profile: str, seed: int) -> float:
     """Per cent, as `penstock simulate` finds it."""
-    options = ["simulate", f"openb/{pods}", "--cluster", "openb", "--profile", profile, "--seed", str(seed)]
-    given = judge(parser().parse_args(options))
+    options = [f"openb/{pods}", "--cluster", "openb", "--profile", profile, "--seed", str(seed)]
+    given = judge(simulate_options(*options))
     simulation = given.simulation(profile, seed, given.trace(seed))
     while simulation.step():
         pass

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge
 from penstock.simulator.generators.registry import of_summaries
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, cluster_of, gpu_count
 from penstock.simulator.traces.description import describe
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.importing import SETS, locate, names_in, read_trace
+from tests.support.command_line import simulate_options
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 
@@ -68,10 +68,10 @@ def test_openb_is_the_cluster_and_the_pods_of_the_published_figures() -> None:
 
 def test_openb_runs_on_its_own_cluster_unless_told_otherwise() -> None:
     """Its pods ask for up to 120 cores on one node: no made-up cluster would do."""
-    own = judge(parser().parse_args(["simulate", "openb/default"]))
+    own = judge(simulate_options("openb/default"))
     assert len(own.nodes) == 1_213
     assert own.options.slices_per_core == OPENB_SLICES_PER_CORE
-    assert len(judge(parser().parse_args(["simulate", "openb/default", "--cluster", "8x8"])).nodes) == 8
+    assert len(judge(simulate_options("openb/default", "--cluster", "8x8")).nodes) == 8
 
 
 def test_helios_clusters_have_laws() -> None:

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from penstock.simulator.commands.main import main
+from penstock.cli.app import run as main
 from penstock.simulator.commands.output import print_comparison
 from penstock.simulator.comparison import CLOCKED, compare
 from penstock.simulator.runs import Recorder, Result, Tell, perform
@@ -219,7 +219,7 @@ def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
         "--ledger", str(ledger), "--report", str(page), "-o", "json",
     )  # fmt: skip
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock.simulator", *arguments],
+        [sys.executable, "-m", "penstock.cli.main", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.app import run as main
 from penstock.simulator.commands.export import lines_of, read_ledger
-from penstock.simulator.commands.main import main
 from penstock.simulator.engine import Options
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import cluster_of

@@ -1,6 +1,5 @@
 """Every profile on one small trace: all jobs end, no invariant breaks, and the ledger is the same each time."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -12,9 +11,10 @@ import pytest
 from penstock.policies.explain import explain
 from penstock.policies.profiles import PROFILES
 from penstock.policies.reasons import Reason
-from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge
+from penstock.simulator.commands.simulate import SimulateOptions
 from penstock.simulator.engine import Simulation
+from tests.support.command_line import simulate_options
 
 HEADER = (
     "job_id,submit_s,duration_s,gpus,owner,cores,host_memory_mib,gpu_share_milli,parameter_servers,workers"
@@ -48,8 +48,8 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def arguments(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> argparse.Namespace:
-    return parser().parse_args(["simulate", str(trace), "--cluster", cluster, "--profile", profile, *more])
+def arguments(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> SimulateOptions:
+    return simulate_options(str(trace), "--cluster", cluster, "--profile", profile, *more)
 
 
 def run(trace: Path, profile: str, *more: str, cluster: str = CLUSTER) -> Simulation:
@@ -99,7 +99,7 @@ def test_another_process_writes_the_same_ledger(profile: str, trace: Path) -> No
     for hash_seed in ("0", "4711"):
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "penstock.simulator", "simulate", str(trace)),
+                *(sys.executable, "-m", "penstock.cli.main", "simulate", str(trace)),
                 *("--cluster", CLUSTER, "--profile", profile, "-o", "json"),
             ],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},

@@ -15,9 +15,9 @@ import pytest
 
 from penstock.charts.render import html, save_all
 from penstock.charts.report import Page
+from penstock.cli.app import run as main
 from penstock.ledger.replica import Replica
 from penstock.model.transitions import NodeStatus
-from penstock.simulator.commands.main import main
 from penstock.simulator.commands.reporting import MAX_PAGE_BYTES
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.nodes import Latency

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from penstock.exits import BadCommand
 from penstock.runtime.reading import BadFile
-from penstock.simulator.commands.exits import BadCommand
-from penstock.simulator.commands.main import parser
 from penstock.simulator.commands.options import judge
+from tests.support.command_line import simulate_options
 
 STEPS = 200  # enough for all that a few jobs do
 COLUMNS = {
@@ -65,18 +65,15 @@ def test_every_trace_is_refused_or_runs(
     path = tmp_path / "trace.csv"
     path.write_text(text)
     given_ = judge(
-        parser().parse_args(
-            [
-                "simulate",
-                str(path),
-                "--cluster",
-                "2x8+1x4",
-                "--profile",
-                profile,
-                "--skip-bad",
-                "--check",
-                *more,
-            ]
+        simulate_options(
+            str(path),
+            "--cluster",
+            "2x8+1x4",
+            "--profile",
+            profile,
+            "--skip-bad",
+            "--check",
+            *more,
         )
     )
     try:
@@ -113,7 +110,7 @@ def test_the_bounds_are_where_the_test_thinks(name: str, tmp_path: Path) -> None
     for value in COLUMNS[name]:
         usual = {**USUAL, "job_id": "j", name: value}
         path.write_text(",".join(columns) + "\n" + ",".join(usual[column] for column in columns))
-        given_ = judge(parser().parse_args(["simulate", str(path), "--cluster", "2x8+1x4"]))
+        given_ = judge(simulate_options(str(path), "--cluster", "2x8+1x4"))
         try:
             given_.trace(1)
         except BadFile:

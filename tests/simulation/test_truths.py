@@ -164,7 +164,7 @@ def test_muri_needs_start_up_times_of_every_model(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "penstock.simulator",
+        "penstock.cli.main",
         "simulate",
         str(tmp_path / "t.csv"),
         "--truth",
@@ -186,7 +186,7 @@ def test_ctrl_c_tells_what_was_found_so_far(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(rows) + "\n")
     ledger = tmp_path / "ledger"
-    command = [sys.executable, "-m", "penstock.simulator", "simulate", str(trace), "--ledger", str(ledger)]
+    command = [sys.executable, "-m", "penstock.cli.main", "simulate", str(trace), "--ledger", str(ledger)]
     run = subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while (not ledger.exists() or ledger.stat().st_size < 100_000) and time.monotonic() < deadline:

@@ -3,17 +3,19 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
+import typer
 
 from penstock.cli import story
-from penstock.cli.app import app, hoist
-from penstock.cli.exits import MEANING, OF_JOB, Exit, Stop, of_job
+from penstock.cli.app import COMMANDS, hoist, tree
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.output import duration, memory
+from penstock.commandline import Entry
+from penstock.exits import MEANING, OF_JOB, Exit, Stop, of_job
 from penstock.model import external_events, ledger_events  # noqa: F401 - fill the registry
 from penstock.model.event import REGISTRY
 from penstock.model.transitions import TERMINAL
@@ -33,13 +35,12 @@ def run(*arguments: str, stdin: str = "", **env: str) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
-def commands() -> Iterator[tuple[str, ...]]:
-    def walk(command: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        yield path
-        for name, child in sorted(getattr(command, "commands", {}).items()):
-            yield from walk(child, (*path, name))
-
-    return walk(get_command(app), ())
+def commands(
+    entries: Mapping[str, Entry] = COMMANDS, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    for name, entry in entries.items():
+        yield (*path, name), entry
+        yield from commands(entry.entries, (*path, name))
 
 
 def test_every_ending_of_a_job_has_an_exit_code_and_every_code_a_meaning() -> None:
@@ -76,13 +77,49 @@ def test_propagate_passes_on_only_a_failed_jobs_own_code(
     assert of_job(state, own, propagate=propagate) == expected
 
 
-@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+@pytest.mark.parametrize("path", [(), *(path for path, _ in commands())], ids=" ".join)
 def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
     """The first thing a new user types after a command is --help; it must answer without a gateway."""
     answer = run(*path, "--help")
     assert answer.returncode == 0, answer.stderr
     assert "sage:" in answer.stdout
     assert "Traceback" not in answer.stdout + answer.stderr
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    """The list is a table, so that `penstock --help` loads no command; it must not drift from the commands themselves."""
+    for path, entry in commands():
+        if entry.target:
+            module, _, function = entry.target.partition(":")
+            said = (getattr(import_module(module), function).__doc__ or "").splitlines()[0]
+            assert said == entry.help, path
+
+
+def test_help_is_quick_because_it_loads_no_command() -> None:
+    """A user types `--help` more often than anything else; numpy and rich alone take longer than the rest."""
+    script = (
+        "import sys; from penstock.cli.app import run; run(['--help']); run(['traces', '--help']);"
+        "sys.stderr.write(' '.join(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stderr.split())
+    assert "typer" in loaded
+    assert not loaded & {"numpy", "rich", "httpx", "yaml", "asyncio", "penstock.simulator"}
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "found"),
+    [((), "pro", ["projections"]), (("traces",), "", ["ls", "describe", "convert"])],
+)
+def test_the_shell_completes_commands(path: tuple[str, ...], start: str, found: list[str]) -> None:
+    """Completion reads the same table; it must not load the simulator to offer its name."""
+    group = tree()
+    for name in path:
+        group = group.get_command(typer.Context(group), name)
+    names = [item.value for item in group.shell_complete(typer.Context(group), start)]
+    assert [name for name in names if not name.startswith("-")] == found
 
 
 def test_help_lists_the_exit_codes() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.model.external_events import TaskExited
 from penstock.model.types import Usage
-from penstock_services.estimator.report import main
+from tests.support.command_line import penstock
 from tests.support.driver import CellDriver, estimate, node_spec
 from tests.unit.estimator.month import month as month_of
 
@@ -39,8 +40,10 @@ def ledger(tmp_path: Path) -> Path:
     return path
 
 
-def told(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> dict[str, object]:
-    assert main([*arguments, "-o", "json"]) == 0
+def told(
+    capfdbinary: pytest.CaptureFixture[bytes], *arguments: str, events: Iterable[bytes] = ()
+) -> dict[str, object]:
+    assert penstock("estimator", "report", *arguments, "-o", "json", events=events) == 0
     found: dict[str, object] = orjson.loads(capfdbinary.readouterr().out)
     return found
 
@@ -53,53 +56,51 @@ def test_a_ledger_and_its_events_tell_the_same(
     memory = found["tiers"]["default"]["gpu_memory_mib"]  # type: ignore[index]
     assert (memory["runs"], memory["median_ratio"], memory["broken"]) == (3, 1.024, pytest.approx(1 / 3))
     assert found["worst"][0]["job_id"] in ("job-0", "job-2")  # type: ignore[index]
-    events, head = ledger.with_name("events.jsonl"), GENESIS
-    with events.open("wb") as file:
-        for line in ledger.read_bytes().splitlines():
-            valid = read_valid(head, line)
-            assert valid is not None
-            head, record = valid
-            for fact in record.facts:
-                kind = fact.type.rpartition(".v")[0]
-                row = {
-                    "seq": record.seq,
-                    "at_ms": record.now_ms,
-                    "type": kind,
-                    "data": orjson.Fragment(bytes(fact.data)),
-                }
-                file.write(orjson.dumps(row) + b"\n")
-    assert told(capfdbinary, "--events", str(events)) == found
+    events, head = list[bytes](), GENESIS
+    for line in ledger.read_bytes().splitlines():
+        valid = read_valid(head, line)
+        assert valid is not None
+        head, record = valid
+        for fact in record.facts:
+            kind = fact.type.rpartition(".v")[0]
+            row = {
+                "seq": record.seq,
+                "at_ms": record.now_ms,
+                "type": kind,
+                "data": orjson.Fragment(bytes(fact.data)),
+            }
+            events.append(orjson.dumps(row))
+    assert told(capfdbinary, events=events) == found
 
 
 def test_the_table_is_for_people(ledger: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--ledger", str(ledger)]) == 0
+    assert penstock("estimator", "report", "--ledger", str(ledger)) == 0
     text = capfd.readouterr().out
     assert "3 finished runs, 0 of them set aside" in text
     assert "GPU memory 512 MiB used, 1,024 MiB said by default" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "option", "problem"),
+    ("name", "content", "problem"),
     [
-        ("none", None, "--ledger", "No such file"),
-        ("empty", b"", "--ledger", "no line is a first record"),
-        ("text", b"hello\n", "--ledger", "no line is a first record"),
-        ("events", b'{"seq": 1}\n', "--events", "line 1: no event"),
+        ("none", None, "No such file"),
+        ("empty", b"", "no line is a first record"),
+        ("text", b"hello\n", "no line is a first record"),
     ],
 )
 def test_what_is_no_ledger_is_refused(
-    tmp_path: Path,
-    name: str,
-    content: bytes | None,
-    option: str,
-    problem: str,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, name: str, content: bytes | None, problem: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    assert main([option, str(path)]) == 2
+    assert penstock("estimator", "report", "--ledger", str(path)) == 2
     assert problem in capfd.readouterr().err
+
+
+def test_an_event_that_cannot_be_read_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert penstock("estimator", "report", events=[b'{"seq": 1}']) == 2
+    assert "line 1: no event" in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ drawings
@@ -125,8 +126,8 @@ def test_a_month_is_drawn_on_a_page_and_as_pictures(
 ) -> None:
     """The operator looks at the month: one page to send round, pictures for the slides; their numbers are the table's."""
     page, folder = tmp_path / "month.html", tmp_path / "pictures"
-    asked = ["--ledger", str(month), "--report", str(page), "--png", str(folder)]
-    assert main([*asked, "-o", "json"]) == 0
+    asked = ["estimator", "report", "--ledger", str(month), "--report", str(page), "--png", str(folder)]
+    assert penstock(*asked, "-o", "json") == 0
     told = orjson.loads(capfd.readouterr().out)
     charts, text = charts_of(page), page.read_text()
     assert "http://" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S), "nothing is fetched"
@@ -165,7 +166,7 @@ def test_a_month_is_drawn_on_a_page_and_as_pictures(
 
 def test_the_intervals_of_remaining_time_are_reckoned(month: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Each run was told at its half: with a tenth to either side and a spread of 6 %, nine of ten intervals hold."""
-    assert main(["--ledger", str(month), "-o", "json"]) == 0
+    assert penstock("estimator", "report", "--ledger", str(month), "-o", "json") == 0
     told = orjson.loads(capfd.readouterr().out)["remaining"]
     assert (told["runs"], told["level"]) == (120, 0.9)
     assert 0.82 < told["held"]["value"] < 0.98
@@ -185,7 +186,7 @@ def test_where_nothing_can_be_written_it_is_said_before_the_work(
     ledger: Path, arguments: tuple[str, str], problem: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     where = arguments[1].format(here=ledger.parent)
-    assert main(["--ledger", str(ledger), arguments[0], where]) == 2
+    assert penstock("estimator", "report", "--ledger", str(ledger), arguments[0], where) == 2
     told = capfd.readouterr()
     assert problem in told.err
     assert arguments[0] in told.err
@@ -199,6 +200,8 @@ def test_a_cell_without_a_finished_job_has_nothing_to_draw(
     cell.join(node_spec("n1"))
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"\n".join(cell.values) + b"\n")
-    assert main(["--ledger", str(path), "--report", str(tmp_path / "page.html")]) == 2
+    assert (
+        penstock("estimator", "report", "--ledger", str(path), "--report", str(tmp_path / "page.html")) == 2
+    )
     assert "nothing to draw: no job has succeeded yet" in capfd.readouterr().err
-    assert main(["--ledger", str(path)]) == 0
+    assert penstock("estimator", "report", "--ledger", str(path)) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.simulator.commands.main import main
+from penstock.cli.app import run as main
 from penstock.simulator.traces.importing import read_trace
 
 MURI = (

@@ -13,26 +13,13 @@ from rich.markup import escape
 
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, console, dump, plain_table
+from penstock.exits import Exit, Stop
 
 MIN_PYTHON = (3, 11)
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
 REPLAY_PATIENCE_S = 600.0  # a replay folds tens of thousands of records per second, and decides on each
 NVIDIA_SMI_TIMEOUT_S = 10.0
-PANEL = "Checking"
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Jobs")(cancel)
-    app.command(rich_help_panel=PANEL)(doctor)
-    checking = typer.Typer(
-        no_args_is_help=True, help="Compare the read models with the ledger, or rebuild them."
-    )
-    checking.command("verify")(verify)
-    checking.command("rebuild")(rebuild)
-    app.add_typer(checking, name="projections", rich_help_panel=PANEL)
-    app.command(rich_help_panel=PANEL)(replay)
 
 
 def cancel(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import httpx_sse
 
-from penstock.cli.exits import Exit, Stop
+from penstock.exits import Exit, Stop
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte

@@ -1,14 +1,13 @@
 """What every command shares: the gateway of this call, `-o`, and finding a job by id, prefix or name."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from penstock.cli.client import Gateway, gateway_from
-from penstock.cli.exits import Exit, Stop
+from penstock.cli.client import Gateway
 from penstock.cli.output import Format
+from penstock.cli.session import Session
+from penstock.exits import Exit, Stop
 
 MAX_SEARCHED = 1_000  # the gateway's bound of one page; older jobs are found by their whole id
 
@@ -18,24 +17,11 @@ Output = Annotated[
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the start of one, or a name.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The global flags."""
-
-    server: str | None
-    token_file: Path | None
-
-
 def gateway(ctx: typer.Context) -> Gateway:
     """The gateway that this command talks to; closed when the command ends."""
-    found = gateway_from(*_flags(ctx))
+    found = cast(Session, ctx.find_root().obj).gateway()
     ctx.call_on_close(found.close)
     return found
-
-
-def _flags(ctx: typer.Context) -> tuple[str | None, Path | None]:
-    flags = cast(Context, ctx.find_root().obj)
-    return flags.server, flags.token_file
 
 
 def find_job(client: Gateway, text: str) -> dict[str, Any]:

@@ -1,70 +1,24 @@
-"""`penstock estimator …`: reports by `python -m penstock_services.estimator.report`; models by the gateway."""
+"""`penstock estimator models` and `check`: the stored models, as the gateway lists them."""
 
-import importlib.util
-import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
 
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.exits import Exit, Stop
-from penstock.cli.export import pour
 from penstock.cli.output import Format, console, dump, plain_table
 from penstock.cli.tables import clock
+from penstock.exits import Exit, Stop
 
 PATIENCE_S = 600.0  # a check may fold the whole ledger
-COMMAND = (sys.executable, "-m", "penstock_services.estimator.report")
-
-
-def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True)
-    group.command()(report)
-    group.command()(models)
-    group.command()(check)
-    app.add_typer(
-        group,
-        name="estimator",
-        help="What jobs are expected to need: judge it.",
-        rich_help_panel="Simulation",
-    )
-
-
-def report(
-    ctx: typer.Context,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Read a ledger, one record a line, instead of the cell's."),
-    ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE.html", help="Write a page with charts, whole in one file."),
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
-    ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
-) -> None:
-    """Say and draw how estimates did against what jobs used: predicted against actual, per tier, over time, who over-asks,
-    the worst jobs, and how often intervals of remaining time held."""
-    _need_the_estimator("report")
-    arguments = [*COMMAND, "-o", output]
-    for option, path in (("--report", page), ("--png", png)):
-        if path is not None:
-            arguments += [option, str(path)]
-    if ledger is not None:
-        sys.stdout.flush()
-        os.execv(sys.executable, [*arguments, "--ledger", str(ledger)])
-    client = gateway(ctx)
-    last_seq = int(client.get("/v1/status")["seq"])
-    raise typer.Exit(pour(client, last_seq, [*arguments, "--events", "-"]))
 
 
 def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
-    """List the models that are kept: what they learned from, how they did, which one answers, whether they are whole."""
+    """List the stored models: what they learned from, how they did, which one answers.
+
+    Also whether each is whole.
+    """
     answer = gateway(ctx).get("/v1/estimator/models", patience_s=PATIENCE_S)
     _stop_at_error(answer)
     if output in (Format.JSON, Format.YAML):
@@ -105,9 +59,9 @@ def _error(metrics: Mapping[str, float]) -> str:
 
 
 def check(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
-    """Ask the model that a job was estimated with again, the very version of then: does it say the same?
+    """Ask the model that a job was estimated with again: does it give the same answer?
 
-    Exit code 1 if it does not, or is no longer kept, or was changed.
+    The very version of then. Exit code 1 if the answer differs, or the model is no longer stored, or was changed.
     """
     client = gateway(ctx)
     found = find_job(client, job)
@@ -140,15 +94,3 @@ def _stop_at_error(answer: Mapping[str, Any]) -> None:
     if answer.get("error"):
         last = str(answer["error"]).splitlines()[-1]
         raise Stop(Exit.PROBLEM, last.removeprefix("penstock: "))
-
-
-def _need_the_estimator(verb: str) -> None:
-    """Raises `Stop`."""
-    if (
-        importlib.util.find_spec("sklearn") is None
-        or importlib.util.find_spec("penstock_services.estimator") is None
-    ):
-        raise Stop(
-            Exit.PROBLEM,
-            f"`penstock estimator {verb}` needs the estimator; pip install 'penstock[estimator]'",
-        )

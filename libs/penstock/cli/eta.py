@@ -17,9 +17,9 @@ from rich.text import Text
 from penstock.cli import follow
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway
-from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, console, dump, duration, state
 from penstock.cli.tables import clock, now_ms
+from penstock.exits import Exit, Stop
 
 Answer = Mapping[str, Any]
 
@@ -30,17 +30,13 @@ WAKING = frozenset(
 )  # fmt: skip
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Looking")(eta)
-
-
 def eta(
     ctx: typer.Context,
     job: JobArgument,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the job ends.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """How long a job still takes: time left with its interval, when it ends, how much is done, and how that is known.
+    """How long a job still takes: time left with its interval, end, share done, and the source.
 
     Exit code 1 where nothing is known of its time; with --watch the job's own, as with `penstock watch JOB`.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.cli import exits
+from penstock import exits
 from penstock.cli.client import Gateway
 from penstock.cli.output import console, duration
 from penstock.cli.story import QUIET, tell

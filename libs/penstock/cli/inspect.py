@@ -9,28 +9,13 @@ from rich.markup import escape
 
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, console, dump, duration, memory, plain_table, short_id, state
 from penstock.cli.story import QUIET, needs, reason_of, tell
 from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
+from penstock.exits import Exit, Stop
 
-PANEL = "Looking"
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
 AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    getting = typer.Typer(no_args_is_help=True, help="List jobs, nodes or GPUs.")
-    getting.command("jobs")(get_jobs)
-    getting.command("nodes")(get_nodes)
-    getting.command("gpus")(get_gpus)
-    app.add_typer(getting, name="get", rich_help_panel=PANEL)
-    describing = typer.Typer(no_args_is_help=True, help="Everything about one job or node.")
-    describing.command("job")(describe_job)
-    describing.command("node")(describe_node)
-    app.add_typer(describing, name="describe", rich_help_panel=PANEL)
-    for command in (why, logs, events, queue):
-        app.command(rich_help_panel=PANEL)(command)
 
 
 def get_jobs(

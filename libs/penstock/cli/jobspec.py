@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.exits import Exit, Stop
+from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.sdk.jobfile import BadJob, parse_job

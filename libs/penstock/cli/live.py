@@ -20,20 +20,15 @@ from rich.text import Text
 from penstock.cli import follow
 from penstock.cli.client import Gateway, StreamEvent
 from penstock.cli.common import find_job, gateway, rows_of
-from penstock.cli.exits import Stop
 from penstock.cli.output import console, short_id
 from penstock.cli.story import QUIET, tell
 from penstock.cli.tables import clock, jobs_table, nodes_table
+from penstock.exits import Stop
 
 BURST_S = 0.2  # events of so long lead to one look: a gang's start is a dozen of them
 TICKS_PER_S = 2  # running times on the screen; nothing is asked of the gateway for them
 MAX_JOBS = 25
 ACTIVE = ("submitted", "queued", "backoff", "launching", "running", "stopping")
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Looking")(watch)
-    app.command(rich_help_panel="Looking")(top)
 
 
 def watch(

@@ -7,8 +7,8 @@ import typer
 from penstock.cli import follow, jobspec
 from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
-from penstock.cli.exits import Exit, Stop
 from penstock.cli.output import Format, dump, remark
+from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
 
@@ -38,14 +38,6 @@ KeyFlag = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="The same key submits once; by default from the CI's variables."),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(
-        rich_help_panel="Jobs",
-        context_settings={"allow_interspersed_args": False},
-        epilog="Exit codes: see `penstock --help`.",
-    )(submit)
 
 
 def submit(
@@ -154,7 +146,7 @@ def _follow(client: Gateway, job_id: str, output: Format, propagate: bool) -> in
         remark(
             f"\nStopped following; {job_id} goes on.\n  penstock watch {job_id}\n  penstock cancel {job_id}"
         )
-        return int(Exit.DETACHED)
+        return int(Exit.INTERRUPTED)
     if quiet:
         dump(job, output)
     return follow.exit_code(job, propagate=propagate)

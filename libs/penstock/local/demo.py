@@ -12,22 +12,19 @@ from pathlib import Path
 from penstock.cli.output import console as make_console
 from penstock.errors import ConfigurationError
 from penstock.local.demo_drive import DemoFailed, drive
-from penstock.local.demo_jobs import demo_jobs
+from penstock.local.demo_jobs import checkout, demo_jobs
 from penstock.local.demo_screen import Show, print_summary, save_picture
 from penstock.local.lock import folder_lock
-from penstock.local.options import Options
+from penstock.local.options import DemoOptions
 from penstock.local.stack import running
 
 DEADLINE_S = 110.0  # the demo must be over in 2 minutes, also when something hangs
 UNSCHEDULABLE_GRACE_MS = 3_000  # the default, 5 minutes, leaves time for a node to join
 
 
-async def demo(options: Options, samples: Path, *, keep: bool, picture: Path | None = None) -> int:
-    """0 when every job ended as expected, else 1. `keep`: stays up afterwards until Ctrl-C.
-
-    `picture`: an SVG of the screen is written there.
-    """
-    jobs = demo_jobs(samples)
+async def demo(options: DemoOptions) -> int:
+    """0 when every job ended as expected, else 1."""
+    jobs = demo_jobs(checkout(options.jobs))
     _start_fresh(options.folder)
     console = make_console()
     os.environ.setdefault("PENSTOCK_UNSCHEDULABLE_GRACE_MS", str(UNSCHEDULABLE_GRACE_MS))
@@ -65,9 +62,9 @@ async def demo(options: Options, samples: Path, *, keep: bool, picture: Path | N
             await asyncio.gather(driving, failing, return_exceptions=True)
         took_s = time.perf_counter() - began_s
         differences = print_summary(show, took_s, options.folder, console)
-        if picture is not None:
-            save_picture(show, took_s, options.folder, picture)
-        if keep:
+        if options.picture is not None:
+            save_picture(show, took_s, options.folder, options.picture)
+        if options.keep:
             console.print(f"\nStill up at {stack.url}; Ctrl-C ends it.")
             await stack.until_failure()
     return 1 if differences else 0

@@ -101,7 +101,7 @@ def _file(samples: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def checkout(asked: str | None) -> Path:
+def checkout(asked: Path | None) -> Path:
     """The checkout's root: what was asked for, else the current folder, else where this file comes from."""
     if asked:
         return Path(os.path.abspath(asked))

@@ -66,7 +66,7 @@ async def running(
         adopt_orphans()
         stack.callback(reap_orphans)
         lock = stack.enter_context(folder_lock(options.folder))
-        same_log(options.folder, options.log_url)
+        same_log(options.folder, options.log)
         logs = options.folder / "logs"
         logs.mkdir(exist_ok=True)
         handler = _log_to(logs / "services.log")
@@ -75,13 +75,13 @@ async def running(
         port = _port(options.port)
         dsn = await _postgres(options.folder / "postgres", say, stack)
         step("Postgres", DSN_VARIABLE if os.environ.get(DSN_VARIABLE) else "embedded")
-        settings = Settings(log_url=options.log_url or dsn, dsn=dsn, otlp=options.otlp)
+        settings = Settings(log_url=options.log or dsn, dsn=dsn, otlp=options.otlp)
         log = await _log(settings, stack)
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
             say(
                 f"the database's user cannot reach {options.folder}: nothing is kept after the end; use another --folder"
             )
-        step("log", "Kafka" if options.log_url else "in Postgres")
+        step("log", "Kafka" if options.log else "in Postgres")
         bind = {
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
             "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),

@@ -5,15 +5,16 @@
 Prints what the cluster has now. Exit status: 0 done, 1 the cluster refused or cannot be reached, 2 wrong arguments.
 """
 
-import argparse
 import asyncio
 import logging
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from penstock.errors import ConfigurationError, LogError
+import typer
+
+from penstock import commandline
+from penstock.errors import ConfigurationError
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
@@ -79,32 +80,26 @@ async def prepare(url: str, rights: Rights, cells: int) -> str:
     return f"topics (partitions): {counts}\nrights: {granted} for {len(rights)} identities"
 
 
-def main(arguments: list[str]) -> int:
-    """The exit status; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m penstock.log.kafka_setup", description=__doc__)
-    parser.add_argument(
-        "url", nargs="?", default=os.environ.get("PENSTOCK_LOG", ""),
-        help="kafka://[user:password@]host:port of an administrator; by default PENSTOCK_LOG",
-    )  # fmt: skip
-    parser.add_argument("--rights", type=Path, help="infra/kafka/acls.yaml, for a cluster that checks rights")
-    parser.add_argument(
-        "--cells", type=int, default=1, help="scheduling domains: partitions of the cell topics"
-    )
-    given = parser.parse_args(arguments)
+app = commandline.new_app()
+
+
+@app.command()
+def prepare_kafka(
+    url: Annotated[
+        str,
+        typer.Argument(envvar="PENSTOCK_LOG", help="kafka://[user:password@]host:port of an administrator."),
+    ] = "",
+    rights: Annotated[
+        Path | None, typer.Option(help="infra/kafka/acls.yaml, for a cluster that checks rights.")
+    ] = None,
+    cells: Annotated[
+        int, typer.Option(min=1, max=MAX_CELLS, help="Scheduling domains: partitions of the cell topics.")
+    ] = 1,
+) -> None:
+    """Make a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    try:
-        if not 1 <= given.cells <= MAX_CELLS:
-            raise ConfigurationError(f"--cells {given.cells}: give 1 to {MAX_CELLS}")
-        rights = read_rights(given.rights) if given.rights is not None else {}
-        print(asyncio.run(prepare(given.url, rights, given.cells)))
-    except ConfigurationError as error:
-        print(f"kafka_setup: {error}", file=sys.stderr)
-        return 2
-    except LogError as error:
-        print(f"kafka_setup: {error}", file=sys.stderr)
-        return 1
-    return 0
+    print(asyncio.run(prepare(url, read_rights(rights) if rights is not None else {}, cells)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    commandline.start(app, "kafka_setup")

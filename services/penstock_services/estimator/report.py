@@ -1,22 +1,21 @@
-"""`penstock estimator report`: accuracy of estimates, from a ledger or the gateway's events; run with `python -m`."""
+"""`penstock estimator report`: accuracy of estimates, from a ledger or the gateway's events."""
 
 import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
-import argparse
 import math
 import os
-import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.exits import BadCommand
 from penstock.model.codec import decode_fact
 from penstock.model.errors import EventError
 from penstock.model.topics import Topic
@@ -26,7 +25,6 @@ from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.state import HANDLERS, At, Ledger
 from penstock_services.estimator.report_data import field_text, report_data, shown
 
-OK, BAD_INPUT = 0, 2
 BARS = "▁▂▃▄▅▆▇█"
 PIPED_WIDTH = 1_000  # nothing is cut that goes into a pipe or a file
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
@@ -45,52 +43,46 @@ class BadSource(ValueError):
     """Something cannot be read, or not be written where it is asked for; the message says what and where."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 done, 2 bad command, nothing that could be read, or nowhere to write."""
-    parser = argparse.ArgumentParser(prog="penstock estimator report")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--ledger", type=Path, metavar="FILE", help="a ledger, one record a line")
-    source.add_argument(
-        "--events",
-        type=Path,
-        metavar="FILE",
-        help="events as the gateway streams them, one JSON a line; -: stdin",
-    )
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE.html", help="write a page with charts, whole in one file"
-    )
-    parser.add_argument(
-        "--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files"
-    )
-    asked = parser.parse_args(arguments)
-    asked.line = shlex.join(["penstock", "estimator", "report", *arguments]).replace(" --events -", "")
-    return run(asked)
+def report(
+    ctx: typer.Context,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read a ledger, one record a line, instead of the cell's."),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.html", help="Write a page with charts, whole in one file."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
+    ] = None,
+    output: Annotated[Literal["table", "json"], typer.Option("--output", "-o")] = "table",
+) -> None:
+    """Report and draw how estimates did against what jobs used.
 
-
-def run(asked: argparse.Namespace) -> int:
-    """Exit codes: 0 done, 2 nothing that could be read, or nowhere to write."""
+    Predicted against actual, per tier, over time, who over-asks, the worst jobs, and how often intervals of remaining
+    time held.
+    """
     runs: list[FinishedRun] = []
     fold = Ledger(Topic.JOBS, 0, runs.append)
+    session = ctx.find_root().obj
     try:
-        judge_places(asked.report, asked.png)
-        if asked.ledger is not None:
-            _fold_ledger(asked.ledger, fold)
+        judge_places(page, png)
+        if ledger is not None:
+            _fold_ledger(ledger, fold)
         else:
-            _fold_events(asked.events, fold)
+            _fold_events(session.events(), fold)
         found = reckon(runs)
-        write(asked, runs, found)
+        write(page, png, session.line, runs, found)
     except BadSource as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return BAD_INPUT
-    if asked.output == "json":
+        raise BadCommand(str(error)) from error
+    if output == "json":
         sys.stdout.buffer.write(
             orjson.dumps(plain(found), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         )
         sys.stdout.buffer.flush()
     else:
         show(found, Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH))
-    return OK
 
 
 def judge_places(page: Path | None, png: Path | None) -> None:
@@ -117,9 +109,14 @@ def judge_places(page: Path | None, png: Path | None) -> None:
             raise BadSource(f"--png {png}: cannot be written; name a folder of yours")
 
 
-def write(asked: argparse.Namespace, runs: Sequence[FinishedRun], found: Reckoning) -> None:
-    """Page and PNG files, if asked for. Raises `BadSource` where the disk refuses, or without data."""
-    if asked.report is None and asked.png is None:
+def write(
+    html_path: Path | None, png: Path | None, line: str, runs: Sequence[FinishedRun], found: Reckoning
+) -> None:
+    """Page and PNG files, if asked for; `line`: the command line, for the page.
+
+    Raises `BadSource` where the disk refuses, or without data.
+    """
+    if html_path is None and png is None:
         return
     data = report_data(runs, found)
     if not data.fields:
@@ -129,13 +126,13 @@ def write(asked: argparse.Namespace, runs: Sequence[FinishedRun], found: Reckoni
     from penstock.charts.render import html, save_all  # Altair takes 0.3 s
     from penstock_services.estimator.report_charts import page_of
 
-    page = page_of(data, asked.line)
+    page = page_of(data, line)
     try:
-        if asked.report is not None:
-            asked.report.write_text(html(page), encoding="utf-8")
-            print(f"wrote {asked.report}", file=sys.stderr)
-        if asked.png is not None:
-            print(f"wrote {len(save_all(page.sections, asked.png))} pictures to {asked.png}", file=sys.stderr)
+        if html_path is not None:
+            html_path.write_text(html(page), encoding="utf-8")
+            print(f"wrote {html_path}", file=sys.stderr)
+        if png is not None:
+            print(f"wrote {len(save_all(page.sections, png))} pictures to {png}", file=sys.stderr)
     except OSError as error:
         raise BadSource(f"{error.filename}: {error.strerror}") from error
 
@@ -152,17 +149,17 @@ def _fold_ledger(path: Path, fold: Ledger) -> None:
         )
 
 
-def _fold_events(path: Path, fold: Ledger) -> None:
+def _fold_events(events: Iterable[bytes], fold: Ledger) -> None:
     decode = msgspec.json.Decoder(_Event).decode
     versions = {name.rpartition(".v")[0]: name for name in HANDLERS}
-    for number, value in _lines(path):
+    for number, value in enumerate(events, start=1):
         try:
             event = decode(value)
             name = versions.get(event.type)
             if name is not None:
                 HANDLERS[name](fold, At(event.seq, event.at_ms), decode_fact(name, event.data))
         except (msgspec.DecodeError, EventError) as error:
-            raise BadSource(f"{path}: line {number}: no event: {error}") from error
+            raise BadSource(f"the cell's events: line {number}: no event: {error}") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -247,13 +244,3 @@ def bars(values: Sequence[float]) -> str:
     """A bar per stretch of runs."""
     top = len(BARS) - 1
     return "".join(BARS[min(top, int(value / FULL_BAR * top + 0.5))] for value in values)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends quietly
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        code = main(sys.argv[1:])
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)

@@ -1,12 +1,21 @@
 """`penstock-gateway`, or `python -m penstock_services.gateway`: the gateway as a process of its own."""
 
+from penstock import commandline
 from penstock.runtime.service import main as serve
 from penstock_services.gateway.shell.service import run
 
+app = commandline.new_app()
+
+
+@app.command()
+def gateway() -> None:
+    """Run the gateway until SIGTERM; settings come from the environment (`penstock.runtime.settings`)."""
+    serve("gateway", run)
+
 
 def main() -> None:
-    """Runs until SIGTERM; settings come from the environment (`penstock.runtime.settings`)."""
-    serve("gateway", run)
+    """The console script; never returns."""
+    commandline.start(app, "penstock-gateway")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""`python -m penstock_services.node_reporter --node-id n1 [--virtual-gpus 4] …`: one node, until SIGTERM."""
+"""`penstock-node-reporter --node-id n1 [--virtual-gpus 4] …`, or `python -m penstock_services.node_reporter`: one node."""
 
-import os
-import sys
+import typer
 
-from penstock.errors import ConfigurationError
-from penstock.runtime.service import EXIT_CONFIGURATION
+from penstock import commandline
 from penstock.runtime.service import main as serve
-from penstock_services.node_reporter.options import parse
+from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.node import SERVICE
 from penstock_services.node_reporter.shell.run import runner
 
+app = commandline.new_app()
+
+
+@app.command()
+@commandline.takes(Options)
+def node_reporter(ctx: typer.Context, options: Options) -> None:
+    """Run one node until SIGTERM. Exit code 2: a wrong option or setting."""
+    serve(SERVICE, runner(options.with_folders()))
+
 
 def main() -> None:
-    """Reads the command line, then runs until SIGTERM. Exit status 2: a wrong option or setting."""
-    try:
-        options = parse(sys.argv[1:], dict(os.environ))
-    except ConfigurationError as error:
-        print(f"{SERVICE}: {error}", file=sys.stderr)
-        sys.exit(EXIT_CONFIGURATION)
-    serve(SERVICE, runner(options))
+    """The console script; never returns."""
+    commandline.start(app, SERVICE)
 
 
 if __name__ == "__main__":

@@ -1,97 +1,76 @@
-"""What one node-reporter is told on its command line."""
+"""Command-line options of one node-reporter."""
 
-import argparse
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from penstock.errors import ConfigurationError
+import typer
 
 DEFAULT_LOG_LIMIT_MIB = 64
 DEFAULT_DRAIN_GRACE_MS = 10_000
 MIB = {"": 1, "MIB": 1, "GIB": 1_024, "TIB": 1_048_576}
+BY_NODE = Path("nodes/ID")  # stands for a folder named after the node
+
+
+def mebibytes(text: str | int) -> int:
+    """`16GiB`, `512MiB` or a bare number of MiB, which a default is. Raises `BadParameter`."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(text).strip())
+    if match is None or match[2].upper() not in MIB:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory; write 16GiB or 512MiB")
+    return int(match[1]) * MIB[match[2].upper()]
+
+
+def _memory(flag: str, metavar: str, help_text: str | None = None) -> Any:
+    return typer.Option(flag, parser=mebibytes, metavar=metavar, help=help_text)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """One node. Numbers that are None are read from the machine."""
 
-    node_id: str
-    state_dir: Path
-    log_dir: Path
-    virtual_gpus: int | None = None
-    """None: ask NVML."""
-    virtual_gpu_model: str = "virtual"
-    virtual_gpu_memory_mib: int = 16_384
-    cores: int | None = None
-    host_memory_mib: int | None = None
-    rack: str = "rack-0"
-    domain: str = "domain-0"
-    address: str = "127.0.0.1"
-    bandwidth_mbps: int = 10_000
-    drain: bool = False
-    """On SIGTERM stop the tasks and leave for good, instead of leaving them running."""
-    drain_grace_ms: int = DEFAULT_DRAIN_GRACE_MS
-    log_limit_mib: int = DEFAULT_LOG_LIMIT_MIB
-    cgroup: Path | None = None
-    """A cgroup v2 folder delegated to us, with its memory controller enabled for children."""
+    node_id: Annotated[str, typer.Option(help="Unique in the cell.")]
+    state_dir: Annotated[
+        Path, typer.Option(help="Journal and task folders; one per node, by default in PENSTOCK_STATE_DIR.")
+    ] = BY_NODE
+    log_dir: Annotated[
+        Path,
+        typer.Option(envvar="PENSTOCK_LOG_DIR", help="Tasks' output: JOB/TASK.log; by default beside it."),
+    ] = BY_NODE
+    virtual_gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=16, help="Pretend to have so many GPUs, for machines without; default: ask NVML."
+        ),
+    ] = None
+    virtual_gpu_model: Annotated[str, typer.Option()] = "virtual"
+    virtual_gpu_memory_mib: Annotated[int, _memory("--virtual-gpu-memory", "16GiB")] = 16_384
+    cores: Annotated[int | None, typer.Option()] = None
+    host_memory_mib: Annotated[int | None, _memory("--host-memory", "8GiB")] = None
+    rack: Annotated[str, typer.Option()] = "rack-0"
+    domain: Annotated[str, typer.Option()] = "domain-0"
+    address: Annotated[str, typer.Option(help="Where other nodes reach this one's tasks.")] = "127.0.0.1"
+    bandwidth_mbps: Annotated[int, typer.Option()] = 10_000
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain", help="On SIGTERM stop the tasks and leave for good, instead of leaving them running."
+        ),
+    ] = False
+    drain_grace_ms: Annotated[int, typer.Option()] = DEFAULT_DRAIN_GRACE_MS
+    log_limit_mib: Annotated[int, _memory("--log-limit", "64MiB")] = DEFAULT_LOG_LIMIT_MIB
+    cgroup: Annotated[
+        Path | None,
+        typer.Option(
+            help="Delegated cgroup v2 folder for memory caps, its memory controller enabled for children."
+        ),
+    ] = None
 
-
-def mebibytes(text: str) -> int:
-    """`16GiB`, `512MiB` or a bare number of MiB. Raises ValueError."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in MIB:
-        raise ValueError(f"{text!r} is no amount of memory; write 16GiB or 512MiB")
-    return int(match[1]) * MIB[match[2].upper()]
-
-
-def parse(arguments: list[str], environment: dict[str, str]) -> Options:
-    """Reads the command line. `PENSTOCK_STATE_DIR` and `PENSTOCK_LOG_DIR` are the folders' defaults."""
-    parser = argparse.ArgumentParser(prog="penstock-node-reporter", description=__doc__)
-    parser.add_argument("--node-id", required=True)
-    parser.add_argument("--virtual-gpus", type=int, help="pretend to have so many GPUs, for machines without")
-    parser.add_argument("--virtual-gpu-model", default="virtual")
-    parser.add_argument("--virtual-gpu-memory", type=_memory, default=16_384, metavar="16GiB")
-    parser.add_argument("--cores", type=int)
-    parser.add_argument("--host-memory", type=_memory, metavar="8GiB")
-    parser.add_argument("--rack", default="rack-0")
-    parser.add_argument("--domain", default="domain-0")
-    parser.add_argument("--address", default="127.0.0.1", help="where other nodes reach this one's tasks")
-    parser.add_argument("--bandwidth-mbps", type=int, default=10_000)
-    parser.add_argument("--state-dir", type=Path, help="journal and task folders; one per node")
-    parser.add_argument("--log-dir", type=Path, help="tasks' output: JOB/TASK.log")
-    parser.add_argument("--log-limit", type=_memory, default=DEFAULT_LOG_LIMIT_MIB, metavar="64MiB")
-    parser.add_argument("--drain", action="store_true", help="on SIGTERM stop the tasks and leave for good")
-    parser.add_argument("--drain-grace-ms", type=int, default=DEFAULT_DRAIN_GRACE_MS)
-    parser.add_argument("--cgroup", type=Path, help="delegated cgroup v2 folder for memory caps")
-    found = parser.parse_args(arguments)
-    root = Path(environment.get("PENSTOCK_STATE_DIR") or Path.home() / ".local/state/penstock")
-    state_dir = found.state_dir or root / "nodes" / found.node_id.replace("/", "%2F")
-    log_dir = found.log_dir or Path(environment.get("PENSTOCK_LOG_DIR") or root / "logs")
-    if found.virtual_gpus is not None and not 0 <= found.virtual_gpus <= 16:
-        raise ConfigurationError(f"--virtual-gpus: {found.virtual_gpus} is out of range; give 0 to 16")
-    return Options(
-        node_id=found.node_id,
-        state_dir=state_dir.absolute(),
-        log_dir=log_dir.absolute(),
-        virtual_gpus=found.virtual_gpus,
-        virtual_gpu_model=found.virtual_gpu_model,
-        virtual_gpu_memory_mib=found.virtual_gpu_memory,
-        cores=found.cores,
-        host_memory_mib=found.host_memory,
-        rack=found.rack,
-        domain=found.domain,
-        address=found.address,
-        bandwidth_mbps=found.bandwidth_mbps,
-        drain=found.drain,
-        drain_grace_ms=found.drain_grace_ms,
-        log_limit_mib=found.log_limit,
-        cgroup=found.cgroup,
-    )
-
-
-def _memory(text: str) -> int:
-    try:
-        return mebibytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    def with_folders(self) -> "Options":
+        """With absolute folders; those not given lie under PENSTOCK_STATE_DIR, else in the user's state folder."""
+        root = Path(os.environ.get("PENSTOCK_STATE_DIR") or Path.home() / ".local/state/penstock")
+        own_state = root / "nodes" / self.node_id.replace("/", "%2F")
+        state_dir = own_state if self.state_dir == BY_NODE else self.state_dir
+        log_dir = root / "logs" if self.log_dir == BY_NODE else self.log_dir
+        return replace(self, state_dir=state_dir.absolute(), log_dir=log_dir.absolute())

@@ -1,17 +1,29 @@
 """`penstock compare`: one trace under several profiles and seeds; means, intervals, differences."""
 
-import argparse
 import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from penstock.commandline import takes
+from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
+from penstock.simulator import comparison
 from penstock.simulator.commands import reporting
-from penstock.simulator.commands.exits import INTERRUPTED, OK, PROBLEM, BadCommand
-from penstock.simulator.commands.options import Given, add_simulation_options, judge, tell_skipped
+from penstock.simulator.commands.options import (
+    Given,
+    SimulationOptions,
+    bad_input_stops,
+    collect_rarely,
+    errors_console,
+    judge,
+    tell_skipped,
+)
 from penstock.simulator.commands.output import (
     comparison_keys,
     print_comparison,
@@ -19,7 +31,8 @@ from penstock.simulator.commands.output import (
     write_json,
 )
 from penstock.simulator.commands.progress import Bar, bar
-from penstock.simulator.comparison import Standing, compare, without_chance
+from penstock.simulator.commands.reporting import ReportOptions
+from penstock.simulator.comparison import Standing, without_chance
 from penstock.simulator.runs import Recorder, Result, Tell, perform
 from penstock.simulator.workers import Look, Outcome, Task, run_all
 
@@ -27,34 +40,37 @@ MAX_SEEDS = 1_000
 MAX_JOBS = 256
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    add_simulation_options(to)
-    to.add_argument(
-        "--profiles",
-        required=True,
-        metavar="A,B,…",
-        help=f"differences are to the first: {', '.join(PROFILES)}",
-    )
-    to.add_argument(
-        "--seeds",
-        type=int,
-        default=10,
-        metavar="N",
-        help="runs per profile, with seeds SEED … SEED+N−1; one is enough, and all there is, where nothing is left "
-        "to chance (default 10)",
-    )
-    to.add_argument(
-        "--jobs",
-        type=int,
-        default=_cores(),
-        metavar="N",
-        help="runs at once (default: the cores, %(default)s)",
-    )
-    reporting.add_report_options(to)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
-def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises what `judge` raises."""
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(SimulationOptions, ReportOptions):
+    """Options of `penstock compare`."""
+
+    profiles: Annotated[
+        str, typer.Option(metavar="A,B,…", help=f"Differences are to the first: {', '.join(PROFILES)}.")
+    ]
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Runs per profile, with seeds SEED … SEED+N-1; one is enough, and all there is, where nothing is "
+            "left to chance.",
+        ),
+    ] = 10
+    jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; by default the cores.")] = _cores()
+
+
+@takes(CompareOptions)
+@bad_input_stops()
+def compare(ctx: typer.Context, asked: CompareOptions) -> int:
+    """Run a trace under several profiles and seeds; report means with confidence intervals.
+
+    Exit codes: 0 done; 1 a run broke off; 2 bad command line or trace; 130 stopped by Ctrl-C, with what was finished.
+    """
+    collect_rarely()
+    errors = errors_console()
     profiles = _profiles(asked)
     given = judge(asked)
     for profile in profiles:
@@ -64,7 +80,7 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
     given.simulation(profiles[0], asked.seed, trace)
     tell_skipped(trace, errors)
     seeded = given.seeded(trace)
-    outcome = _run_all(given, profiles, seeded, errors)
+    outcome = _run_all(asked, given, profiles, seeded, errors)
     for failed in sorted(outcome.failed):
         errors.print(f"penstock: {failed.task}: {failed.why}", markup=False)
     for result in outcome.results:
@@ -72,26 +88,22 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
             errors.print(
                 f"penstock: {result.profile} with seed {result.seed}: {result.problem}", markup=False
             )
-    standings = compare(profiles, outcome.results, seeded=seeded)
+    standings = comparison.compare(profiles, outcome.results, seeded=seeded)
     _show(asked, standings, outcome, trace.skipped_lines)
     if not standings:
-        errors.print("penstock: no run was finished" + ("; no report" if reporting.wanted(asked) else ""))
-    elif reporting.wanted(asked):
+        errors.print("penstock: no run was finished" + ("; no report" if asked.drawn else ""))
+    elif asked.drawn:
         seeds = f"{asked.seed} … {asked.seed + asked.seeds - 1}" if asked.seeds > 1 else f"{asked.seed}"
-        about = reporting.background(given, trace, [("Seeds", seeds)])
+        about = reporting.background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
         reporting.write(
             asked, about, standings, outcome.results, _warning(profiles, standings, outcome), errors
         )
     if outcome.interrupted:
-        return INTERRUPTED
-    return PROBLEM if outcome.failed or any(result.problem for result in outcome.results) else OK
+        return Exit.INTERRUPTED
+    return Exit.PROBLEM if outcome.failed or any(result.problem for result in outcome.results) else Exit.OK
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _profiles(asked: argparse.Namespace) -> Sequence[str]:
+def _profiles(asked: CompareOptions) -> Sequence[str]:
     """Raises `BadCommand`; names that exist not are `judge`'s."""
     profiles = [name for name in re.split(r"[,\s]+", asked.profiles) if name]
     if not profiles:
@@ -105,9 +117,10 @@ def _profiles(asked: argparse.Namespace) -> Sequence[str]:
     return profiles
 
 
-def _run_all(given: Given, profiles: Sequence[str], seeded: bool, errors: Console) -> Outcome:
+def _run_all(
+    asked: CompareOptions, given: Given, profiles: Sequence[str], seeded: bool, errors: Console
+) -> Outcome:
     """The first seed of each profile first; the others where they are known or then found to matter."""
-    asked = given.asked
     first, rest = asked.seed, range(asked.seed + 1, asked.seed + asked.seeds)
 
     def do(task: Task, tell: Tell) -> Result:
@@ -121,7 +134,7 @@ def _run_all(given: Given, profiles: Sequence[str], seeded: bool, errors: Consol
             return ()
         return [Task(result.profile, seed, False) for seed in rest]
 
-    tasks = [Task(profile, first, reporting.wanted(asked)) for profile in profiles]
+    tasks = [Task(profile, first, asked.drawn) for profile in profiles]
     if seeded:
         tasks += [Task(profile, seed, False) for seed in rest for profile in profiles]
     with bar(errors, "comparing") as draw:
@@ -138,7 +151,7 @@ def _draw(draw: Bar, look: Look, wall_s: float) -> None:
     draw((look.done + shares) / max(1, known), f"{look.done} of {known} runs, {rate:,.0f} events/s,")
 
 
-def _show(asked: argparse.Namespace, standings: Sequence[Standing], outcome: Outcome, skipped: int) -> None:
+def _show(asked: CompareOptions, standings: Sequence[Standing], outcome: Outcome, skipped: int) -> None:
     if asked.output == "json":
         write_json(comparison_keys(standings, skipped, outcome.interrupted))
     elif standings:

@@ -1,22 +1,24 @@
 """`penstock export`: the jobs that a cell ran, as a trace that can be run again under another policy."""
 
-import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from rich.console import Console
+import typer
 
+from penstock.exits import BadCommand
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.runtime.json_lines import json_lines
 from penstock.runtime.reading import BadFile, Problem
-from penstock.simulator.commands.exits import OK, BadCommand
+from penstock.simulator.commands.options import bad_input_stops, errors_console
 from penstock.simulator.traces.history import History, Left, Told, node_rows
 from penstock.simulator.traces.writing import trace_lines, write_lines
 
 UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+CELL = "the cell's events"
 AGO = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
 
 
@@ -28,60 +30,70 @@ class Streamed(msgspec.Struct):
     data: msgspec.Raw
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    source = to.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--ledger",
-        type=Path,
-        metavar="FILE",
-        help="a ledger, one record a line, as `penstock simulate --ledger` writes",
-    )
-    source.add_argument(
-        "--events",
-        type=Path,
-        metavar="FILE",
-        help="events as the gateway streams them, one JSON a line; -: stdin",
-    )
-    to.add_argument(
-        "--from",
-        dest="since",
-        metavar="WHEN",
-        help="jobs submitted from then on: a date and time, or 30d, 12h, 45m before the last record",
-    )
-    to.add_argument("--until", metavar="WHEN", help="jobs submitted before then")
-    to.add_argument(
-        "--nodes", type=Path, metavar="FILE", help="also write the cell's nodes, for --cluster FILE"
-    )
-    to.add_argument("-o", "--output", type=Path, metavar="FILE", help="the trace; by default stdout")
+@bad_input_stops()
+def export(
+    ctx: typer.Context,
+    cell: Annotated[
+        str | None, typer.Option(help="Refuse if the gateway serves another cell than this.")
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read a ledger that `penstock simulate --ledger` wrote instead."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WHEN",
+            help="Jobs submitted from then on: a date and time, or 30d, 12h, 45m before the last record.",
+        ),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Jobs submitted before then.")] = None,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also write the cell's nodes, for `penstock simulate --cluster FILE`."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The trace; by default stdout.")
+    ] = None,
+) -> None:
+    """Write the jobs that the cell ran as a trace: last month, to be run again under another policy.
 
-
-def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises `BadCommand`, `BadFile`."""
-    for name, text in (("--from", asked.since), ("--until", asked.until)):
+    Each job with what it asked for and how long it ran, measured by the ledger's clock. Jobs that never ran are
+    left out and counted; those that still run stand there with the time so far.
+    """
+    errors = errors_console()
+    for name, text in (("--from", since), ("--until", until)):
         _moment_ms(text, 0, name)
     history = History()
-    for told in read_ledger(asked.ledger, history) if asked.ledger else read_events(asked.events, history):
-        errors.print(f"penstock: {told}", markup=False)
-    since_ms = _moment_ms(asked.since, history.last_ms, "--from")
-    until_ms = _moment_ms(asked.until, history.last_ms, "--until")
+    if ledger is None:
+        read_events(ctx.find_root().obj.events(cell), history)
+    elif cell is not None:
+        raise BadCommand("--cell is the gateway's, --ledger reads no gateway; leave one of both out")
+    else:
+        for remark in read_ledger(ledger, history):
+            errors.print(f"penstock: {remark}", markup=False)
+    since_ms = _moment_ms(since, history.last_ms, "--from")
+    until_ms = _moment_ms(until, history.last_ms, "--until")
     found, left = history.jobs(since_ms, until_ms)
     if not found:
         raise BadCommand(
             f"no job that ran was submitted in this time; {_told_left(left) or 'none at all was'}"
         )
     try:
-        write_lines(asked.output, lines_of(found))
-        if asked.nodes is not None:
-            write_lines(asked.nodes, node_rows(history.nodes))
+        write_lines(output, lines_of(found))
+        if nodes is not None:
+            write_lines(nodes, node_rows(history.nodes))
             mixed = [node.node_id for node in history.nodes.values() if node.mixed]
             if mixed:
                 told = f"{len(mixed)} nodes have GPUs of several kinds and stand there with the first: {mixed[0]}, …"
                 errors.print(f"penstock: {told}", markup=False)
     except OSError as error:
-        raise BadCommand(f"{error.filename or asked.output}: {error.strerror}") from error
+        raise BadCommand(f"{error.filename or output}: {error.strerror}") from error
     told = _told_left(left)
     errors.print(f"penstock: {len(found)} jobs written{f'; {told}' if told else ''}", markup=False)
-    return OK
 
 
 def lines_of(found: Sequence[Told]) -> Iterator[Sequence[str]]:
@@ -142,19 +154,18 @@ def read_ledger(path: Path, history: History) -> Iterator[str]:
         yield f"{path}: {len(void)} records do not follow the one before and are void; the first in line {void[0]}"
 
 
-def read_events(path: Path, history: History) -> Iterator[str]:
+def read_events(events: Iterable[bytes], history: History) -> None:
     """Folds the gateway's events. Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
-    line = 0
-    for line, value in ledger_lines(path):
+    number = 0
+    for number, value in enumerate(events, start=1):
         try:
             event = decode(value)
             history.take(event.at_ms, event.type, event.data)
         except msgspec.DecodeError as error:
-            raise BadFile(str(path), [Problem(line, "", f"no event: {error}")]) from error
-    if not line:
-        raise BadFile(str(path), [Problem(0, "", "empty: events were expected")])
-    yield from ()
+            raise BadFile(CELL, [Problem(number, "", f"no event: {error}")]) from error
+    if not number:
+        raise BadFile(CELL, [Problem(0, "", "empty: events were expected")])
 
 
 def ledger_lines(path: Path) -> Iterator[tuple[int, bytes]]:

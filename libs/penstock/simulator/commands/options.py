@@ -1,102 +1,145 @@
 """What all simulating commands take, and its judgement: all that can be wrong is found before anything runs."""
 
-import argparse
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
+import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from penstock.exits import BadCommand, Exit, Stop
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import NodeSpec
 from penstock.model.validation import checked, describe
-from penstock.policies.profiles import WANT_TYPICAL_TASKS, policy_for
+from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, policy_for
 from penstock.runtime.reading import MAX_SHOWN, BadFile, Problem
 from penstock.sdk.units import duration_ms
-from penstock.simulator.commands.exits import BadCommand
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.arrivals import Endless, fill
-from penstock.simulator.traces.cluster import NODE_SETS, Cluster, cluster_of, gpu_count
+from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.formats import FORMATS
 from penstock.simulator.traces.importing import SETS, Trace, locate, read_trace
 from penstock.simulator.traces.needs import typical_of
-from penstock.simulator.truths.catalogue import TRUTHS, Run, wanted_truth, work_for
+from penstock.simulator.truths.catalogue import TRUTHS, Run, UnknownTruth, wanted_truth, work_for
 
 CLUSTER, TRUTH = "8x8", "constant"  # where nobody says otherwise
 MAX_SECONDS = 86_400  # of latencies and ticks
 
 
+@contextmanager
+def bad_input_stops() -> Iterator[None]:
+    """For a whole command: what is wrong with its input ends it with a line each and exit code 2."""
+    try:
+        yield
+    except (BadCluster, BadFile, UnknownProfile, UnknownTruth) as error:
+        raise BadCommand(str(error.args[0])) from error
+    except KeyboardInterrupt as error:
+        raise Stop(Exit.INTERRUPTED, "stopped before anything was finished") from error
+
+
+def collect_rarely() -> None:
+    """What was imported stays, and a run makes no cycles: as in a service (speed.md rule 6)."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def errors_console() -> Console:
+    """For everything beside the result: on stderr, lines as long as they are."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
 def seconds(text: str) -> float:
-    """≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `ArgumentTypeError` with the remedy."""
+    """≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `BadParameter` with the remedy."""
     with suppress(ValueError):
         return float(text)
     try:
         return duration_ms(text) / 1_000
     except ValueError as error:
-        raise ArgumentTypeError(str(error)) from error
+        raise typer.BadParameter(str(error)) from error
 
 
-def add_simulation_options(to: argparse.ArgumentParser) -> None:
-    """The trace, the cluster, the truth, and how to run."""
-    sets = ", ".join(f"{name}/…" for name in SETS)
-    to.add_argument(
-        "trace",
-        help=f"a file, <data set>/<name>: {sets}, or a generator such as {next(iter(GENERATORS))}; "
-        "`penstock traces ls` lists them",
-    )
-    to.add_argument(
-        "--cluster",
-        help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or what a generator is meant for); a CSV file with a line per node (node_id, cores, "
-        f"host_memory_mib, gpus, gpu_model); or a data set: {', '.join(NODE_SETS)}",
-    )
-    to.add_argument(
-        "--arrivals",
-        choices=("recorded", "fill"),
-        help="recorded: when the trace says; fill: in a seeded order, one a second and never ending, until they "
-        "ask for 101 %% of the GPUs (full_load_allocation tells how well they packed). Default: fill for openb",
-    )
-    to.add_argument(
-        "--truth",
-        help=f"how fast jobs run: {', '.join(TRUTHS)} (default constant, or what a generator needs)",
-    )
-    to.add_argument(
-        "--seed", type=int, default=0, help="of all chance: the policy's, a generator's, that of the arrivals"
-    )
-    to.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a placer setting; VALUE is JSON"
-    )
-    to.add_argument("--unknown-durations", action="store_true", help="estimates carry no run time")
-    to.add_argument("--start-latency", type=seconds, default=0.0, metavar="TIME", help="of each task")
-    to.add_argument("--stop-latency", type=seconds, default=0.0, metavar="TIME", help="after SIGTERM")
-    to.add_argument(
-        "--single-gpu-workers", action="store_true", help="a worker per GPU, free to spread over nodes"
-    )
-    to.add_argument(
-        "--ticks",
-        type=seconds,
-        default=0.0,
-        metavar="TIME",
-        help="the placer hears of things only once in so long, as 60s, 5m or plain seconds",
-    )
-    to.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
-    to.add_argument("--check", action="store_true", help="check all invariants after every record")
-    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+Format = Literal["table", "json"]
+Output = Annotated[Format, typer.Option("--output", "-o", help="table, or json with fixed keys.")]
+TraceName = Annotated[str, typer.Argument(help="A file, <data set>/<name>, or a generator.")]
+Seed = Annotated[int, typer.Option(help="Of a generator.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines, and count them.")]
+
+
+def time_option(help_text: str) -> Any:
+    return typer.Option(parser=seconds, metavar="TIME", help=help_text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions:
+    """Options of every command that simulates: the trace, the cluster, the job model, and how to run."""
+
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help=f"A file, <data set>/<name>: {', '.join(f'{name}/…' for name in SETS)}, or a generator such as "
+            f"{next(iter(GENERATORS))}; `penstock traces ls` lists them."
+        ),
+    ]
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="<nodes>x<GPUs per node>, as 4x8+2x4 (default 8x8, or what a generator is meant for); a CSV file with "
+            "a line per node (node_id, cores, host_memory_mib, gpus, gpu_model); or a data set: "
+            f"{', '.join(NODE_SETS)}."
+        ),
+    ] = None
+    arrivals: Annotated[
+        Literal["recorded", "fill"] | None,
+        typer.Option(
+            help="recorded: when the trace says; fill: in a seeded order, one a second and never ending, until they "
+            "ask for 101 % of the GPUs (full_load_allocation tells how well they packed). Default: fill for openb."
+        ),
+    ] = None
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How fast jobs run: {', '.join(TRUTHS)} (default constant, or what a generator needs)."
+        ),
+    ] = None
+    seed: Annotated[
+        int, typer.Option(help="Of all random numbers: the policy's, a generator's, those of the arrivals.")
+    ] = 0
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A placer setting; VALUE is JSON. May be repeated."),
+    ] = None
+    unknown_durations: Annotated[
+        bool, typer.Option("--unknown-durations", help="Estimates carry no run time.")
+    ] = False
+    start_latency: Annotated[float, time_option("Of each task.")] = 0.0
+    stop_latency: Annotated[float, time_option("After SIGTERM.")] = 0.0
+    single_gpu_workers: Annotated[
+        bool, typer.Option("--single-gpu-workers", help="A worker per GPU, free to spread over nodes.")
+    ] = False
+    ticks: Annotated[
+        float,
+        time_option("The placer hears of things only once in so long, as 60s, 5m or plain seconds."),
+    ] = 0.0
+    skip_bad: SkipBad = False
+    check: Annotated[bool, typer.Option("--check", help="Check all invariants after every record.")] = False
+    output: Output = "table"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """The command line, judged; from here on only the profile and the seed vary."""
 
-    asked: argparse.Namespace
+    asked: SimulationOptions
     cluster: Cluster
     options: Options
     truth: str
@@ -147,7 +190,7 @@ class Given:
 
     def fills(self, trace: Trace) -> bool:
         """Whether its jobs fill the cluster and never end."""
-        arrivals: str | None = self.asked.arrivals
+        arrivals = self.asked.arrivals
         form = FORMATS.get(trace.format)
         return (form is not None and form.endless) if arrivals is None else arrivals == "fill"
 
@@ -157,7 +200,7 @@ class Given:
 
     def settings(self, profile: str, seed: int) -> PlacerSettings:
         """Raises `BadCommand`, `UnknownProfile`."""
-        settings = settings_of(profile, seed, self.asked.set)
+        settings = settings_of(profile, seed, self.asked.set or ())
         policy_for(settings)
         return settings
 
@@ -185,7 +228,7 @@ class Given:
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, self.options, sink)
 
 
-def judge(asked: argparse.Namespace) -> Given:
+def judge(asked: SimulationOptions) -> Given:
     """Raises `BadCommand`, `BadCluster`, `BadFile`."""
     generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
     cluster = cluster_of(
@@ -218,7 +261,7 @@ def _home(trace: str) -> str:
     return data_set if data_set in NODE_SETS and not Path(trace).exists() else CLUSTER
 
 
-def settings_of(profile: str, seed: int, pairs: list[str]) -> PlacerSettings:
+def settings_of(profile: str, seed: int, pairs: Sequence[str]) -> PlacerSettings:
     """Raises `BadCommand`."""
     values: dict[str, object] = {"profile": profile, "seed": seed}
     for pair in pairs:

@@ -1,20 +1,23 @@
 """`penstock report`: HTML page and PNG charts of an existing ledger, simulated or real."""
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
-from rich.console import Console
+import typer
 
+from penstock.commandline import takes
+from penstock.exits import BadCommand, Exit
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.model.errors import EventError
 from penstock.runtime.reading import BadFile, Problem
 from penstock.simulator.commands import reporting
-from penstock.simulator.commands.exits import OK, BadCommand
-from penstock.simulator.commands.export import Streamed, ledger_lines
+from penstock.simulator.commands.export import CELL, Streamed, ledger_lines
+from penstock.simulator.commands.options import Output, bad_input_stops, errors_console
 from penstock.simulator.commands.output import figures_table, stdout, write_json
+from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.report.build import Background, ledger_report
 from penstock.simulator.report.figures import figures_of
 from penstock.simulator.report.series import series_of
@@ -29,29 +32,33 @@ class Folded(NamedTuple):
     void: int = 0
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    source = to.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "ledger",
-        nargs="?",
-        type=Path,
-        help="one record a line, as `penstock simulate --ledger` writes; -: stdin",
-    )
-    source.add_argument(
-        "--events",
-        type=Path,
-        metavar="FILE",
-        help="events as the gateway streams them, one JSON a line; -: stdin",
-    )
-    reporting.add_report_options(to)
-    to.add_argument("-o", "--output", choices=("table", "json"), default="table")
+@dataclass(frozen=True, kw_only=True)
+class LedgerReportOptions(ReportOptions):
+    """Options of `penstock report`."""
+
+    ledger: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A ledger that `penstock simulate --ledger` wrote; -: stdin; without it, the cell's own."
+        ),
+    ] = None
+    output: Output = "table"
 
 
-def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises `BadCommand`, `BadFile`."""
+@takes(LedgerReportOptions)
+@bad_input_stops()
+def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
+    """Report and draw what a cell did: who ran where and when, who waited, what was free.
+
+    Everything comes from the ledger, so it must be there from its first record on.
+    """
+    errors, session = errors_console(), ctx.find_root().obj
     reporting.judge_report(asked)
     name = asked.ledger.name if asked.ledger is not None else "the cell"
-    timeline, ledger_hash, void = read_ledger(asked.ledger) if asked.ledger else read_events(asked.events)
+    if asked.ledger is not None:
+        timeline, ledger_hash, void = read_ledger(asked.ledger)
+    else:
+        timeline, ledger_hash, void = read_events(session.events())
     if void:
         errors.print(f"penstock: {void} records do not follow the one before, and are void", markup=False)
     if not timeline.jobs:
@@ -61,17 +68,17 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
         write_json(figures)
     else:
         stdout().print(figures_table(figures))
-    if reporting.wanted(asked):
+    if asked.drawn:
         series = series_of(timeline)
         about = Background(
-            command=asked.line,
+            command=session.line,
             title=name,
             trace=f"{name}: {len(timeline.jobs):,} jobs",
             cluster=f"{series.nodes:,} node{'s' if series.nodes != 1 else ''}, {series.gpus:,} GPUs",
             truth="",
         )
         reporting.write_report(asked, ledger_report(about, series, figures, name), errors)
-    return OK
+    return Exit.OK
 
 
 def read_ledger(path: Path) -> Folded:
@@ -84,33 +91,33 @@ def read_ledger(path: Path) -> Folded:
             continue
         head, record = found
         timeline.records += 1
-        _fold(timeline, record.now_ms, [(fact.type, fact.data) for fact in record.facts], path, line)
+        _fold(timeline, record.now_ms, [(fact.type, fact.data) for fact in record.facts], str(path), line)
     if head.seq == 0:
         raise BadFile(str(path), [Problem(0, "", "no ledger: no line is a first record")])
     return Folded(timeline, head.id, void)
 
 
-def read_events(path: Path) -> Folded:
+def read_events(events: Iterable[bytes]) -> Folded:
     """Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
     timeline = Timeline()
-    for line, value in ledger_lines(path):
+    for number, value in enumerate(events, start=1):
         try:
             event = decode(value)
         except msgspec.DecodeError as error:
-            raise BadFile(str(path), [Problem(line, "", f"no event: {error}")]) from error
-        _fold(timeline, event.at_ms, [(VERSIONED.get(event.type, event.type), event.data)], path, line)
+            raise BadFile(CELL, [Problem(number, "", f"no event: {error}")]) from error
+        _fold(timeline, event.at_ms, [(VERSIONED.get(event.type, event.type), event.data)], CELL, number)
     return Folded(timeline)
 
 
 def _fold(
-    timeline: Timeline, now_ms: int, found: Sequence[tuple[str, msgspec.Raw]], path: Path, line: int
+    timeline: Timeline, now_ms: int, found: Sequence[tuple[str, msgspec.Raw]], source: str, line: int
 ) -> None:
     """Raises `BadFile`."""
     try:
         timeline.fold(now_ms, found)
     except KeyError as error:
         why = f"{error.args[0]} was never introduced: a report needs the ledger from its first record on"
-        raise BadFile(str(path), [Problem(line, "", why)]) from error
+        raise BadFile(source, [Problem(line, "", why)]) from error
     except EventError as error:
-        raise BadFile(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error
+        raise BadFile(source, [Problem(line, "", f"a fact that cannot be read: {error}")]) from error

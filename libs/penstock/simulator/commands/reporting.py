@@ -1,14 +1,16 @@
 """Options `--report` and `--png`: their files are checked before anything runs and written at the end."""
 
-import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from penstock.charts.report import Page
-from penstock.simulator.commands.exits import BadCommand
+from penstock.exits import BadCommand
 from penstock.simulator.commands.options import Given
 from penstock.simulator.comparison import Standing
 from penstock.simulator.report.build import Background, report_of
@@ -18,21 +20,24 @@ from penstock.simulator.traces.importing import Trace
 MAX_PAGE_BYTES = 15_000_000  # a page that a browser opens at once, and a mail server lets through
 
 
-def add_report_options(to: argparse.ArgumentParser) -> None:
-    to.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE.html",
-        help="write a page with figures and charts, whole in one file",
-    )
-    to.add_argument("--png", type=Path, metavar="DIR", help="write the charts of the page there as PNG files")
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where to write charts."""
+
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page with figures and charts, whole in one file."),
+    ] = None
+    png: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the charts of the page there as PNG files.")
+    ] = None
+
+    @property
+    def drawn(self) -> bool:
+        return self.report is not None or self.png is not None
 
 
-def wanted(asked: argparse.Namespace) -> bool:
-    return asked.report is not None or asked.png is not None
-
-
-def judge_report(asked: argparse.Namespace) -> None:
+def judge_report(asked: ReportOptions) -> None:
     """Raises `BadCommand` for what could not be written in the end; makes the folder of the pictures."""
     if asked.report is not None:
         folder = asked.report.parent
@@ -50,7 +55,7 @@ def judge_report(asked: argparse.Namespace) -> None:
             raise BadCommand(f"--png {asked.png}: cannot be written")
 
 
-def background(given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ()) -> Background:
+def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ()) -> Background:
     asked, nodes = given.asked, given.nodes
     gpus = sum(len(node.gpus) for node in nodes)
     name = asked.cluster or (given.generator.cluster if given.generator is not None else "")
@@ -61,7 +66,7 @@ def background(given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ())
     if trace.skipped:
         jobs += f"; {trace.skipped_lines} bad lines left out"
     return Background(
-        command=asked.line,
+        command=line,
         title=f"{asked.trace}, {gpus:,} GPUs",
         trace=jobs,
         cluster=cluster,
@@ -71,7 +76,7 @@ def background(given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ())
 
 
 def write(
-    asked: argparse.Namespace,
+    asked: ReportOptions,
     about: Background,
     standings: Sequence[Standing],
     results: Sequence[Result],
@@ -82,10 +87,10 @@ def write(
     write_report(asked, report_of(about, standings, results, warning), errors)
 
 
-def write_report(asked: argparse.Namespace, report: Page, errors: Console) -> None:
+def write_report(asked: ReportOptions, report: Page, errors: Console) -> None:
     """Raises `BadCommand` where the disk refuses."""
     try:
-        if not wanted(asked):
+        if not asked.drawn:
             return
         from penstock.charts.render import html, save_all  # Altair takes 0.3 s
 

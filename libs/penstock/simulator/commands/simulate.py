@@ -1,17 +1,29 @@
 """`penstock simulate`: one trace under one profile; figures on stdout, progress on stderr."""
 
-import argparse
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from penstock.commandline import takes
+from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
 from penstock.simulator.commands import reporting
-from penstock.simulator.commands.exits import INTERRUPTED, OK, PROBLEM, BadCommand
-from penstock.simulator.commands.options import Given, add_simulation_options, judge, tell_skipped
+from penstock.simulator.commands.options import (
+    Given,
+    SimulationOptions,
+    bad_input_stops,
+    collect_rarely,
+    errors_console,
+    judge,
+    tell_skipped,
+)
 from penstock.simulator.commands.output import figures_table, run_keys, stdout, write_json
 from penstock.simulator.commands.progress import bar
+from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.comparison import compare
 from penstock.simulator.runs import Progress, Recorder, Result, Sink, first_interrupt_waits, perform
 from penstock.simulator.traces.importing import Trace
@@ -19,15 +31,26 @@ from penstock.simulator.traces.importing import Trace
 REDRAW_EVERY_S = 0.1
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    add_simulation_options(to)
-    to.add_argument("--profile", default="fifo", help=f"one of {', '.join(PROFILES)}")
-    to.add_argument("--ledger", type=Path, metavar="FILE", help="write the ledger, one record a line")
-    reporting.add_report_options(to)
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions(SimulationOptions, ReportOptions):
+    """Options of `penstock simulate`."""
+
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "fifo"
+    ledger: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the ledger, one record a line.")
+    ] = None
 
 
-def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises what `judge` raises."""
+@takes(SimulateOptions)
+@bad_input_stops()
+def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
+    """Run a trace under a profile, in virtual time, and report how it did.
+
+    Exit codes: 0 done; 1 an invariant broke, or the job model has no answer for a placement; 2 bad command line or
+    trace; 130 stopped by Ctrl-C, with the figures so far.
+    """
+    collect_rarely()
+    errors = errors_console()
     given = judge(asked)
     given.settings(asked.profile, asked.seed)
     reporting.judge_report(asked)
@@ -45,7 +68,7 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
             def file(value: bytes) -> object:
                 return ledger.write(value + b"\n")
 
-        result = _go(given, trace, Recorder(file, draws=reporting.wanted(asked)), errors)
+        result = _go(asked, given, trace, Recorder(file, draws=asked.drawn), errors)
     if result.problem:
         errors.print(f"penstock: {result.problem}", markup=False)
     keys = run_keys(result, trace.skipped_lines)
@@ -53,16 +76,15 @@ def run(asked: argparse.Namespace, errors: Console) -> int:
         write_json(keys)
     else:
         stdout().print(figures_table(keys))
-    if reporting.wanted(asked):
+    if asked.drawn:
         standings = compare([result.profile], [result], seeded=given.seeded(trace))
-        about = reporting.background(given, trace)
+        about = reporting.background(ctx.find_root().obj.line, given, trace)
         reporting.write(asked, about, standings, [result], _warning(result), errors)
-    return INTERRUPTED if result.interrupted else PROBLEM if result.problem else OK
+    return Exit.INTERRUPTED if result.interrupted else Exit.PROBLEM if result.problem else Exit.OK
 
 
-def _go(given: Given, trace: Trace, recorder: Recorder, errors: Console) -> Result:
+def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, errors: Console) -> Result:
     """Runs to the end, or to Ctrl-C."""
-    asked = given.asked
     drawn_s = 0.0
     with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
 

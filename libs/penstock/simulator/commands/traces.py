@@ -1,24 +1,33 @@
 """`penstock traces ls|describe|convert`: which traces there are, what they are like, and as our own CSV."""
 
-import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.exits import BadCommand, Exit
 from penstock.runtime.reading import BadFile, Problem, header_of, text_of
-from penstock.simulator.commands.exits import OK, PROBLEM, BadCommand
-from penstock.simulator.commands.options import tell_skipped
+from penstock.simulator.commands.options import (
+    Output,
+    Seed,
+    SkipBad,
+    TraceName,
+    bad_input_stops,
+    errors_console,
+    tell_skipped,
+)
 from penstock.simulator.commands.output import write_json
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
+from penstock.simulator.traces import description
 from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count, read_nodes
-from penstock.simulator.traces.description import Description, Load, describe, load_on
+from penstock.simulator.traces.description import Description, Load, load_on
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.importing import (
     DATA_VARIABLE,
@@ -49,41 +58,6 @@ PIPED_CHARS = 1_000  # nothing is cut that goes into a pipe or a file
 SPACE = (0, 2, 0, 0)
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    verbs = to.add_subparsers(dest="verb", required=True, metavar="ls|describe|convert")
-    listing = verbs.add_parser("ls", help="all traces that are here", description="All traces that are here.")
-    listing.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    telling = verbs.add_parser(
-        "describe",
-        help="what a trace is like",
-        description="Sizes, run times, models, owners and GPU hours of a trace, and its load on a cluster; or the "
-        f"sums of a data set that holds no jobs: {', '.join(SUMMARIES)}.",
-    )
-    telling.add_argument("trace", help="a file, <data set>/<name>, or a generator")
-    telling.add_argument("--cluster", help="also its load on this cluster, as for `penstock simulate`")
-    telling.add_argument("--seed", type=int, default=0, help="of a generator")
-    telling.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
-    telling.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    converting = verbs.add_parser(
-        "convert",
-        help="write a trace as our own CSV",
-        description="Writes a trace as our own CSV, and says what of it has no place there. " + OUR_COLUMNS,
-    )
-    converting.add_argument("trace", help="a file, <data set>/<name>, or a generator")
-    converting.add_argument("--to", choices=("csv",), default="csv", help="the format")
-    converting.add_argument("--seed", type=int, default=0, help="of a generator")
-    converting.add_argument("--skip-bad", action="store_true", help="leave out bad lines, and count them")
-    converting.add_argument("-o", "--output", type=Path, metavar="FILE", help="by default stdout")
-
-
-def run(asked: argparse.Namespace, errors: Console) -> int:
-    """Raises `BadCommand`, `BadCluster`, `BadFile`."""
-    verbs: Mapping[str, Callable[[argparse.Namespace, Console], int]] = {
-        "ls": _ls, "describe": _describe, "convert": _convert,
-    }  # fmt: skip
-    return verbs[asked.verb](asked, errors)
-
-
 def _screen() -> Console:
     piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
     return Console(highlight=False, width=PIPED_CHARS if piped else None)
@@ -101,14 +75,16 @@ class Listed(NamedTuple):
     problem: str = ""
 
 
-def _ls(asked: argparse.Namespace, errors: Console) -> int:
+@bad_input_stops()
+def ls(ctx: typer.Context, output: Output = "table") -> int:
+    """List all traces that are here."""
     root = data_root()
     listed = list(_listed(root)) if root is not None else []
-    if asked.output == "json":
+    if output == "json":
         write_json(_ls_keys(root, listed))
     else:
         _show_ls(_screen(), root, listed)
-    return PROBLEM if any(one.found is None for one in listed) else OK
+    return Exit.PROBLEM if any(one.found is None for one in listed) else Exit.OK
 
 
 def _listed(root: Path) -> Iterator[Listed]:
@@ -120,7 +96,7 @@ def _listed(root: Path) -> Iterator[Listed]:
             except BadFile as error:
                 yield Listed(whole, "", None, str(error.problems[0]))
             else:
-                yield Listed(whole, trace.format, describe(trace.jobs))
+                yield Listed(whole, trace.format, description.describe(trace.jobs))
 
 
 def _ls_keys(root: Path | None, listed: Sequence[Listed]) -> Mapping[str, object]:
@@ -194,46 +170,62 @@ def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> No
 # --------------------------------------------------------------------------------------------- describe
 
 
-def _open(asked: argparse.Namespace) -> Trace:
-    """Raises `BadFile`."""
-    generator = None if Path(asked.trace).exists() else generator_of(asked.trace)
+def _open(name: str, seed: int, *, skip_bad: bool) -> Trace:
+    """Raises `BadFile`. Reports on stderr what was left out."""
+    generator = None if Path(name).exists() else generator_of(name)
     if generator is not None:
-        return generate(asked.trace, generator, asked.seed)
-    return read_trace(locate(asked.trace), skip_bad=asked.skip_bad)
+        return generate(name, generator, seed)
+    trace = read_trace(locate(name), skip_bad=skip_bad)
+    tell_skipped(trace, errors_console())
+    return trace
 
 
-def _describe(asked: argparse.Namespace, errors: Console) -> int:
-    if asked.trace in SUMMARIES and not Path(asked.trace).exists():
-        return _summarise(asked)
-    trace = _open(asked)
-    tell_skipped(trace, errors)
-    found, load = describe(trace.jobs), None
-    if asked.cluster is not None:
-        cluster = cluster_of(asked.cluster)
-        room = Room(cluster.nodes, cluster.slices_per_core)
-        misfits = sum(1 for job in trace.jobs if any(True for _ in room.problems(job)))
-        load = load_on(gpu_count(cluster.nodes), misfits, found)
-    if asked.output == "json":
-        keys: dict[str, object] = {"trace": asked.trace, "format": trace.format}
+@bad_input_stops()
+def describe(
+    ctx: typer.Context,
+    trace: TraceName,
+    cluster: Annotated[
+        str | None, typer.Option(help="Also its load on this cluster, as for `penstock simulate`.")
+    ] = None,
+    seed: Seed = 0,
+    skip_bad: SkipBad = False,
+    output: Output = "table",
+) -> None:
+    """Describe a trace: sizes, run times, models, owners, GPU hours, load on a cluster.
+
+    Of a data set that holds no jobs: its sums.
+    """
+    if trace in SUMMARIES and not Path(trace).exists():
+        _summarise(trace, output)
+        return
+    opened = _open(trace, seed, skip_bad=skip_bad)
+    found, load = description.describe(opened.jobs), None
+    if cluster is not None:
+        nodes = cluster_of(cluster)
+        room = Room(nodes.nodes, nodes.slices_per_core)
+        misfits = sum(1 for job in opened.jobs if any(True for _ in room.problems(job)))
+        load = load_on(gpu_count(nodes.nodes), misfits, found)
+    if output == "json":
+        keys: dict[str, object] = {"trace": trace, "format": opened.format}
         keys |= found._asdict()
         keys["run_s"] = found.run_s._asdict() if found.run_s else None
         keys["sizes"] = [size._asdict() for size in found.sizes]
-        keys["left_out"] = list(trace.left_out)
-        keys["skipped_lines"] = trace.skipped_lines
-        keys["load"] = None if load is None else {"cluster": asked.cluster, **load._asdict()}
+        keys["left_out"] = list(opened.left_out)
+        keys["skipped_lines"] = opened.skipped_lines
+        keys["load"] = None if load is None else {"cluster": cluster, **load._asdict()}
         write_json(keys)
-        return OK
-    _show(_screen(), asked, trace, found, load)
-    return OK
+        return
+    screen = _screen()
+    screen.print(_overview(f"{trace} (format {opened.format})", opened, found, cluster, load))
+    screen.print()
+    screen.print(_sizes(found))
 
 
-def _show(
-    screen: Console, asked: argparse.Namespace, trace: Trace, found: Description, load: Load | None
-) -> None:
+def _overview(title: str, trace: Trace, found: Description, cluster: str | None, load: Load | None) -> Table:
     facts = Table(box=None, pad_edge=False, show_header=False, padding=SPACE)
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
-    facts.add_row("trace", escape(f"{asked.trace} (format {trace.format})"))
+    facts.add_row("trace", escape(title))
     facts.add_row("jobs", f"{found.jobs:,}")
     facts.add_row("arrive over", f"{span(found.span_s)}, from {span(found.first_s)} on")
     if found.run_s is not None:
@@ -253,10 +245,8 @@ def _show(
         misfits = f"; [red]{load.misfits:,} jobs can never run there[/]" if load.misfits else ""
         asked_for = f"{load.asked:.1%}" if load.asked < 2 else f"{load.asked:,.1f} times as many"
         told = f"{load.gpus:,} GPUs: {work}all jobs at once ask for {asked_for}{misfits}"
-        facts.add_row(f"on {escape(asked.cluster)}", told)
-    screen.print(facts)
-    screen.print()
-    screen.print(_sizes(found))
+        facts.add_row(f"on {escape(str(cluster))}", told)
+    return facts
 
 
 def _sizes(found: Description) -> Table:
@@ -290,21 +280,21 @@ def span(seconds: float) -> str:
     return f"{seconds / HOUR_S:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.1f} d"
 
 
-def _summarise(asked: argparse.Namespace) -> int:
+def _summarise(name: str, output: str) -> None:
     """A data set's sums as they are: one column per cluster. Raises `BadFile`."""
     root = data_root()
     if root is None:
         raise BadFile(
-            asked.trace, [Problem(0, "", f"the data sets are not here; set {DATA_VARIABLE} to their folder")]
+            name, [Problem(0, "", f"the data sets are not here; set {DATA_VARIABLE} to their folder")]
         )
-    path = root / SUMMARIES[asked.trace]
+    path = root / SUMMARIES[name]
     text = text_of(path)
     columns = header_of(path, text)
     lines = [line.split(",") for line in text.split("\n")[1:] if line.strip()]
     clusters = [dict(zip(columns, line, strict=False)) for line in lines]
-    if asked.output == "json":
-        write_json({"trace": asked.trace, "format": "summary", "clusters": clusters})
-        return OK
+    if output == "json":
+        write_json({"trace": name, "format": "summary", "clusters": clusters})
+        return
     table = Table(box=None, pad_edge=False, padding=SPACE)
     table.add_column("", style="bold", no_wrap=True)
     for cluster in clusters:
@@ -313,24 +303,37 @@ def _summarise(asked: argparse.Namespace) -> int:
         table.add_row(column, *(escape(cluster.get(column, "")) or "–" for cluster in clusters))
     screen = _screen()
     screen.print(table)
-    names = [name for name in of_summaries() if name.startswith(f"{asked.trace}/")]
+    names = [one for one in of_summaries() if one.startswith(f"{name}/")]
     drawn = f"; jobs are drawn with these sums as {', '.join(names)}" if names else ""
     screen.print(f"\nSums over whole clusters, times in seconds; no single job is told{drawn}.", markup=False)
-    return OK
 
 
 # ---------------------------------------------------------------------------------------------- convert
 
 
-def _convert(asked: argparse.Namespace, errors: Console) -> int:
-    trace = _open(asked)
-    tell_skipped(trace, errors)
+@bad_input_stops()
+def convert(
+    ctx: typer.Context,
+    trace: TraceName,
+    to: Annotated[Literal["csv"], typer.Option(help="The format.")] = "csv",
+    seed: Seed = 0,
+    skip_bad: SkipBad = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="By default stdout.")
+    ] = None,
+) -> None:
+    opened = _open(trace, seed, skip_bad=skip_bad)
     try:
-        write_lines(asked.output, trace_lines(trace.jobs))
+        write_lines(output, trace_lines(opened.jobs))
     except OSError as error:
-        raise BadCommand(f"{asked.output}: {error.strerror}") from error
-    staged = sum(1 for job in trace.jobs if job.stages is not None)
-    lost = [*trace.left_out, *([f"the stage times of {staged:,} jobs"] if staged else [])]
-    told = f"; left out: {', '.join(lost)}" if lost else "; nothing left out"
-    errors.print(f"penstock: {len(trace.jobs):,} jobs written{told}", markup=False)
-    return OK
+        raise BadCommand(f"{output}: {error.strerror}") from error
+    staged = sum(1 for job in opened.jobs if job.stages is not None)
+    lost = [*opened.left_out, *([f"the stage times of {staged:,} jobs"] if staged else [])]
+    left_out = f"; left out: {', '.join(lost)}" if lost else "; nothing left out"
+    errors_console().print(f"penstock: {len(opened.jobs):,} jobs written{left_out}", markup=False)
+
+
+convert.__doc__ = f"""Write a trace as our own CSV, and say what of it has no place there.
+
+{OUR_COLUMNS}
+"""

@@ -1,4 +1,4 @@
-"""The exit codes, in one table: what scripts and CI pipelines may rely on."""
+"""Exit codes of every command and service, in one table: what scripts and CI pipelines may rely on."""
 
 from enum import IntEnum
 from types import MappingProxyType
@@ -16,7 +16,7 @@ class Exit(IntEnum):
     UNREACHABLE = 20
     NOT_ALLOWED = 21
     KEY_CONFLICT = 22
-    DETACHED = 130
+    INTERRUPTED = 130
 
 
 MEANING = MappingProxyType(
@@ -32,7 +32,7 @@ MEANING = MappingProxyType(
         Exit.UNREACHABLE: "gateway unreachable or overloaded",
         Exit.NOT_ALLOWED: "not allowed: wrong or no token",
         Exit.KEY_CONFLICT: "idempotency key used for another job",
-        Exit.DETACHED: "Ctrl-C: following stopped, the job goes on",
+        Exit.INTERRUPTED: "Ctrl-C: following stopped, the job goes on",
     }
 )
 
@@ -56,16 +56,16 @@ def of_job(state: str, own_code: int | None, *, propagate: bool) -> int:
     return OF_JOB[state]
 
 
-def epilog() -> str:
-    """The table for `--help`, in one paragraph."""
-    return "[bold]Exit codes[/]  " + "  ·  ".join(
-        f"[bold]{code.value}[/] {text}" for code, text in MEANING.items()
-    )
-
-
 class Stop(Exception):
-    """Ends the command with one line on stderr: what is wrong, where, and the remedy."""
+    """Ends the command with these lines on stderr: what is wrong, where, and the remedy."""
 
-    def __init__(self, code: int, line: str) -> None:
-        super().__init__(line)
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
         self.code = int(code)
+
+
+class BadCommand(Stop):
+    """The command line asks for something that does not exist; the message says what does."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Exit.BAD_SPEC, text)

@@ -1,0 +1,31 @@
+"""What one call of `penstock` shares with its commands: the gateway's address, the command line, the cell's events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.cli.client import Gateway  # an HTTP client, which `--help` does not need
+
+
+@dataclass(slots=True)
+class Session:
+    """The global options of one command line."""
+
+    line: str
+    """As typed, for reports."""
+    server: str | None = None
+    token_file: Path | None = None
+
+    def gateway(self) -> "Gateway":
+        """Raises `Stop`."""
+        from penstock.cli.client import gateway_from
+
+        return gateway_from(self.server, self.token_file)
+
+    def events(self, cell: str | None = None) -> Iterator[bytes]:
+        """All events of the cell, as JSON; refuses where the gateway serves another cell. Raises `Stop`."""
+        from penstock.cli.events import cell_events
+
+        return cell_events(self.gateway(), cell)

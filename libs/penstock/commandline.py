@@ -1,0 +1,165 @@
+"""Command line: a tree of typer commands whose modules are imported on demand, and errors as one line and an exit code.
+
+Help is plain text: typer's rich help imports a Markdown and a syntax highlighter, which doubles the time of `--help`.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, Self, TypeAlias, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+from penstock.errors import ConfigurationError, KernelError
+from penstock.exits import Exit, Stop
+
+T = TypeVar("T")
+R = TypeVar("R")
+Command: TypeAlias = Any  # typer exports no base of TyperCommand and TyperGroup
+LONGEST_NAME = 24  # columns of the names in a list of commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One command, or a group of commands. `help`: one line, the same as the first of the function's docstring."""
+
+    help: str
+    target: str = ""
+    """`module:function`; empty: a group."""
+    entries: Mapping[str, "Entry"] = field(default_factory=dict)
+    panel: str = "Commands"
+    """Heading in the list of commands."""
+    extra: str = ""
+    """What to install for it, as in `pip install 'penstock[extra]'`."""
+    interspersed: bool = True
+    """Whether options may follow arguments."""
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A typer application with our settings: plain help, no tracebacks in boxes."""
+    return typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **{"add_completion": False, **options},
+    )
+
+
+class LazyGroup(TyperGroup):
+    """A group of commands whose modules are imported when a command is asked for."""
+
+    entries: Mapping[str, Entry] = MappingProxyType({})
+
+    def fill(self, entries: Mapping[str, Entry]) -> Self:
+        """Gives the group its commands; to list, complete and suggest them their names and help are enough."""
+        self.entries = entries
+        self.commands = {name: TyperCommand(name, help=entry.help) for name, entry in entries.items()}
+        return self
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a command: the help."""
+        if not args and not self.invoke_without_command:
+            print(ctx.get_help())
+            raise typer.Exit(Exit.BAD_SPEC)
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Command:
+        """Raises `Stop` where a library for this command is not installed."""
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return None
+        if entry.entries:
+            return LazyGroup(name=cmd_name, help=entry.help, rich_markup_mode=None).fill(entry.entries)
+        module, _, function = entry.target.partition(":")
+        try:
+            callback = getattr(import_module(module), function)
+        except ModuleNotFoundError as error:
+            if not entry.extra or str(error.name).startswith("penstock"):
+                raise
+            text = (
+                f"`{ctx.command_path} {cmd_name}` needs {error.name}; pip install 'penstock[{entry.extra}]'"
+            )
+            raise Stop(Exit.PROBLEM, text) from error
+        app = new_app()
+        app.command(cmd_name, context_settings={"allow_interspersed_args": entry.interspersed})(callback)
+        return get_command(app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands under their headings; imports none of them."""
+        for panel in dict.fromkeys(entry.panel for entry in self.entries.values()):
+            with formatter.section(panel):
+                rows = [(name, entry.help) for name, entry in self.entries.items() if entry.panel == panel]
+                formatter.write_dl(rows, col_max=LONGEST_NAME)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Completes names by the table; imports no command."""
+        plain = TyperGroup(name=self.name, commands=dict(self.commands), params=self.params)
+        return plain.shell_complete(typer.Context(plain, info_name=self.name), incomplete)
+
+
+def takes(kind: type[T]) -> Callable[[Callable[[typer.Context, T], R]], Callable[..., R]]:
+    """Decorator: the fields of a dataclass become the command's options; the command gets one instance.
+
+    A field is declared as typer wants it: `cores: Annotated[int, typer.Option(help="…")] = 8`.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)  # type: ignore[arg-type]  # a dataclass; no type says so
+        if field.init
+    ]
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
+    def decorate(command: Callable[[typer.Context, T], R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def run(ctx: typer.Context, **values: Any) -> R:
+            return command(ctx, kind(**values))
+
+        run.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        return run
+
+    return decorate
+
+
+def run(command: Command, arguments: Sequence[str], prog: str, obj: object = None) -> int:
+    """Runs one command line; returns its exit code (`penstock.exits`). Errors go to stderr, a line each."""
+    try:
+        code = command.main(list(arguments), prog_name=prog, standalone_mode=False, obj=obj)
+    except Stop as stop:
+        return _report(prog, str(stop), stop.code)
+    except ConfigurationError as error:
+        return _report(prog, str(error), Exit.BAD_SPEC)
+    except KernelError as error:
+        return _report(prog, str(error), Exit.PROBLEM)
+    except TyperException as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else prog
+        told = error.format_message().rstrip(".")
+        return _report(prog, f"{told}; see `{where} --help`" if told else "", error.exit_code)
+    except typer.Abort:
+        return Exit.INTERRUPTED
+    return code if isinstance(code, int) else Exit.OK
+
+
+def _report(prog: str, text: str, code: int) -> int:
+    for line in text.splitlines():
+        print(f"{prog}: {line}", file=sys.stderr)
+    return int(code)
+
+
+def start(app: typer.Typer, prog: str) -> None:
+    """The entry of a console script: runs `sys.argv`; never returns."""
+    sys.exit(run(get_command(app), sys.argv[1:], prog))

@@ -1,0 +1,78 @@
+"""`penstock up` and `penstock demo`: everything on this machine, until Ctrl-C or until the demo is over.
+
+Light on purpose: stop signals are held back before the services are imported.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+import typer
+
+from penstock.commandline import takes
+from penstock.exits import Exit
+from penstock.local.options import DemoOptions, Options
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@takes(Options)
+def up(ctx: typer.Context, options: Options) -> int:
+    """Start everything on this machine, until Ctrl-C.
+
+    Exit codes: 0 stopped as asked; 1 a part failed for good; 2 a setting is wrong.
+    """
+    _hold_signals()
+    from penstock.local.up import up as work
+
+    return _run(lambda: work(options.absolute()), interrupted=Exit.OK)
+
+
+@takes(DemoOptions)
+def demo(ctx: typer.Context, options: DemoOptions) -> int:
+    """Watch a dozen real training jobs being placed, run and explained (about a minute).
+
+    Exit codes: 0 every job ended as expected; 1 a part failed for good, or a job ended otherwise; 2 a setting is wrong;
+    130 interrupted.
+    """
+    _hold_signals()
+    from penstock.local.demo import demo as work
+
+    return _run(lambda: work(options.absolute()), interrupted=Exit.INTERRUPTED)
+
+
+def _hold_signals() -> None:
+    """Until they can be handled in order: the imports take a moment."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that goes away must not end a server
+
+
+def _run(work: Callable[[], Awaitable[int]], *, interrupted: Exit) -> int:
+    import uvloop
+
+    return uvloop.run(_until_stopped(work, interrupted=interrupted))
+
+
+async def _until_stopped(work: Callable[[], Awaitable[int]], *, interrupted: Exit) -> int:
+    """Runs `work`; the first stop signal cancels it, further ones change nothing: the end is bounded in time."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work())
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, _cancel_once(task))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return interrupted
+
+
+def _cancel_once(task: "asyncio.Future[int]") -> Callable[[], None]:
+    cancelled = False
+
+    def cancel() -> None:
+        nonlocal cancelled
+        if not cancelled:
+            cancelled = True
+            task.cancel()
+
+    return cancel
