@@ -22,6 +22,12 @@ HELIOS = (
 TSV = "A3C\tx\td\t--n\t1\t7\t{}\t1\t-1\t0\n"
 
 
+@pytest.fixture(autouse=True)
+def piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe has no width, though a parallel test run claims one for it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of data sets of which some are here, and one is broken."""

@@ -17,11 +17,9 @@ from typing import Protocol
 import uvloop
 
 from penstock.errors import ConfigurationError, KernelError
+from penstock.exits import Exit
 from penstock.log.port import Log
 from penstock.runtime.settings import Settings
-
-EXIT_CONFIGURATION = 2
-EXIT_FAILED = 1
 
 
 class Run(Protocol):
@@ -58,10 +56,10 @@ def main(name: str, run: Run) -> None:
         uvloop.run(_until_stopped(run, settings))
     except ConfigurationError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(EXIT_CONFIGURATION)
+        sys.exit(Exit.BAD_SPEC)
     except KernelError as error:  # says itself what is wrong; where it was raised helps nobody
         print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
+        sys.exit(Exit.PROBLEM)
     sys.exit(0)
 
 

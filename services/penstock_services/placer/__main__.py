@@ -1,42 +1,48 @@
-"""`python -m penstock_services.placer`: the placer as a process of its own; `… replay`: decide again from the log.
+"""`penstock-placer [replay]`, or `python -m penstock_services.placer`: the placer as a process of its own, or its replay."""
 
-A replay prints one JSON object and exits with 0 when everything is identical, 1 when something differs,
-2 on a wrong setting.
-"""
-
-import argparse
 import sys
+from typing import Annotated
 
 import orjson
+import typer
 
-from penstock.errors import ConfigurationError, LogError
-from penstock.runtime.service import EXIT_CONFIGURATION, EXIT_FAILED
+from penstock import commandline
+from penstock.exits import Exit, Stop
 from penstock.runtime.service import main as serve
 from penstock.runtime.settings import Settings
-from penstock_services.placer.shell.replay import replay
+from penstock_services.placer.shell import replay as replaying
 from penstock_services.placer.shell.service import run
 
+app = commandline.new_app(invoke_without_command=True)
 
-def replay_command(arguments: list[str]) -> int:
-    """The exit status; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m penstock_services.placer replay")
-    parser.add_argument(
-        "--until", type=int, metavar="SEQ", help="up to this ledger record; default: the last one"
-    )
-    parser.add_argument(
-        "--decision", metavar="ID", help="a ledger seq or a job: show its record as decided again"
-    )
-    given = parser.parse_args(arguments)
+
+@app.callback()
+def placer(ctx: typer.Context) -> None:
+    """Run the placer until SIGTERM; settings come from the environment (`penstock.runtime.settings`)."""
+    if ctx.invoked_subcommand is None:
+        serve("placer", run)
+
+
+@app.command()
+def replay(
+    until: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Up to this ledger record; default: the last one.")
+    ] = None,
+    decision: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="A ledger seq or a job: show its record as decided again."),
+    ] = None,
+) -> int:
+    """Decide everything again from the log and compare; prints one JSON object.
+
+    Exit codes: 0 everything is identical; 1 something differs; 2 a wrong setting.
+    """
     try:
-        found = replay(Settings.from_env(), given.until, given.decision, _show_progress)
-    except ConfigurationError as error:
-        print(f"replay: {error}", file=sys.stderr)
-        return EXIT_CONFIGURATION
-    except (LogError, LookupError) as error:
-        print(f"replay: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        found = replaying.replay(Settings.from_env(), until, decision, _show_progress)
+    except LookupError as error:
+        raise Stop(Exit.PROBLEM, str(error)) from error
     print(orjson.dumps(found).decode())
-    return 0 if found["ok"] else EXIT_FAILED
+    return Exit.OK if found["ok"] else Exit.PROBLEM
 
 
 def _show_progress(records: int) -> None:
@@ -44,10 +50,8 @@ def _show_progress(records: int) -> None:
 
 
 def main() -> None:
-    """The service until SIGTERM, or a replay."""
-    if sys.argv[1:2] == ["replay"]:
-        sys.exit(replay_command(sys.argv[2:]))
-    serve("placer", run)
+    """The console script; never returns."""
+    commandline.start(app, "penstock-placer")
 
 
 if __name__ == "__main__":
