@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, strays
+from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, environment, left_in, survivors
 
 pytestmark = pytest.mark.postgres
 
@@ -50,7 +50,7 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
         if ": weights " in line
     }
     assert len(weights) == 1, "the gang's workers exchanged gradients and ended with the same weights"
-    assert strays(place) == []
+    assert survivors(place) == []
     assert left_in(place / "home") == []
     assert [entry.name for entry in (place / "checkout").iterdir()] == ["tilt"]
 
@@ -67,7 +67,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing(place: Path, seconds: float) -> Non
     assert time.monotonic() - began <= STOP_S
     assert demo.returncode in (130, -signal.SIGINT), told
     assert "Traceback" not in told
-    assert strays(place) == []
+    assert survivors(place) == []
     assert left_in(place / "home") == []
 
 

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.conftest import PENSTOCK, ROOT, STOP_S, Installation, environment, left_in, strays
+from tests.e2e.conftest import (
+    PENSTOCK,
+    ROOT,
+    STOP_S,
+    Installation,
+    environment,
+    left_in,
+    processes_of,
+    survivors,
+)
 
 pytestmark = pytest.mark.postgres
 PATIENCE_S = 60.0
@@ -278,7 +287,7 @@ def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation
     node = tasks[0]["node_id"]
     reporters = [
         line
-        for line in strays(up.folder)
+        for line in processes_of(up.folder)
         if "penstock_services.node_reporter" in line and f"--node-id {node} " in line
     ]
     assert len(reporters) == 1
@@ -296,7 +305,7 @@ def test_a_killed_database_comes_back_and_no_job_is_lost(up: Installation, tmp_p
     command = ("submit", "-d", "--name", "through-the-outage", "--", *until_there(gate))
     job_id = up.run(*command).stdout.strip()
     eventually(lambda: listed(up, "describe", "job", job_id)["status"] == "running", "it runs")
-    masters = [line for line in strays(up.folder) if "postgres -D" in line]
+    masters = [line for line in processes_of(up.folder) if "postgres -D" in line]
     assert len(masters) == 1, masters
     os.kill(int(masters[0].partition(":")[0]), signal.SIGKILL)
     eventually(lambda: "Postgres died; starting it again" in up.told(), "its death is noticed")
@@ -324,7 +333,7 @@ def test_what_happened_survives_a_restart(place: Path) -> None:
         assert second.run("projections", "verify").returncode == 0
     finally:
         assert second.stop() <= STOP_S
-    assert strays(place) == []
+    assert survivors(place) == []
 
 
 @pytest.mark.parametrize("seconds", [0.15, 0.9, 1.6])
@@ -340,7 +349,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(place: Path, seconds: float) -> N
     told, _ = process.communicate(timeout=3 * STOP_S)
     assert "Traceback" not in told
     assert process.returncode in (0, 130, -signal.SIGINT)
-    assert strays(place) == []
+    assert survivors(place) == []
     assert left_in(home) == []
 
 
@@ -352,12 +361,12 @@ def test_a_killed_up_takes_everything_with_it(place: Path) -> None:
     running.process.kill()
     running.process.wait()
     deadline = time.monotonic() + 3 * STOP_S
-    while strays(place) and time.monotonic() < deadline:
+    while processes_of(place) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert strays(place) == []
+    assert survivors(place) == []
     again = Installation(place, "--nodes", "2")
     try:
         assert again.run("submit", "--", "true").returncode == 0, "and the folder can be used again"
     finally:
         again.stop()
-    assert strays(place) == []
+    assert survivors(place) == []
