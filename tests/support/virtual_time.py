@@ -56,10 +56,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @contextmanager
-def _wall_clock(loop: VirtualLoop) -> Iterator[None]:
-    """The kernel's one door to the wall clock shows the loop's time."""
+def _wall_clock(loop: VirtualLoop, error_ms: Callable[[], int]) -> Iterator[None]:
+    """`penstock.clock` shows the loop's time, wrong by `error_ms()`."""
     real = getattr(clock, "time")  # noqa: B009 - as below
-    virtual = SimpleNamespace(time_ns=lambda: EPOCH_MS * 1_000_000 + int(loop.time() * 1e9))
+    virtual = SimpleNamespace(time_ns=lambda: (EPOCH_MS + error_ms()) * 1_000_000 + int(loop.time() * 1e9))
     setattr(clock, "time", virtual)  # noqa: B010 - a module's import is no attribute to a type checker
     try:
         yield
@@ -67,8 +67,8 @@ def _wall_clock(loop: VirtualLoop) -> Iterator[None]:
         setattr(clock, "time", real)  # noqa: B010
 
 
-def run_virtually(work: Coroutine[Any, Any, Result]) -> Result:
-    """As `asyncio.run`, in virtual time."""
+def run_virtually(work: Coroutine[Any, Any, Result], error_ms: Callable[[], int] = lambda: 0) -> Result:
+    """As `asyncio.run`, in virtual time. `error_ms`: of the wall clock of whoever asks for it."""
     loop = VirtualLoop()
-    with _wall_clock(loop), asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with _wall_clock(loop, error_ms), asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import asyncpg
@@ -203,17 +203,33 @@ class Term:
                 self._room.set()
 
 
+class Start(NamedTuple):
+    """How one placer begins."""
+
+    placer_id: str
+    standing_by: bool
+    load: Callable[[Settings], Awaitable[Replica]]
+    """The replica from which each of its terms folds on."""
+
+
+def start_of_process() -> Start:
+    """By the environment, with an id that no other process has."""
+    standing_by = os.environ.get("PENSTOCK_STANDBY", "") not in ("", "0")
+    return Start(f"placer-{os.getpid()}-{secrets.token_hex(4)}", standing_by, load_replica)
+
+
 class PlacerService:
     """Terms, one after another."""
 
-    def __init__(self, settings: Settings, log: Log, ready: asyncio.Event, traces: Tracing) -> None:
+    def __init__(
+        self, settings: Settings, log: Log, ready: asyncio.Event, traces: Tracing, start: Start
+    ) -> None:
         self._settings = settings
         self._log = log
         self._ready = ready
         self._traces = traces
         self._poisoned: dict[str, str] = {}
-        self._standing_by = os.environ.get("PENSTOCK_STANDBY", "") not in ("", "0")
-        self._placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
+        self._placer_id, self._standing_by, self._load = start
 
     def failed(self, error: BaseException) -> None:
         """What the next attempt must know of this one's end."""
@@ -225,7 +241,7 @@ class PlacerService:
     async def one_term(self) -> None:
         """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
         ledger = Partition(Topic.LEDGER, self._settings.cell_index)
-        replica = await load_replica(self._settings)
+        replica = await self._load(self._settings)
         story = Story(self._traces)
         if self._standing_by:
             self._ready.set()
@@ -252,13 +268,18 @@ async def load_replica(settings: Settings) -> Replica:
 
 
 async def run(
-    settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    log: Log | None = None,
+    ready: asyncio.Event | None = None,
+    start: Start | None = None,
 ) -> None:
-    """The placer service until `stop`; see penstock.runtime.service."""
+    """The placer service until `stop`; see penstock.runtime.service. `start`: otherwise than by the environment."""
     shared = log is not None
     log = log if log is not None else await open_log(settings.log_url, "placer").start()
     async with tracing("placer", settings) as traces:
-        service = PlacerService(settings, log, ready or asyncio.Event(), traces)
+        service = PlacerService(settings, log, ready or asyncio.Event(), traces, start or start_of_process())
         try:
             await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
             await crash_only("placer", service.one_term, stop, service.failed)
