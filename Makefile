@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+SEEDS ?= 500
 BIN := $(VENV)/bin
 # One test process per core, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n logical --dist loadscope --no-loadscope-reorder
@@ -49,10 +50,10 @@ papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce (an 
 	$(BIN)/python -m pytest tests/papers -m "" -v
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
-	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 10
+	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30
 
-chaos: venv ## Live SEEDS lives in which everything goes wrong (SEEDS=500); failures print their replay
-	$(BIN)/python -m tests.faults.lab --seeds $(SEEDS)
+chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
+	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
 up: venv ## Run everything on this machine until Ctrl-C
 	@$(BIN)/penstock up

@@ -15,21 +15,18 @@ import struct
 import sys
 from pathlib import Path
 
+from penstock.log.memory import MemoryBroker, MemoryLog
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.ledger_events import StartTask
+from penstock.model.topics import Topic, node_partition
+from penstock.model.types import TaskPlacement
+from penstock.runtime.settings import Settings
+from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.inventory import boot_id
+from penstock_services.node_reporter.shell.run import runner
 from tests.faults import mutate
-
-mutate.apply_from_environment()  # before anything that may be mutated is imported
-
-from penstock.log.memory import MemoryBroker, MemoryLog  # noqa: E402
-from penstock.log.port import Message, Partition  # noqa: E402
-from penstock.model.envelope import Envelope, to_wire  # noqa: E402
-from penstock.model.ledger_events import StartTask  # noqa: E402
-from penstock.model.topics import Topic, node_partition  # noqa: E402
-from penstock.model.types import TaskPlacement  # noqa: E402
-from penstock.runtime.settings import Settings  # noqa: E402
-from penstock_services.node_reporter.options import Options  # noqa: E402
-from penstock_services.node_reporter.shell.inventory import boot_id  # noqa: E402
-from penstock_services.node_reporter.shell.run import runner  # noqa: E402
-from tests.faults.fault_cell import TOPICS  # noqa: E402
+from tests.faults.fault_cell import TOPICS
 
 NODE = "n1"
 WAIT_S = 0.7  # for what must not happen: on an idle machine a task starts within 20 ms of its order
@@ -103,4 +100,5 @@ async def main(folder: Path, *, healthy: bool) -> None:
 
 
 if __name__ == "__main__":
+    mutate.put_in_from_environment()
     asyncio.run(main(Path(sys.argv[1]), healthy="--healthy" in sys.argv))

@@ -1,90 +1,148 @@
-"""Runs with one guard removed: a module's source is changed on import, in this process only.
+"""Runs tests with one bug put in: `python -m tests.faults.mutate` reads `[[mutant, [test, …]], …]` from its input.
 
-    PENSTOCK_MUTANT='{"module": …, "old": …, "new": …}' python -m tests.faults.mutate [pytest arguments]
-
-`old` must stand in the module exactly `count` times (default 1), else the mutant no longer fits the code: exit
-status 99. Without the variable the tests run on the code as it is. A mutant whose module was never imported
-shows nothing, and ends with 98. Otherwise the exit status is pytest's.
+Everything is imported once; each mutant is then put into a process of its own, forked from this one, two at a time.
+Prints `{mutant: pytest's exit status}`; "" is no mutant. What a mutant breaks is in its name: most are the fault
+laboratory's. Those below are the others: a cell recovers from them, or they are outside of the laboratory.
 """
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import contextlib
 import json
+import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
+import pytest
+
+from penstock.errors import LogError
+from penstock.ledger import evolve
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState
+from penstock_services.node_reporter.shell.node import Node
+from penstock_services.placer.shell import service
+from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.projector.shell.store import Store
+from tests.faults.laboratory import mutants, node_mutants, patching  # noqa: F401 - they enter theirs
+from tests.faults.laboratory.patching import replace
+
 VARIABLE = "PENSTOCK_MUTANT"
-DOES_NOT_FIT = 99
-NOT_IMPORTED = 98
+AT_ONCE = 2
+OPTIONS = (
+    "-q",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "--no-header",
+    "--tb=line",
+    "-m",
+    "",
+    "-o",
+    "addopts=",
+)
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads one module from its changed source."""
+def _ledger_append() -> None:
+    real = service.Term._append
 
-    def __init__(self, name: str, path: str, mutant: Mapping[str, Any]) -> None:
-        super().__init__(name, path)
-        self._mutant = mutant
+    async def append(self: Any) -> None:
+        while True:
+            with contextlib.suppress(LogError):
+                await real(self)
 
-    def get_code(self, fullname: str) -> Any:
-        """Never from the bytecode cache."""
-        source = self.get_data(self.path).decode()
-        old, new = self._mutant["old"], self._mutant["new"]
-        if source.count(old) != self._mutant.get("count", 1):
-            print(
-                f"mutant does not fit {fullname}: found {source.count(old)} times: {old!r}", file=sys.stderr
-            )
-            sys.stderr.flush()
-            os._exit(DOES_NOT_FIT)
-        return compile(source.replace(old, new), self.path, "exec", dont_inherit=True)
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        self._mutant["applied"].append(module.__name__)
+    replace(real, append)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Stands before the ordinary finders for one module."""
+def _orders_append() -> None:
+    real = Dispatcher.send
 
-    def __init__(self, mutant: Mapping[str, Any]) -> None:
-        self._mutant = mutant
+    async def send(self: Dispatcher) -> None:
+        while True:
+            with contextlib.suppress(LogError):
+                await real(self)
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._mutant["module"]:
-            return None
-        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        assert found is not None, fullname
-        assert found.origin is not None, fullname
-        return importlib.util.spec_from_file_location(
-            fullname, found.origin, loader=_Loader(fullname, found.origin, self._mutant)
+    replace(real, send)
+
+
+def _own_term() -> None:
+    real = Replica.take
+    replace(real, lambda self, value, offset: real(self, value, offset) or True)
+
+
+def _overtaking() -> None:
+    real = evolve._placement_decided
+
+    def placement_decided(state: CellState, fact: Any) -> None:
+        real(state, fact)
+        for job in state.jobs.values():
+            job.overtaken = 0
+
+    replace(real, placement_decided)
+
+
+def _acting_before_the_disk() -> None:
+    real = Node.feed
+    replace(
+        real, lambda self, given, *, durable, numbers=None: real(self, given, durable=False, numbers=numbers)
+    )
+
+
+def _position_by_itself() -> None:
+    real = Store.apply
+
+    async def apply(self: Store, replica: Replica, expected_offset: int, batch: Any) -> None:
+        await self.connection.execute(
+            "UPDATE positions SET next_offset = $2 WHERE cell = $1", self._cell, replica.offset
         )
+        await real(self, replica, replica.offset, batch)
+
+    replace(real, apply)
 
 
-def apply_from_environment() -> list[str]:
-    """Installs the mutant that the environment names, if any; returns the list of modules it was applied to."""
-    text = os.environ.get(VARIABLE)
-    applied: list[str] = []
-    if text:
-        mutant = {**json.loads(text), "applied": applied}
-        assert mutant["module"] not in sys.modules, f"{mutant['module']} is imported already"
-        sys.meta_path.insert(0, _Finder(mutant))
-    return applied
+MUTANTS: dict[str, Callable[[], None]] = {
+    "a failed append to the ledger is not noticed": _ledger_append,
+    "a failed append of orders is not noticed": _orders_append,
+    "a placer decides before its own term was read back": _own_term,
+    "a fenced placer does not stand by": lambda: replace(
+        service.PlacerService.failed, lambda self, error: None
+    ),
+    "the head of the queue is overtaken for ever": _overtaking,
+    "an order is acted on before the disk has it": _acting_before_the_disk,
+    "the projector's position is committed by itself": _position_by_itself,
+    **patching.MUTANTS,
+}
+
+
+def put_in(name: str) -> None:
+    """Changes this process for good, and those that it starts: they call `put_in_from_environment`."""
+    os.environ[VARIABLE] = name
+    if name:
+        MUTANTS[name]()
+
+
+def put_in_from_environment() -> None:
+    put_in(os.environ.get(VARIABLE, ""))
+
+
+def _run(given: tuple[str, Sequence[str]]) -> tuple[str, int]:
+    name, tests = given
+    put_in(name)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return name, int(pytest.main([*OPTIONS, *tests]))
 
 
 def main() -> int:
-    applied = apply_from_environment()
-    import pytest  # only now: its plugins may import what is to be changed
-
-    code = int(pytest.main(sys.argv[1:]))
-    if VARIABLE in os.environ and not applied and code == 0:
-        return NOT_IMPORTED
-    return code
+    wanted: list[tuple[str, list[str]]] = json.load(sys.stdin)
+    for module in {
+        test.partition("::")[0].removesuffix(".py").replace("/", ".") for _, ts in wanted for test in ts
+    }:
+        import_module(module)
+    with multiprocessing.get_context("fork").Pool(AT_ONCE, maxtasksperchild=1) as pool:
+        print(json.dumps(dict(pool.imap_unordered(_run, wanted))))
+    return 0
 
 
 if __name__ == "__main__":

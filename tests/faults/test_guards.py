@@ -25,13 +25,15 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import PlacementDecided, PlacerSettings, StartTask, TermStarted
 from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
+from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell import service as estimator
 from penstock_services.placer.core.orders import start_orders
 from penstock_services.placer.shell import service as placer
-from tests.faults.chaos import SETTINGS, TOPICS
+from tests.faults.fault_cell import TOPICS
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 from tests.support.virtual_time import run_virtually
 
+SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
 LEDGER = Partition(Topic.LEDGER, 0)
 ORDERS = Partition(Topic.ORDERS, node_partition("n1"))
 SOON_S = 20.0  # of virtual time

@@ -18,7 +18,7 @@ from tests.faults.judge import judge
 from .conftest import MakeCell
 
 AT_ONCE = 24
-OUTAGES = 3
+OUTAGES = 1  # in the CI run; `make faults` multiplies by 30
 PATIENCE_S = 60.0
 SERVICES = ("placer", "estimator", "projector", "gateway")
 

@@ -24,11 +24,11 @@ from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.truths.steady import SteadyWork
 from penstock.simulator.truths.truth import Constant
-from tests.faults.lab.life import Options as LifeOptions
-from tests.faults.lab.life import live
+from tests.faults.laboratory.cell import Options as RunOptions
+from tests.faults.laboratory.cell import live
 
 Rank = tuple[str, int, bool]
-WEATHER = ("turns", "late", "twice", "crash", "hearsay")
+FAULTS = ("steps", "late", "twice", "crash", "wrong_progress")
 
 
 # ----------------------------------------------------------- the plain plans: every job, every node, each time
@@ -212,18 +212,18 @@ def test_every_plan_is_the_one_made_from_nothing(
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.profile)
-def test_every_plan_is_the_one_made_from_nothing_in_any_weather(
+def test_every_plan_is_the_one_made_from_nothing_under_faults(
     settings: PlacerSettings, plans: list[RunSet]
 ) -> None:
-    """Placers die and others take over, and it is heard late, twice and wrongly how far jobs are that wait."""
-    terms = told = 0
+    """Placers die and others take over, and reports of how far waiting jobs are come late, twice and wrong."""
+    terms = reports = 0
     for seed in range(4):
-        outcome = live(LifeOptions(seed, WEATHER, settings.profile, jobs=20, nodes=3, storm_s=150.0))
-        assert not outcome.judge, f"seed {seed}: {outcome.what}"
+        outcome = live(RunOptions(seed, FAULTS, settings.profile, jobs=20, nodes=3, storm_s=150.0))
+        assert not outcome.rule, f"seed {seed}: {outcome.what}"
         terms += outcome.terms
-        told += outcome.happened["hearsay"]
-    assert terms > 12, "the weather was not bad"
-    assert told > 12, "nobody told anything"
+        reports += outcome.happened["wrong_progress"]
+    assert terms > 12, "too few faults"
+    assert reports > 12, "nobody reported progress"
     assert len(plans) > 200
 
 

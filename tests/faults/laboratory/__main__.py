@@ -1,9 +1,9 @@
-"""`python -m tests.faults.lab --seed N`."""
+"""`python -m tests.faults.laboratory --seed N`."""
 
 import signal
 import sys
 
-from tests.faults.lab.command import main
+from tests.faults.laboratory.command import main
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends quietly

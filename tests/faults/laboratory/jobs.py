@@ -1,4 +1,4 @@
-"""The jobs of a life: what their users asked for, how their programs behave, and what may become of them."""
+"""The jobs of a run: what their users asked for, how their programs behave, and the outcomes that are right."""
 
 from typing import NamedTuple
 
@@ -24,11 +24,11 @@ KINDS = {
     "impatient": (1, (SUCCEEDED, TIMED_OUT_QUEUED)),
     "huge": (1, (UNSCHEDULABLE,)),
 }
-"""Kind → (weight, outcomes that are right for it in any weather)."""
+"""Kind → (weight, outcomes that are right for it under any faults)."""
 
 
-class LabJob(NamedTuple):
-    """One job: spec, behaviour, and the user's doings. Seconds."""
+class SimulatedJob(NamedTuple):
+    """One job: spec, behaviour, and what its user does. Seconds."""
 
     job_id: str
     spec: JobSpec
@@ -47,7 +47,7 @@ class LabJob(NamedTuple):
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Outcomes that are right whatever the weather."""
+        """Outcomes that are right under any faults."""
         right = KINDS[self.kind][1]
         return right if self.cancel_s is None else (*right, CANCELLED)
 
@@ -75,17 +75,17 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
     return specs
 
 
-def jobs_of(rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float) -> list[LabJob]:
+def jobs_of(rng: np.random.Generator, count: int, nodes: list[NodeSpec], span_s: float) -> list[SimulatedJob]:
     """Each fits the whole empty cell, but for the huge ones."""
     names = list(KINDS)
     weights = np.array([KINDS[name][0] for name in names], dtype=float)
-    found: list[LabJob] = []
+    found: list[SimulatedJob] = []
     for number in range(count):
         kind = names[int(rng.choice(len(names), p=weights / weights.sum()))]
         duration_s = float(rng.uniform(1, 90))
         cancel_s = float(rng.uniform(0, 200)) if rng.random() < 0.12 and kind != "huge" else None
         found.append(
-            LabJob(
+            SimulatedJob(
                 job_id=f"j{number:02}",
                 spec=_spec(rng, number, kind, nodes),
                 kind=kind,

@@ -1,15 +1,17 @@
-"""Somebody who proposes: plans made on a view of the cell that may be long out of date."""
+"""A proposer of placements: plans made on a view of the cell that may be long out of date."""
 
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState, JobState
+from penstock.log.port import Partition
 from penstock.model.external_events import JobPlan, PlanProposed, ReadVersion
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
 from penstock.policies.base import Chance, assign, task_id_of
 from penstock.policies.baselines import FirstFit
-from tests.faults.lab.log import Log, wire
-from tests.faults.lab.world import World
+from tests.faults.laboratory.log import Broker
+from tests.faults.laboratory.wire import message
+from tests.faults.laboratory.world import World
 
 MAX_PLANS = 3
 NAME = "batcher"
@@ -18,16 +20,16 @@ NAME = "batcher"
 class Proposer:
     """Folds the ledger up to some point, plans a few waiting jobs there, proposes."""
 
-    def __init__(self, world: World, log: Log) -> None:
+    def __init__(self, world: World, broker: Broker) -> None:
         self._world = world
-        self._log = log
+        self._broker = broker
         self._replica = Replica()
         self._proposals = 0
 
     def propose(self) -> None:
         """Nothing, if it sees no job that waits and fits."""
         replica = self._replica
-        records = self._log.partition(Topic.LEDGER).records
+        records = self._broker.records(Partition(Topic.LEDGER, 0))
         seen = int(self._world.rng.integers(replica.offset, len(records) + 1))
         while replica.offset < seen:
             replica.take(records[replica.offset].value, replica.offset)
@@ -55,8 +57,8 @@ class Proposer:
             kind="batch",
             plans=tuple(plans),
         )
-        record = wire(proposal, f"{NAME}/{self._proposals}", f"/penstock/{NAME}", 1)
-        self._log.append(NAME, self._log.partition(Topic.PROPOSALS), [record])
+        found = message(proposal, f"{NAME}/{self._proposals}", f"/penstock/{NAME}")
+        self._world.at(self._world.delay_s(), lambda: self._broker.put([found]))
 
     def _blind(self, state: CellState, job: JobState) -> tuple[TaskPlacement, ...]:
         """Anywhere, as if all GPUs were free. The highest cores: the placer gives out the lowest, so they mostly are."""

@@ -1,10 +1,12 @@
-"""The laboratory's command line: one seed in detail, or many over all cores.
+"""The laboratory's command line: one seed in detail, many over all cores, or the mutants.
 
-Exit codes: 0 every life was sound, 1 one was not (with the commands that replay them), 2 bad options, 130 Ctrl-C.
+Exit codes: 0 every run was sound (every mutant was noticed), 1 one was not (with the commands that replay them),
+2 bad options, 130 Ctrl-C.
 """
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 
@@ -13,9 +15,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.policies.profiles import PROFILES
-from tests.faults.lab.crowd import Summary, cores, gather, guarded, live_all
-from tests.faults.lab.life import Options, Outcome
-from tests.faults.lab.nemesis import FAULTS
+from tests.faults.laboratory.cell import Options, Outcome
+from tests.faults.laboratory.nemesis import FAULTS
+from tests.faults.laboratory.parallel import (
+    COMMAND,
+    MUTANT_SEEDS,
+    Hunt,
+    Summary,
+    cores,
+    gather,
+    guarded,
+    hunt_all,
+    run_all,
+)
+from tests.faults.laboratory.patching import MUTANTS
 
 SOUND, BROKEN, INTERRUPTED = 0, 1, 130
 MAX_SEEDS = 1_000_000
@@ -23,13 +36,17 @@ MAX_JOBS, MAX_NODES, MAX_STORM_S = 500, 32, 100_000.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; every one but the first three overrides what the seed would draw."""
+    """The options; those behind `--faults` override what the seed would draw."""
     found = argparse.ArgumentParser(
-        prog="python -m tests.faults.lab",
-        description="Lives of a small cell in which everything goes wrong that may; judged after every record.",
+        prog=COMMAND,
+        description="Runs of a small cell of real services under faults, in virtual time, judged after every record.",
     )
-    found.add_argument("--seed", type=int, help="live this one life and tell how it went")
-    found.add_argument("--seeds", type=int, metavar="N", help="live N lives over all cores")
+    what = found.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=int, help="this one run, and how it went")
+    what.add_argument("--seeds", type=int, metavar="N", help="N runs over all cores")
+    what.add_argument(
+        "--mutants", metavar="PART", help="bugs whose name has this part ('' for all): which are noticed"
+    )
     found.add_argument("--first", type=int, default=0, help="seed of the first of them (default 0)")
     found.add_argument(
         "--faults", default="all", metavar="NAMES", help=f"comma-separated, all or none: {', '.join(FAULTS)}"
@@ -39,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--nodes", type=int, help="number of nodes")
     found.add_argument("--storm", type=float, metavar="SECONDS", help="virtual seconds with faults")
     found.add_argument(
-        "--story", action="store_true", help="with --seed: what happened last, even if all is well"
+        "--trace", action="store_true", help="with --seed: what happened last, also of a sound run"
     )
     found.add_argument("-o", "--output", choices=("text", "json"), default="text")
     return found
@@ -47,12 +64,9 @@ def parser() -> argparse.ArgumentParser:
 
 def problems_of(given: argparse.Namespace, faults: Sequence[str]) -> list[str]:
     """All that is wrong with the options."""
-    found: list[str] = []
-    if (given.seed is None) == (given.seeds is None):
-        found.append("give either --seed or --seeds")
-    found += [f"--faults: {name!r} is none of {', '.join(FAULTS)}" for name in faults if name not in FAULTS]
+    found = [f"--faults: {name!r} is not one of {', '.join(FAULTS)}" for name in faults if name not in FAULTS]
     if given.profile is not None and given.profile not in PROFILES:
-        found.append(f"--profile: {given.profile!r} is none of {', '.join(sorted(PROFILES))}")
+        found.append(f"--profile: {given.profile!r} is not one of {', '.join(sorted(PROFILES))}")
     for name, low, high in (
         ("seed", 0, 1 << 53),
         ("first", 0, 1 << 53),
@@ -76,65 +90,67 @@ def main(arguments: Sequence[str]) -> int:
     problems = problems_of(given, faults)
     if problems:
         options_of.error("; ".join(problems))
+    as_json = given.output == "json"
+    if given.mutants is not None:
+        return _mutants([name for name in MUTANTS if given.mutants in name], as_json=as_json)
     faults = tuple(name for name in FAULTS if name in faults)
     options = Options(given.seed or 0, faults, given.profile, given.jobs, given.nodes, given.storm)
     if given.seed is not None:
-        return _one(guarded(options), as_json=given.output == "json", story=given.story)
-    return _many(options, given.first, given.seeds, as_json=given.output == "json")
+        return _one(guarded(options), as_json=as_json, trace=given.trace)
+    return _many(options, given.first, given.seeds, as_json=as_json)
 
 
-def _one(outcome: Outcome, *, as_json: bool, story: bool) -> int:
+def _one(outcome: Outcome, *, as_json: bool, trace: bool) -> int:
     if as_json:
         print(json.dumps({**outcome._asdict(), "happened": dict(outcome.happened)}, indent=1))
-        return BROKEN if outcome.judge else SOUND
-    if outcome.judge or story:
-        print("\n".join(outcome.story))
+        return BROKEN if outcome.rule else SOUND
+    if outcome.rule or trace:
+        print("\n".join(outcome.trace))
     print(
         f"seed {outcome.seed}, {outcome.profile}: {outcome.records} records ({outcome.void} void) in "
         f"{outcome.terms} terms, {outcome.jobs} jobs ended in {outcome.virtual_s:.0f} s; "
         f"ledger {outcome.ledger_hash}"
     )
-    if outcome.judge:
-        print(f"BROKEN  {outcome.judge}: {outcome.what}")
+    if outcome.rule:
+        print(f"BROKEN  {outcome.rule}: {outcome.what}")
         return BROKEN
     print("sound")
     return SOUND
 
 
 def _many(options: Options, first: int, seeds: int, *, as_json: bool) -> int:
-    lives = [options._replace(seed=seed) for seed in range(first, first + seeds)]
+    runs = [options._replace(seed=seed) for seed in range(first, first + seeds)]
     began_s = time.perf_counter()
-    console = Console(stderr=True)
     columns = (
-        TextColumn("lives"),
+        TextColumn("runs"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[broken]} broken"),
         TimeRemainingColumn(),
     )
     broken = 0
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("lives", total=seeds, broken=0)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("runs", total=seeds, broken=0)
 
-        def told(outcome: Outcome) -> None:
+        def advance(outcome: Outcome) -> None:
             nonlocal broken
-            broken += bool(outcome.judge)
+            broken += bool(outcome.rule)
             progress.update(task, advance=1, broken=broken)
 
-        summary = gather(live_all(lives, cores()), told, options)
+        summary = gather(run_all(runs, cores()), advance, options)
     seconds = time.perf_counter() - began_s
     if as_json:
         print(json.dumps({**summary._asdict(), "seconds": round(seconds, 1)}, indent=1))
     else:
         _table(summary, seconds)
-    if summary.lives < seeds:
+    if summary.runs < seeds:
         return INTERRUPTED
     return BROKEN if summary.failures else SOUND
 
 
 def _table(summary: Summary, seconds: float) -> None:
     console = Console()
-    table = Table("what", "count", title=f"{summary.lives} lives in {seconds:.1f} s")
+    table = Table("what", "count", title=f"{summary.runs} runs in {seconds:.1f} s")
     for name, value in (
         ("jobs ended", summary.jobs),
         ("records", summary.records),
@@ -142,10 +158,22 @@ def _table(summary: Summary, seconds: float) -> None:
         ("terms", summary.terms),
         ("virtual hours", round(summary.virtual_s / 3_600)),
         *summary.happened.items(),
-        *((f"lives under {name}", count) for name, count in summary.profiles.items()),
+        *((f"runs under {name}", count) for name, count in summary.profiles.items()),
         ("broken", len(summary.failures)),
     ):
         table.add_row(name, f"{value:,}")
     console.print(table)
     for failure in summary.failures:
-        print(f"BROKEN  {failure['judge']}: {failure['what']}\n        {failure['command']}")
+        print(f"BROKEN  {failure['rule']}: {failure['what']}\n        {failure['command']}")
+
+
+def _mutants(names: Sequence[str], *, as_json: bool) -> int:
+    def advance(hunt: Hunt) -> None:
+        print(f"{hunt.name:58} {hunt.rule or 'SURVIVED':10} {hunt.seed:4}  {hunt.what[:90]}", file=sys.stderr)
+
+    found = hunt_all(names, MUTANT_SEEDS, advance)
+    if as_json:
+        print(json.dumps([result._asdict() for result in found], indent=1))
+    noticed = sum(bool(result.rule) for result in found)
+    print(f"{noticed} of {len(found)} mutants noticed", file=sys.stderr)
+    return SOUND if noticed == len(found) else BROKEN

@@ -1,0 +1,453 @@
+"""One run: a small cell of real services under faults, then a calm phase in which everything must come to its end.
+
+Real are the placer's, the estimator's and the node-reporter's shells and cores with all that they call; simulated are
+the log, the machines under the node-reporters and the users.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import LogError
+from penstock.ledger.record import Head
+from penstock.ledger.replica import Replica
+from penstock.ledger.snapshot import dump, load
+from penstock.log.port import Message, Partition, Record
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.transitions import IllegalMove
+from penstock.model.types import NodeSpec
+from penstock.policies.profiles import PROFILES
+from penstock.runtime import failpoints
+from penstock.runtime.settings import Settings
+from penstock_services.estimator.shell import service as estimator
+from penstock_services.node_reporter.options import Options as NodeOptions
+from penstock_services.node_reporter.shell.run import runner
+from penstock_services.placer.shell import service as placer
+from penstock_services.placer.shell.replay import Replayer
+from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
+from tests.faults.laboratory.judge import Judge
+from tests.faults.laboratory.log import Broker, Connection
+from tests.faults.laboratory.machine import Machine, Node, Program, SimulatedHost
+from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
+from tests.faults.laboratory.process import PROCESS, Clock, Process, Service, clock_error_ms
+from tests.faults.laboratory.proposer import Proposer
+from tests.faults.laboratory.wire import message
+from tests.faults.laboratory.world import UNEXPECTED, Rates, Violation, World
+from tests.support.virtual_time import run_virtually
+
+NAMES = tuple(sorted(PROFILES))
+PLACERS = 3
+SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
+PATIENCE_S = 5_000.0  # of calm: a run that has not come to its end by then never will
+LAST_MESSAGES_S = 30.0  # of calm, in which the latest messages of the faulty phase have come
+LOOK_S = 1.0
+SNAPSHOT_EVERY = 25  # valid records
+COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
+REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "LogError")
+"""What may end an attempt of a service."""
+LOGGERS = ("penstock", "penstock_services", "asyncio")
+
+
+class Options(NamedTuple):
+    """A run. None: drawn from the seed."""
+
+    seed: int
+    faults: tuple[str, ...] = tuple(FAULTS)
+    profile: str | None = None
+    jobs: int | None = None
+    nodes: int | None = None
+    storm_s: float | None = None
+
+    def arguments(self) -> str:
+        """As the command line takes them."""
+        parts = [f"--seed {self.seed}"]
+        if self.faults != tuple(FAULTS):
+            parts.append(f"--faults {','.join(self.faults) or 'none'}")
+        given = {"profile": self.profile, "jobs": self.jobs, "nodes": self.nodes, "storm": self.storm_s}
+        parts += [f"--{name} {value}" for name, value in given.items() if value is not None]
+        return " ".join(parts)
+
+
+class Outcome(NamedTuple):
+    """What came of a run."""
+
+    seed: int
+    profile: str
+    rule: str
+    """Which rule was violated; empty: none."""
+    what: str
+    records: int
+    void: int
+    terms: int
+    jobs: int
+    virtual_s: float
+    ledger_hash: str
+    happened: Mapping[str, int]
+    trace: tuple[str, ...]
+
+
+class Snapshot(NamedTuple):
+    """A state as it was written down, and where in the ledger that was."""
+
+    state: bytes
+    head: Head
+    offset: int
+
+
+class Laboratory:
+    """Everything of one run, wired up."""
+
+    def __init__(self, options: Options) -> None:
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((options.seed, 0x5CE))))
+        faults = options.faults
+        self.storm_s = float(rng.uniform(60, 300)) if options.storm_s is None else options.storm_s
+        self.world = World(options.seed, _rates(rng, faults))
+        self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
+        specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
+        self.jobs = jobs_of(rng, options.jobs or int(rng.integers(8, 20)), specs, self.storm_s)
+        self.environment = {
+            "PENSTOCK_PROFILE": self.profile,
+            "PENSTOCK_SEED": str(options.seed),
+            "PENSTOCK_QUEUE_LIMITS_GPU_S": "[20.0, 60.0]",
+            "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
+            "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
+            "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
+            "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
+        }
+        self.judge = Judge(self.world)
+        self.broker = self.judge.broker = Broker(self.world, self._landed)
+        self.judge.programs = {job.job_id: Program(job) for job in self.jobs}
+        self.snapshots: list[Snapshot] = []
+        self.replicas: dict[str, Replica] = {}
+        """By placer: what its present term folds into and decides on."""
+        self.clocks = [_clock(rng, "clock" in faults) for _ in range(PLACERS + 1 + len(specs))]
+        self.placers = [self._placer(number) for number in range(PLACERS)]
+        self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
+        self.nodes: dict[str, Node] = {}
+        for spec, clock in zip(specs, self.clocks[PLACERS + 1 :], strict=True):
+            self._add_node(spec, clock, drain=bool(rng.random() < 0.5))
+        self.judge.machines = {node_id: node.machine for node_id, node in self.nodes.items()}
+        self.proposer = Proposer(self.world, self.broker)
+        self._standing_by = {"placer-1"}
+        self._start()
+        self.nemesis = Nemesis(self, faults, every_s=float(rng.uniform(4, 20)))
+
+    # ------------------------------------------------------------------------------------- services
+
+    def _placer(self, number: int) -> Service:
+        name = f"placer-{number}"
+
+        async def load_replica(_: Settings) -> Replica:
+            """From the latest snapshot; now and then there is none to be had, and it folds from the beginning."""
+            self.replicas[name] = Replica()
+            if self.snapshots and self.world.rng.random() >= 0.2:
+                latest = self.snapshots[-1]
+                self.replicas[name] = Replica(load(latest.state), latest.head, latest.offset)
+            return self.replicas[name]
+
+        async def work(process: Process) -> None:
+            standing_by = name in self._standing_by
+            self._standing_by.discard(name)
+            start = placer.Start(name, standing_by, load_replica)
+            await placer.run(SETTINGS, process.stop, log=Connection(self.broker, process), start=start)
+
+        return Service(self.world, name, self.clocks[number], work, 20.0)
+
+    async def _estimate(self, process: Process) -> None:
+        await estimator.run(SETTINGS, process.stop, log=Connection(self.broker, process))
+
+    def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
+        judge = self.judge
+        machine = Machine(self.world, spec, clock, judge.programs, judge.starts, judge.signalled)
+        nowhere = Path("nowhere")
+        options = NodeOptions(spec.node_id, nowhere, nowhere, drain=drain, drain_grace_ms=5_000)
+
+        async def work(process: Process) -> None:
+            host = SimulatedHost(machine, process)
+            await runner(options, host)(SETTINGS, process.stop, log=Connection(self.broker, process))
+
+        reporter = Service(self.world, f"reporter of {spec.node_id}", clock, work, 40.0)
+        self.nodes[spec.node_id] = Node(machine, reporter, drain)
+
+    def serving(self) -> Service | None:
+        """The placer in office, if it lives."""
+        name = self.judge.book.placer_id
+        return next((service for service in self.placers if service.name == name and service.alive), None)
+
+    # ---------------------------------------------------------------------------------------- users
+
+    def _start(self) -> None:
+        for service in (*self.placers[:2], self.estimator):
+            service.start()
+        for node in self.nodes.values():
+            self.world.at(self.world.within(0, 5), node.reporter.start)
+        for job in self.jobs:
+            self.world.at(job.submit_s, lambda job=job: self._submit(job))  # type: ignore[misc]
+
+    def _submit(self, job: SimulatedJob) -> None:
+        submission = message(JobSubmitted(job_id=job.job_id, spec=job.spec), f"submit-{job.job_id}", "/users")
+        self.send(submission)
+        if self.world.chance(self.world.rates.twice):
+            self.world.at(self.world.within(0, 100), lambda: self.send(submission))
+        if job.cancel_s is not None:
+            self.world.at(job.cancel_s, lambda: self.cancel(job.job_id))
+            if self.world.chance(self.world.rates.twice):
+                self.world.at(job.cancel_s + 1.0, lambda: self.cancel(job.job_id))
+
+    def cancel(self, job_id: str) -> None:
+        self.judge.cancelled[job_id] = None
+        self.send(message(JobCancelRequested(job_id=job_id), f"cancel-{job_id}", "/users"))
+
+    def send(self, *messages: Message) -> None:
+        """Lands after a while."""
+        self.world.at(self.world.delay_s(), lambda: self.broker.put(messages))
+
+    # -------------------------------------------------------------------------------------- judging
+
+    def _landed(self, record: Record) -> None:
+        judge = self.judge
+        if record.partition.topic != Topic.LEDGER:
+            judge.landed(record)
+        elif judge.ledger(record):
+            if judge.book.records % SNAPSHOT_EVERY == 0:
+                replica = judge.replica
+                self.snapshots.append(Snapshot(dump(replica.state), replica.head, replica.offset))
+            if judge.book.records % COMPARE_EVERY == 0:
+                self.world.at(0.0, self._compare)
+
+    def _compare(self) -> None:
+        """A placer at the same record of the same term has the same state as the ledger, neither more nor less."""
+        state = self.judge.replica.state
+        for name, replica in self.replicas.items():
+            same = (replica.state.seq, replica.state.term) == (state.seq, state.term)
+            if same and dump(replica.state) != dump(state):
+                raise Violation("fold", f"seq {state.seq}: {name} has another state than the ledger")
+
+    def over(self) -> bool:
+        """All jobs have ended, all inputs are answered, nothing runs and nobody has anything to send."""
+        judge = self.judge
+        if len(judge.submitted) < len(self.jobs) or judge.submitted.keys() != judge.ended.keys():
+            return False
+        if any(judge.answered(topic) < self.broker.end(Partition(topic, 0)) for topic in INPUT_TOPICS):
+            return False
+        return all(
+            not node.machine.processes and node.machine.disk.idle
+            for node in self.nodes.values()
+            if not node.machine.destroyed
+        )
+
+    # ---------------------------------------------------------------------------------- two phases
+
+    async def run(self) -> None:
+        """Raises `Violation`."""
+        await self._wait(self.storm_s)
+        self._clear_up()
+        until_s = self.world.now_s + PATIENCE_S
+        while not self.over():
+            if self.world.now_s > until_s:
+                self._never_ended()
+            await self._wait(LOOK_S)
+        self._rest()
+
+    async def _wait(self, seconds: float) -> None:
+        await asyncio.wait({self.world.failed}, timeout=seconds)
+        if self.world.failed.done():
+            raise self.world.failed.result()
+
+    def _clear_up(self) -> None:
+        """No faults any more: all services and machines come back, what was suspected reports again."""
+        world = self.world
+        world.calm = True
+        world.trace("calm")
+        for node_id, node in self.nodes.items():
+            node.machine.disk.full = node.machine.disk.sync_fails = False
+            node.power_on()
+            if node_id in self.nemesis.suspected:
+                node.reporter.kill("restarted by its operator")
+            node.reporter.start()
+        self.nemesis.confirm()
+        world.at(LAST_MESSAGES_S, self._heal)
+        for service in (self.estimator, *self.placers[:2]):
+            service.start()
+
+    def _heal(self) -> None:
+        """What was still under way has arrived: who was reported gone or silent by it reports again."""
+        for node_id, node in self.judge.book.nodes.items():
+            wronged = node.status == "gone" or (
+                node.status == "suspect" and node_id in self.nemesis.suspected
+            )
+            if wronged and self.nodes[node_id].machine.up:
+                self.nodes[node_id].reporter.kill("restarted by its operator")
+
+    def _never_ended(self) -> None:
+        state = self.judge.replica.state
+        waiting = [f"{job.job_id} is {job.status}" for job in state.jobs.values()]
+        lost = sorted(self.judge.submitted.keys() - self.judge.ended.keys() - state.jobs.keys())
+        nodes = [f"{node_id} {node.status}" for node_id, node in state.nodes.items()]
+        processes = {node_id: list(node.machine.processes) for node_id, node in self.nodes.items()}
+        raise Violation(
+            "liveness",
+            f"calm for {PATIENCE_S:g} s, and it goes on: {waiting}; unknown to the ledger: {lost}; "
+            f"frozen: {state.frozen!r}; nodes: {nodes}; processes: {processes}",
+        )
+
+    def _rest(self) -> None:
+        """At the end nothing is held, nothing waits, and all agree."""
+        state = self.judge.replica.state
+        for node in state.nodes.values():
+            held = (len(node.spec.gpus) - node.free_gpu_mask.bit_count(), node.shared, node.tasks)
+            if held != (0, {}, {}):
+                raise Violation("rest", f"{node.spec.node_id} still holds {held}")
+        if state.jobs or state.queue or self.judge.book.jobs:
+            raise Violation("rest", f"left over: {list(state.jobs)}, {list(state.queue)}")
+        letters = self.judge.unexplained_letters()
+        if letters:
+            raise Violation("letter", f"of inputs that were answered otherwise: {letters}")
+        self._compare()
+
+    async def replay(self) -> None:
+        """Decides the whole ledger again from its inputs and compares byte for byte."""
+        report = await Replayer(Connection(self.broker), 0).run()
+        if report.different:
+            raise Violation("replay", f"{report.different} records differ: {report.differences[:2]}")
+
+
+def _clock(rng: np.random.Generator, wrong: bool) -> Clock:
+    return Clock(int(rng.integers(-6 * HOUR_MS, 6 * HOUR_MS)) if wrong else 0)
+
+
+def _rates(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
+    drawn = Rates(
+        crash=float(rng.choice([0.0, 0.0005, 0.002, 0.005])),
+        append=float(rng.choice([0.0, 0.02, 0.1])),
+        late=float(rng.uniform(0, 0.3)),
+        longest_s=float(rng.choice([0.5, 3.0, 10.0])),
+        usual_s=float(rng.choice([0.01, 0.05, 0.3])),
+        twice=float(rng.uniform(0, 0.4)),
+    )
+    return drawn._replace(
+        crash=drawn.crash if "steps" in faults else 0.0,
+        append=drawn.append if "append" in faults else 0.0,
+        late=drawn.late if "late" in faults else 0.0,
+        twice=drawn.twice if "twice" in faults else 0.0,
+    )
+
+
+class _CrashPoints:
+    """Stands for the armed failpoints: at each passage the process that passes may be killed."""
+
+    @staticmethod
+    def get(name: str) -> None:
+        process = PROCESS.get()
+        if process is not None:
+            process.step(name)
+
+
+class _Findings(logging.Handler):
+    """What services log and go on from, although it shows a bug."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.WARNING)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        if process is not None and not process.alive:
+            return
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self._world.fail(record.exc_info[1])
+        elif "starts again after" in record.msg and isinstance(record.args, tuple):
+            self._attempt_ended(record.getMessage(), record.args[1])
+
+    def _attempt_ended(self, text: str, kind: object) -> None:
+        if kind not in EXPECTED:
+            self._world.fail(Violation("crash", text))
+
+
+@contextmanager
+def _environment(laboratory: Laboratory) -> Iterator[None]:
+    """Settings of placers, failpoints and logging as this run needs them."""
+    findings, armed, saved = _Findings(laboratory.world), failpoints._armed, dict(os.environ)
+    os.environ.update(laboratory.environment)
+    failpoints._armed = _CrashPoints()  # type: ignore[assignment]
+    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in LOGGERS]
+    for logger, _ in loggers:
+        logger.addHandler(findings)
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+        failpoints._armed = armed
+        for logger, level in loggers:
+            logger.removeHandler(findings)
+            logger.propagate = True
+            logger.setLevel(level)
+
+
+def _on_loop_error(world: World) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """For callbacks, which have nobody to raise to, and for tasks that nobody waits for."""
+
+    def found(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, (Violation, IllegalMove, *UNEXPECTED)):
+            world.fail(error)
+
+    return found
+
+
+async def _live(options: Options) -> Outcome:
+    laboratory = Laboratory(options)
+    world, judge = laboratory.world, laboratory.judge
+    world.loop.set_exception_handler(_on_loop_error(world))
+    rule = what = ""
+    with _environment(laboratory):
+        try:
+            await laboratory.run()
+            if options.seed % REPLAY_EVERY == 0:
+                await laboratory.replay()
+        except Violation as violation:
+            rule, what = violation.rule, violation.what
+        except (IllegalMove, LogError, *UNEXPECTED) as error:
+            rule, what = "crash", f"{type(error).__name__}: {error}"
+        reporters = [node.reporter for node in laboratory.nodes.values()]
+        services = {
+            "processes of placers": sum(service.processes for service in laboratory.placers),
+            "processes of the estimator": laboratory.estimator.processes,
+            "processes of reporters": sum(service.processes for service in reporters),
+            "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
+            "freezes": judge.freezes,
+        }
+        world.calm = True
+        for service in (*laboratory.placers, laboratory.estimator, *reporters):
+            service.enabled = False
+            service.kill("the run is over")
+        return Outcome(
+            options.seed,
+            laboratory.profile,
+            rule,
+            what,
+            judge.book.records,
+            judge.book.void,
+            judge.book.term,
+            len(judge.ended),
+            world.now_s,
+            judge.book.id,
+            laboratory.nemesis.happened | services,
+            tuple(world.lines),
+        )
+
+
+def live(options: Options) -> Outcome:
+    """One run, in virtual time."""
+    return run_virtually(_live(options), clock_error_ms)

@@ -1,0 +1,165 @@
+"""The judge's own reading of the ledger: plain JSON, a chain rule and a bookkeeping that share no code with the product.
+
+It holds only what rules are judged by: which job waits, which gang has which places, which node may be used.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import orjson
+
+NO_PARENT = "0" * 32
+TERM_STARTED = "penstock.term.started.v1"
+LOSSES = ("node_lost", "refused")
+WHOLE_GPU = 1_000
+
+
+@dataclass(slots=True)
+class Job:
+    """One job; `places`: task id → place of the present attempt; `living`: those not proven dead."""
+
+    spec: dict[str, Any]
+    waits: bool = False
+    estimate: dict[str, Any] = field(default_factory=dict)
+    attempt: int = 0
+    token: int = 0
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    living: dict[str, None] = field(default_factory=dict)
+    stop_reason: str | None = None
+    losses: int = 0
+
+    @property
+    def tasks(self) -> int:
+        """Of a whole gang."""
+        return int(self.spec["workers"]) + int(self.spec["parameter_servers"])
+
+    def needs(self) -> list[dict[str, Any]]:
+        """What each task of the gang needs, workers first."""
+        servers = [self.estimate["parameter_server"]] * self.spec["parameter_servers"]
+        return [self.estimate["worker"]] * self.spec["workers"] + servers
+
+
+@dataclass(slots=True)
+class Node:
+    """One node as the ledger has it."""
+
+    spec: dict[str, Any]
+    incarnation: int = 0
+    status: str = "ready"
+    faulted: dict[str, None] = field(default_factory=dict)
+    """UUIDs of broken GPUs."""
+
+    def uuid(self, gpu: int) -> str:
+        return str(self.spec["gpus"][gpu]["uuid"])
+
+
+class Book:
+    """The valid chain so far. `take` reads one record of the partition."""
+
+    def __init__(self) -> None:
+        self.seq, self.id, self.term = 0, NO_PARENT, 0
+        self.now_ms = 0
+        self.void = self.records = 0
+        self.placer_id = ""
+        """Of the placer in office."""
+        self.settings: dict[str, Any] = {}
+        self.frozen = ""
+        self.jobs: dict[str, Job] = {}
+        self.nodes: dict[str, Node] = {}
+        self._early: dict[str, dict[str, Any]] = {}
+
+    def take(self, value: bytes) -> dict[str, Any] | None:
+        """The record if it is valid, else None. Its facts are not yet booked."""
+        try:
+            found: dict[str, Any] = orjson.loads(value)
+            facts, place = found["facts"], (found["seq"], found["parent"], found["term"])
+        except (orjson.JSONDecodeError, LookupError, TypeError):
+            self.void += 1
+            return None
+        starts_term = bool(facts) and facts[0]["type"] == TERM_STARTED
+        if place != (self.seq + 1, self.id, self.term + starts_term):
+            self.void += 1
+            return None
+        self.seq, self.id, self.term = found["seq"], sha256(value).hexdigest()[:32], found["term"]
+        self.records += 1
+        return found
+
+    def job_of(self, task_id: str) -> Job | None:
+        return self.jobs.get(task_id.rsplit(".", 2)[0])
+
+    def write(self, kind: str, fact: dict[str, Any]) -> None:
+        """Books one fact."""
+        job = self.jobs.get(fact["job_id"]) if "job_id" in fact else None
+        node = self.nodes.get(fact["node_id"]) if "node_id" in fact else None
+        match kind:
+            case "penstock.term.started":
+                self.settings, self.placer_id = fact["settings"], fact["placer_id"]
+            case "penstock.job.submitted":
+                early = self._early.pop(fact["job_id"], {})
+                self.jobs[fact["job_id"]] = Job(fact["spec"], bool(early), early)
+            case "penstock.job.estimated" if job is None:
+                self._early[fact["job_id"]] = fact["estimate"]
+            case "penstock.job.estimated" if job is not None:
+                job.waits, job.estimate = True, fact["estimate"]
+            case "penstock.placement.decided" if job is not None:
+                job.waits, job.stop_reason = False, None
+                job.attempt, job.token = fact["attempt"], self.seq
+                job.places = {place["task_id"]: place for place in fact["tasks"]}
+                job.living = dict.fromkeys(job.places)
+            case "penstock.stop.decided" if job is not None:
+                job.stop_reason = fact["reason"]
+            case "penstock.job.requeued" if job is not None:
+                job.waits = fact.get("not_before_ms") is None
+                job.losses += fact["reason"] in LOSSES
+                job.places, job.stop_reason = {}, None
+            case "penstock.job.queued" if job is not None:
+                job.waits = True
+            case "penstock.job.ended":
+                del self.jobs[fact["job_id"]]
+            case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":
+                owner = self.job_of(fact["task_id"])
+                if owner is not None:
+                    owner.living.pop(fact["task_id"], None)
+            case "penstock.node.joined" | "penstock.node.changed":
+                name = fact["node"]["node_id"]
+                known = self.nodes.setdefault(name, Node(fact["node"]))
+                known.spec, known.faulted = fact["node"], {}
+                if kind == "penstock.node.joined":
+                    known.status = "ready"
+                    known.incarnation = max(known.incarnation, fact.get("incarnation", 0))
+            case "penstock.node.suspected" | "penstock.node.left" if node is not None:
+                node.status = "suspect" if node.status == "ready" else node.status
+            case "penstock.node.lost" if node is not None:
+                node.status = "gone"
+            case "penstock.node.restored" if node is not None:
+                node.status = "ready"
+            case "penstock.gpu.faulted" if node is not None:
+                node.faulted[node.uuid(fact["gpu"])] = None
+            case "penstock.cell.frozen":
+                self.frozen = fact["reason"]
+            case "penstock.cell.thawed":
+                self.frozen = ""
+
+    def could_fit(self, job: Job) -> bool:
+        """A sufficient test: whether the gang fits nodes that are not gone, if they were empty; shares as whole GPUs."""
+        names = ("cores", "host_memory_mib", "bandwidth_mbps")
+        left = [
+            (node.spec["gpus"], [len(node.spec["gpus"]), *(node.spec[name] for name in names)])
+            for node in self.nodes.values()
+            if node.status != "gone"
+        ]
+        for need in job.needs():
+            asked = [need["gpus"], *(need[name] for name in names)]
+            for gpus, free in left:
+                models, memory_mib = job.spec["gpu_models"], need["gpu_memory_mib"]
+                suits = not need["gpus"] or all(
+                    gpu["memory_mib"] >= memory_mib and gpu["model"] in (models or (gpu["model"],))
+                    for gpu in gpus
+                )
+                if suits and all(has >= wanted for has, wanted in zip(free, asked, strict=True)):
+                    free[:] = [has - wanted for has, wanted in zip(free, asked, strict=True)]
+                    break
+            else:
+                return False
+        return True

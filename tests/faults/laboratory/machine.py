@@ -1,0 +1,493 @@
+"""A machine: its processes, its disk and its clock. It runs what it is asked to and records what really happened.
+
+`Machine` is the truth that the judge looks at; `SimulatedHost` and `SimulatedLauncher` show it to the node-reporter's
+shell through its ports. Tasks live and die here whether or not a node-reporter watches.
+"""
+
+import asyncio
+import errno
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import structs
+
+from penstock.model.external_events import GpuFaulted
+from penstock.model.ledger_events import StartTask
+from penstock.model.types import NodeSpec
+from penstock_services.node_reporter.shell.journal import Journal
+from penstock_services.node_reporter.shell.ports import (
+    Callbacks,
+    Exit,
+    Failure,
+    Immortal,
+    Key,
+    ProgressStream,
+    Started,
+)
+from tests.faults.laboratory.disk import Disk
+from tests.faults.laboratory.jobs import SimulatedJob
+from tests.faults.laboratory.process import Clock, Process, Service
+from tests.faults.laboratory.world import World
+from tests.support.virtual_time import EPOCH_MS
+
+RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
+CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
+LONGEST_LAUNCH_S = 2.0
+LOCK_PAUSE_S = 0.02
+STREAM_BYTES = 65_536
+RSS_KIB = 200 * 1_024
+
+
+@dataclass(slots=True)
+class Program:
+    """What all attempts of one job share: how far it is, how often it failed by itself."""
+
+    job: SimulatedJob
+    done_s: float = 0.0
+    own_failures: dict[int, None] = field(default_factory=dict)
+    """Tokens of attempts that ended by the program's own fault."""
+    good: dict[int, dict[int, None]] = field(default_factory=dict)
+    """Token → ranks of workers that exited 0 by themselves."""
+
+    def fails_now(self, token: int) -> bool:
+        """Whether this attempt is to fail by itself."""
+        if self.job.kind in ("bad", "hungry"):
+            return True
+        return self.job.kind == "flaky" and (
+            token in self.own_failures or len(self.own_failures) < self.job.fails
+        )
+
+
+@dataclass(slots=True, eq=False)
+class TaskProcess:
+    """A task's program and, above it, its shim."""
+
+    order: StartTask
+    shim: int
+    started_s: float
+    started_ms: int
+    gpus: tuple[str, ...]
+    """UUIDs."""
+    terminated: bool = False
+    shim_alive: bool = True
+    immortal_until_s: float = 0.0
+    """In uninterruptible sleep until then: SIGKILL waits."""
+
+    @property
+    def key(self) -> Key:
+        return self.order.task_id, self.order.token
+
+
+class Machine:
+    """One node's hardware. `starting` is called before each program starts, `signalled` before each signal to a task."""
+
+    def __init__(
+        self,
+        world: World,
+        spec: NodeSpec,
+        clock: Clock,
+        programs: dict[str, Program],
+        starting: Callable[["Machine", TaskProcess], None],
+        signalled: Callable[["Machine", str], None],
+    ) -> None:
+        self.world = world
+        self.spec = spec
+        self.clock = clock
+        self.disk = Disk()
+        self.up = True
+        self.destroyed = False
+        self.boots = 1
+        self.processes: dict[Key, TaskProcess] = {}
+        self.started: dict[Key, Started] = {}
+        self.exits: dict[Key, Exit] = {}
+        self.streams: dict[Key, Stream] = {}
+        self.launcher: SimulatedLauncher | None = None
+        """Of the reporter that holds the state folder's lock."""
+        self.locked = False
+        self._programs = programs
+        self._starting = starting
+        self.signalled = signalled
+        self.gpu_fault: Callable[[GpuFaulted], None] | None = None
+        """Reports a fault to the reporter that runs."""
+        self._pids = 100
+        self._joined_ms = 0
+        """The latest joining that its disk forgot."""
+
+    @property
+    def node_id(self) -> str:
+        return self.spec.node_id
+
+    def wall_ms(self) -> int:
+        """By this machine's clock."""
+        return EPOCH_MS + int(self.world.now_s * 1_000) + self.clock.error_ms
+
+    # ---------------------------------------------------------------------------------- programs
+
+    def launch(self, order: StartTask) -> None:
+        """The shim starts the program, or writes down why it cannot."""
+        key = (order.task_id, order.token)
+        if not self.up or key in self.started or key in self.exits:
+            return
+        program = self._programs[order.job_id]
+        now_ms = self.wall_ms()
+        if program.job.kind == "missing":
+            program.own_failures[order.token] = None
+            self.exits[key] = Exit(now_ms, now_ms, None, None, 0, 0, False, Failure("exec", errno.ENOENT))
+            return
+        self._pids += 2
+        gpus = tuple(self.spec.gpus[index].uuid for index in order.place.gpus)
+        process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus)
+        self.world.guarded(lambda: self._starting(self, process))
+        self.started[key] = Started(*key, self._pids, self.boots, self._pids + 1, now_ms)
+        self.processes[key] = process
+        after_s = self._ends_after_s(program, order)
+        stream = self.streams[key] = Stream()
+        stream.write(b"train\nnot a line\n")
+        if after_s is not None:
+            self.world.at(after_s / 2, lambda: stream.write(b'{"steps": {"done": 1, "total": 2}}\n'))
+            self.world.at(after_s, lambda: self._ends(process))
+
+    @staticmethod
+    def _ends_after_s(program: Program, order: StartTask) -> float | None:
+        """None: it does not end by itself."""
+        if order.place.role == "ps" or program.job.kind == "hangs":
+            return None
+        left_s = max(0.05, program.job.duration_s - program.done_s) + RANK_PAUSE_S * order.place.rank
+        if order.place.rank == 0 and program.fails_now(order.token):
+            return min(left_s, 5.0)
+        return left_s
+
+    def _ends(self, process: TaskProcess) -> None:
+        """By itself."""
+        if self.processes.get(process.key) is not process or process.terminated:
+            return
+        order = process.order
+        program = self._programs[order.job_id]
+        if order.place.rank == 0 and program.fails_now(order.token):
+            program.own_failures[order.token] = None
+            if program.job.kind == "hungry":
+                self._exit(process, signal_number=signal.SIGKILL, oom=True)
+            else:
+                self._exit(process, code=1)
+            return
+        program.good.setdefault(order.token, {})[order.place.rank] = None
+        self._exit(process, code=0)
+
+    def signal(self, key: Key, number: signal.Signals) -> None:
+        """By the shim, if it lives."""
+        process = self.processes.get(key)
+        if process is None or not process.shim_alive:
+            return
+        job = self._programs[process.order.job_id].job
+        if number is signal.SIGKILL:
+            left_s = max(0.0, process.immortal_until_s - self.world.now_s)
+            self.world.at(left_s, lambda: self._exit(process, signal_number=number))
+        elif number is signal.SIGTERM and not job.stubborn and not process.terminated:
+            process.terminated = True
+            code, by = (0, None) if job.polite else (None, number)
+            self.world.at(job.stop_s, lambda: self._exit(process, code=code, signal_number=by))
+
+    def kill_shim(self, key: Key, immortal_s: float) -> None:
+        """The kernel kills a guardian; the program goes with it, or something of it is left for so long."""
+        process = self.processes[key]
+        process.shim_alive = False
+        process.immortal_until_s = self.world.now_s + immortal_s
+        if immortal_s == 0.0:
+            self._leave(process)
+        self._gone(key)
+
+    def end(self, process: TaskProcess) -> None:
+        """SIGKILL to a process without a shim. Raises `Immortal`."""
+        if process.immortal_until_s > self.world.now_s:
+            raise Immortal(f"{process.key} does not die")
+        self._leave(process)
+
+    def _exit(
+        self,
+        process: TaskProcess,
+        *,
+        code: int | None = None,
+        signal_number: int | None = None,
+        oom: bool = False,
+    ) -> None:
+        """The end of a process, on the disk before anybody is called."""
+        if self.processes.get(process.key) is not process:
+            return
+        self._leave(process)
+        if not process.shim_alive:
+            return
+        cpu_ms = round((self.world.now_s - process.started_s) * 1_000)
+        exited_ms = max(process.started_ms, self.wall_ms())
+        number = None if signal_number is None else int(signal_number)
+        self.exits[process.key] = Exit(process.started_ms, exited_ms, code, number, cpu_ms, RSS_KIB, oom)
+        self._gone(process.key)
+
+    def _gone(self, key: Key) -> None:
+        if self.launcher is not None:
+            self.launcher.gone(key)
+
+    def _leave(self, process: TaskProcess) -> None:
+        del self.processes[process.key]
+        program = self._programs[process.order.job_id]
+        if process.order.place.rank == 0:
+            ran_s = self.world.now_s - process.started_s
+            program.done_s = min(program.job.duration_s, program.done_s + CHECKPOINTED * ran_s)
+
+    # -------------------------------------------------------------------------------------- power
+
+    def go_down(self, *, power_loss: bool) -> None:
+        """Every process dies. A power loss also takes what the disk did not have yet."""
+        self.up = False
+        self.launcher, self.locked = None, False
+        for process in list(self.processes.values()):
+            self._leave(process)
+        if power_loss:
+            self.disk.lose_power(self.world.rng)
+            for key in list(self.started):  # written without a sync
+                if self.world.rng.random() < 0.3:
+                    del self.started[key]
+        self.world.trace(f"{self.node_id} {'loses power' if power_loss else 'reboots'}")
+
+    def lose_disk(self) -> None:
+        """A new disk: journal and folders are gone."""
+        joined_ms = self.disk.ask("SELECT value FROM meta WHERE key = 'incarnation'")
+        self._joined_ms = max(self._joined_ms, joined_ms)
+        self.disk.versions = []
+        self.started, self.exits, self.streams = {}, {}, {}
+        self.world.trace(f"{self.node_id} has a new disk")
+
+    def come_up(self) -> None:
+        """A new boot. With a new disk only its clock tells its joinings apart, so that may not lie behind them."""
+        self.up = True
+        self.boots += 1
+        self.spec = structs.replace(self.spec, boot_id=f"{self.node_id}-b{self.boots}")
+        self.clock.error_ms += max(0, self._joined_ms + 1 - self.wall_ms())
+        self.world.trace(f"{self.node_id} boots as {self.spec.boot_id}")
+
+
+# --------------------------------------------------------------------------------------- the reporter's ports
+
+
+class Stream:
+    """A task's progress; bytes wait until they are read. Adapter of `ports.ProgressStream`."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._readable: Callable[[], None] | None = None
+        self._process: Process | None = None
+
+    def write(self, data: bytes) -> None:
+        self._bytes += data
+        self._call()
+
+    def _call(self) -> None:
+        if self._bytes and self._readable is not None and self._process is not None and self._process.alive:
+            self._process.world.loop.call_soon(self._check, context=self._process.context)
+
+    def _check(self) -> None:
+        if self._bytes and self._readable is not None:
+            self._readable()
+
+    def of(self, process: Process) -> "Stream":
+        """As this process has it open."""
+        self._process = process
+        return self
+
+    def read(self) -> bytes:
+        found, self._bytes = self._bytes[:STREAM_BYTES], self._bytes[STREAM_BYTES:]
+        return found
+
+    def watch(self, readable: Callable[[], None]) -> None:
+        self._readable = readable
+        self._call()
+
+    def unwatch(self) -> None:
+        self._readable = None
+
+    def close(self) -> None:
+        self.unwatch()
+
+
+class SimulatedLauncher:
+    """Starts tasks after a while. Adapter of `ports.Launcher`."""
+
+    def __init__(self, machine: Machine, process: Process, callbacks: Callbacks) -> None:
+        self.pid = 1
+        self.closed = False
+        self._machine = machine
+        self._process = process
+        self._callbacks = callbacks
+        self._launching: dict[Key, StartTask] = {}
+        self._attached: dict[Key, None] = {}
+        machine.launcher = self
+
+    def spawn(self, order: StartTask) -> None:
+        self._process.step("before it asks its launcher")
+        key = (order.task_id, order.token)
+        self._launching[key] = order
+        after_s = self._machine.world.within(0.01, LONGEST_LAUNCH_S)
+        self._machine.world.at(after_s, lambda: self._launched(key))
+
+    def _launched(self, key: Key) -> None:
+        order = self._launching.pop(key, None)
+        if order is None:
+            return
+        self._machine.launch(order)
+        started = self._machine.started.get(key)
+        if started is not None:
+            self._attached[key] = None
+            self._call(lambda: self._callbacks.started(key, started.pid, started.started_ms))
+        if key not in self._machine.processes:
+            self._attached[key] = None
+            self.gone(key)
+
+    def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
+        process = self._machine.processes.get(key)
+        if (
+            process is None
+            or not process.shim_alive
+            or (shim, shim_start) != (process.shim, self._machine.boots)
+        ):
+            return False
+        self._attached[key] = None
+        return True
+
+    def signal(self, key: Key, number: signal.Signals) -> None:
+        self._process.step("before it signals a task")
+        if key in self._attached:
+            machine = self._machine
+            machine.world.guarded(lambda: machine.signalled(machine, key[0]))
+            machine.signal(key, number)
+
+    def gone(self, key: Key) -> None:
+        """A shim has ended."""
+        if self._attached.pop(key, "") is None:
+            self._call(lambda: self._callbacks.gone(key))
+
+    def die(self) -> None:
+        """As by SIGKILL; what it had taken starts all the same."""
+        if not self.closed:
+            self.close()
+            self._machine.world.loop.call_soon(self._callbacks.lost, context=self._process.context)
+
+    def close(self) -> None:
+        """What shims have taken starts, the rest does not; the lock is free only then."""
+        if self.closed:
+            return
+        self.closed = True
+        launching, self._launching = self._launching, {}
+        for order in launching.values():
+            if self._machine.world.rng.random() < 0.5:
+                self._machine.launch(order)
+        if self._machine.launcher is self:
+            self._machine.launcher = None
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if not self.closed and self._process.alive:
+            self._machine.world.loop.call_soon(self._called, callback, context=self._process.context)
+
+    def _called(self, callback: Callable[[], None]) -> None:
+        if not self.closed and self._process.alive:
+            callback()
+
+
+class SimulatedHost:
+    """A machine as one process of its node-reporter sees it. Adapter of `ports.Host`."""
+
+    def __init__(self, machine: Machine, process: Process) -> None:
+        self.spec = machine.spec
+        self._machine = machine
+        self._process = process
+        machine.disk.step = process.step
+        process.at_death.append(self._died)
+
+    def _died(self) -> None:
+        machine = self._machine
+        machine.disk.step = lambda what: None
+        if machine.launcher is not None:
+            machine.launcher.close()
+        machine.locked = False
+
+    async def lock(self) -> int:
+        await self._process.gate("lock")
+        while self._machine.locked:
+            await asyncio.sleep(LOCK_PAUSE_S)
+        self._machine.locked = True
+        return 1
+
+    def unlock(self, lock: int) -> None:
+        del lock
+        if self._process.alive:
+            self._machine.locked = False
+
+    def open_journal(self) -> Journal:
+        return Journal(Path("journal"), self._machine.disk.connect)
+
+    def launch(self, lock: int, callbacks: Callbacks) -> SimulatedLauncher:
+        del lock
+        return SimulatedLauncher(self._machine, self._process, callbacks)
+
+    def started(self, key: Key) -> Started | None:
+        return self._machine.started.get(key)
+
+    def exit(self, key: Key) -> Exit | None:
+        return self._machine.exits.get(key)
+
+    def forget(self, key: Key) -> None:
+        for records in (self._machine.started, self._machine.exits, self._machine.streams):
+            records.pop(key, None)
+
+    def end_task(self, key: Key) -> int:
+        self._process.step("before it ends what is left of a task")
+        process = self._machine.processes.get(key)
+        if process is None:
+            return 0
+        self._machine.end(process)
+        return 1
+
+    def end_orphans(self, known: set[int]) -> int:
+        orphans = [process for process in self._machine.processes.values() if process.shim not in known]
+        for process in orphans:
+            self._machine.end(process)
+        return len(orphans)
+
+    def progress(self, key: Key) -> ProgressStream | None:
+        stream = self._machine.streams.get(key)
+        return None if stream is None else stream.of(self._process)
+
+    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
+        pass
+
+    def measure(self, shim: int) -> tuple[float, int]:
+        process = next((found for found in self._machine.processes.values() if found.shim == shim), None)
+        return (0.0, 0) if process is None else (self._machine.world.now_s - process.started_s, 200)
+
+    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
+        return 50.0, 1_000 + gpu
+
+    def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
+        self._machine.gpu_fault = deliver
+
+
+class Node:
+    """A machine and its node-reporter."""
+
+    def __init__(self, machine: Machine, reporter: Service, drains: bool) -> None:
+        self.machine = machine
+        self.reporter = reporter
+        self.drains = drains
+        """On SIGTERM it stops its tasks and leaves for good, instead of leaving them running."""
+
+    def power_off(self, *, power_loss: bool) -> None:
+        self.machine.go_down(power_loss=power_loss)
+        self.reporter.enabled = False
+        self.reporter.kill("its machine is down")
+
+    def power_on(self) -> None:
+        """Nothing, if it runs or is no more."""
+        if not self.machine.up and not self.machine.destroyed:
+            self.machine.come_up()
+            self.reporter.enabled = True
+            self.reporter.world.at(self.reporter.world.delay_s(), self.reporter.start)

@@ -1,0 +1,498 @@
+"""Mutants of ledger, policies, placer and estimator."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from msgspec import structs
+
+from penstock.clock import LedgerClock, wall_ms
+from penstock.errors import LogError
+from penstock.ledger import evolve, record, snapshot
+from penstock.ledger.index import Share
+from penstock.ledger.record import Head
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState, NodeState
+from penstock.model.external_events import RunningTask
+from penstock.model.ledger_events import (
+    JobEnded,
+    JobRequeued,
+    PlacementDecided,
+    StartTask,
+    StopDecided,
+    StopTask,
+    TimerSet,
+)
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.types import WHOLE_GPU
+from penstock.policies import base, capacity, validate
+from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.shell import sending
+from penstock_services.placer.core import common, guard, orders
+from penstock_services.placer.core.decide import Decider
+from penstock_services.placer.shell import service
+from tests.faults.laboratory.patching import (
+    Function,
+    accepting,
+    cut_before,
+    filtered,
+    mutant,
+    nothing,
+    posing,
+    replace,
+)
+
+# --------------------------------------------------------------------------------- the chain: what counts at all
+
+
+@mutant("a record need not name its parent")
+def _() -> None:
+    real = record.extend
+    replace(real, lambda head, found, value: real(Head(head.seq, found.parent, head.term), found, value))
+
+
+@mutant("a record need not be the next one")
+def _() -> None:
+    real = record.extend
+    replace(real, lambda head, found, value: real(Head(found.seq - 1, head.id, head.term), found, value))
+
+
+@mutant("a record of an older term counts")
+def _() -> None:
+    real = record.extend
+    replace(
+        real,
+        lambda head, found, value: real(head, structs.replace(found, term=max(head.term, found.term)), value),
+    )
+
+
+@mutant("void records are folded")
+def _() -> None:
+    real = Replica.take
+
+    def take(self: Replica, value: bytes, offset: int) -> Any:
+        found = real(self, value, offset)
+        if found is None:
+            evolve.fold(self.state, record.read(value))
+        return found
+
+    replace(real, take)
+
+
+# ------------------------------------------------------------------------------------------ guards of the placer
+
+
+@mutant("a task's event under an older token counts")
+def _() -> None:
+    accepting(guard._of_living_task, "stale_token")
+
+
+@mutant("a task may start twice")
+def _() -> None:
+    accepting(guard._started, "duplicate_start")
+
+
+@mutant("a job may be submitted twice")
+def _() -> None:
+    accepting(guard._submitted, "duplicate_job")
+
+
+@mutant("an ended job may be submitted again")
+def _() -> None:
+    real = guard._submitted
+    replace(real, lambda state, event: None if event.job_id in state.ended else real(state, event))
+
+
+@mutant("a second estimate queues the job again")
+def _() -> None:
+    accepting(guard._estimated, "duplicate_estimate")
+
+
+@mutant("late copies of joinings count")
+def _() -> None:
+    accepting(guard._joined, "stale_join")
+
+
+@mutant("an older boot's departure counts")
+def _() -> None:
+    accepting(guard._left, "older_boot")
+
+
+@mutant("an exit under the token of its stop is stale")
+def _() -> None:
+    replace(guard._is_a_stop, lambda job, token: False)
+
+
+@mutant("a cancelled job may be cancelled again")
+def _() -> None:
+    accepting(guard._cancel, "already_stopping")
+
+
+# ---------------------------------------------------------------------------------------------------- decisions
+
+
+@mutant("retries know no bound")
+def _() -> None:
+    real = Decider._failed
+
+    def failed(self: Decider, state: CellState, job: Any) -> Iterator[Any]:
+        for found in real(self, state, job):
+            if found.TYPE == JobEnded.TYPE:
+                yield self._requeue(state, job, "failed", 0)
+                yield common.timer(state, job.job_id, "backoff", 0, job.attempt)
+            else:
+                yield found
+
+    replace(real, failed)
+
+
+@mutant("one retry too few")
+def _() -> None:
+    real = Decider._failed
+
+    def failed(self: Decider, state: CellState, job: Any) -> Iterator[Any]:
+        for found in real(self, state, job):
+            used = job.attempt - job.infrastructure_retries
+            retried = isinstance(found, JobRequeued) and found.reason == "failed"
+            if retried and used + 1 >= job.spec.retry.max_attempts:
+                yield JobEnded(job_id=job.job_id, outcome="failed", exit_code=1, reason="too early")
+                return
+            yield found
+
+    replace(real, failed)
+
+
+@mutant("lost attempts cost the user his own")
+def _() -> None:
+    real = evolve._job_requeued
+
+    def requeued(state: CellState, fact: Any) -> None:
+        job = state.jobs[fact.job_id]
+        before = job.infrastructure_retries
+        real(state, fact)
+        job.infrastructure_retries = before
+
+    replace(real, requeued)
+
+
+@mutant("the cell never freezes")
+def _() -> None:
+    real = Decider._missing
+
+    def missing(self: Decider, state: CellState) -> tuple[int, int]:
+        found, of = real(self, state)
+        return (found if state.frozen else 0), of
+
+    replace(real, missing)
+
+
+@mutant("the cell never thaws")
+def _() -> None:
+    nothing(Decider._thaw)
+
+
+@mutant("a frozen cell places")
+def _() -> None:
+    _while_not_frozen(Decider._place_waiting)
+
+
+@mutant("a frozen cell gives up nodes")
+def _() -> None:
+    _while_not_frozen(Decider._left)
+
+
+def _while_not_frozen(real: Function) -> None:
+    def broken(self: Decider, state: CellState, *given: Any) -> Iterator[Any]:
+        with posing(state, "frozen", ""):
+            yield from real(self, state, *given)
+
+    replace(real, broken)
+
+
+@mutant("what a joining node does not name lives on")
+def _() -> None:
+    real = Decider._joined
+
+    def joined(self: Decider, state: CellState, event: Any) -> Iterator[Any]:
+        tasks = tuple(
+            RunningTask(task_id=task_id, token=1) for task_id in state.nodes[event.node.node_id].tasks
+        )
+        return real(self, state, structs.replace(event, tasks=tasks))
+
+    replace(real, joined)
+
+
+@mutant("the rest of a broken gang runs on")
+def _() -> None:
+    filtered(Decider._after_exit, lambda fact: getattr(fact, "reason", "") != "gang_member_failed")
+
+
+@mutant("a completed gang's parameter servers run on")
+def _() -> None:
+    filtered(Decider._after_exit, lambda fact: fact.TYPE != StopDecided.TYPE or fact.reason != "completed")
+
+
+@mutant("a gang is judged before all have ended")
+def _() -> None:
+    real = Decider._after_exit
+
+    def after_exit(self: Decider, state: CellState, job: Any) -> Iterator[Any]:
+        stopping = job.status is JobStatus.STOPPING
+        return self._stopped(state, job) if stopping else real(self, state, job)
+
+    replace(real, after_exit)
+
+
+@mutant("a stopped gang is forgotten")
+def _() -> None:
+    nothing(Decider._stopped)
+
+
+@mutant("a run time-out is never set")
+def _() -> None:
+    filtered(Decider._started, lambda fact: fact.TYPE != TimerSet.TYPE)
+
+
+@mutant("nobody is tried when something is freed")
+def _() -> None:
+    cut_before(Decider._exited, lambda fact: fact.TYPE == PlacementDecided.TYPE)
+
+
+@mutant("back-off never ends")
+def _() -> None:
+    _ignoring_timers("backoff")
+
+
+@mutant("a run time-out stops nobody")
+def _() -> None:
+    _ignoring_timers("run_timeout")
+
+
+def _ignoring_timers(kind: str) -> None:
+    real = Decider._fired
+
+    def fired(self: Decider, state: CellState, event: Any) -> Iterator[Any]:
+        return iter(()) if event.timer_id.endswith(f":{kind}") else real(self, state, event)
+
+    replace(real, fired)
+
+
+@mutant("a suspect node stays suspect")
+def _() -> None:
+    nothing(Decider._spoke)
+
+
+# ------------------------------------------------------------------------------------------------------ the fold
+
+
+@mutant("resources of the dead are not freed")
+def _() -> None:
+    replace(NodeState.take_back, lambda self, place: None)
+
+
+@mutant("resources are freed when the stop is decided")
+def _() -> None:
+    real = evolve._stop_decided
+
+    def stop_decided(state: CellState, fact: Any) -> None:
+        real(state, fact)
+        for task in state.jobs[fact.job_id].tasks.values():
+            if task.status is TaskStatus.STOPPING:
+                state.nodes[task.place.node_id].take_back(task.place)
+
+    replace(real, stop_decided)
+
+
+@mutant("the index of nodes lags behind")
+def _() -> None:
+    real = evolve._placement_decided
+
+    def placement_decided(state: CellState, fact: Any) -> None:
+        with posing(CellState, "reindex", lambda self, node: None):
+            real(state, fact)
+
+    replace(real, placement_decided)
+
+
+@mutant("a suspect node is still used")
+def _() -> None:
+    for real in (NodeState.free, NodeState.sound_gpus):
+        replace(real, _as_ready(real))
+
+
+def _as_ready(real: Function) -> Function:
+    def broken(self: NodeState) -> Any:
+        suspect = self.status is NodeStatus.SUSPECT
+        with posing(self, "status", NodeStatus.READY if suspect else self.status):
+            return real(self)
+
+    return broken
+
+
+@mutant("a faulted GPU is still counted")
+def _() -> None:
+    real = NodeState.free
+
+    def free(self: NodeState) -> Any:
+        with posing(self, "faulted_gpu_mask", 0):
+            return real(self)
+
+    replace(real, free)
+
+
+@mutant("a share frees its whole GPU")
+def _() -> None:
+    real = NodeState.take_back
+
+    def take_back(self: NodeState, place: Any) -> None:
+        for gpu in place.gpus:
+            left = self.shared.get(gpu)
+            if left is not None and left.milli + place.gpu_share_milli >= WHOLE_GPU // 2:
+                self.shared[gpu] = Share(WHOLE_GPU - place.gpu_share_milli, left.memory_mib)
+        real(self, place)
+
+    replace(real, take_back)
+
+
+@mutant("timers are lost with a snapshot")
+def _() -> None:
+    real = snapshot.load
+
+    def load(value: bytes) -> CellState:
+        state = real(value)
+        state.timer_heap = []
+        return state
+
+    replace(real, load)
+
+
+@mutant("timers of ended jobs stay")
+def _() -> None:
+    real = evolve._job_ended
+
+    def job_ended(state: CellState, fact: Any) -> None:
+        before = dict(state.timers)
+        real(state, fact)
+        state.timers.update(before)
+
+    replace(real, job_ended)
+
+
+@mutant("half of a gang is placed")
+def _() -> None:
+    real = base.assign
+
+    def assign(*given: Any) -> PlacementDecided:
+        found = real(*given)
+        return PlacementDecided(job_id=found.job_id, attempt=found.attempt, tasks=found.tasks[:2])
+
+    replace(real, assign)
+
+
+@mutant("two tasks of a gang get the same GPUs")
+def _() -> None:
+    real = base.assign
+
+    def assign(*given: Any) -> PlacementDecided:
+        found = real(*given)
+        first = found.tasks[0]
+        twins = (
+            structs.replace(place, gpus=first.gpus)
+            if (place.node_id, len(place.gpus)) == (first.node_id, len(first.gpus))
+            else place
+            for place in found.tasks
+        )
+        return PlacementDecided(job_id=found.job_id, attempt=found.attempt, tasks=tuple(twins))
+
+    replace(real, assign)
+
+
+@mutant("nodes that are gone count as capacity")
+def _() -> None:
+    real = capacity.shortfall
+
+    def shortfall(index: Any, demand: Any) -> Any:
+        with posing(index, "gone", 0):
+            return real(index, demand)
+
+    replace(real, shortfall)
+
+
+@mutant("a proposal may take what is not free")
+def _() -> None:
+    replace(validate._take, lambda *given: "")
+
+
+# -------------------------------------------------------------------------------------------------------- orders
+
+
+@mutant("orders are not repeated by a new term")
+def _() -> None:
+    filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
+
+
+@mutant("stops are not repeated by a new term")
+def _() -> None:
+    filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
+
+
+@mutant("orders run ahead of the records read back")
+def _() -> None:
+    real = orders.outstanding
+    replace(real, lambda state, node_ids, up_to: real(state, node_ids, 1 << 53))
+
+
+@mutant("starts are ordered of tasks that have ended")
+def _() -> None:
+    def start_orders(state: CellState, job_id: str, token: int) -> list[Any]:
+        job = state.jobs.get(job_id)
+        if job is None or job.token != token:
+            return []
+        peers = orders._peers(state, job)
+        return [orders._start(state, job, task, peers) for task in job.tasks.values()]
+
+    replace(orders.start_orders, start_orders)
+
+
+@mutant("orders are sent before their record is read back")
+def _() -> None:
+    real = service.Term._record
+
+    def write_and_order(self: Any, place: str, draft: Any, envelope: Any) -> Any:
+        found = real(self, place, draft, envelope)
+        pending = self._pending[-1]
+        self._dispatcher.take(pending.head.seq, pending.now_ms, pending.facts, pending.explanation)
+        if self._dispatcher._batch:
+            self._dispatcher._batches.put_nowait(self._dispatcher._batch)
+            self._dispatcher._batch = []
+        return found
+
+    replace(real, write_and_order)
+
+
+@mutant("an input that cannot be read gets no dead letter")
+def _() -> None:
+    real = service.Term._answer
+    replace(real, lambda self, found: real(self, found)[:1])
+
+
+# -------------------------------------------------------------------------------------------------- around the cores
+
+
+@mutant("the ledger's clock may go back")
+def _() -> None:
+    replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
+
+
+@mutant("the estimator forgets what it had not estimated")
+def _() -> None:
+    replace(Ledger.unestimated, lambda self: [])
+
+
+@mutant("the estimator gives up after one failure")
+def _() -> None:
+    async def send(log: Any, messages: Any, what: str) -> None:
+        with suppress(LogError):
+            await log.append(messages)
+
+    replace(sending.send, send)

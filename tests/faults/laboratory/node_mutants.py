@@ -1,0 +1,105 @@
+"""Mutants of the node-reporter."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from penstock.clock import wall_ms
+from penstock.errors import LogError
+from penstock_services.node_reporter.core import machine
+from penstock_services.node_reporter.core.state import Put
+from penstock_services.node_reporter.shell import recovery
+from penstock_services.node_reporter.shell.exits import lost_outcome
+from penstock_services.node_reporter.shell.journal import Journal
+from penstock_services.node_reporter.shell.node import Node
+from penstock_services.node_reporter.shell.outbox import Outbox
+from tests.faults.laboratory.patching import cut_before, filtered, mutant, nothing, posing, replace
+
+# ------------------------------------------------------------------------------------------------- the node's core
+
+
+@mutant("a node compares no tokens")
+def _() -> None:
+    replace(machine._highest, lambda state, order, known: 0)
+
+
+@mutant("a node obeys orders of before it joined")
+def _() -> None:
+    real = machine._start
+
+    def start(state: Any, order: Any, context: Any) -> Iterator[Any]:
+        with posing(state, "incarnation", 0):
+            yield from real(state, order, context)
+
+    replace(real, start)
+
+
+@mutant("a node waits for no predecessor")
+def _() -> None:
+    replace(machine._room, lambda others, task: True)
+
+
+@mutant("a task that waits for its predecessor is never started")
+def _() -> None:
+    cut_before(machine._gone, lambda decision: isinstance(decision, Put) and decision.task.order is not None)
+
+
+@mutant("a stop that overtook its start is forgotten")
+def _() -> None:
+    filtered(machine._never, lambda decision: not isinstance(decision, Put))
+
+
+@mutant("a stop of a starting task is forgotten")
+def _() -> None:
+    cut_before(machine._spawned, lambda decision: isinstance(decision, machine.Signal))
+
+
+@mutant("nobody is killed when the grace is over")
+def _() -> None:
+    nothing(machine._grace_over)
+
+
+# ------------------------------------------------------------------------------------------------ the node's shell
+
+
+@mutant("the outbox gives up after one failure")
+def _() -> None:
+    async def append(self: Any, pending: Any) -> None:
+        with suppress(LogError):
+            await self._log.append([event.message for event in pending])
+
+    replace(Outbox._append, append)
+
+
+@mutant("a restarted reporter does not watch what lives")
+def _() -> None:
+    replace(recovery._recover_task, lambda node, task: {100 + 2 * n for n in range(10_000)})
+
+
+@mutant("a restarted reporter does not go on stopping")
+def _() -> None:
+    replace(recovery._resume, lambda node, task: None)
+
+
+@mutant("a killed guardian's task is not ended")
+def _() -> None:
+    async def sweep(self: Node, key: Any) -> None:
+        self._later(machine.Gone(key[0], key[1], lost_outcome(0, wall_ms())))
+
+    replace(Node._sweep, sweep)
+
+
+@mutant("what the journal writes does not survive a power loss")
+def _() -> None:
+    real = Journal.write
+
+    def write(self: Journal, changes: Any, events: Any, numbers: Any, *, durable: bool) -> None:
+        del durable
+        real(self, changes, events, numbers, durable=False)
+
+    replace(real, write)
+
+
+@mutant("the end of the grace is forgotten")
+def _() -> None:
+    replace(Node._kill_at, lambda self, key, at_ms: None)

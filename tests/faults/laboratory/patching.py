@@ -1,0 +1,104 @@
+"""Patching for mutants: plausible bugs are put into the product's functions at test time, each in its own process.
+
+A mutant is a function that replaces others: `replace(real, broken)` puts `broken` wherever the product holds `real`
+(modules, classes, tables). No source text is matched, so a mutant fits as long as its function exists; one whose
+function is gone raises `AttributeError` or `LookupError`, and is an error, not a survivor.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from penstock.ledger.state import CellState
+
+Function = Callable[..., Any]
+MUTANTS: dict[str, Callable[[], None]] = {}
+"""By what each breaks, in words."""
+PACKAGES = ("penstock", "penstock_services", "tests")
+
+
+def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Enters a function that puts one bug into this process."""
+
+    def enter(put_in: Callable[[], None]) -> Callable[[], None]:
+        assert name not in MUTANTS, name
+        MUTANTS[name] = put_in
+        return put_in
+
+    return enter
+
+
+def replace(real: Function, broken: Function) -> None:
+    """Puts `broken` wherever a module, a class or a table holds `real`. Raises `LookupError` if nobody does."""
+    places = 0
+    for module in [m for name, m in sys.modules.items() if name.split(".")[0] in PACKAGES]:
+        for name, found in list(vars(module).items()):
+            if found is real:
+                setattr(module, name, broken)
+                places += 1
+            elif isinstance(found, Mapping) and any(entry is real for entry in found.values()):
+                table = {key: broken if entry is real else entry for key, entry in found.items()}
+                setattr(module, name, MappingProxyType(table))
+                places += 1
+            elif isinstance(found, type) and found.__module__ == module.__name__:
+                places += _replace_in(found, real, broken)
+    if not places:
+        raise LookupError(f"{real} is nowhere")
+
+
+def _replace_in(owner: type, real: Function, broken: Function) -> int:
+    places = 0
+    for name, found in list(vars(owner).items()):
+        if found is real:
+            setattr(owner, name, broken)
+            places += 1
+    return places
+
+
+def filtered(real: Function, keep: Callable[[Any], bool]) -> None:
+    """A generator of decisions that leaves some out."""
+
+    def broken(*given: Any, **named: Any) -> Iterator[Any]:
+        return (found for found in real(*given, **named) if keep(found))
+
+    replace(real, broken)
+
+
+def cut_before(real: Function, ends: Callable[[Any], bool]) -> None:
+    """A generator of decisions that ends before the first of these."""
+
+    def broken(*given: Any, **named: Any) -> Iterator[Any]:
+        for found in real(*given, **named):
+            if ends(found):
+                return
+            yield found
+
+    replace(real, broken)
+
+
+def nothing(real: Function) -> None:
+    """A generator that decides nothing."""
+    replace(real, lambda *given, **named: iter(()))
+
+
+def accepting(real: Function, reason: str) -> None:
+    """A guard that does not refuse for this reason."""
+
+    def broken(state: CellState, event: Any) -> str | None:
+        found = real(state, event)
+        return None if found == reason else found
+
+    replace(real, broken)
+
+
+@contextmanager
+def posing(owner: Any, name: str, value: object) -> Iterator[None]:
+    """An attribute looks different for a while."""
+    saved = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, saved)

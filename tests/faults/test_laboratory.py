@@ -1,0 +1,95 @@
+"""The fault laboratory: hundreds of runs of real services under faults, each from one seed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.laboratory.cell import Options, live
+from tests.faults.laboratory.command import main, parser
+from tests.faults.laboratory.nemesis import FAULTS, RATES
+from tests.faults.laboratory.parallel import Summary, cores, gather, run_all
+
+SEEDS = 200  # in the CI run; `make chaos` runs as many as it is asked for
+SEEDS_AT_LENGTH = 1_000
+PROMISED_KINDS = 24
+HASHES = """
+from tests.faults.laboratory.cell import Options, live
+print([(o.ledger_hash, o.rule, o.happened) for o in map(live, map(Options, (3, 4, 5)))])
+"""
+
+
+@pytest.mark.timeout(400)
+def test_every_run_is_sound_and_every_job_comes_to_its_end(scale: int) -> None:
+    """A year of bad luck on small clusters: services die anywhere, machines vanish, zombies decide, disks do not sync.
+
+    A failure comes with the command that replays it.
+    """
+    seeds = SEEDS if scale == 1 else SEEDS_AT_LENGTH
+    summary = gather(
+        run_all([Options(seed) for seed in range(seeds)], cores()), lambda outcome: None, Options(0)
+    )
+    assert summary.runs == seeds
+    assert not summary.failures, "\n".join(
+        f"{f['command']}: {f['rule']}: {f['what']}" for f in summary.failures
+    )
+    _was_bad(summary)
+
+
+def _was_bad(summary: Summary) -> None:
+    """All of it must really have happened, else the runs prove nothing."""
+    happened = summary.happened
+    assert set(FAULTS) - set(RATES) <= set(happened), "some faults never struck"
+    assert summary.void > summary.runs, "no zombie wrote anything"
+    assert summary.terms > 4 * summary.runs
+    assert happened["freezes"] > summary.runs // 10
+    assert happened["processes of reporters"] > 8 * summary.runs
+    assert summary.jobs > 8 * summary.runs
+
+
+def test_a_seed_is_a_run_in_any_process() -> None:
+    """A failure that cannot be repeated on another machine is a rumour: sets and dicts must not decide anything."""
+    found = set()
+    for hash_seed in ("0", "4711"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", HASHES], env=env, capture_output=True, text=True, timeout=100, check=True
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+def test_the_replay_command_repeats_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a failure prints is pasted into a shell a week later."""
+    options = Options(17, ("steps", "crash", "reboot"), profile="srtf", jobs=5, nodes=3, storm_s=40.0)
+    assert main([*options.arguments().split(), "-o", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ledger_hash"] == live(options).ledger_hash
+    assert printed["profile"] == "srtf"
+
+
+def test_a_run_without_faults_is_calm() -> None:
+    """With `--faults none` nobody dies and nothing is void: what is left is the plain life of a cell."""
+    outcome = live(Options(8, ()))
+    assert (outcome.rule, outcome.void) == ("", 0)
+    assert outcome.happened["processes of placers"] == 2
+    assert outcome.jobs >= 8
+
+
+def test_bad_options_are_reported_all_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody mistypes the replay of a colleague."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--seed", "1", "--faults", "crash,crsh", "--profile", "srft", "--jobs", "0"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    for part in ("'crsh'", "'srft'", "--jobs: 0"):
+        assert part in printed
+
+
+def test_every_fault_has_a_name_on_the_command_line() -> None:
+    """A failure is reduced by leaving faults out, one after another."""
+    assert len(FAULTS) >= PROMISED_KINDS
+    for name in FAULTS:
+        assert name in parser().format_help()

@@ -1,0 +1,31 @@
+"""A laboratory that finds nothing may be blind: plausible bugs are put in, one at a time, and must be noticed."""
+
+import pytest
+
+from tests.faults.laboratory.parallel import MUTANT_SEEDS, hunt_all
+from tests.faults.laboratory.patching import MUTANTS, replace
+
+ENOUGH = 0.95  # of the mutants
+PROMISED = 50
+SHARE = 3  # one of so many in the CI run; `make faults` tries all
+
+
+@pytest.mark.timeout(400)
+def test_nearly_every_bug_is_noticed(scale: int) -> None:
+    """Somebody simplifies a line that looked superfluous, and all other tests still pass."""
+    names = list(MUTANTS)[:: SHARE if scale == 1 else 1]
+    found = hunt_all(names, MUTANT_SEEDS, lambda hunt: None)
+    for hunt in found:
+        print(f"{hunt.name:60} {hunt.rule or 'SURVIVED':10} seed {hunt.seed}")
+    survivors = [hunt.name for hunt in found if not hunt.rule]
+    assert len(survivors) <= (1 - ENOUGH) * len(found), survivors
+
+
+def test_there_are_as_many_mutants_as_were_promised() -> None:
+    assert len(MUTANTS) >= PROMISED
+
+
+def test_a_mutant_that_no_longer_fits_is_no_survivor() -> None:
+    """The function that a mutant breaks was removed long ago: it must not count as a bug that nobody noticed."""
+    with pytest.raises(LookupError, match="nowhere"):
+        replace(lambda: None, lambda: None)
