@@ -4,7 +4,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 
 | input | answer |
 |---|---|
-| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, or repeat what was said before |
+| `OrderRead` StartTask | refuse, wait for a predecessor, spawn, or repeat the earlier answer |
 | `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
 | `OrderRead` SetCores, CheckpointTask, SetBandwidth | do it to a running task, else say why not in the service's log |
 | `Spawned` | report the start; if it was to be stopped meanwhile, stop it |
@@ -12,7 +12,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 | `GraceOver` | SIGKILL |
 | `Drain` | stop everything |
 
-`OrderRefused` frees the task's place, so it is said only of a StartTask that is not, and never will be, obeyed.
+`OrderRefused` frees the task's place, so it is sent only for a StartTask that is not, and never will be, obeyed.
 """
 
 import signal
@@ -277,7 +277,7 @@ def _supersede(task: Task, token: int) -> Iterator[Decision]:
 
 
 def _repeat(task: Task) -> Iterator[Decision]:
-    """The same order again: say again what is known; a task that has yet to start has nothing to say."""
+    """The same order again: repeats what is known; of a task that has yet to start nothing is."""
     if task.answer is not None:
         yield Emit(task.answer, task.context)
     elif task.started_ms is not None:

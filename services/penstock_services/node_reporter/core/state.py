@@ -1,4 +1,4 @@
-"""What a node remembers about orders and tasks. `evolve` is the only writer; the shell journals its changes.
+"""State of a node: orders and tasks. `evolve` is the only writer; the shell journals its changes.
 
 A task's row is a frozen value that is replaced whole, so that what is on disk and what is in memory are
 the same thing.
@@ -21,7 +21,7 @@ class Status(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"  # SIGTERM sent; SIGKILL follows at `kill_at_ms`
-    ENDED = "ended"  # exited, refused, or told to never start (a tombstone)
+    ENDED = "ended"  # exited, refused, or never to start (a tombstone)
 
 
 LIVE = frozenset({Status.STARTING, Status.RUNNING, Status.STOPPING})
@@ -39,7 +39,7 @@ NO_CONTEXT = Context()
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One task under one token. `answer` is what the node said at its end, to be repeated when asked again."""
+    """One task under one token. `answer` is what the node reported at its end, to be repeated when ordered again."""
 
     task_id: str
     token: int
@@ -141,8 +141,8 @@ def check(state: NodeState) -> None:
         for gpu in task.gpus:
             holders.setdefault(gpu, []).append(task)
     for gpu, tasks in holders.items():
-        told = " and ".join(f"{task.task_id} ({task.share_milli}/1000)" for task in tasks)
-        assert sum(task.share_milli for task in tasks) <= WHOLE_GPU, f"GPU {gpu}: {told} at once"
+        holders_text = " and ".join(f"{task.task_id} ({task.share_milli}/1000)" for task in tasks)
+        assert sum(task.share_milli for task in tasks) <= WHOLE_GPU, f"GPU {gpu}: {holders_text} at once"
     for task in state.tasks.values():
         assert all(task.token <= state.gpu_tokens[gpu] for gpu in task.gpus), task
         assert task.order is not None, task

@@ -58,7 +58,7 @@ def virtual_gpus(options: Options) -> tuple[Gpu, ...]:
 
 
 def nvml_gpus() -> tuple[Gpu, ...]:
-    """The machine's GPUs in NVML's order; none, said once, where there is no NVML."""
+    """The machine's GPUs in NVML's order; none, logged once, where there is no NVML."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

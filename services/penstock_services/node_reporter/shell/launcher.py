@@ -198,12 +198,12 @@ class Shim:
             os._exit(0)  # the reporter is gone; the leader goes with us
         self._request = json.loads(message)
         self._folder = self._request["folder"]
-        self._tell({"event": "taken"})
+        self._report({"event": "taken"})
         errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
         failure = self._start(message)
         if failure is None:
-            self._tell({"event": "started", "pid": self._leader, "started_ms": self._started_ms})
+            self._report({"event": "started", "pid": self._leader, "started_ms": self._started_ms})
         self._control.close()
         os.close(self._taken_fd)  # the launcher makes the next shim ready
         phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
@@ -239,7 +239,7 @@ class Shim:
         return failure
 
     def _become_program(self, output: int, go: int, failed: int) -> NoReturn:
-        """In the child: wait for the request, prepare, exec. Whatever fails is told through `failed`."""
+        """In the child: wait for the request, prepare, exec. Whatever fails is reported through `failed`."""
         stage = "prepare"
         try:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -365,8 +365,8 @@ class Shim:
             os.rmdir(group)
         return counts.get("oom_kill", "0") != "0"
 
-    def _tell(self, content: dict[str, Any]) -> None:
-        """Tells the reporter, if it is still there; if not, `started.json` tells the next one."""
+    def _report(self, content: dict[str, Any]) -> None:
+        """Reports to the reporter, if it is still there; if not, the next one reads `started.json`."""
         content |= {"task_id": self._request["task_id"], "token": self._request["token"], "shim": self._shim}
         with contextlib.suppress(OSError):
             self._control.send(json.dumps(content).encode())

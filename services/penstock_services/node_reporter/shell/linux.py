@@ -48,7 +48,7 @@ class LinuxHost:
         self.options = options
         self.spec = find_node(options)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
-        """Environment variables that tell our processes from others' on the same machine."""
+        """Environment variables that mark our processes."""
         interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
         self._base = base_environment(os.environ, interpreter) | self._marks
 
