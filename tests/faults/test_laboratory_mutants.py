@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.laboratory.parallel import MUTANT_SEEDS, hunt_all
+from tests.faults.laboratory.parallel import MUTANT_SEEDS, hunt_all, misfits
 from tests.faults.laboratory.patching import MUTANTS, replace
 
 ENOUGH = 0.95  # of the mutants
@@ -23,6 +23,11 @@ def test_nearly_every_bug_is_noticed(scale: int) -> None:
 
 def test_there_are_as_many_mutants_as_were_promised() -> None:
     assert len(MUTANTS) >= PROMISED
+
+
+def test_every_mutant_fits_the_code() -> None:
+    """Those that no CI run hunts, too: a function that was renamed shows at once, not at the next hunt for all."""
+    assert misfits(list(MUTANTS)) == []
 
 
 def test_a_mutant_that_no_longer_fits_is_no_survivor() -> None:

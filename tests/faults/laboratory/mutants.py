@@ -279,7 +279,7 @@ def _ignoring_timers(kind: str) -> None:
 
 @mutant("a suspect node stays suspect")
 def _() -> None:
-    nothing(Decider._spoke)
+    nothing(Decider._node_recovered)
 
 
 # ------------------------------------------------------------------------------------------------------ the fold

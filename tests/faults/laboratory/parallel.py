@@ -146,3 +146,17 @@ def hunt_all(names: Sequence[str], seeds: int, progress: Callable[[Hunt], None])
             progress(result)
             found[result.name] = result
     return [found[name] for name in names]
+
+
+def _fits(name: str) -> str:
+    try:
+        MUTANTS[name]()
+    except (AttributeError, LookupError) as error:
+        return f"{name}: {error}"
+    return ""
+
+
+def misfits(names: Sequence[str]) -> list[str]:
+    """Mutants whose function is not in the product any more, with what is missing."""
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        return [found for found in pool.map(_fits, names, chunksize=1) if found]
