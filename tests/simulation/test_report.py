@@ -241,6 +241,22 @@ def test_where_nobody_waits_no_chart_of_waiting_is_drawn() -> None:
     assert keys == {"load", "completion", "startable", "gantt"}
 
 
+def test_where_all_jobs_take_less_than_a_second_there_is_no_chart_of_their_times() -> None:
+    """A smoke test of a cluster: three jobs of a few milliseconds, two of which wait for the first."""
+    jobs = [job(name, 0, 0.2, 8) for name in "abc"]
+    _, timeline = watched(jobs, "fifo", "1x8")
+    found = sections([series_of(timeline)])
+    assert {section.key for section in found} == {"load", "queue", "startable", "gantt"}
+    assert "queue-0-0" in html(Page("short", (), "", found))
+
+
+def test_a_cluster_without_gpus_has_a_report_too(tmp_path: Path) -> None:
+    """SpeCon's nodes have cores only: there is no GPU to draw, but there are completion times."""
+    page, folder = tmp_path / "page.html", tmp_path / "pictures"
+    assert main(["simulate", "specon/fixed", "-o", "json", "--report", str(page), "--png", str(folder)]) == 0
+    assert {path.stem for path in folder.iterdir()} == {"load", "completion", "latency"}
+
+
 # ----------------------------------------------------------------------------------------------- page
 
 

@@ -79,23 +79,14 @@ def sections(
     found.append(_load(runs, unit))
     if waited:
         found.append(_queue(runs, unit))
-    if finished:
+    if _visible(runs, "jct_s"):
         found.append(_completion(runs))
-    if waited:
+    if waited and _visible(runs, "queue_s"):
         found.append(_waiting(runs))
     parts = {run.profile: run.profile if len(runs) > 1 else "" for run in runs}
-    found.append(
-        Section(
-            "startable",
-            "How many more jobs could start",
-            "For each size, how many jobs of it would fit at this moment, out of those that the empty cluster could "
-            "take. Where large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
-            [
-                Drawing([Panel(_startable(run, unit))], _averaged([run]), parts[run.profile])
-                for run in detailed
-            ],
-        )
-    )
+    sized = [run for run in detailed if any(run.room.values())]
+    if sized:
+        found.append(_startables(sized, unit, parts))
     heats = [(run, run.heat) for run in detailed if run.heat is not None]
     if heats:
         found.append(
@@ -109,7 +100,9 @@ def sections(
                 ],
             )
         )
-    found.append(_gantts(detailed, parts))
+    placed = [run for run in detailed if len(run.gantt.job)]
+    if placed:
+        found.append(_gantts(placed, parts))
     clocked = [run for run in detailed if run.latencies]
     if clocked:
         found.append(
@@ -189,6 +182,16 @@ def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
     return Section("queue", "How many jobs wait", caption, [Drawing([Panel(chart)], _averaged(runs))])
 
 
+def _startables(runs: Sequence[RunSeries], unit: TimeUnit, parts: Mapping[str, str]) -> Section:
+    return Section(
+        "startable",
+        "How many more jobs could start",
+        "For each size, how many jobs of it would fit at this moment, out of those that the empty cluster could take. Where "
+        "large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
+        [Drawing([Panel(_startable(run, unit))], _averaged([run]), parts[run.profile]) for run in runs],
+    )
+
+
 def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
     """Each size as a share of what the empty cell could take: the counts themselves differ by their size alone."""
     biggest = max(8.0, run.largest_job)
@@ -209,6 +212,11 @@ def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
 
 
 # ---------------------------------------------------------------------------------------- distributions
+
+
+def _visible(runs: Sequence[RunSeries], field: str) -> bool:
+    """Whether any value lies on the logarithmic axis of time."""
+    return any(values[-1] >= MIN_S for run in runs if len(values := getattr(run, field)))
 
 
 def _distribution(runs: Sequence[RunSeries], field: str, title: str) -> Chart:
