@@ -12,10 +12,10 @@ import numpy as np
 
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Simulation
+from penstock.simulator.job_models.model import Constant
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import Constant
 
 PROFILES = ("fifo", "liquid", "srtf", "srsf", "tiresias")
 CLUSTER = "8x8"

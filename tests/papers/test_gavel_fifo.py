@@ -11,9 +11,9 @@ import pytest
 
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import read_trace
-from penstock.simulator.truths.catalogue import Run, work_for
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
 TRACE = DATA / "traces/max_min_fairness.trace"

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Simulation
+from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import read_trace
-from penstock.simulator.truths.catalogue import work_for
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 WITHIN = 1e-4  # 0.01 %

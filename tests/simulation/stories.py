@@ -5,10 +5,10 @@ from typing import Any
 
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.model import Constant
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import Constant
 
 
 def job(job_id: str, submit_s: float, duration_s: float, gpus: int = 1) -> TraceJob:

@@ -19,9 +19,9 @@ from scipy import stats
 from penstock.cli.app import run as main
 from penstock.simulator.commands.output import print_comparison
 from penstock.simulator.comparison import CLOCKED, compare
+from penstock.simulator.parallel import Failed, Look, Task, run_all
 from penstock.simulator.runs import Recorder, Result, Tell, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
-from penstock.simulator.workers import Failed, Look, Task, run_all
 
 from .stories import job, simulation
 

@@ -13,10 +13,10 @@ from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.simulator.engine import Options
+from penstock.simulator.job_models.model import End, Neighbour, Placement, Plain, Seat
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import End, Neighbour, Placement, Plain, Seat
 
 from .stories import ends, job, simulation
 

@@ -14,9 +14,9 @@ from penstock.runtime.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import chance_of, poisson_arrivals
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
+from penstock.simulator.job_models.catalogue import Run, wanted_truth, work_for
 from penstock.simulator.traces.cluster import BadCluster, cluster_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.catalogue import Run, wanted_truth, work_for
 
 from .small_tables import write_tables
 

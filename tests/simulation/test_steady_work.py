@@ -1,4 +1,4 @@
-"""The work that truths share: whoever comes and goes, no work is lost or made up."""
+"""The work that job models share: whoever comes and goes, no work is lost or made up."""
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.simulator.job_models.model import Constant, End, LossTold, PhaseChange, Placement, Plain, Seat
+from penstock.simulator.job_models.sharing import Phases, SharedNode
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.sharing import Phases, SharedNode
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import Constant, End, LossTold, PhaseChange, Placement, Plain, Seat
 
 from .stories import job
 

@@ -16,10 +16,10 @@ from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import ResourceVector, Usage
 from penstock.model.validation import checked_json
 from penstock.simulator.engine import Simulation
+from penstock.simulator.job_models.model import Constant
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import Constant
 
 
 @given(st.floats(min_value=0, allow_nan=False, allow_infinity=False), st.text(max_size=20))

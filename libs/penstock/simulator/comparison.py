@@ -1,4 +1,4 @@
-"""Profiles over seeds: means, intervals and differences to the first profile."""
+"""Comparison of profiles over seeds: means, confidence intervals, differences to the first profile."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isclose

@@ -1,4 +1,4 @@
-"""The engine: virtual time, a heap of what is to come, and the real cores in between.
+"""Discrete-event simulation: virtual time, an event heap, and the services' own cores between events.
 
 One moment, in this order (ties inside a class: first scheduled, first served):
   0  work flows until now: jobs that are done exit, running jobs report
@@ -26,11 +26,11 @@ from penstock.model.ledger_events import Order, PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.simulator.cell import Cell
+from penstock.simulator.job_models.model import LossTold, PhaseChange, Work, seats
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
-from penstock.simulator.traces.needs import COMMAND, request_of
-from penstock.simulator.truths.truth import LossTold, PhaseChange, Work, seats
+from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.node_reporter.core.machine import Input
 from penstock_services.placer.core.recorder import Sink

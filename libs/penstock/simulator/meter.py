@@ -1,4 +1,4 @@
-"""What is measured while a simulation runs, and the figures of its end."""
+"""Metrics of a simulation: completion times, queueing, utilisation; collected while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

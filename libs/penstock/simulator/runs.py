@@ -1,4 +1,4 @@
-"""One run from its first moment to its last, or to Ctrl-C, with what is to be told of it afterwards."""
+"""One simulation run to its end or to Ctrl-C, its progress reports and its result."""
 
 import signal
 import time
@@ -11,10 +11,10 @@ import numpy as np
 
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Simulation, Unsound
+from penstock.simulator.job_models.model import NotMeasured
 from penstock.simulator.meter import Figures
 from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series_of
 from penstock.simulator.report.timeline import Timeline
-from penstock.simulator.truths.truth import NotMeasured
 
 STEPS_PER_TELLING = 256
 Sink = Callable[[bytes], object]
@@ -30,7 +30,7 @@ class Progress:
     wall_s: float
 
 
-Tell = Callable[[Progress], bool]
+OnProgress = Callable[[Progress], bool]
 """Takes note of how far the run is; False: stop here."""
 
 
@@ -83,8 +83,10 @@ class Recorder:
             simulation.cell.watch(self.stopwatch.note)
 
 
-def perform(simulation: Simulation, recorder: Recorder, tell: Tell, *, endless: bool = False) -> Result:
-    """Runs to the end, or until `tell` has enough. The recorder's `take` is the simulation's sink.
+def perform(
+    simulation: Simulation, recorder: Recorder, report: OnProgress, *, endless: bool = False
+) -> Result:
+    """Runs to the end, or until `report` has enough. The recorder's `take` is the simulation's sink.
 
     `endless`: its jobs only arrive.
     """
@@ -95,7 +97,7 @@ def perform(simulation: Simulation, recorder: Recorder, tell: Tell, *, endless: 
     def told() -> bool:
         meter = simulation.meter
         share = meter.events / (simulation.jobs * (1 if endless else 2))
-        return tell(Progress(share, meter.finished, meter.events, time.perf_counter() - wall))
+        return report(Progress(share, meter.finished, meter.events, time.perf_counter() - wall))
 
     try:
         while simulation.step():

@@ -19,11 +19,11 @@ from penstock.policies.replan import gpus_of
 from penstock.policies.service import attained_s
 from penstock.policies.tiresias import Tiresias
 from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.model import Constant
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import Constant
 from tests.faults.laboratory.cell import Options as RunOptions
 from tests.faults.laboratory.cell import live
 

@@ -1,1 +1,1 @@
-"""The commands of the simulator: `simulate`, `compare`, `traces`, …; one file each, one table of verbs."""
+"""The commands of the simulator: `simulate`, `compare`, `traces`, …; registered by `penstock.cli.app`."""

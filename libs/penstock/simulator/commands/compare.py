@@ -22,7 +22,7 @@ from penstock.simulator.commands.options import (
     collect_rarely,
     errors_console,
     judge,
-    tell_skipped,
+    report_skipped,
 )
 from penstock.simulator.commands.output import (
     comparison_keys,
@@ -33,8 +33,8 @@ from penstock.simulator.commands.output import (
 from penstock.simulator.commands.progress import Bar, bar
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.comparison import Standing, without_chance
-from penstock.simulator.runs import Recorder, Result, Tell, perform
-from penstock.simulator.workers import Look, Outcome, Task, run_all
+from penstock.simulator.parallel import Look, Outcome, Task, run_all
+from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 
 MAX_SEEDS = 1_000
 MAX_JOBS = 256
@@ -78,7 +78,7 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     reporting.judge_report(asked)
     trace = given.trace(asked.seed)
     given.simulation(profiles[0], asked.seed, trace)
-    tell_skipped(trace, errors)
+    report_skipped(trace, errors)
     seeded = given.seeded(trace)
     outcome = _run_all(asked, given, profiles, seeded, errors)
     for failed in sorted(outcome.failed):
@@ -123,11 +123,11 @@ def _run_all(
     """The first seed of each profile first; the others where they are known or then found to matter."""
     first, rest = asked.seed, range(asked.seed + 1, asked.seed + asked.seeds)
 
-    def do(task: Task, tell: Tell) -> Result:
+    def do(task: Task, report: OnProgress) -> Result:
         trace = given.trace(task.seed)
         recorder = Recorder(draws=task.draws)
         simulation = given.simulation(task.profile, task.seed, trace, recorder.take)
-        return perform(simulation, recorder, tell, endless=given.fills(trace))
+        return perform(simulation, recorder, report, endless=given.fills(trace))
 
     def then(result: Result) -> Sequence[Task]:
         if seeded or result.seed != first or not result.whole or without_chance(result, seeded=False):

@@ -1,4 +1,4 @@
-"""What all simulating commands take, and its judgement: all that can be wrong is found before anything runs."""
+"""Options of simulating commands and their validation: every mistake is found before anything runs."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +23,14 @@ from penstock.sdk.units import duration_ms
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
+from penstock.simulator.job_models.catalogue import TRUTHS, Run, UnknownTruth, wanted_truth, work_for
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.arrivals import Endless, fill
 from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.formats import FORMATS
 from penstock.simulator.traces.importing import SETS, Trace, locate, read_trace
-from penstock.simulator.traces.needs import typical_of
-from penstock.simulator.truths.catalogue import TRUTHS, Run, UnknownTruth, wanted_truth, work_for
+from penstock.simulator.traces.resources import typical_of
 
 CLUSTER, TRUTH = "8x8", "constant"  # where nobody says otherwise
 MAX_SECONDS = 86_400  # of latencies and ticks
@@ -279,7 +279,7 @@ def settings_of(profile: str, seed: int, pairs: Sequence[str]) -> PlacerSettings
         raise BadCommand(f"settings: {describe(error)}") from error
 
 
-def tell_skipped(trace: Trace, errors: Console) -> None:
+def report_skipped(trace: Trace, errors: Console) -> None:
     """Which lines `--skip-bad` has left out, and columns that were not read though somebody will think so."""
     for column, meant in trace.likely.items():
         errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)

@@ -19,7 +19,7 @@ from penstock.simulator.commands.options import (
     collect_rarely,
     errors_console,
     judge,
-    tell_skipped,
+    report_skipped,
 )
 from penstock.simulator.commands.output import figures_table, run_keys, stdout, write_json
 from penstock.simulator.commands.progress import bar
@@ -56,7 +56,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     reporting.judge_report(asked)
     trace = given.trace(asked.seed)
     given.simulation(asked.profile, asked.seed, trace)
-    tell_skipped(trace, errors)
+    report_skipped(trace, errors)
     with ExitStack() as stack:
         file: Sink | None = None
         if asked.ledger is not None:
@@ -88,7 +88,7 @@ def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, 
     drawn_s = 0.0
     with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
 
-        def tell(progress: Progress) -> bool:
+        def report(progress: Progress) -> bool:
             nonlocal drawn_s
             if progress.wall_s - drawn_s >= REDRAW_EVERY_S:
                 drawn_s = progress.wall_s
@@ -97,7 +97,7 @@ def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, 
             return not stopped()
 
         simulation = given.simulation(asked.profile, asked.seed, trace, recorder.take)
-        return perform(simulation, recorder, tell, endless=given.fills(trace))
+        return perform(simulation, recorder, report, endless=given.fills(trace))
 
 
 def _warning(result: Result) -> str:

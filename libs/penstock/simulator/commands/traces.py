@@ -20,7 +20,7 @@ from penstock.simulator.commands.options import (
     TraceName,
     bad_input_stops,
     errors_console,
-    tell_skipped,
+    report_skipped,
 )
 from penstock.simulator.commands.output import write_json
 from penstock.simulator.generators.base import Generator
@@ -176,7 +176,7 @@ def _open(name: str, seed: int, *, skip_bad: bool) -> Trace:
     if generator is not None:
         return generate(name, generator, seed)
     trace = read_trace(locate(name), skip_bad=skip_bad)
-    tell_skipped(trace, errors_console())
+    report_skipped(trace, errors_console())
     return trace
 
 

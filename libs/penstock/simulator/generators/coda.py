@@ -19,9 +19,9 @@ import numpy as np
 
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.generators.sources import source
+from penstock.simulator.job_models.sharing import SENSITIVITY
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.sharing import SENSITIVITY
 
 NODES, GPUS_PER_NODE, CORES_PER_NODE = 80, 5, 28
 GPU_JOBS, CPU_JOBS_PER_GPU_JOB = 4_000, 3

@@ -15,10 +15,10 @@ from math import exp, log
 
 from penstock.simulator.generators.base import Generator, chance_of, poisson_arrivals
 from penstock.simulator.generators.sources import source
+from penstock.simulator.job_models.measured import read_model
+from penstock.simulator.job_models.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.steps import StepTimes
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.measured import read_model
-from penstock.simulator.truths.placement_table import RESTART_S, Model
-from penstock.simulator.truths.steps import StepTimes
 
 HOURS = 24.0
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")

@@ -18,9 +18,9 @@ import numpy as np
 from penstock.runtime.reading import Row
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.generators.sources import source
+from penstock.simulator.job_models.measured import read_all, read_model
+from penstock.simulator.job_models.placement_table import Model
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.truths.measured import read_all, read_model
-from penstock.simulator.truths.placement_table import Model
 
 BATCH: Mapping[str, int] = {"resnet-50": 4, "inception-v3": 2, "vgg-16": 2}
 """Jobs per 5 nodes."""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.generators.sources import source
+from penstock.simulator.job_models.tables import read_charrnn
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.tables import read_charrnn
 
 SHORTEST_S, LONGEST_S = 300.0, 1_800.0
 TRUTH = "shared-node(convergence)"

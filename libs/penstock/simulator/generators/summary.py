@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from penstock.runtime.reading import BadFile, Problem, Row
 from penstock.simulator.generators.base import Generator, chance_of
+from penstock.simulator.job_models.measured import read_all
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.measured import read_all
 
 LOAD = 0.8
 JOBS = 20_000

@@ -1,1 +1,1 @@
-"""What is simulated: jobs and clusters, read from files of many kinds, strictly, and written again."""
+"""Workload traces and clusters: import of many file formats, strict validation, export as CSV."""

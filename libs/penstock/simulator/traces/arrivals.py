@@ -1,4 +1,4 @@
-"""Jobs that fill a cluster and never end: how packings are judged.
+"""Arrivals until the cluster is full, of jobs that never end: measures fragmentation of a packing.
 
 Source: the evaluation of the openb traces. Its rules: a seeded permutation of the jobs, then single ones drawn with
 replacement, until they ask for more than the cluster has; one job a second; what finds no place at once is gone,
@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.model.external_events import JobProgress
 from penstock.model.types import MAX_JOB_ID_CHARS
+from penstock.simulator.job_models.model import Instant, Placement
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.truth import Instant, Placement
 
 UNTIL = 1.01
 """Of the cluster's GPUs: what the jobs ask for in the end. The figure at 100 % needs no more."""

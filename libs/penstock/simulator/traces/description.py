@@ -1,4 +1,4 @@
-"""What a trace is like: the figures of `penstock traces describe`."""
+"""Summary statistics of a trace: the figures of `penstock traces describe`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

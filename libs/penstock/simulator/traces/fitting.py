@@ -1,4 +1,4 @@
-"""Whether a cluster can ever hold a job: what is known before anything runs.
+"""Feasibility check: whether a cluster can ever hold a job, before anything runs.
 
 A worker must fit on some empty node, and all workers together must not need more than the cluster has. This is
 necessary, not sufficient: a gang whose workers fit one by one may still not fit together.
@@ -11,7 +11,7 @@ from penstock.ledger.index import NodeShape, shape_of
 from penstock.model.types import NodeSpec, ResourceVector
 from penstock.policies.capacity import slots
 from penstock.simulator.traces.jobs import TraceJob, gang_of
-from penstock.simulator.traces.needs import cores_of
+from penstock.simulator.traces.resources import cores_of
 
 MAX_WORKERS = 256  # of a gang
 MAX_NAMED = 8  # kinds of GPUs in a message

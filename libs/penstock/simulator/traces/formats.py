@@ -1,4 +1,4 @@
-"""How each kind of trace is read, line by line. The table in `importing.py` says what a format must have."""
+"""Parsers of trace formats, line by line. The table in `importing.py` says what a format must have."""
 
 import re
 from collections.abc import Callable, Mapping

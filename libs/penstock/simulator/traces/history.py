@@ -1,4 +1,4 @@
-"""What a cell's ledger tells of the jobs that it ran: a fold over its facts, as a trace to run again.
+"""Export of a cell's jobs from its ledger: a fold over its events gives a trace to simulate.
 
 A job's run time is what was measured by the ledger's own clock: from the moment when all its tasks ran to the one
 when the last had ended or the attempt was told to stop; all attempts together. A job that never ran has none: it

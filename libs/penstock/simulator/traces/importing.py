@@ -1,4 +1,4 @@
-"""Traces of real clusters; the first line tells the format.
+"""Import of traces of real clusters; the first line of a file identifies its format.
 
 | format | columns that it must have | times |
 |---|---|---|

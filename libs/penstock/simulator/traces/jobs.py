@@ -1,4 +1,4 @@
-"""A job as a trace has it: what it asked for and what was measured of it. Times in seconds from the trace's start."""
+"""One job of a trace: requested resources and measured times. Times in seconds from the trace's start."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Writing our own CSV: what `read_trace` makes the same jobs of."""
+"""CSV export of traces: `read_trace` reads the same jobs back."""
 
 import csv
 import os

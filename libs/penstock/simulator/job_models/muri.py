@@ -1,4 +1,4 @@
-"""Truth `muri`: the job model of Muri's simulator, its quirks included (Zhao et al., SIGCOMM '22).
+"""Job model `muri`: the job model of Muri's simulator, its quirks included (Zhao et al., SIGCOMM '22).
 
 Ideal: a job needs `iterations` iterations of its measured time, and loses its start-up time at each start.
 The source departs from that, and its published numbers hang on each departure:
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from penstock.model.external_events import JobProgress
+from penstock.simulator.job_models.model import End, Instant, Placement
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.truths.truth import End, Instant, Placement
 
 SLOWER_THAN_MEASURED = 1.015
 SAME_MOMENT = 1e-9

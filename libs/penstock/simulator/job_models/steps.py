@@ -1,4 +1,4 @@
-"""Truths from measured iterations, for jobs whose size is a number of iterations.
+"""Job models from measured iterations, for jobs whose size is a number of iterations.
 
 `step-times`: Pollux's placement table, one iteration at a time. Unlike truth `placement-table`, which trains to the
 end of the measured epochs, a job here is a number of iterations of its total batch, on whatever GPUs it is given:
@@ -12,10 +12,10 @@ node of its own). A job is as long as its trace says when it is on one node.
 
 from collections.abc import Mapping, Sequence
 
+from penstock.simulator.job_models.model import Neighbour, NotMeasured, Placement, Plain
+from penstock.simulator.job_models.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.sharing import flows_of, most_flows
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.truths.placement_table import RESTART_S, Model
-from penstock.simulator.truths.sharing import flows_of, most_flows
-from penstock.simulator.truths.truth import Neighbour, NotMeasured, Placement, Plain
 
 
 class StepTimes(Plain):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.simulator.job_models.measured import read_model
+from penstock.simulator.job_models.model import NotMeasured, Seat
+from penstock.simulator.job_models.placement_table import RESTART_S
+from penstock.simulator.job_models.steps import StepTimes
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.measured import read_model
-from penstock.simulator.truths.placement_table import RESTART_S
-from penstock.simulator.truths.steps import StepTimes
-from penstock.simulator.truths.truth import NotMeasured, Seat
 
 ONE, TWO = Seat((0,)), Seat((0, 1))
 

@@ -10,15 +10,15 @@ from penstock.model.external_events import TelemetrySampled
 from penstock.model.ledger_events import PlacerSettings
 from penstock.runtime.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.catalogue import TRUTHS, wanted_truth, work_for
+from penstock.simulator.job_models.convergence import Convergence, LossCurve
+from penstock.simulator.job_models.expression import UnknownTruth, Wanted, parse
+from penstock.simulator.job_models.model import Constant, End
+from penstock.simulator.job_models.sharing import Phases
+from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.catalogue import TRUTHS, wanted_truth, work_for
-from penstock.simulator.truths.convergence import Convergence, LossCurve
-from penstock.simulator.truths.expression import UnknownTruth, Wanted, parse
-from penstock.simulator.truths.sharing import Phases
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.truth import Constant, End
 
 from .stories import ends, job
 
@@ -147,14 +147,14 @@ PURE = (
 
 @pytest.mark.parametrize("module", PURE)
 def test_no_truth_rests_on_what_penstock_decides_with(module: str) -> None:
-    """Whoever judged a policy by that policy's own model would find it perfect: truths import nouns, events and each
+    """Whoever judged a policy by that policy's own model would find it perfect: job models import nouns, events and each
     other, and neither files nor chance."""
-    found = importlib.import_module(f"penstock.simulator.truths.{module}")
+    found = importlib.import_module(f"penstock.simulator.job_models.{module}")
     assert found.__file__ is not None
     tree = ast.parse(Path(found.__file__).read_text())
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    allowed = {"penstock.simulator.traces.jobs", *(f"penstock.simulator.truths.{name}" for name in PURE)}
+    allowed = {"penstock.simulator.traces.jobs", *(f"penstock.simulator.job_models.{name}" for name in PURE)}
     allowed |= {"penstock.model.types", "penstock.model.external_events"}
     ours = {name for name in names if name.startswith("penstock")}
     assert ours <= allowed

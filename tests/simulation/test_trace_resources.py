@@ -7,7 +7,7 @@ import pytest
 from penstock.model.ledger_events import TypicalTask
 from penstock.simulator.commands.options import judge
 from penstock.simulator.traces.jobs import Shape, TraceJob
-from penstock.simulator.traces.needs import cores_of, request_of, typical_of
+from penstock.simulator.traces.resources import cores_of, request_of, typical_of
 from tests.support.command_line import simulate_options
 
 

@@ -1,7 +1,7 @@
-"""What really happens to jobs while the scheduler decides: how far they get, and when they end.
+"""Interface of job models: how far simulated jobs get, and when they end.
 
 A *truth model* says how fast a job runs; it is measured data, never a model that Penstock decides with. The
-*work* of a run turns speeds into ends. Most truths share `SteadyWork` (`steady.py`): work flows at a constant
+*work* of a run turns speeds into ends. Most job models share `SteadyWork` (`steady.py`): work flows at a constant
 speed between changes. A truth whose source counts otherwise brings its own.
 """
 
@@ -97,7 +97,7 @@ class Truth(Protocol):
 
 
 class Plain:
-    """What holds of most truths: nothing but the job and its own placement matters."""
+    """What holds of most job models: nothing but the job and its own placement matters."""
 
     neighbours_matter = False
 

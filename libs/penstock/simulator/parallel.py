@@ -1,4 +1,4 @@
-"""Runs beside one another, each in a process of its own: it inherits the trace that was read, and its memory goes
+"""Process pool for simulation runs: one forked process per run; it inherits the trace that was read, and its memory goes
 with it. Which run is served first makes no difference to any result.
 """
 
@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from penstock.simulator.runs import Progress, Result, Tell
+from penstock.simulator.runs import OnProgress, Progress, Result
 
-TELL_EVERY_S = 0.2
-PATIENCE_S = 5.0  # for a process that was told to end
+REPORT_EVERY_S = 0.2
+PATIENCE_S = 5.0  # for a process that was asked to end
 
 
 class Task(NamedTuple):
@@ -31,7 +31,7 @@ class Task(NamedTuple):
         return f"{self.profile} with seed {self.seed}"
 
 
-Do = Callable[[Task, Tell], Result]
+Do = Callable[[Task, OnProgress], Result]
 
 
 class Failed(NamedTuple):
@@ -86,7 +86,7 @@ def run_all(
                     task = waiting.popleft()
                     reader, process = _start(task, do)
                     running[reader] = task, _Running(process)
-                for found in wait(list(running), timeout=TELL_EVERY_S):
+                for found in wait(list(running), timeout=REPORT_EVERY_S):
                     assert isinstance(found, Connection)
                     waiting.extend(_take(found, running, outcome, then))
                 events = sum(result.figures.events for result in outcome.results)
@@ -139,21 +139,21 @@ def _work(writer: Connection, reader: Connection, do: Do, task: Task, parent: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     reader.close()
-    told_s = 0.0
+    reported_s = 0.0
 
-    def tell(progress: Progress) -> bool:
-        nonlocal told_s
+    def report(progress: Progress) -> bool:
+        nonlocal reported_s
         now_s = time.monotonic()
-        if now_s - told_s >= TELL_EVERY_S:
+        if now_s - reported_s >= REPORT_EVERY_S:
             if os.getppid() != parent:
                 return False
-            told_s = now_s
+            reported_s = now_s
             writer.send(progress)
         return True
 
     with closing(writer):
         try:
-            message: Result | str = do(task, tell)
+            message: Result | str = do(task, report)
         except ValueError as error:  # a trace that only this seed makes bad
             message = str(error)
         writer.send(message)

@@ -1,4 +1,4 @@
-"""The text that names a truth: `constant`, `links(stages)`, `phases(colocation(gpu=k80), launch_s=20)`.
+"""Parser of the expression that names a job model (`--truth`): `constant`, `links(stages)`, `phases(colocation(gpu=k80), launch_s=20)`.
 
 A name, and in brackets the truth that it stands around, if it stands around one, and its options as NAME=VALUE.
 """

@@ -1,4 +1,4 @@
-"""The work that most truths share: it flows at the truth's speed between changes, and a stop keeps what was done.
+"""Progress at constant speed between changes, as most job models have it; a stop keeps what was done.
 
 A run goes through phases: *launch* for `start_up_s`, *train* while work is left, *save* for `save_s`. Only a job in
 training computes: the others on its nodes slow it down, and it them, from the moment at which its training begins
@@ -10,8 +10,16 @@ import heapq
 from enum import Enum, auto
 
 from penstock.model.external_events import JobProgress
+from penstock.simulator.job_models.model import (
+    End,
+    Instant,
+    LossTold,
+    Neighbour,
+    PhaseChange,
+    Placement,
+    Truth,
+)
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.truth import End, Instant, LossTold, Neighbour, PhaseChange, Placement, Truth
 
 
 class _At(Enum):

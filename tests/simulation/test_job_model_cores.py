@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.reading import BadFile
+from penstock.simulator.job_models.cores import MIB_PER_GB, Cpu
+from penstock.simulator.job_models.model import NotMeasured, Seat
+from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.cores import MIB_PER_GB, Cpu
-from penstock.simulator.truths.tables import SENSITIVITY, read_sensitivity
-from penstock.simulator.truths.truth import NotMeasured, Seat
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "synergy"
 needs_synergy = pytest.mark.skipif(

@@ -9,13 +9,13 @@ import pytest
 from penstock.model.ledger_events import PlacerSettings
 from penstock.runtime.reading import BadFile
 from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.colocation import Colocation, Config
+from penstock.simulator.job_models.model import Neighbour, NotMeasured, Seat
+from penstock.simulator.job_models.sharing import Links
+from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.job_models.tables import COLOCATED, ISOLATED, read_throughputs
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.colocation import Colocation, Config
-from penstock.simulator.truths.sharing import Links
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.tables import COLOCATED, ISOLATED, read_throughputs
-from penstock.simulator.truths.truth import Neighbour, NotMeasured, Seat
 
 from .stories import ends
 

@@ -1,4 +1,4 @@
-"""Truth `cpu`: measured throughput of models by cores and host memory (Synergy, OSDI '22).
+"""Job model `cpu`: measured throughput of models by cores and host memory (Synergy, OSDI '22).
 
 The table holds per model, number of GPUs and cores and memory per GPU the throughput relative to that at three cores:
 1 – 24 cores, and five sizes of memory. Seven models were also measured on 2 and 4 GPUs; for other numbers of GPUs the
@@ -13,8 +13,8 @@ Jobs without GPUs run at the speed that they were measured at: the table knows n
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+from penstock.simulator.job_models.model import Neighbour, NotMeasured, Placement, Plain
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.truth import Neighbour, NotMeasured, Placement, Plain
 
 BASE_CORES = 3.0
 """Per GPU: where the table is 1."""

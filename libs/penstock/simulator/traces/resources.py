@@ -1,4 +1,4 @@
-"""What a job of a trace asks for, per worker. What the trace does not tell is small, so that only GPUs bind."""
+"""Resource request of a trace's job, per worker. What the trace leaves open is small, so that only GPUs limit."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor

@@ -1,4 +1,4 @@
-"""Truths around others: what jobs that compute side by side take from each other, and what is no computing at all.
+"""Interference models around others: slowdown of jobs that share a node, and phases without computing.
 
 - `links`: jobs that cross nodes share the links of these nodes;
 - `shared-node`: a node's cores are shared by all that compute there;
@@ -9,8 +9,8 @@ Each leaves a job that is alone as the inner truth has it, except for `phases`.
 
 from collections.abc import Mapping, Sequence
 
+from penstock.simulator.job_models.model import Around, Neighbour, Placement, Truth
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.truth import Around, Neighbour, Placement, Truth
 
 Flows = Mapping[str, int]
 """Node id → flows of a job over that node's link, > 0."""

@@ -1,14 +1,14 @@
-"""Reading the measured tables that truths rest on. Every problem of a file is told with line and column."""
+"""CSV import of the measured tables behind job models. Each problem of a file is reported with line and column."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from penstock.runtime.reading import BadFile, Problem, Row, header_of, text_of
-from penstock.simulator.truths.colocation import Config, Throughputs
-from penstock.simulator.truths.convergence import LossCurve
-from penstock.simulator.truths.cores import Sensitivity
-from penstock.simulator.truths.measured import read_all
+from penstock.simulator.job_models.colocation import Config, Throughputs
+from penstock.simulator.job_models.convergence import LossCurve
+from penstock.simulator.job_models.cores import Sensitivity
+from penstock.simulator.job_models.measured import read_all
 
 ISOLATED, COLOCATED = "gavel_isolated_throughput.csv", "gavel_colocated_throughput.csv"
 SENSITIVITY = "cpu_mem_sensitivity.csv"

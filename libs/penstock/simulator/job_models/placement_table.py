@@ -1,4 +1,4 @@
-"""Truth `placement-table`: measured step times and gradient noise of six models on 16 × 4 T4 (Pollux, OSDI '21).
+"""Job model `placement-table`: measured step times and gradient noise of six models on 16 × 4 T4 (Pollux, OSDI '21).
 
 A job trains with one process per GPU and a fixed total batch. How long an iteration takes is looked up by the
 GPUs that it holds on each node; how much an iteration is worth follows from the measured gradient noise, in
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from penstock.model.external_events import JobProgress
+from penstock.simulator.job_models.model import End, Instant, NotMeasured, Placement
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.truth import End, Instant, NotMeasured, Placement
 
 RESTART_S = 30.0
 MAX_NODES = 16  # of the measured cluster; the source treats more as so many

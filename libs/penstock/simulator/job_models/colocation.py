@@ -1,4 +1,4 @@
-"""Truth `colocation`: measured steps per second of 26 configurations on three GPU types (Gavel, OSDI '20).
+"""Job model `colocation`: measured steps per second of 26 configurations on three GPU types (Gavel, OSDI '20).
 
 Two tables, both per GPU type, model and batch size:
 - *isolated*: on 1, 2, 4 or 8 GPUs, consolidated (as few nodes as hold the job) or spread (more nodes);
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from penstock.simulator.job_models.model import Neighbour, NotMeasured, Placement, Plain
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
-from penstock.simulator.truths.truth import Neighbour, NotMeasured, Placement, Plain
 
 
 class Config(NamedTuple):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.reading import BadFile
+from penstock.simulator.job_models.convergence import Convergence, LossCurve
+from penstock.simulator.job_models.model import Constant, NotMeasured, Seat
+from penstock.simulator.job_models.tables import read_charrnn, read_curves
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.convergence import Convergence, LossCurve
-from penstock.simulator.truths.tables import read_charrnn, read_curves
-from penstock.simulator.truths.truth import Constant, NotMeasured, Seat
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 needs_curves = pytest.mark.skipif(

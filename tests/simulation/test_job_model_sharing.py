@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from penstock.model.types import TaskPlacement
+from penstock.simulator.job_models.model import Constant, Neighbour, NotMeasured, Placement, Seat, seats
+from penstock.simulator.job_models.sharing import Bandwidth, Links, Phases, SharedNode, flows_of, most_flows
+from penstock.simulator.job_models.steps import StageTimes
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.truths.sharing import Bandwidth, Links, Phases, SharedNode, flows_of, most_flows
-from penstock.simulator.truths.steps import StageTimes
-from penstock.simulator.truths.truth import Constant, Neighbour, NotMeasured, Placement, Seat, seats
 
 WORKER, SERVER = Seat((0,), 1), Seat((), 1, workers=0, parameter_servers=1)
 BOTH = Seat((0,), 2, workers=1, parameter_servers=1)

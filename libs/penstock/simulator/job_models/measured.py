@@ -1,4 +1,4 @@
-"""Reading what was measured of one model (Pollux): step times by placement, scaling, and runs to the target."""
+"""Import of one network's measurements (Pollux): step times by placement, scaling, and runs to the target."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import TypeVar
 from scipy.interpolate import LinearNDInterpolator
 
 from penstock.runtime.reading import BadFile, Problem, Row, header_of, rows, text_of
-from penstock.simulator.truths.placement_table import LOCAL_BATCH_LIMIT, Curve, Epoch, Model
+from penstock.simulator.job_models.placement_table import LOCAL_BATCH_LIMIT, Curve, Epoch, Model
 
 MAX_GRADIENT = 1e30
 Read = TypeVar("Read")

@@ -11,11 +11,11 @@ import pytest
 
 from penstock.model.external_events import JobProgress
 from penstock.runtime.reading import BadFile
+from penstock.simulator.job_models.measured import read_model
+from penstock.simulator.job_models.model import End, NotMeasured, Seat
+from penstock.simulator.job_models.muri import MuriWork
+from penstock.simulator.job_models.placement_table import RESTART_S, TableWork, interpolate
 from penstock.simulator.traces.jobs import Stages, TraceJob
-from penstock.simulator.truths.measured import read_model
-from penstock.simulator.truths.muri import MuriWork
-from penstock.simulator.truths.placement_table import RESTART_S, TableWork, interpolate
-from penstock.simulator.truths.truth import End, NotMeasured, Seat
 
 START_UP_S = {("m", 1): 5.0, ("m", 2): 5.0}
 

@@ -1,4 +1,4 @@
-"""Truth `convergence`: how the loss of a job falls while it runs, from measured curves.
+"""Job model `convergence`: how the loss of a job falls while it runs, from measured curves.
 
 It stands around another truth, which says how fast the job runs: `convergence(shared-node)`. A job's model is the
 name of a curve; its run is the curve, stretched to the job's work. Losses are told as the sources that were read
@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.simulator.job_models.model import Around, NotMeasured, Truth
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.truths.truth import Around, NotMeasured, Truth
 
 CONVERGED = 0.95
 """Of all that a run gains: from here on it counts as converged."""

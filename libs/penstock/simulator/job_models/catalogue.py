@@ -1,6 +1,6 @@
-"""Truth models by name, made for one trace. Source data is read here, so that the models stay pure.
+"""Registry of job models by name, each built for one trace. Source data is read here, so that the models stay pure.
 
-Two truths bring work of their own and stand alone (`WORKS`); all others make speeds and can be put around each
+Two job models bring work of their own and stand alone (`WORKS`); all others make speeds and can be put around each
 other (`MODELS`). What a trace lacks for a truth is told before anything runs, each job with its line.
 """
 
@@ -14,21 +14,21 @@ from penstock.model.types import NodeSpec
 from penstock.policies.profiles import policy_for
 from penstock.policies.tiresias import Tiresias
 from penstock.runtime.reading import BadFile, Problem, Row
+from penstock.simulator.job_models import tables
+from penstock.simulator.job_models.colocation import Colocation
+from penstock.simulator.job_models.convergence import Convergence
+from penstock.simulator.job_models.cores import Cpu
+from penstock.simulator.job_models.expression import UnknownTruth as UnknownTruth
+from penstock.simulator.job_models.expression import Wanted, parse
+from penstock.simulator.job_models.measured import read_all, read_model
+from penstock.simulator.job_models.model import Constant, NotMeasured, Truth, Work
+from penstock.simulator.job_models.muri import MuriWork
+from penstock.simulator.job_models.placement_table import Model, TableWork
+from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Bandwidth, Links, Phases, SharedNode
+from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.job_models.steps import StageTimes, StepTimes
 from penstock.simulator.traces.cluster import UNTOLD_GPU
 from penstock.simulator.traces.importing import DATA_VARIABLE, Trace, data_root
-from penstock.simulator.truths import tables
-from penstock.simulator.truths.colocation import Colocation
-from penstock.simulator.truths.convergence import Convergence
-from penstock.simulator.truths.cores import Cpu
-from penstock.simulator.truths.expression import UnknownTruth as UnknownTruth
-from penstock.simulator.truths.expression import Wanted, parse
-from penstock.simulator.truths.measured import read_all, read_model
-from penstock.simulator.truths.muri import MuriWork
-from penstock.simulator.truths.placement_table import Model, TableWork
-from penstock.simulator.truths.sharing import LAUNCH_S, SAVE_S, Bandwidth, Links, Phases, SharedNode
-from penstock.simulator.truths.steady import SteadyWork
-from penstock.simulator.truths.steps import StageTimes, StepTimes
-from penstock.simulator.truths.truth import Constant, NotMeasured, Truth, Work
 
 STAGE_PROFILES = "stage_profiles.csv"
 MEASURED = "pollux/traces"
