@@ -20,7 +20,7 @@ from penstock.cli.app import run as main
 from penstock.simulator.commands.output import print_comparison
 from penstock.simulator.comparison import CLOCKED, compare
 from penstock.simulator.parallel import Failed, Look, Task, run_all
-from penstock.simulator.runs import Recorder, Result, Tell, perform
+from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
 
 from .stories import job, simulation
@@ -31,7 +31,7 @@ AFTERNOON = "job_id,submit_s,duration_s,gpus\n" + "".join(
 )
 
 
-def perform_busy(task: Task, tell: Tell) -> Result:
+def perform_busy(task: Task, tell: OnProgress) -> Result:
     recorder = Recorder()
     return perform(
         simulation(BUSY, task.profile, "2x4+1x8", sink=recorder.take, seed=task.seed), recorder, tell
@@ -165,10 +165,10 @@ def _with(result: Result, **changes: Any) -> Result:
 # ------------------------------------------------------------------------------------- what goes wrong
 
 
-def hangs(profile: str, note: Path) -> Callable[[Task, Tell], Result]:
+def hangs(profile: str, note: Path) -> Callable[[Task, OnProgress], Result]:
     """Work that never ends under this profile; its process writes its id into `note`."""
 
-    def do(task: Task, tell: Tell) -> Result:
+    def do(task: Task, tell: OnProgress) -> Result:
         if task.profile == profile:
             note.write_text(str(os.getpid()))
             while True:
@@ -199,7 +199,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
 def test_a_run_that_dies_is_told_and_does_not_take_the_others_along() -> None:
     """The machine runs out of memory and kills one of the processes."""
 
-    def do(task: Task, tell: Tell) -> Result:
+    def do(task: Task, tell: OnProgress) -> Result:
         if task.profile == "even":
             os.kill(os.getpid(), signal.SIGKILL)
         return perform_busy(task, tell)

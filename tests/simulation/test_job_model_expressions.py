@@ -133,7 +133,7 @@ def test_a_work_of_its_own_stands_alone() -> None:
 
 
 PURE = (
-    "truth",
+    "model",
     "steady",
     "colocation",
     "cores",
