@@ -35,6 +35,9 @@ def project(values: list[bytes], cuts: list[int]) -> Tables:
                     for key in gone:
                         del tables["gpus"][key]
                     continue
+                if table == "job_changes":
+                    tables["jobs"][row["job_id"],] |= row
+                    continue
                 names = REPLACED.get(table, "seq, n").split(", ")
                 key = tuple(row[name] for name in names)
                 assert table in REPLACED or key not in tables[table], f"{table} {key} twice"

@@ -54,6 +54,13 @@ DECISIONS = frozenset(
 """Facts that are the placer's choices; the others are what it was told."""
 
 
+JOB_CHANGES = (
+    "job_id", "seq", "status", "attempt", "infrastructure_retries", "token", "queued_ms", "placed_ms", "running_ms",
+    "ended_ms", "outcome", "exit_code", "reason", "stop_reason", "unschedulable", "nodes", "gpus",
+)  # fmt: skip
+"""Columns of a job that change after its submission and its estimates; the others are most of the row's bytes."""
+
+
 class Explained(msgspec.Struct):
     job_id: str
 
@@ -63,7 +70,10 @@ _explained = msgspec.json.Decoder(Explained).decode
 
 
 class Batch(dict[str, list[Row]]):
-    """Rows per table; those of jobs, tasks, nodes and gpus replace older ones, the others are new."""
+    """Rows per table; those of jobs, tasks, nodes and gpus replace older ones, the others are new.
+
+    `job_changes`: the columns `JOB_CHANGES` of jobs whose other columns stay as they are.
+    """
 
 
 class Projection:
@@ -76,6 +86,7 @@ class Projection:
 
     def _forget(self) -> None:
         self._jobs: dict[str, tuple[JobState, int, Ending | None]] = {}
+        self._described: set[str] = set()  # jobs that were submitted or estimated
         self._tasks: dict[str, tuple[TaskOf, Any]] = {}
         self._nodes: dict[str, int] = {}
         self._gpus: dict[tuple[str, int], None] = {}
@@ -111,8 +122,16 @@ class Projection:
     def drain(self) -> Batch:
         """The rows for everything taken since the last call."""
         state = self.replica.state
+        jobs, changes = [], []
+        for job_id, found in self._jobs.items():
+            row = job_row(*found)
+            if job_id in self._described:
+                jobs.append(row)
+            else:
+                changes.append({name: row[name] for name in JOB_CHANGES})
         batch = Batch(
-            jobs=[job_row(*found) for found in self._jobs.values()],
+            jobs=jobs,
+            job_changes=changes,
             tasks=[task_row(*found) for found in self._tasks.values()],
             nodes=[node_row(state.nodes[node_id], seq) for node_id, seq in self._nodes.items()],
             gpus=[
@@ -266,6 +285,11 @@ def _job(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_job(job)
 
 
+def _described(to: Projection, event: Any, job: JobState | None) -> None:
+    to.touch_job(job)
+    to._described.add(event.job_id)
+
+
 def _placed(to: Projection, event: Any, job: JobState | None) -> None:
     assert job is not None
     to.touch_job(job)
@@ -314,8 +338,8 @@ def _gpu(to: Projection, event: external_events.GpuFaulted, job: JobState | None
 
 TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
     {
-        external_events.JobSubmitted: _job,
-        external_events.JobEstimated: _job,
+        external_events.JobSubmitted: _described,
+        external_events.JobEstimated: _described,
         ledger_events.PlacementDecided: _placed,
         ledger_events.StopDecided: _stopped,
         ledger_events.JobRequeued: _job,

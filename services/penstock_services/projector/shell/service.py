@@ -25,7 +25,7 @@ from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 
 logger = logging.getLogger(__name__)
 
-PACE_MS = 50  # under load rows touched several times within it are written once
+PACE_MS = 150  # under load rows touched several times within it are written once
 SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
 MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none for less
 EVENTS_KEPT = 1_000_000  # ledger records whose events are kept

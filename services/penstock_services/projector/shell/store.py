@@ -8,6 +8,7 @@ then projected again from the ledger, which does wait.
 """
 
 import re
+from itertools import count
 from typing import Any
 
 import asyncpg
@@ -16,7 +17,7 @@ import orjson
 from penstock.errors import StoreError
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
-from penstock_services.projector.core.projection import Batch
+from penstock_services.projector.core.projection import JOB_CHANGES, Batch
 
 CHANNEL = "penstock_projected"  # payload: `schema:seq` of the new position
 CONNECT_TIMEOUT_S = 5.0
@@ -33,34 +34,41 @@ class Overtaken(StoreError):
     """Another projector has moved the position."""
 
 
-def _statement(columns: dict[str, list[str]]) -> str:
+Columns = dict[str, dict[str, str]]
+"""Table → its columns, in their order → their SQL types."""
+
+
+def _statement(columns: Columns) -> str:
     """The one statement of a batch. Parameters: $1 cell, $2 … $7 the new position, $8 the expected offset, then
-    one JSON array per table, in the order of `REPLACED`, the GPUs to remove, `APPENDED`."""
+    one JSON array for each of `REPLACED`, for `job_changes` and for `shrunk`, then one array for each column of each
+    of `APPENDED`: most rows are theirs, and arrays spare Postgres the parsing."""
     parts = [
         "moved AS (UPDATE positions SET next_offset = $2, seq = $3, head_id = $4, term = $5, now_ms = $6, "
         "frozen = $7 WHERE cell = $1 AND next_offset = $8 RETURNING cell)"
     ]
-    number = 9
+    number = count(9)
     for table, key in REPLACED.items():
         names = ", ".join(columns[table])
         news = ", ".join(f"excluded.{name}" for name in columns[table])
         parts.append(
             f"put_{table} AS (INSERT INTO {table} ({names}) SELECT {', '.join('r.' + name for name in columns[table])} "
-            f"FROM moved, json_populate_recordset(NULL::{table}, ${number}::json) AS r "
+            f"FROM moved, json_populate_recordset(NULL::{table}, ${next(number)}::json) AS r "
             f"ON CONFLICT ({key}) DO UPDATE SET ({names}) = ROW({news}))"
         )
-        number += 1
     parts.append(
-        f"shrunk AS (DELETE FROM gpus USING moved, json_populate_recordset(NULL::gpus, ${number}::json) AS r "
+        f"changed_jobs AS (UPDATE jobs SET ({', '.join(JOB_CHANGES)}) = ROW({', '.join('r.' + n for n in JOB_CHANGES)}) "
+        f"FROM moved, json_populate_recordset(NULL::jobs, ${next(number)}::json) AS r WHERE jobs.job_id = r.job_id)"
+    )
+    parts.append(
+        f"shrunk AS (DELETE FROM gpus USING moved, json_populate_recordset(NULL::gpus, ${next(number)}::json) AS r "
         "WHERE gpus.node_id = r.node_id AND gpus.gpu >= r.gpu)"
     )
     for table in APPENDED:
-        number += 1
         names = ", ".join(columns[table])
+        arrays = ", ".join(f"${next(number)}::{kind}[]" for kind in columns[table].values())
         parts.append(
-            f"put_{table} AS (INSERT INTO {table} ({names}) "
-            f"SELECT {', '.join('r.' + name for name in columns[table])} "
-            f"FROM moved, json_populate_recordset(NULL::{table}, ${number}::json) AS r)"
+            f"put_{table} AS (INSERT INTO {table} ({names}) SELECT {', '.join('r.' + name for name in columns[table])} "
+            f"FROM moved, unnest({arrays}) AS r({names}))"
         )
     return (
         "WITH "
@@ -77,6 +85,7 @@ class Store:
         self.schema = schema
         self._cell = cell
         self._apply = ""
+        self._columns: Columns = {}
 
     @classmethod
     async def open(cls, dsn: str, schema: str, cell: str) -> "Store":
@@ -110,18 +119,19 @@ class Store:
             cell,
             "0" * 32,
         )
-        store._apply = _statement({table: await store.columns(table) for table in (*REPLACED, *APPENDED)})
+        store._columns = {table: await store.columns(table) for table in (*REPLACED, *APPENDED)}
+        store._apply = _statement(store._columns)
         return store
 
-    async def columns(self, table: str) -> list[str]:
-        """In the table's order."""
+    async def columns(self, table: str) -> dict[str, str]:
+        """Name → type, in the table's order."""
         found = await self.connection.fetch(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = $1 AND table_name = $2 "
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = $1 AND table_name = $2 "
             "ORDER BY ordinal_position",
             self.schema,
             table,
         )
-        return [row["column_name"] for row in found]
+        return {row["column_name"]: row["data_type"] for row in found}
 
     async def position(self) -> tuple[int, Head]:
         """(ledger offset to read next, head)."""
@@ -131,7 +141,11 @@ class Store:
     async def apply(self, replica: Replica, expected_offset: int, batch: Batch) -> None:
         """Position and effect in one transaction. Raises `Overtaken`, `StoreError`."""
         state, head = replica.state, replica.head
-        rows = [_json(batch[table]) for table in (*REPLACED, "shrunk", *APPENDED)]
+        rows: list[Any] = [_json(batch[table]) for table in (*REPLACED, "job_changes", "shrunk")]
+        for table in APPENDED:
+            for name, kind in self._columns[table].items():
+                values = [row[name] for row in batch[table]]
+                rows.append([_text(value) for value in values] if kind == "json" else values)
         try:
             moved = await self.connection.fetchrow(
                 self._apply,
@@ -160,9 +174,13 @@ class Store:
             await self.connection.close(timeout=CONNECT_TIMEOUT_S)
 
 
-def _json(rows: list[dict[str, Any]]) -> str:
-    """The rows as one JSON array. Postgres' text cannot hold NUL: it becomes the replacement character."""
+def _json(rows: Any) -> str:
+    """JSON, such as an array of rows. Postgres' text cannot hold NUL: it becomes the replacement character."""
     raw = orjson.dumps(rows)
     if b"\\u0000" in raw:
         raw = NUL.sub(rb"\1\\ufffd", raw)
     return raw.decode()
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else _json(value)
