@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from penstock.errors import KernelError
@@ -105,13 +106,18 @@ class WorkerPool:
         self._under_way += 1
         loop = asyncio.get_running_loop()
         future = executor.submit(function, *args, **kwargs)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
+        future.add_done_callback(lambda _: self._count_down(loop))
         try:
             return await asyncio.wrap_future(future)
         except BrokenProcessPool as error:
             if self._executor is executor:
                 self._executor = None
             raise WorkerDied("a worker process was killed") from error
+
+    def _count_down(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On a thread of the executor, perhaps after the loop has ended."""
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._done)
 
     def _done(self) -> None:
         self._under_way -= 1

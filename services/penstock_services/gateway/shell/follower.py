@@ -5,8 +5,8 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
-from penstock.ledger.evolve import begin, evolve
-from penstock.ledger.record import read_valid
+from penstock.ledger.evolve import evolve
+from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.ledger.views import Ending, Row, job_row
@@ -45,34 +45,23 @@ class Follower:
                     caught_up.set()
                 for record in await reader.read():
                     place = f"ledger offset {record.offset}"
-                    applying(place, partial(self._take, record.value, record.offset))
+                    applying(place, partial(self.replica.take, record.value, record.offset, self._fold))
                 self._wake()
         finally:
             await reader.close()
 
-    def _take(self, value: bytes, offset: int) -> None:
-        """As `Replica.take`, and remembers what ends."""
-        replica = self.replica
-        replica.offset = offset + 1
-        found = read_valid(replica.head, value)
-        if found is None:
-            return
-        replica.head, record = found
-        state, cause = replica.state, record.cause
-        begin(state, record.seq, record.now_ms, record.term)
-        if cause.topic is not None:
-            state.positions[cause.topic, cause.partition] = cause.offset + 1
-        for raw in record.facts:
-            fact: Any = raw.event()
-            ending = state.jobs.get(fact.job_id) if isinstance(fact, JobEnded) else None
-            evolve(state, fact)
-            if isinstance(fact, JobSubmitted):
-                self.pending.pop(fact.job_id, None)
-            if ending is not None:
-                how = Ending(fact.outcome, fact.exit_code, fact.reason, state.now_ms)
-                self._ended[fact.job_id] = job_row(ending, record.seq, how)
-                if len(self._ended) > MAX_ENDED_ROWS:
-                    self._ended.popitem(last=False)
+    def _fold(self, record: RawRecord, n: int, fact: Any) -> None:
+        """Folds one fact, and keeps the rows of jobs that end."""
+        state = self.replica.state
+        ending = state.jobs.get(fact.job_id) if isinstance(fact, JobEnded) else None
+        evolve(state, fact)
+        if isinstance(fact, JobSubmitted):
+            self.pending.pop(fact.job_id, None)
+        if ending is not None:
+            how = Ending(fact.outcome, fact.exit_code, fact.reason, state.now_ms)
+            self._ended[fact.job_id] = job_row(ending, record.seq, how)
+            if len(self._ended) > MAX_ENDED_ROWS:
+                self._ended.popitem(last=False)
 
     def _wake(self) -> None:
         self._moved.set()

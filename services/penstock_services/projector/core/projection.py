@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.ledger.evolve import begin, evolve, job_of_task
-from penstock.ledger.record import RawFact, RawRecord, read_valid
+from penstock.ledger.evolve import evolve, job_of_task
+from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import JobState, NodeState
 from penstock.ledger.views import (
@@ -96,28 +96,21 @@ class Projection:
 
     def take(self, value: bytes, offset: int) -> bool:
         """Folds one record of the ledger's partition; False for a void one, which only moves the offset."""
-        replica = self.replica
-        replica.offset = offset + 1
-        found = read_valid(replica.head, value)
-        if found is None:
-            return False
-        replica.head, record = found
-        state, cause = replica.state, record.cause
-        begin(state, record.seq, record.now_ms, record.term)
-        if cause.topic is not None:
-            state.positions[cause.topic, cause.partition] = cause.offset + 1
-        for n, raw in enumerate(record.facts):
-            event = raw.event()
-            job_id, node_id, task_id = self._subjects(event)
-            self._log(record, n, raw, event, job_id, node_id, task_id)
-            job = state.jobs.get(job_id) if job_id is not None else None
-            evolve(state, event)
-            touch = TOUCHES.get(type(event))
-            if touch is not None:
-                touch(self, event, job if job is not None or job_id is None else state.jobs.get(job_id))
-        if record.outcome != "committed":
+        record = self.replica.take(value, offset, self._fold)
+        if record is not None and record.outcome != "committed":
             self._refused(record)
-        return True
+        return record is not None
+
+    def _fold(self, record: RawRecord, n: int, event: Event) -> None:
+        """Folds one fact, logs it, and notes what it touches."""
+        state = self.replica.state
+        job_id, node_id, task_id = self._subjects(event)
+        self._log(record, n, event, job_id, node_id, task_id)
+        job = state.jobs.get(job_id) if job_id is not None else None
+        evolve(state, event)
+        touch = TOUCHES.get(type(event))
+        if touch is not None:
+            touch(self, event, job if job is not None or job_id is None else state.jobs.get(job_id))
 
     def drain(self) -> Batch:
         """The rows for everything taken since the last call."""
@@ -168,7 +161,6 @@ class Projection:
         self,
         record: RawRecord,
         n: int,
-        raw: RawFact,
         event: Event,
         job_id: str | None,
         node_id: str | None,
@@ -182,7 +174,7 @@ class Projection:
             "job_id": job_id,
             "node_id": node_id,
             "task_id": task_id,
-            "data": orjson.Fragment(bytes(raw.data)),
+            "data": orjson.Fragment(bytes(record.facts[n].data)),
         }
         self._events.append(row)
         if type(event) in DECISIONS:
