@@ -3,6 +3,7 @@
 KernelError
 ├── LogError                  the log could not do what was asked
 │   ├── AppendFailed          outcome unknown: the records may or may not be in the log
+│   │   └── OffsetTaken       another record has the offset that was asked for; nothing was written
 │   ├── NotAllowed            this identity may not do that (Kafka ACL); nothing was written
 │   ├── TooLarge              a record exceeds MAX_RECORD_BYTES; nothing of the batch was written
 │   └── OffsetOutOfRange      the asked position is no longer, or not yet, in the log
@@ -21,6 +22,10 @@ class LogError(KernelError):
 
 class AppendFailed(LogError):
     """The append's outcome is unknown: whoever decides on this log drops its state and folds again (LAW 3)."""
+
+
+class OffsetTaken(AppendFailed):
+    """Another record has the offset that a record had to get; nothing of the batch was written."""
 
 
 class NotAllowed(LogError):

@@ -40,6 +40,14 @@ class TestMemoryLog(LogConformance):
             yield factory
 
 
+class TestConditionalMemoryLog(LogConformance):
+    @pytest_asyncio.fixture
+    async def log_factory(self) -> AsyncIterator[LogFactory]:
+        broker = MemoryBroker(conditional=True)
+        async for factory in opened(lambda identity: MemoryLog(broker, identity)):
+            yield factory
+
+
 @pytest.mark.postgres
 class TestEmbeddedLog(LogConformance):
     @pytest_asyncio.fixture

@@ -31,8 +31,8 @@ LEDGER = Partition(Topic.LEDGER, 0)
 class Cell:
     """A whole small system on one broker."""
 
-    def __init__(self) -> None:
-        self.broker = MemoryBroker()
+    def __init__(self, *, conditional: bool = False) -> None:
+        self.broker = MemoryBroker(conditional=conditional)
         self.broker.create(penstock_topics())
         self.nodes = FakeNodes(self.log("node-reporter"), [node_spec(f"n{i}") for i in range(3)], run_ms=5)
         self._sent = 0
@@ -76,9 +76,10 @@ class Cell:
             await asyncio.wait_for(task, 5)
 
 
-@pytest.fixture
-async def cell() -> AsyncIterator[Cell]:
-    cell = Cell()
+@pytest.fixture(params=[False, True], ids=["read-back", "one-commit"])
+async def cell(request: pytest.FixtureRequest) -> AsyncIterator[Cell]:
+    """On a log like Kafka's, where orders follow the record read back, and on one with compare-and-append."""
+    cell = Cell(conditional=request.param)
     stop = asyncio.Event()
     tasks = [
         asyncio.create_task(run_estimator(SETTINGS, stop, log=cell.log("estimator"))),

@@ -47,6 +47,10 @@ class Faulty:
             raise self.error
         return await self.inner.append(messages)
 
+    @property
+    def conditional(self) -> bool:
+        return self.inner.conditional
+
     def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
         return self.inner.reader(start, pace_ms=pace_ms)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from penstock.errors import LogError, OffsetOutOfRange, TooLarge
+from penstock.errors import LogError, OffsetOutOfRange, OffsetTaken, TooLarge
 from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
 
 LogFactory = Callable[[str], Awaitable[Log]]
@@ -281,6 +281,27 @@ class LogConformance:
         await log.create({topic: 2})  # again: nothing changes
         await log.create({topic: 1})  # never shrinks
         assert await log.end_offsets([a, b]) == ends
+
+    async def test_a_record_that_must_get_an_offset(self, log_factory: LogFactory, topic: str) -> None:
+        """A placer that was replaced writes a record and its orders in one commit: none of both may be seen."""
+        log, other = await log_factory("placer"), await log_factory("successor")
+        ledger, orders = Partition(topic, 0), Partition(topic + ".orders", 0)
+        await log.create({topic: 1, topic + ".orders": 1})
+        if not log.conditional:
+            with pytest.raises(LogError):
+                await log.append([Message(ledger, b"first", at=0)])
+            assert (await log.end_offsets([ledger]))[ledger] == 0
+            return
+        both = [Message(ledger, b"a", at=0), Message(orders, b"order a"), Message(ledger, b"b", at=1)]
+        assert await log.append(both) == [0, 0, 1]
+        crossing = [log.append([Message(ledger, b"c", at=2)]), log.append([Message(ledger, b"d", at=3)])]
+        assert list(await asyncio.gather(*crossing)) == [[2], [3]]
+        await other.append([Message(ledger, b"successor")])
+        for at in (4, 6):
+            with pytest.raises(OffsetTaken):
+                await log.append([Message(ledger, b"late", at=at), Message(orders, b"late order")])
+        assert await log.end_offsets([ledger, orders]) == {ledger: 5, orders: 1}
+        assert await log.append([Message(ledger, b"e", at=5)]) == [5]
 
     async def test_position_outside_the_log(self, log_factory: LogFactory, topic: str) -> None:
         """A snapshot from another installation is loaded: its position is not in this log, and silence would lie."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import asyncpg
 
-from penstock.errors import AppendFailed, LogError, NotAllowed
+from penstock.errors import AppendFailed, LogError, NotAllowed, OffsetTaken
 from penstock.log.embedded_reader import EmbeddedReader
 from penstock.log.embedded_schema import (
     ADD_PARTITIONS,
@@ -47,6 +47,8 @@ OUTAGES = (
 
 class EmbeddedLog:
     """One connection pair to the log's database: one writes, one listens and reads."""
+
+    conditional = True
 
     def __init__(self, dsn: str, identity: str) -> None:
         self._dsn = dsn
@@ -275,8 +277,14 @@ class EmbeddedLog:
         slot_of = {self._names[row_id]: slot for slot, row_id in enumerate(ids)}
         counts = [0] * len(ids)
         slots, ranks = [], []
+        wanted: list[int | None] = [None] * len(ids)
         for message in batch:
             slot = slot_of[message.partition]
+            if message.at is not None:
+                base = message.at - counts[slot]
+                if wanted[slot] not in (None, base):
+                    raise OffsetTaken(f"two writers of {message.partition}")
+                wanted[slot] = base
             slots.append(slot + 1)  # Postgres counts array elements from 1
             ranks.append(counts[slot])
             counts[slot] += 1
@@ -286,10 +294,13 @@ class EmbeddedLog:
                 [message.key for message in batch],
                 [pack_headers(message.headers) for message in batch],
                 [message.value for message in batch],
+                wanted,
                 timeout=WRITE_TIMEOUT_S,
             )  # fmt: skip
         except asyncpg.InsufficientPrivilegeError as error:
             raise NotAllowed(f"{self._identity} may not write the log: {error}") from error
+        except asyncpg.SerializationError as error:
+            raise OffsetTaken(str(error)) from error
         except (*OUTAGES, asyncpg.PostgresError) as error:
             writer.terminate()
             self._writer_pid = 0  # its commit may still come, and then its notification is news

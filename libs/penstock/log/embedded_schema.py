@@ -2,7 +2,8 @@
 
 `partitions.head` is the next offset. An append locks the heads it needs in id order (so appends cannot deadlock),
 raises them and inserts its records in one transaction: offsets are given in commit order, leave no gaps, and a
-record becomes visible together with all before it. The notification is part of the same transaction, so a
+record becomes visible together with all before it. `wanted` names the head that a partition must have, or NULL: then
+nothing is appended unless it has it. The notification is part of the same transaction, so a
 crash cannot lose the wake-up of a committed record.
 """
 
@@ -15,7 +16,7 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-_VERSION = "penstock log 1"  # kept as the schema's comment; raised with every change below
+_VERSION = "penstock log 2"  # kept as the schema's comment; raised with every change below
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
 # 7,900 of the 8,000 bytes that Postgres allows per notification.
@@ -38,9 +39,12 @@ CREATE TABLE IF NOT EXISTS penstock_log.records (
     PRIMARY KEY (partition_id, position)
 );
 ALTER TABLE penstock_log.records ALTER COLUMN value SET STORAGE EXTERNAL;
+DROP FUNCTION IF EXISTS penstock_log.append(
+    integer[], integer[], integer[], integer[], bytea[], bytea[], bytea[]
+);
 CREATE OR REPLACE FUNCTION penstock_log.append(
     ids integer[], counts integer[],
-    slots integer[], ranks integer[], keys bytea[], headers bytea[], contents bytea[],
+    slots integer[], ranks integer[], keys bytea[], headers bytea[], contents bytea[], wanted bigint[],
     OUT bases bigint[], OUT stamp_ms bigint
 ) LANGUAGE plpgsql AS $body$
 DECLARE
@@ -57,6 +61,9 @@ BEGIN
     IF cardinality(bases) IS DISTINCT FROM cardinality(ids) THEN
         RAISE EXCEPTION 'unknown partition among %', ids;
     END IF;
+    IF EXISTS (SELECT 1 FROM unnest(bases, wanted) AS w(base, want) WHERE w.base <> w.want) THEN
+        RAISE EXCEPTION 'another record was appended first' USING ERRCODE = 'serialization_failure';
+    END IF;
     INSERT INTO penstock_log.records (partition_id, position, timestamp_ms, key, headers, value)
     SELECT ids[r.slot], bases[r.slot] + r.rank, stamp_ms, r.key, r.headers, r.content
     FROM unnest(slots, ranks, keys, headers, contents) AS r(slot, rank, key, headers, content);
@@ -64,7 +71,7 @@ BEGIN
 END $body$;
 """
 
-APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6, $7)"
+APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6, $7, $8)"
 PARTITIONS = "SELECT id, topic, index FROM penstock_log.partitions"
 HEADS = "SELECT id, head FROM penstock_log.partitions WHERE id = ANY($1::integer[])"
 ADD_PARTITIONS = """

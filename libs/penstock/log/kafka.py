@@ -132,6 +132,8 @@ def _family(topic: str) -> str:
 class KafkaLog:
     """One identity's connections to a Kafka cluster."""
 
+    conditional = False  # Kafka has no compare-and-append
+
     def __init__(self, bootstrap: str, identity: str, *, sasl: Sasl | None = None) -> None:
         self._bootstrap = bootstrap
         self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
@@ -188,6 +190,8 @@ class KafkaLog:
     async def append(self, messages: Sequence[Message]) -> list[int]:
         if self._closed:
             raise AppendFailed("the log is closed")
+        if any(message.at is not None for message in messages):
+            raise LogError("Kafka cannot write a record at a given offset only")
         partitions = {message.partition for message in messages}
         if self._counts_lock.locked() or any(
             partition.index >= self._counts.get(partition.topic, 0) for partition in partitions

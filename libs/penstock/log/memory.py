@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from penstock.clock import wall_ms
-from penstock.errors import AppendFailed, LogError, NotAllowed, OffsetOutOfRange
+from penstock.errors import AppendFailed, LogError, NotAllowed, OffsetOutOfRange, OffsetTaken
 from penstock.log.batching import Pacer
 from penstock.log.group_commit import check_sizes
 from penstock.log.port import MAX_READ_RECORDS, Message, Partition, Reader, Record
@@ -19,8 +19,13 @@ class MemoryBroker:
     """Partitions, write rights (`allow`: topic → identities; a topic not named is open) and pending faults."""
 
     def __init__(
-        self, *, allow: Mapping[str, set[str]] | None = None, clock: Callable[[], int] = wall_ms
+        self,
+        *,
+        allow: Mapping[str, set[str]] | None = None,
+        clock: Callable[[], int] = wall_ms,
+        conditional: bool = False,
     ) -> None:
+        self.conditional = conditional  # as the embedded log; else as Kafka
         self.allow: dict[str, set[str]] = dict(allow or {})
         self._clock = clock
         self._records: dict[Partition, list[Record]] = {}
@@ -52,6 +57,7 @@ class MemoryBroker:
             allowed = self.allow.get(partition.topic)
             if allowed is not None and identity not in allowed:
                 raise NotAllowed(f"{identity} may not write {partition.topic}")
+        self._check_offsets(messages)
         fault = self._faults.pop(0) if self._faults and messages else None
         if fault is False:
             raise AppendFailed("asked to fail before the write")
@@ -59,6 +65,17 @@ class MemoryBroker:
         if fault is True:
             raise AppendFailed("asked to fail after the write")
         return offsets
+
+    def _check_offsets(self, messages: Sequence[Message]) -> None:
+        """Raises `OffsetTaken` unless each message with `at` would get that offset."""
+        ends: dict[Partition, int] = {}
+        for message in messages:
+            if message.at is not None and not self.conditional:
+                raise LogError("this log cannot write a record at a given offset only")
+            end = ends.get(message.partition, len(self._records[message.partition]))
+            if message.at is not None and message.at != end:
+                raise OffsetTaken(f"{message.partition} ends at {end}, not at {message.at}")
+            ends[message.partition] = end + 1
 
     def _write(self, messages: Sequence[Message]) -> list[int]:
         timestamp_ms = self._clock()
@@ -96,6 +113,10 @@ class MemoryLog:
 
     async def start(self) -> Self:
         return self
+
+    @property
+    def conditional(self) -> bool:
+        return self._broker.conditional
 
     async def create(self, topics: Mapping[str, int]) -> None:
         self._broker.create(topics)

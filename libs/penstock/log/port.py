@@ -24,12 +24,17 @@ class Partition(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A record to be written. `key` only labels the record: the partition is chosen by the caller."""
+    """A record to be written. `key` only labels the record: the partition is chosen by the caller.
+
+    `at`: the offset that the record must get; if another record has it, nothing of its batch is written and the append
+    raises `OffsetTaken`. Only logs with `conditional` take it.
+    """
 
     partition: Partition
     value: bytes
     headers: Headers = ()
     key: bytes | None = None
+    at: int | None = None
 
 
 class Record(NamedTuple):
@@ -69,6 +74,11 @@ class Reader(Protocol):
 
 class Log(Protocol):
     """One connection to the log under one identity."""
+
+    @property
+    def conditional(self) -> bool:
+        """Whether `append` is a compare-and-append for messages with `at`, atomic over all partitions of one batch."""
+        ...
 
     async def start(self) -> Self:
         """Connects; waits for the log to be reachable within the adapter's own bound, else `LogError`."""

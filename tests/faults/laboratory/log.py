@@ -97,6 +97,8 @@ class _Piece:
 class Connection:
     """One connection to the broker; `process`: of whom. Adapter of `penstock.log.port.Log`."""
 
+    conditional = False  # as Kafka
+
     def __init__(self, broker: Broker, process: Process | None = None) -> None:
         self._broker = broker
         self._process = process

@@ -1,4 +1,9 @@
-"""The dispatcher: what follows from records that were read back as valid (LAW 4): orders, and what traces tell."""
+"""The dispatcher: orders, and spans of the trace, that follow from valid records (LAW 4).
+
+Ideal: orders leave only for records that were read back as valid. So it is on Kafka. Departure: a log with
+compare-and-append (penstock.log.port) takes record and orders in one commit, which fails as a whole unless the record
+follows on the last valid one: there the commit is the proof (decision 0035).
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -44,8 +49,12 @@ class Dispatcher:
     ) -> None:
         """One valid record, in ledger order."""
         self._story.read_back(seq, now_ms, facts, explanation)
-        for fact in facts:
-            self._batch += [self._message(order) for order in orders_of(self._state, fact, seq)]
+        if not self._log.conditional:
+            self._batch += self.orders(seq, facts)
+
+    def orders(self, seq: int, facts: Sequence[Event]) -> list[Message]:
+        """The orders that follow from the record `seq`, whose facts are the last that were folded."""
+        return [self._message(order) for fact in facts for order in orders_of(self._state, fact, seq)]
 
     def _message(self, order: Order) -> Message:
         job_id = order.task_id.rsplit(".", 2)[0]

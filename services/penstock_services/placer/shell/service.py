@@ -19,7 +19,7 @@ from typing import NamedTuple
 import asyncpg
 
 from penstock.clock import LedgerClock
-from penstock.errors import KernelError
+from penstock.errors import KernelError, OffsetTaken
 from penstock.ledger.record import Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.dead_letters import dead_letter
@@ -83,11 +83,14 @@ class Term:
         self._to_append: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=16)
         self._room = asyncio.Event()
         self._room.set()
+        self._next_offset: int | None = None  # of the ledger; None: the log has no compare-and-append
         self._dispatcher = Dispatcher(log, replica.state, settings, story)
 
     async def serve(self, ledger_reader: Reader, ready: asyncio.Event) -> None:
         """Works until cancelled or until something fails."""
         await self._dispatcher.repeat_outstanding(self._valid.seq)
+        if self._log.conditional:
+            self._next_offset = ledger_reader.position(self._ledger)
         start = {
             Partition(topic, self._settings.cell_index): self._core.state.positions.get(
                 (topic, self._settings.cell_index), 0
@@ -134,13 +137,15 @@ class Term:
     def _fire_due(self) -> list[Message]:
         """The records of timers that are due; a bounded number, the others have their turn behind the inputs."""
         messages: list[Message] = []
+        fired = 0
         while (due := self._core.state.next_timer()) is not None and due[0] <= self._now_ms():
-            if len(messages) == MAX_TIMERS_PER_TURN:
+            if fired == MAX_TIMERS_PER_TURN:
                 break
-            messages.append(self._fire(due[1]))
+            messages += self._fire(due[1])
+            fired += 1
         return messages
 
-    def _fire(self, timer_id: str) -> Message:
+    def _fire(self, timer_id: str) -> list[Message]:
         place = f"timer {timer_id}"
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         poison = self._poisoned.pop(place, None)
@@ -153,12 +158,13 @@ class Term:
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         poison = self._poisoned.pop(found.place, None)
         answer = applying(found.place, lambda: answer_input(self._core, moment, found, poison))
-        messages = [self._record(found.place, answer.draft, answer.envelope)]
+        messages = self._record(found.place, answer.draft, answer.envelope)
         if answer.letter is not None:
             messages.append(dead_letter(record, "placer", *answer.letter))
         return messages
 
-    def _record(self, place: str, draft: Draft, envelope: Envelope | None) -> Message:
+    def _record(self, place: str, draft: Draft, envelope: Envelope | None) -> list[Message]:
+        """The ledger record, and the orders that may be written in one commit with it."""
         self._tail, value = write(self._tail, draft)
         if len(value) > MAX_RECORD_BYTES:
             raise Poisoned(place, f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}")
@@ -168,7 +174,12 @@ class Term:
             if envelope
             else (None, None, None)
         )
-        return Message(self._ledger, value, ledger_headers(self._settings.cell, self._tail.seq, *found))
+        labels, at = ledger_headers(self._settings.cell, self._tail.seq, *found), self._next_offset
+        if at is None:
+            return [Message(self._ledger, value, labels)]
+        self._next_offset = at + 1
+        record = Message(self._ledger, value, labels, at=at)
+        return [record, *self._dispatcher.orders(self._tail.seq, draft.facts)]
 
     # -------------------------------------------------------------------------------- append, read back
 
@@ -184,6 +195,8 @@ class Term:
                 messages = [message for message in messages if message.partition.topic != Topic.DEAD_LETTERS]
             await self._log.append(messages)
             hit("placer.record_appended")
+            if self._next_offset is not None and any(m.partition.topic == Topic.ORDERS for m in messages):
+                hit("placer.orders_sent")
 
     async def _read_back(self, reader: Reader) -> None:
         while True:
@@ -235,7 +248,7 @@ class PlacerService:
         """What the next attempt must know of this one's end."""
         if isinstance(error, Poisoned):
             self._poisoned[error.place] = error.detail
-        if isinstance(error, Fenced):
+        if isinstance(error, Fenced | OffsetTaken):
             self._standing_by = True
 
     async def one_term(self) -> None:

@@ -170,7 +170,7 @@ class Projection:
             "seq": record.seq,
             "n": n,
             "at_ms": record.now_ms,
-            "type": raw.type.rpartition(".v")[0],
+            "type": record.facts[n].type.rpartition(".v")[0],
             "job_id": job_id,
             "node_id": node_id,
             "task_id": task_id,
