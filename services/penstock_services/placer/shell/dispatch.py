@@ -2,7 +2,7 @@
 
 Ideal: orders leave only for records that were read back as valid. So it is on Kafka. Departure: a log with
 compare-and-append (penstock.log.port) takes record and orders in one commit, which fails as a whole unless the record
-follows on the last valid one: there the commit is the proof (decision 0035).
+follows on the last valid one: there the commit is the proof (decision 19).
 """
 
 import asyncio
