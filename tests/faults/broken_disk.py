@@ -82,7 +82,7 @@ async def main(folder: Path, *, healthy: bool) -> None:
     log = MemoryLog(broker, "test")
     options = Options(NODE, folder / "state", folder / "logs", virtual_gpus=1, cores=1, host_memory_mib=1_024)
     stop, ready = asyncio.Event(), asyncio.Event()
-    service = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=log, ready=ready))
+    service = asyncio.ensure_future(runner(options)(Settings(log_url="memory"), stop, log=log, ready=ready))
     await asyncio.wait_for(ready.wait(), 10)
     if not healthy:
         break_disk()

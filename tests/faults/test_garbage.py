@@ -151,7 +151,7 @@ async def survive(cell: FaultCell, log_url: str, dsn: str) -> None:
     await cell.projected()
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged, exact_letters=True)
-    found = await verify(Settings(log_url, dsn), cell.log)
+    found = await verify(Settings(log_url=log_url, dsn=dsn), cell.log)
     print(
         f"{dict(counts)}\n{verdict.summary()}\ngrowth in MiB: { {n: round(g, 1) for n, g in growth.items()} }"
     )

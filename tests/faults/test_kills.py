@@ -54,7 +54,7 @@ async def kill_and_judge(
     await cell.projected()
     await cell.stop()
     verdict = await judge(cell.log, cell.histories, cell.users.acknowledged)
-    found = await verify(Settings(log_url, dsn), cell.log)
+    found = await verify(Settings(log_url=log_url, dsn=dsn), cell.log)
     print(f"\n{cell.service_kills} kills, {dict(sorted(cell.kills.items()))}\n{verdict.summary()}")
     assert verdict.problems == []
     assert found["ok"], found

@@ -65,7 +65,7 @@ async def test_postgres_dies_under_load(make_cell: MakeCell, postgres_folder: Pa
 
     try:
         cell = await make_cell(dsn, dsn)
-        await live_through(cell, outage, OUTAGES * scale, Settings(dsn, dsn))
+        await live_through(cell, outage, OUTAGES * scale, Settings(log_url=dsn, dsn=dsn))
         await cell.close()
         await cell.log.close()
     finally:
@@ -85,4 +85,4 @@ async def test_the_broker_dies_under_load(
         broker.kill9()
         await asyncio.to_thread(broker.start)
 
-    await live_through(cell, outage, OUTAGES * scale, Settings(broker.url(), dsn))
+    await live_through(cell, outage, OUTAGES * scale, Settings(log_url=broker.url(), dsn=dsn))

@@ -83,7 +83,7 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     cell = Cell(MemoryLog(broker, "placer"))
     dead = MemoryLog(broker, "node-reporter")
     stop = asyncio.Event()
-    first = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=dead))
+    first = asyncio.ensure_future(runner(options)(Settings(log_url="memory"), stop, log=dead))
     await cell.until(external_events.NodeJoined)
     await dead.close()
     stop.set()

@@ -101,7 +101,7 @@ class Cell:
 async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
     """A node-reporter in this process; yields its stop."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    life = asyncio.ensure_future(runner(options)(Settings("memory"), stop, log=log, ready=ready))
+    life = asyncio.ensure_future(runner(options)(Settings(log_url="memory"), stop, log=log, ready=ready))
     await asyncio.wait([life, asyncio.ensure_future(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
     try:
         yield stop
@@ -160,7 +160,7 @@ async def reporter_process(
     environment = {
         **os.environ,
         **(env or {}),
-        **Settings(log_url).environment(),
+        **Settings(log_url=log_url).environment(),
         "PENSTOCK_FAILPOINT": failpoint,
     }
     arguments = [

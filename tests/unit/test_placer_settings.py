@@ -4,6 +4,7 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.model.ledger_events import PlacerSettings
+from penstock.runtime.settings import Settings
 from penstock_services.placer.shell.term import placer_settings
 
 
@@ -31,3 +32,26 @@ def test_a_bad_setting_is_refused_before_the_term_begins(variable: str, text: st
     with pytest.raises(ConfigurationError, match=variable) as refused:
         placer_settings({variable: text})
     assert told in str(refused.value)
+
+
+def test_a_service_names_every_wrong_variable_at_once() -> None:
+    """An operator writes a unit file: one start shows all its mistakes, each with what to do."""
+    wrong = {"PENSTOCK_CELL_INDEX": "first", "PENSTOCK_TRACE_RATIO": "7", "PENSTOCK_LOG": ""}
+    with pytest.raises(ConfigurationError) as refused:
+        Settings.from_env(wrong)
+    assert str(refused.value) == (
+        "PENSTOCK_LOG: not set; give kafka://host:port or postgresql://…, or run `penstock up`, which sets it; and "
+        "PENSTOCK_CELL_INDEX: 'first' is no number; give 0 to 999; and "
+        "PENSTOCK_TRACE_RATIO: 7 is out of range; give 0.0 to 1.0"
+    )
+
+
+def test_settings_travel_to_another_process_by_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock up` starts a node with its own settings, whatever the user's environment holds."""
+    settings = Settings(
+        log_url="kafka://h:1", dsn="postgresql://h/d", cell="blue", cell_index=3, trace_ratio=0.5
+    )
+    assert Settings.from_env(settings.environment()) == settings
+    assert Settings.from_env({"PENSTOCK_DSN": "postgresql://h/d"}).log_url == "postgresql://h/d"
+    monkeypatch.setenv("PENSTOCK_CELL", "green")
+    assert Settings(log_url="x").cell == "default"

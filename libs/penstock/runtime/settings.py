@@ -12,39 +12,86 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.errors import ConfigurationError
 
+PREFIX = "PENSTOCK_"
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """See the module's table. Raises `ConfigurationError` through `from_env`."""
 
-    log_url: str
-    dsn: str | None = None
-    cell: str = "default"
-    cell_index: int = 0
-    otlp: str | None = None
-    trace_ratio: float = 1.0
+class EnvironmentSettings(BaseSettings):
+    """Settings from `PENSTOCK_…` variables: `from_env` reads them, constructing one does not.
+
+    The title of a field is the remedy that an error names. An empty variable counts as absent.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True)
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        dsn = env.get("PENSTOCK_DSN") or None
-        log_url = env.get("PENSTOCK_LOG") or dsn
-        if not log_url:
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """Raises `ConfigurationError` with every mistake: variable, problem, remedy."""
+        source = EnvSettingsSource(cls)
+        source.env_vars = {name.lower(): text for name, text in env.items() if text}
+        try:
+            return cls(**source())
+        except ValidationError as error:
             raise ConfigurationError(
-                "PENSTOCK_LOG: not set; give kafka://host:port or postgresql://…, or run `penstock up`, which sets it"
-            )
-        return cls(
-            log_url=log_url,
-            dsn=dsn,
-            cell=env.get("PENSTOCK_CELL", "default"),
-            cell_index=_number(env, "PENSTOCK_CELL_INDEX", "0", 0, 999, int),
-            otlp=env.get("PENSTOCK_OTLP") or None,
-            trace_ratio=_number(env, "PENSTOCK_TRACE_RATIO", "1", 0.0, 1.0, float),
+                "; and ".join(cls._problem(env, found) for found in error.errors())
+            ) from error
+
+    @classmethod
+    def _problem(cls, env: Mapping[str, str], found: Any) -> str:
+        place = str(found["loc"][0])
+        name, field = next(
+            (name, field)
+            for name, field in cls.model_fields.items()
+            if place in (name, field.validation_alias)
         )
+        variable = field.validation_alias or PREFIX + name.upper()
+        match found["type"]:
+            case "missing":
+                problem = "not set"
+            case "value_error":  # a validator's message has its own remedy
+                return f"{variable}: {found['ctx']['error']}"
+            case kind if kind.endswith("_parsing"):
+                problem = f"{env[str(variable)]!r} is no number"
+            case _:
+                problem = f"{env[str(variable)]} is out of range"
+        return f"{variable}: {problem}; {field.title}"
+
+
+class Settings(EnvironmentSettings):
+    """See the module's table."""
+
+    log_url: str = Field(
+        validation_alias="PENSTOCK_LOG",
+        title="give kafka://host:port or postgresql://…, or run `penstock up`, which sets it",
+    )
+    dsn: str | None = None
+    cell: str = "default"
+    cell_index: int = Field(0, ge=0, le=999, title="give 0 to 999")
+    otlp: str | None = None
+    trace_ratio: float = Field(1.0, ge=0, le=1, title="give 0.0 to 1.0")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """The log is that of the DSN unless it is named."""
+        log_url = env.get("PENSTOCK_LOG") or env.get("PENSTOCK_DSN") or ""
+        return super().from_env({**env, "PENSTOCK_LOG": log_url})
 
     def environment(self) -> dict[str, str]:
         """The variables that give another process these same settings."""
@@ -67,19 +114,3 @@ class Settings:
                 f"PENSTOCK_DSN: not set, but {who} needs Postgres; give postgresql://user@host/db"
             )
         return self.dsn
-
-
-Number = TypeVar("Number", int, float)
-
-
-def _number(
-    env: Mapping[str, str], name: str, default: str, low: Number, high: Number, kind: type[Number]
-) -> Number:
-    text = env.get(name, default)
-    try:
-        value = kind(text)
-    except ValueError:
-        raise ConfigurationError(f"{name}: {text!r} is no number; give {low} to {high}") from None
-    if not low <= value <= high:
-        raise ConfigurationError(f"{name}: {text} is out of range; give {low} to {high}")
-    return value

@@ -14,8 +14,12 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigurationError
+from penstock.runtime.settings import EnvironmentSettings
 
 DEFAULT_BIND = "127.0.0.1:8742"
 MIN_TOKEN_CHARS = 16
@@ -37,20 +41,16 @@ class Options:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Options":
-        """Raises `ConfigurationError` that names the setting and the remedy."""
-        host, port = _bind(env.get("PENSTOCK_GATEWAY_BIND") or DEFAULT_BIND)
-        token_file = env.get("PENSTOCK_TOKEN_FILE")
-        tokens = _tokens(Path(token_file)) if token_file else ()
+        """Raises `ConfigurationError` that names the settings and the remedies."""
+        found = _Variables.from_env(env)
+        host, port = _host_and_port(found.gateway_bind)
+        tokens = _tokens(found.token_file) if found.token_file is not None else ()
         if not tokens and not is_loopback(host):
             raise ConfigurationError(
                 f"PENSTOCK_GATEWAY_BIND: {host} can be reached from other machines, and whoever reaches the gateway "
                 "runs commands on the nodes; set PENSTOCK_TOKEN_FILE, or bind to 127.0.0.1"
             )
-        log_dir = env.get("PENSTOCK_LOG_DIR")
-        in_flight = env.get("PENSTOCK_GATEWAY_IN_FLIGHT") or str(MAX_IN_FLIGHT)
-        if not in_flight.isdigit() or int(in_flight) < 1:
-            raise ConfigurationError(f"PENSTOCK_GATEWAY_IN_FLIGHT: {in_flight!r} is no number above 0")
-        return cls(host, port, tokens, Path(log_dir) if log_dir else None, int(in_flight))
+        return cls(host, port, tokens, found.log_dir, found.gateway_in_flight)
 
 
 def is_loopback(host: str) -> bool:
@@ -61,12 +61,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _bind(text: str) -> tuple[str, int]:
+def _host_and_port(text: str) -> tuple[str, int]:
+    """Raises `ValueError`."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
-        raise ConfigurationError(f"PENSTOCK_GATEWAY_BIND: {text!r} is not host:port, such as {DEFAULT_BIND}")
+        raise ValueError(f"{text!r} is not host:port, such as {DEFAULT_BIND}")
     return host, int(port)
+
+
+def _checked_bind(text: str) -> str:
+    _host_and_port(text)
+    return text
+
+
+class _Variables(EnvironmentSettings):
+    gateway_bind: Annotated[str, AfterValidator(_checked_bind)] = DEFAULT_BIND
+    token_file: Path | None = None
+    log_dir: Path | None = None
+    gateway_in_flight: int = Field(MAX_IN_FLIGHT, ge=1, title="give a number above 0")
 
 
 def _tokens(path: Path) -> tuple[bytes, ...]:

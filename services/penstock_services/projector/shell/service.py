@@ -6,9 +6,9 @@ same cell loses the compare-and-set and stands back for a moment; the tables are
 
 import asyncio
 import logging
-import os
 
 import asyncpg
+from pydantic import Field
 
 from penstock.errors import ConfigurationError, StoreError
 from penstock.ledger.replica import Replica
@@ -18,7 +18,7 @@ from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
-from penstock.runtime.settings import Settings
+from penstock.runtime.settings import EnvironmentSettings, Settings
 from penstock.runtime.snapshots import load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
@@ -33,12 +33,10 @@ FORGET_RECORDS = 10_000  # between two removals of old events
 MIGRATIONS = "penstock_services.projector.migrations"
 
 
-def events_kept() -> int:
+class ProjectorSettings(EnvironmentSettings):
     """`PENSTOCK_EVENTS_KEPT`: so many ledger records keep their events in the database."""
-    text = os.environ.get("PENSTOCK_EVENTS_KEPT", str(EVENTS_KEPT))
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(f"PENSTOCK_EVENTS_KEPT: {text!r} is no number above 0")
-    return int(text)
+
+    events_kept: int = Field(EVENTS_KEPT, ge=1, title="give a number above 0")
 
 
 async def prepare_schema(dsn: str, schema: str) -> None:
@@ -64,7 +62,7 @@ class Projector:
         self._dsn = settings.need_dsn("the projector")
         self._schema = schema_of(settings.cell)
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
-        self._kept = events_kept()
+        self._kept = ProjectorSettings.from_env().events_kept
 
     async def attempt(self) -> None:
         """From the stored position on, until cancelled or until something fails."""
