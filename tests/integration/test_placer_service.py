@@ -1,24 +1,28 @@
 """The placer's shell with its estimator and nodes, in one process on the log in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from infra.devservers.kafka import penstock_topics
+from penstock.errors import OffsetTaken
 from penstock.ledger.check import check
+from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.ledger_events import PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.core.decide import Decider
+from penstock_services.placer.shell import standby
 from penstock_services.placer.shell.replay import Replayer
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
@@ -119,6 +123,51 @@ async def test_a_restarted_placer_goes_on_where_the_ledger_ends(cell: Cell) -> N
     assert replica.state.term == 2
     assert len(cell.nodes.seen.started) == 20
     assert (await Replayer(cell.log("replay"), 0).run()).different == 0
+
+
+class OvertakenLog(MemoryLog):
+    """Just before its first record of a term, another placer begins the next one."""
+
+    overtaken = False
+
+    async def append(self, messages: Sequence[Message]) -> list[int]:
+        if not self.overtaken and any(message.at is not None for message in messages):
+            self.overtaken = True
+            replica = Replica()
+            for record in self._broker.records(LEDGER):
+                replica.take(record.value, record.offset)
+            began = TermStarted(term=replica.head.term + 1, placer_id="other", settings=PlacerSettings())
+            draft = Draft(
+                began.term, replica.state.now_ms, {"placer_id": "other"}, "committed", None, [began]
+            )
+            self._broker.append("placer", [Message(LEDGER, write(replica.head, draft)[1])])
+            with pytest.raises(OffsetTaken):
+                await super().append(messages)
+        return await super().append(messages)
+
+
+async def test_a_record_that_loses_takes_its_orders_with_it() -> None:
+    """One commit for record and orders: a placer was replaced without noticing. What it writes next is refused as a
+    whole, it stands by, and it takes over again only because the other never answers."""
+    cell = Cell(conditional=True)
+    stop = asyncio.Event()
+    await cell.submit("early")
+    log = OvertakenLog(cell.broker, "placer")
+    tasks = [
+        asyncio.create_task(run_estimator(SETTINGS, stop, log=cell.log("estimator"))),
+        asyncio.create_task(cell.nodes.run()),
+        asyncio.create_task(run_placer(SETTINGS, stop, log=log)),
+    ]
+    replica = await cell.until(lambda replica: replica.state.term == 2)
+    assert (replica.head.seq, dict(replica.state.jobs)) == (2, {}), "its own first record is not there"
+    began_s = asyncio.get_running_loop().time()
+    replica = await cell.until(ended(1))
+    assert asyncio.get_running_loop().time() - began_s > standby.TAKEOVER_MS / 2_000, "it did not stand by"
+    assert replica.state.term == 3
+    assert replica.head.seq == len(cell.broker.records(LEDGER)), "no record is void"
+    stop.set()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_replaced_placer_stands_by(cell: Cell) -> None:
