@@ -219,9 +219,7 @@ async def test_an_input_that_cannot_be_applied_is_set_aside(
             raise RuntimeError("a bug")
         return original(self, state, event)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(
-        "penstock_services.placer.core.decide.CHOICES", _with("penstock.job.cancel_requested", broken)
-    )
+    monkeypatch.setattr("penstock_services.placer.core.decide.CHOICES", _with(JobCancelRequested, broken))
     cell.nodes.run_ms = 300
     async with cell.placer():
         await cell.submit("poison")
@@ -234,7 +232,7 @@ async def test_an_input_that_cannot_be_applied_is_set_aside(
     assert b"a bug" in letter.value
 
 
-def _with(kind: str, choice: object) -> dict[str, object]:
+def _with(kind: type[Event], choice: object) -> dict[type[Event], object]:
     from penstock_services.placer.core.decide import CHOICES
 
     return {**CHOICES, kind: choice}
