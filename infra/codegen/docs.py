@@ -19,7 +19,7 @@ from infra.devservers.kafka import acl_table
 from penstock.log import kafka_setup
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import CELL_TOPICS, Topic
-from penstock.model.transitions import JOB_MOVES, NODE_MOVES, TASK_MOVES, mermaid
+from penstock.model.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
 from penstock.runtime import settings
 from penstock.sdk.jobfile import JobFile, Resources, Retry, job_schema
 
@@ -131,9 +131,9 @@ def _job_file() -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "states-job": lambda: _diagram(JOB_MOVES),
-    "states-task": lambda: _diagram(TASK_MOVES),
-    "states-node": lambda: _diagram(NODE_MOVES),
+    "states-job": lambda: _diagram(JOB_TRANSITIONS),
+    "states-task": lambda: _diagram(TASK_TRANSITIONS),
+    "states-node": lambda: _diagram(NODE_TRANSITIONS),
     "topics": _topics,
     "rights": _rights,
     "topic-partitions": _topic_partitions,

@@ -14,7 +14,7 @@ from penstock.ledger.state import CellState
 from penstock.model.event import Event, wire_type
 from penstock.model.external_events import JobSubmitted
 from penstock.model.ledger_events import JobEnded, PlacerSettings, TermStarted
-from penstock.model.transitions import IllegalMove
+from penstock.model.transitions import IllegalTransition
 from tests.support.driver import CellDriver, job_spec, node_spec
 
 CAUSE: dict[str, object] = {"topic": "penstock.jobs.v1", "partition": 0, "offset": 0, "event_id": "e"}
@@ -100,7 +100,7 @@ def test_an_illegal_move_stops_the_fold_with_a_story() -> None:
     """A ledger that ends a job which is only submitted as succeeded is wrong: stop, do not guess."""
     state = CellState()
     evolve(state, JobSubmitted(job_id="j1", spec=job_spec()))
-    with pytest.raises(IllegalMove, match=r"job j1 at seq 0: submitted may not become succeeded"):
+    with pytest.raises(IllegalTransition, match=r"job j1 at seq 0: submitted may not become succeeded"):
         evolve(state, JobEnded(job_id="j1", outcome="succeeded"))
 
 

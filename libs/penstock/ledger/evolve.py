@@ -1,7 +1,7 @@
 """The one fold of the ledger: `evolve(state, fact)` is mechanical and makes no choices.
 
 Every reader (placer, gateway, projector, simulator, replay) folds with this function; all of them
-therefore agree. A fact that the tables of legal moves forbid raises `IllegalMove`: a bug to stop at.
+therefore agree. A fact that the tables of legal transitions forbid raises `IllegalTransition`: a bug to stop at.
 """
 
 import heapq
@@ -24,13 +24,13 @@ from penstock.ledger.state import (
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import (
-    JOB_MOVES,
-    NODE_MOVES,
-    TASK_MOVES,
+    JOB_TRANSITIONS,
+    NODE_TRANSITIONS,
+    TASK_TRANSITIONS,
     JobStatus,
     NodeStatus,
     TaskStatus,
-    move,
+    transition,
 )
 from penstock.model.types import NodeSpec
 
@@ -87,16 +87,16 @@ def _drop_timers(state: CellState, job_id: str, *kinds: str) -> None:
 
 def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
     old = job.status
-    if status not in JOB_MOVES[old]:
-        move(JOB_MOVES, old, status, f"job {job.job_id} at seq {state.seq}")
+    if status not in JOB_TRANSITIONS[old]:
+        transition(JOB_TRANSITIONS, old, status, f"job {job.job_id} at seq {state.seq}")
     job.status = status
     job.version += 1
     if old is JobStatus.QUEUED:
         state.queue.pop(job.order, None)
-        state.notes.add(job.job_id)
+        state.change_log.add(job.job_id)
     if status is JobStatus.QUEUED:
         state.queue[job.order] = job.job_id
-        state.notes.add(job.job_id)
+        state.change_log.add(job.job_id)
         job.queued_ms = state.now_ms
     if status in HOLDING:
         state.holding[job.order] = job.job_id
@@ -154,7 +154,7 @@ def _stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
     job.stop_token = state.seq
     for task in job.tasks.values():
         if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
-            task.status = move(TASK_MOVES, task.status, TaskStatus.STOPPING, task.place.task_id)
+            task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.STOPPING, task.place.task_id)
 
 
 def _job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
@@ -184,7 +184,7 @@ def _work_progressed(state: CellState, fact: external_events.WorkProgressed) -> 
             job.remaining_s = told.remaining_s
             job.told_ms = state.now_ms
             if job.status is JobStatus.QUEUED:
-                state.notes.add(job.job_id)
+                state.change_log.add(job.job_id)
 
 
 def _jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
@@ -192,7 +192,7 @@ def _jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
         job = state.jobs[rank.job_id]
         job.rank = (rank.level, 0 if rank.chosen else 1, rank.position)
         if job.status is JobStatus.QUEUED:
-            state.notes.add(job.job_id)
+            state.change_log.add(job.job_id)
 
 
 def _job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:
@@ -201,7 +201,7 @@ def _job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnsch
     job.unschedulable = fact.reason
     state.unschedulable[job.job_id] = None
     state.queue.pop(job.order, None)
-    state.notes.add(job.job_id)
+    state.change_log.add(job.job_id)
     job.version += 1
 
 
@@ -209,7 +209,7 @@ def _job_found_schedulable(state: CellState, fact: ledger_events.JobFoundSchedul
     job = state.jobs[fact.job_id]
     _clear_unschedulable(state, job)
     state.queue[job.order] = job.job_id
-    state.notes.add(job.job_id)
+    state.change_log.add(job.job_id)
     job.version += 1
 
 
@@ -249,7 +249,7 @@ def _task_started(state: CellState, fact: external_events.TaskStarted) -> None:
     task.pid = fact.pid
     task.started_ms = state.now_ms
     if task.status is TaskStatus.ASSIGNED:
-        task.status = move(TASK_MOVES, task.status, TaskStatus.RUNNING, fact.task_id)
+        task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.RUNNING, fact.task_id)
     all_started = all(other.started_ms is not None for other in job.tasks.values())
     if job.status is JobStatus.LAUNCHING and all_started:
         _set_job(state, job, JobStatus.RUNNING)
@@ -263,7 +263,7 @@ def _end_task(state: CellState, node_id: str, task_id: str) -> TaskState:
     node = state.nodes[node_id]
     job = state.jobs[node.tasks.pop(task_id)]
     task = job.tasks[task_id]
-    task.status = move(TASK_MOVES, task.status, TaskStatus.EXITED, task_id)
+    task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.EXITED, task_id)
     task.exited_ms = state.now_ms
     node.take_back(task.place)
     state.reindex(node)
@@ -349,7 +349,7 @@ def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
         _withdraw(state, node)
         node.rebooted = node.spec.boot_id != spec.boot_id
         if node.status is not NodeStatus.READY:
-            node.status = move(NODE_MOVES, node.status, NodeStatus.READY, spec.node_id)
+            node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, spec.node_id)
         node.leaving = False
         node.faulted_gpu_mask = 0
     node.incarnation = max(node.incarnation, fact.incarnation)
@@ -369,14 +369,14 @@ def _node_changed(state: CellState, fact: external_events.NodeChanged) -> None:
 def _node_suspected(state: CellState, fact: external_events.NodeSuspected) -> None:
     node = state.nodes[fact.node_id]
     if node.status is NodeStatus.READY:
-        node.status = move(NODE_MOVES, node.status, NodeStatus.SUSPECT, fact.node_id)
+        node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.SUSPECT, fact.node_id)
     state.reindex(node)
 
 
 def _node_left(state: CellState, fact: external_events.NodeLeft) -> None:
     node = state.nodes[fact.node_id]
     if node.status is NodeStatus.READY:
-        node.status = move(NODE_MOVES, node.status, NodeStatus.SUSPECT, fact.node_id)
+        node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.SUSPECT, fact.node_id)
     node.leaving = True
     node.left_ms = state.now_ms
     state.reindex(node)
@@ -384,7 +384,7 @@ def _node_left(state: CellState, fact: external_events.NodeLeft) -> None:
 
 def _node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
     node = state.nodes[fact.node_id]
-    node.status = move(NODE_MOVES, node.status, NodeStatus.GONE, fact.node_id)
+    node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.GONE, fact.node_id)
     state.index.gone |= node.bit
     state.capacity_version += 1
     state.reindex(node)
@@ -392,7 +392,7 @@ def _node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
 
 def _node_restored(state: CellState, fact: ledger_events.NodeRestored) -> None:
     node = state.nodes[fact.node_id]
-    node.status = move(NODE_MOVES, node.status, NodeStatus.READY, fact.node_id)
+    node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, fact.node_id)
     node.leaving = False
     state.reindex(node)
 

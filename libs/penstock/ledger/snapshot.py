@@ -22,7 +22,7 @@ from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskS
 from penstock.model.transitions import JobStatus, NodeStatus
 
 DERIVED = {
-    CellState: frozenset({"queue", "holding", "notes", "node_at", "index", "timer_heap"}),
+    CellState: frozenset({"queue", "holding", "change_log", "node_at", "index", "timer_heap"}),
     NodeState: frozenset({"entered", "sound"}),
 }
 

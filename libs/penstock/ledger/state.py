@@ -271,21 +271,21 @@ def take_lowest(mask: int, count: int) -> tuple[int, ...]:
     return tuple(taken)
 
 
-MAX_NOTES = 1 << 12
+MAX_CHANGES = 1 << 12
 
 
-class Notes:
-    """Ids of jobs, in the order in which something about them changed; only the last MAX_NOTES are kept.
+class ChangeLog:
+    """Ids of jobs, in the order in which something about them changed; only the last MAX_CHANGES are kept.
 
     For caches of what could be computed from the state: a cache that has read up to `count` asks for what came
-    since, and is made anew when that is no longer here. Nothing else may depend on it: it tells of the past.
+    since, and is made anew when that is no longer here. Nothing else may depend on it: it is history, not state.
     """
 
     __slots__ = ("_ids", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._ids: deque[str] = deque(maxlen=MAX_NOTES)
+        self._ids: deque[str] = deque(maxlen=MAX_CHANGES)
 
     def add(self, job_id: str) -> None:
         self.count += 1
@@ -317,7 +317,7 @@ class CellState:
     """order → job id, of jobs in QUEUED."""
     holding: dict[int, str] = field(default_factory=dict)
     """order → job id, of jobs that hold resources; in no order, see `holders`."""
-    notes: Notes = field(default_factory=Notes)
+    change_log: ChangeLog = field(default_factory=ChangeLog)
     """Jobs that began or ceased to wait in the queue, or wait there and changed."""
     unschedulable: dict[str, None] = field(default_factory=dict)
     """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""

@@ -1,4 +1,4 @@
-"""What people are shown of jobs, tasks, nodes and GPUs, as flat rows: one shape for tables and for answers.
+"""Rows of jobs, tasks, nodes and GPUs for the read model's tables and for answers: one shape for both.
 
 The projector writes these rows to Postgres, the gateway answers with them from its replica: both agree,
 because both call these functions on the same fold. Keys are column names; nested values are JSON fragments.

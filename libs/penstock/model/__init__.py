@@ -1,1 +1,1 @@
-"""The nouns: cell, domain, rack, node, GPU, task, gang, job, resource vector; pure values and legal moves."""
+"""Types of a cluster (cell, domain, rack, node, GPU, task, gang, job), events, and state transitions; pure values."""

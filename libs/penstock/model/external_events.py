@@ -1,4 +1,4 @@
-"""Events that enter from outside: jobs, estimates, nodes, telemetry, proposals, dead letters."""
+"""External events, which enter from outside: jobs, estimates, nodes, telemetry, proposals, dead letters."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Facts that exist only in the ledger: the placer's decisions, and the record that carries them."""
+"""Ledger events: the placer's decisions, the record that carries them, and the orders that follow from it."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ TIRESIAS_LIMITS_GPU_S = (3_250.0, 7_200.0)  # three queues. Source: the settings
 MAX_BACKFILL_WINDOW = 4_096
 MAX_OVERTAKES = 1_000_000
 MAX_TYPICAL_TASKS = 256  # openb's pod files need 33 groups for 95 % of their tasks
-MAX_RANKS = 1_024  # moves of the queue in one fact: a quarter of what a record may take
+MAX_RANKS = 1_024  # changes of the queue in one fact: a quarter of what a record may take
 MAX_CANDIDATES = 5  # an explanation keeps the top five (issue: `why`)
 
 

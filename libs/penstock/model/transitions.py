@@ -1,6 +1,6 @@
-"""The legal moves of jobs, tasks and nodes: one table each. The diagrams in the docs are drawn from them.
+"""State machines of jobs, tasks and nodes: one table of legal transitions each, from which the docs' diagrams are made.
 
-The fold checks every move against these tables (`move`), so that an illegal one stops the service with a
+The fold checks every transition against these tables (`transition`), so that an illegal one stops the service with a
 story instead of corrupting the state.
 """
 
@@ -43,7 +43,7 @@ _ENDINGS = frozenset(
 )
 TERMINAL = _ENDINGS
 
-JOB_MOVES = MappingProxyType(
+JOB_TRANSITIONS = MappingProxyType(
     {
         _J.SUBMITTED: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
         _J.QUEUED: frozenset({_J.LAUNCHING, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.UNSCHEDULABLE}),
@@ -57,7 +57,7 @@ JOB_MOVES = MappingProxyType(
         **{ending: frozenset[JobStatus]() for ending in JobStatus if ending in _ENDINGS},
     }
 )
-TASK_MOVES = MappingProxyType(
+TASK_TRANSITIONS = MappingProxyType(
     {
         _T.ASSIGNED: frozenset({_T.RUNNING, _T.STOPPING, _T.EXITED}),
         _T.RUNNING: frozenset({_T.STOPPING, _T.EXITED}),
@@ -65,7 +65,7 @@ TASK_MOVES = MappingProxyType(
         _T.EXITED: frozenset[TaskStatus](),
     }
 )
-NODE_MOVES = MappingProxyType(
+NODE_TRANSITIONS = MappingProxyType(
     {
         _N.READY: frozenset({_N.SUSPECT, _N.GONE}),
         _N.SUSPECT: frozenset({_N.READY, _N.GONE}),
@@ -76,15 +76,17 @@ NODE_MOVES = MappingProxyType(
 Status = TypeVar("Status", JobStatus, TaskStatus, NodeStatus)
 
 
-class IllegalMove(Exception):
-    """A state machine was asked to make a move that its table does not hold."""
+class IllegalTransition(Exception):
+    """A state machine was asked for a transition that its table does not hold."""
 
 
-def move(table: "MappingProxyType[Status, frozenset[Status]]", old: Status, new: Status, who: str) -> Status:
-    """Returns `new` if the table allows it. Raises `IllegalMove` with the subject and both states."""
+def transition(
+    table: "MappingProxyType[Status, frozenset[Status]]", old: Status, new: Status, who: str
+) -> Status:
+    """Returns `new` if the table allows it. Raises `IllegalTransition` with the subject and both states."""
     if new not in table[old]:
         allowed = ", ".join(sorted(table[old])) or "nothing: it has ended"
-        raise IllegalMove(f"{who}: {old} may not become {new}; it may become {allowed}")
+        raise IllegalTransition(f"{who}: {old} may not become {new}; it may become {allowed}")
     return new
 
 

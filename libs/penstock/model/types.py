@@ -1,4 +1,4 @@
-"""The nouns of a cluster, as frozen values. Units end names; every number has a range.
+"""Types of a cluster, as frozen values. Units end names; every number has a range.
 
 Cell ⊃ network domain ⊃ rack ⊃ node ⊃ GPU. A cell is one scheduling domain: one total order, one ledger.
 A job is a gang of tasks (parameter servers and workers) that start together or not at all; each task runs

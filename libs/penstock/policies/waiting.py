@@ -1,7 +1,7 @@
 """The waiting contenders in rows, each in order: so that a plan looks at those who may run, not at all who wait.
 
 While a job waits and tells nothing, no key of it changes. So the rows are kept from plan to plan and only brought up
-to date with the jobs that the state has noted (`CellState.notes`). They are a cache: what they hold is a function of
+to date with the jobs that the state has noted (`CellState.change_log`). They are a cache: what they hold is a function of
 the state alone, and a new policy object, or one that is shown another state, builds the same from nothing.
 
 Within one plan free room only shrinks. So when one job of a row does not fit, nobody behind it in that row does, and
@@ -35,7 +35,7 @@ class Waiting(Generic[Row]):
 
     def rows(self, state: CellState) -> Mapping[Row, "SortedList[Entry]"]:
         """Row → its jobs in order; no row is empty. O(changes since the last call · log jobs)."""
-        changed = state.notes.since(self._read) if state is self._state else None
+        changed = state.change_log.since(self._read) if state is self._state else None
         if changed is None:
             self._state = state
             self._rows.clear()
@@ -43,7 +43,7 @@ class Waiting(Generic[Row]):
             changed = list(state.queue.values())
         for job_id in changed:
             self._update(state, job_id)
-        self._read = state.notes.count
+        self._read = state.change_log.count
         return self._rows
 
     def _update(self, state: CellState, job_id: str) -> None:

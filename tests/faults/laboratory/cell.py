@@ -21,7 +21,7 @@ from penstock.ledger.snapshot import dump, load
 from penstock.log.port import Message, Partition, Record
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.transitions import IllegalMove
+from penstock.model.transitions import IllegalTransition
 from penstock.model.types import NodeSpec
 from penstock.policies.profiles import PROFILES
 from penstock.runtime import failpoints
@@ -400,7 +400,7 @@ def _on_loop_error(world: World) -> Callable[[asyncio.AbstractEventLoop, dict[st
 
     def found(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, (Violation, IllegalMove, *UNEXPECTED)):
+        if isinstance(error, (Violation, IllegalTransition, *UNEXPECTED)):
             world.fail(error)
 
     return found
@@ -418,7 +418,7 @@ async def _live(options: Options) -> Outcome:
                 await laboratory.replay()
         except Violation as violation:
             rule, what = violation.rule, violation.what
-        except (IllegalMove, LogError, *UNEXPECTED) as error:
+        except (IllegalTransition, LogError, *UNEXPECTED) as error:
             rule, what = "crash", f"{type(error).__name__}: {error}"
         reporters = [node.reporter for node in laboratory.nodes.values()]
         services = {

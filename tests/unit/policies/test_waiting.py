@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.ledger.snapshot import dump, load
-from penstock.ledger.state import MAX_NOTES, CellState, JobState, Notes
+from penstock.ledger.state import MAX_CHANGES, CellState, ChangeLog, JobState
 from penstock.model.external_events import JobProgress
 from penstock.model.ledger_events import JobRank, PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus
@@ -229,7 +229,7 @@ def test_every_plan_is_the_one_made_from_nothing_under_faults(
 
 def test_a_cache_that_has_slept_too_long_is_told_so() -> None:
     """A burst of ten thousand submissions comes between two plans: the rows are made anew, not guessed."""
-    notes = Notes()
+    notes = ChangeLog()
     notes.add("a")
     notes.add("b")
     read = notes.count
@@ -239,7 +239,7 @@ def test_a_cache_that_has_slept_too_long_is_told_so() -> None:
     assert sorted(notes.since(read) or ()) == ["b", "c"]
     assert sorted(notes.since(0) or ()) == ["a", "b", "c"]
     assert notes.since(notes.count) == []
-    for number in range(MAX_NOTES):
+    for number in range(MAX_CHANGES):
         notes.add(f"j{number}")
     assert notes.since(read) is None
-    assert len(notes.since(notes.count - MAX_NOTES) or ()) == MAX_NOTES
+    assert len(notes.since(notes.count - MAX_CHANGES) or ()) == MAX_CHANGES

@@ -1,5 +1,6 @@
 """The tables of legal moves: complete, without dead ends, and equal to the diagrams in the docs."""
 
+import os
 import subprocess
 import sys
 from types import MappingProxyType
@@ -10,23 +11,23 @@ import pytest
 from infra.codegen.docs import BLOCKS, UnknownBlock, regenerate, stale
 from infra.codegen.schemas import ROOT
 from penstock.model.transitions import (
-    JOB_MOVES,
-    NODE_MOVES,
-    TASK_MOVES,
+    JOB_TRANSITIONS,
+    NODE_TRANSITIONS,
+    TASK_TRANSITIONS,
     TERMINAL,
-    IllegalMove,
+    IllegalTransition,
     JobStatus,
     NodeStatus,
     TaskStatus,
     mermaid,
-    move,
+    transition,
 )
 
 Table = MappingProxyType[Any, frozenset[Any]]
 TABLES: list[tuple[Table, Any, Any]] = [
-    (JOB_MOVES, JobStatus, JobStatus.SUBMITTED),
-    (TASK_MOVES, TaskStatus, TaskStatus.ASSIGNED),
-    (NODE_MOVES, NodeStatus, NodeStatus.READY),
+    (JOB_TRANSITIONS, JobStatus, JobStatus.SUBMITTED),
+    (TASK_TRANSITIONS, TaskStatus, TaskStatus.ASSIGNED),
+    (NODE_TRANSITIONS, NodeStatus, NodeStatus.READY),
 ]
 each_table = pytest.mark.parametrize(("table", "states", "start"), TABLES, ids=["job", "task", "node"])
 
@@ -57,22 +58,22 @@ def test_no_state_moves_to_itself(table: Table, states: Any, start: Any) -> None
 
 def test_exactly_the_endings_have_no_exits() -> None:
     """A job that has ended stays ended, however late an exit or a cancel arrives."""
-    assert {state for state in JobStatus if not JOB_MOVES[state]} == TERMINAL
-    assert {state for state in TaskStatus if not TASK_MOVES[state]} == {TaskStatus.EXITED}
-    assert all(NODE_MOVES[state] for state in NodeStatus), "a node may always come back"
+    assert {state for state in JobStatus if not JOB_TRANSITIONS[state]} == TERMINAL
+    assert {state for state in TaskStatus if not TASK_TRANSITIONS[state]} == {TaskStatus.EXITED}
+    assert all(NODE_TRANSITIONS[state] for state in NodeStatus), "a node may always come back"
 
 
 def test_from_every_state_some_ending_can_be_reached() -> None:
     """No job may be caught in a circle that leads nowhere; each live one can be cancelled in the end."""
     for state in JobStatus:
-        assert reachable(JOB_MOVES, state) & TERMINAL
-        assert JobStatus.CANCELLED in reachable(JOB_MOVES, state) or state in TERMINAL
+        assert reachable(JOB_TRANSITIONS, state) & TERMINAL
+        assert JobStatus.CANCELLED in reachable(JOB_TRANSITIONS, state) or state in TERMINAL
 
 
 def test_nothing_runs_without_having_been_launched() -> None:
     """LAW 4: a start without a decision would be somebody else's process."""
-    assert [old for old in JobStatus if JobStatus.RUNNING in JOB_MOVES[old]] == [JobStatus.LAUNCHING]
-    assert [old for old in JobStatus if JobStatus.LAUNCHING in JOB_MOVES[old]] == [JobStatus.QUEUED]
+    assert [old for old in JobStatus if JobStatus.RUNNING in JOB_TRANSITIONS[old]] == [JobStatus.LAUNCHING]
+    assert [old for old in JobStatus if JobStatus.LAUNCHING in JOB_TRANSITIONS[old]] == [JobStatus.QUEUED]
 
 
 @each_table
@@ -81,20 +82,20 @@ def test_move_follows_the_table_exactly(table: Table, states: Any, start: Any) -
     for old in states:
         for new in states:
             if new in table[old]:
-                assert move(table, old, new, "job j-1") is new
+                assert transition(table, old, new, "job j-1") is new
             else:
-                with pytest.raises(IllegalMove):
-                    move(table, old, new, "job j-1")
+                with pytest.raises(IllegalTransition):
+                    transition(table, old, new, "job j-1")
 
 
 def test_an_illegal_move_tells_its_story() -> None:
     """At three in the morning the message is all there is: who, from where, to where, what would be legal."""
     with pytest.raises(
-        IllegalMove, match=r"job j-1 at seq 7: succeeded may not become running.*it has ended"
+        IllegalTransition, match=r"job j-1 at seq 7: succeeded may not become running.*it has ended"
     ):
-        move(JOB_MOVES, JobStatus.SUCCEEDED, JobStatus.RUNNING, "job j-1 at seq 7")
-    with pytest.raises(IllegalMove, match="node n-1: gone may not become suspect; it may become ready"):
-        move(NODE_MOVES, NodeStatus.GONE, NodeStatus.SUSPECT, "node n-1")
+        transition(JOB_TRANSITIONS, JobStatus.SUCCEEDED, JobStatus.RUNNING, "job j-1 at seq 7")
+    with pytest.raises(IllegalTransition, match="node n-1: gone may not become suspect; it may become ready"):
+        transition(NODE_TRANSITIONS, NodeStatus.GONE, NodeStatus.SUSPECT, "node n-1")
 
 
 @each_table
@@ -112,22 +113,22 @@ def test_the_diagram_shows_every_move_and_no_other(table: Table, states: Any, st
 def test_nothing_that_holds_resources_ends_by_a_word() -> None:
     """A cancel or a time-out of a running job frees its GPUs only when the exit is proven: through STOPPING."""
     for state in (JobStatus.LAUNCHING, JobStatus.RUNNING):
-        assert JOB_MOVES[state] & TERMINAL == {JobStatus.SUCCEEDED, JobStatus.FAILED}
+        assert JOB_TRANSITIONS[state] & TERMINAL == {JobStatus.SUCCEEDED, JobStatus.FAILED}
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_diagrams_do_not_depend_on_the_hash_seed(seed: str) -> None:
     """Each process hashes differently; the docs would differ in every other commit."""
-    code = "from penstock.model.transitions import *; print(mermaid(JOB_MOVES))"
+    code = "from penstock.model.transitions import *; print(mermaid(JOB_TRANSITIONS))"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONHASHSEED": seed},
+        env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
         text=True,
         timeout=30,
         check=True,
     )
-    assert done.stdout.strip() == mermaid(JOB_MOVES)
+    assert done.stdout.strip() == mermaid(JOB_TRANSITIONS)
 
 
 def test_generated_blocks_in_the_docs_are_current() -> None:
