@@ -25,7 +25,7 @@ from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrai
 from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage
-from penstock_services.estimator.core.due import MOST_OVER
+from penstock_services.estimator.core.model_lifecycle import MAX_MISSED
 from penstock_services.estimator.core.resource_model.training import table
 from penstock_services.estimator.shell.store import RunStore
 from tests.bench.history import CARDS, Month
@@ -180,7 +180,7 @@ async def while_training(cell: Cell, jobs: Iterator[JobSpec], pid: int, pids: di
     """Submissions at a steady rate from the runs that call for a training to the model that comes of it."""
     found = Found()
     sent: dict[str, JobSpec] = {}
-    await train(cell, jobs, "broken", MOST_OVER)
+    await train(cell, jobs, "broken", MAX_MISSED)
     worker_s, began_s, cpu, models = _children_s(pid), perf_counter(), Cpu(pids), cell.models
     async with asyncio.timeout(TRAINING_TIMEOUT_S):
         while cell.models == models:
@@ -277,7 +277,7 @@ def _sort(found: Found, reads: list[Read], at_once: int) -> None:
 def forest_ms(runs: int, asked: int) -> list[float]:
     """One prediction with Liquid's forest through scikit-learn, all labels, in this process: the baseline."""
     month = Month()
-    columns, _ = table([month.run(seq + 1) for seq in range(runs)])
+    columns = table([month.run(seq + 1) for seq in range(runs)])
     forest, times = LiquidModel(columns), []
     for number in range(asked):
         began_s = perf_counter()

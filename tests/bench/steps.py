@@ -17,14 +17,15 @@ from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermS
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement
 from penstock.model.validation import checked
-from penstock_services.estimator.core.eta.updates import Etas
+from penstock_services.estimator.core.eta.updates import EtaUpdates
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.history import History, Run, key_of
 from penstock_services.estimator.core.resources.nearest import Nearest
-from penstock_services.estimator.core.resources.node_sizes import NodeSizes
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.support.driver import node_spec
 
 NETWORKS, OWNERS = 30, 20
@@ -54,11 +55,11 @@ def measure(runs: int, at_once: int, repeats: int) -> Found:
     found, chance = Found(), np.random.default_rng(SEED)
     month = [_run(seq, chance) for seq in range(1, runs + 1)]
     began_s = process_time()
-    trained = train_steps(month, None)
+    trained = STEPS.train(month, None)
     found.training_s = process_time() - began_s
     assert trained is not None, "so few runs teach nothing"
     began_s = process_time()
-    learned = read_steps(trained.body, trained.sha256)
+    learned = STEPS.read(trained.body, trained.sha256)
     found.reading_ms = 1_000 * (process_time() - began_s)
     for _ in range(repeats):
         _ask(found, learned, at_once, chance)
@@ -99,8 +100,8 @@ def _spec(chance: np.random.Generator) -> JobSpec:
     )
 
 
-def _ask(found: Found, learned: LearnedSteps, at_once: int, chance: np.random.Generator) -> None:
-    nodes = NodeSizes()
+def _ask(found: Found, learned: InUse[Durations], at_once: int, chance: np.random.Generator) -> None:
+    nodes = NodeCapacity()
     for number in range(NODES):
         nodes.put(f"node-{number}", list(CARDS)[number % len(CARDS)], 8)
     tier = StepTier(History(), Nearest(), nodes)
@@ -118,10 +119,10 @@ def _ask(found: Found, learned: LearnedSteps, at_once: int, chance: np.random.Ge
     assert any(answers), "the model knew nothing of any job"
 
 
-def _tell(found: Found, learned: LearnedSteps, chance: np.random.Generator) -> None:
+def _tell(found: Found, learned: InUse[Durations], chance: np.random.Generator) -> None:
     """RUNNING jobs tell their steps and losses at growing distances; every telling is reckoned."""
-    ledger, head, now_ms = Ledger(Topic.JOBS, 0), GENESIS, 0
-    etas = Etas(ledger)
+    ledger, head, now_ms = State(Topic.JOBS, 0), GENESIS, 0
+    etas = EtaUpdates(ledger)
     etas.use(learned)
 
     def record(*facts: Event, term: int | None = None) -> None:
@@ -149,6 +150,6 @@ def _tell(found: Found, learned: LearnedSteps, chance: np.random.Generator) -> N
             task = {"node_id": "node", "task_id": f"{number}/1/0", "token": 1, "at_ms": now_ms}
             record(checked(StepsMeasured, {**told, **task}))
             began_s = thread_time()
-            etas.tell(str(number))
+            etas.next(str(number))
             found.eta_ms.append(1_000 * (thread_time() - began_s))
         done = then

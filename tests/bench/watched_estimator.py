@@ -19,7 +19,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.resource_model.training import ModelTier
+from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.shell import service
 
 MARK = b"estimate-"  # how the id of an estimate's event begins

@@ -19,11 +19,11 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.resources.memory_kills import Killed
+from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.shell import stages as module
-from penstock_services.estimator.shell.stages import Staged
+from penstock_services.estimator.core.state import StageRow
+from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.store import RunStore
 from tests.integration.test_estimator_runs import run
 from tests.integration.test_estimator_service import (
@@ -112,7 +112,7 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 
 
 async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> None:
-    """Killed with the default of 2 GiB; the estimator is restarted, and the next job has four."""
+    """MemoryKills with the default of 2 GiB; the estimator is restarted, and the next job has four."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log, settings):
@@ -149,7 +149,7 @@ async def test_stages_are_told_once_and_again_when_they_moved(settings: Settings
 
 
 async def test_stages_that_were_never_told_are_told_after_a_restart() -> None:
-    """Killed between reading a measurement and telling of it: what the ledger knows to be told decides, not the fold."""
+    """MemoryKills between reading a measurement and telling of it: what the ledger knows to be told decides, not the fold."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log):
@@ -185,10 +185,10 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
         of(6, 9_001, b"c", ""),
     ]
     await store.add(runs, 7)  # type: ignore[arg-type]
-    killed = Killed()
-    await store.kills(killed, 10)
+    killed = MemoryKills()
+    await store.fill_kills(killed, 10)
     found = [
-        killed.least(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
+        killed.floor(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
     ]
     assert [None if least is None else least.held_mib for least in found] == [4_000, 500, None]
     assert [kept.seq for kept in await store.latest(10)] == [3, 6]
@@ -204,10 +204,12 @@ async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: 
         return Owned(StageKey("resnet18", batch, 4), owner, profile)
 
     store = await RunStore.open(dsn, "default")
-    await store.add([], 5, [Staged(1, row("zoe", 20)), Staged(2, row("ada", 30)), Staged(3, row("", 20))])
-    await store.add([], 9, [Staged(6, row("zoe", 25)), Staged(7, row("ada", 30, batch=8))])
+    await store.add(
+        [], 5, [StageRow(1, row("zoe", 20)), StageRow(2, row("ada", 30)), StageRow(3, row("", 20))]
+    )
+    await store.add([], 9, [StageRow(6, row("zoe", 25)), StageRow(7, row("ada", 30, batch=8))])
     assert await store.stages() == [row("zoe", 25), row("ada", 30), row("", 20), row("ada", 30, batch=8)]
-    monkeypatch.setattr(module, "ROWS_KEPT", 2)
+    monkeypatch.setattr(module, "STAGES_KEPT", 2)
     await store.forget()
     assert await store.stages() == [row("zoe", 25), row("ada", 30, batch=8)]
     await store.close()

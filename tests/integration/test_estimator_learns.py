@@ -14,7 +14,7 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement, Usage
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.due import MIN_RUNS
+from penstock_services.estimator.core.resource_model.training import MIN_NEW
 from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared, serving
 from tests.support.driver import node_spec
@@ -87,13 +87,13 @@ async def cell(runs: int) -> tuple[Log, Placer]:
 async def test_a_cell_learns_what_a_new_batch_size_needs(dsn: str) -> None:
     """Three networks ran with four batch sizes each; a colleague tries a fifth one. After a restart the same model
     answers, and the runs are not learned twice."""
-    log, placer = await cell(MIN_RUNS - 1)
+    log, placer = await cell(MIN_NEW - 1)
     async with serving(log, settings(dsn)):
         first = await answer(placer, log, "before", spec("bert", 24))
         assert first.estimate.tier == "nearest"
-        await finish(placer, MIN_RUNS - 1)
+        await finish(placer, MIN_NEW - 1)
         [trained] = await told_model(log)
-        assert (trained.runs, trained.first_run_ms) == (MIN_RUNS, 1_000)
+        assert (trained.runs, trained.first_run_ms) == (MIN_NEW, 1_000)
         assert trained.metrics["promoted"] == 1
         await answer(placer, log, "meanwhile", spec("bert", 24))  # told first, used then
         found = await answer(placer, log, "after", spec("bert", 24))
@@ -103,14 +103,14 @@ async def test_a_cell_learns_what_a_new_batch_size_needs(dsn: str) -> None:
         again = await answer(placer, log, "later", spec("bert", 24, owner="bob"))
         assert again.estimate.model_version == trained.model_version
     store = await RunStore.open(dsn, "default")
-    assert len(await store.latest(1_000)) == MIN_RUNS
+    assert len(await store.latest(1_000)) == MIN_NEW
     await store.close()
     await log.close()
 
 
 async def test_a_tampered_model_is_not_used(dsn: str) -> None:
     """Somebody changed a byte in the database: the service says so and answers without it."""
-    log, placer = await cell(MIN_RUNS)
+    log, placer = await cell(MIN_NEW)
     async with serving(log, settings(dsn)):
         await told_model(log)
     connection = await asyncpg.connect(dsn)
@@ -126,7 +126,7 @@ async def test_a_tampered_model_is_not_used(dsn: str) -> None:
 
 async def test_answers_do_not_wait_for_a_training(dsn: str) -> None:
     """A training takes seconds; meanwhile submissions are answered as ever."""
-    log, placer = await cell(MIN_RUNS)
+    log, placer = await cell(MIN_NEW)
     loop = asyncio.get_running_loop()
     async with serving(log, settings(dsn)):
         model = asyncio.ensure_future(told_model(log))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from penstock.errors import StoreError
-from penstock_services.estimator.core.resource_model.training import Trained
+from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.resources.history import History, Run
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said
 from penstock_services.estimator.shell import store as module
@@ -52,7 +52,7 @@ async def test_a_restart_knows_the_history(dsn: str) -> None:
     runs = [run(seq, key=bytes([seq % 3]), memory_mib=seq) for seq in range(1, 100)]
     await store.add(runs, 200)
     history = History()
-    assert await store.history(history, keys=2, runs_per_key=4) == 8
+    assert await store.fill_history(history, keys=2, runs_per_key=4) == 8
     assert len(history) == 2
     newest = history.get(bytes([0]))
     assert newest is not None
@@ -68,10 +68,10 @@ async def test_old_runs_go_and_the_model_in_use_stays(dsn: str, monkeypatch: pyt
     await store.add([run(seq) for seq in range(1, 9)], 9)
     for number in range(5):
         model = Trained(f"m{number}", "0" * 64, b"body", 8, 1, 2, {"r2": 0.5}, promoted=number == 1)
-        await store.save_model(model, number)
+        await store.save_model(model, number, "resources")
     await store.forget()
     assert [kept.seq for kept in await store.latest(10)] == [6, 7, 8]
-    [model] = await store.promoted_models()
+    [model] = await store.promoted_models("resources")
     assert (model.version, model.metrics) == ("m1", {"r2": 0.5})
     await store.close()
 

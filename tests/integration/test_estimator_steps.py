@@ -1,7 +1,7 @@
 """The estimator learns how long steps take, says how long new jobs run and how long running ones still take."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import asyncpg
@@ -29,10 +29,11 @@ from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec, ResourceRequest, TaskPlacement, Usage
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.snapshots import save_snapshot
-from penstock_services.estimator.core.due import MIN_STEP_RUNS
-from penstock_services.estimator.core.recall import Recall
+from penstock_services.estimator.core.recall import recall
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.step_time.training import MIN_NEW
+from penstock_services.estimator.shell import service as module
 from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
@@ -190,7 +191,7 @@ async def cell(runs: int) -> tuple[Log, Cell]:
 async def test_a_cell_learns_how_long_jobs_take(dsn: str) -> None:
     """Eve never ran resnet50; its step on four GPUs with her batch size is between what others measured. Her job is told
     its run time, and once it runs the time that is left; the estimator restarts in the middle and says nothing twice."""
-    log, placer = await cell(MIN_STEP_RUNS)
+    log, placer = await cell(MIN_NEW)
     job, true_ms = spec(96, "eve", 10_000, 4, 99), step_ms(4, 96)
     async with serving(log, settings(dsn)):
         trained = await first(ModelTrained, log)
@@ -257,11 +258,11 @@ async def test_what_was_told_is_judged_when_the_job_ends(dsn: str) -> None:
 
 async def test_a_tampered_model_of_steps_is_not_used_and_an_older_one_answers(dsn: str) -> None:
     """Somebody changed a byte in the database, in the newest model and then in all: the service says so, and runs on."""
-    log, placer = await cell(MIN_STEP_RUNS)
+    log, placer = await cell(MIN_NEW)
     job = spec(96, "eve", 10_000, 4, 99)
     async with serving(log, settings(dsn)):
         older = (await first(ModelTrained, log)).model_version
-        await ran(placer, MIN_STEP_RUNS, 2 * MIN_STEP_RUNS)
+        await ran(placer, MIN_NEW, 2 * MIN_NEW)
         newest = (await models(log, 2))[1]
         assert newest.metrics["promoted"] == 1
     connection = await asyncpg.connect(dsn)
@@ -303,13 +304,12 @@ async def test_a_restart_beside_a_snapshot_goes_on_where_it_was(
     await store.add([], end)  # as it is after 20,000 records, or the next finished run
     await store.close()
     recalled: list[int] = []
-    recall = Ledger.recall
 
-    def spied(ledger: Ledger, records: Recall) -> None:
-        recall(ledger, records)
-        recalled.extend(job.progress.done for job in ledger.live.values() if job.progress is not None)
+    def spied(state: State, values: Sequence[bytes]) -> None:
+        recall(state, values)
+        recalled.extend(job.progress.done for job in state.live.values() if job.progress is not None)
 
-    monkeypatch.setattr(Ledger, "recall", spied)
+    monkeypatch.setattr(module, "recall", spied)
     async with serving(log, settings(dsn)):
         await placer.steps(task, 1, 1_001, 100.0)
         await placer.steps(task, 1_000, 2_001, 500.0)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.resources.cores import Category, CoreJob, PastJob, n_start
+from penstock.model.types import Category
+from penstock_services.estimator.core.resources.cores import CoreJob, PastJob, n_start
 from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 FILE = (

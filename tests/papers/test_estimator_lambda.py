@@ -18,8 +18,8 @@ from penstock_services.estimator.core.resource_model.measurements import (
     UTILISATION,
     UTILISATION_STD,
 )
-from penstock_services.estimator.core.resource_model.model import train
-from penstock_services.estimator.core.resource_model.saved import from_bytes, to_bytes
+from penstock_services.estimator.core.resource_model.model import Model, train
+from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes
 from tests.papers.estimator.cross_validation import Judged, cross_judge
 from tests.papers.estimator.run_files import Read, read_runs
 
@@ -48,7 +48,8 @@ def test_runs_with_more_memory_than_their_card_are_set_aside(read: Read) -> None
 
 def test_memory_is_monotone_and_within_the_card_everywhere(read: Read) -> None:
     """Every cell that was measured, asked again with batches from one sample to far beyond the card."""
-    model = from_bytes(to_bytes(train(read.runs)))
+    body = to_bytes(train(read.runs))
+    model = from_bytes(body, digest_of(body), Model)
     tasks = list(dict.fromkeys(replace(task, batch_size=1.0) for task in read.runs.tasks))
     before = np.zeros(len(tasks))
     for power in range(21):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock_services.estimator.core.eta.curves import (
-    LEAST_POINTS,
+    MIN_POINTS,
     Curve,
     curve,
     first_at,
@@ -21,7 +21,8 @@ from penstock_services.estimator.core.eta.curves import (
     steps_to,
     targets_of,
 )
-from penstock_services.estimator.core.eta.remaining import Bounds, Learned, covered, learn_runs, left_by_runs
+from penstock_services.estimator.core.eta.remaining import Bounds, Learned, learn_runs, left_by_runs
+from tests.papers.estimator.coverage import covered
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
 LEAST_EPOCHS = 8  # with fewer, one epoch more or less is most of the error
@@ -65,7 +66,7 @@ def told_without(
             for moment in np.random.default_rng(place).uniform(0.08, 0.92, 5):
                 now = int((end + 1) * moment)
                 found = steps_to(Curve(whole.steps[:now], whole.values[:now]), target, now, model, 0.9, kind)
-                if now >= LEAST_POINTS and found is not None:
+                if now >= MIN_POINTS and found is not None:
                     told.append(Bounds(*found))
                     came.append(float(end + 1 - now))
     return told, came

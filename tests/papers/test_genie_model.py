@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock_services.estimator.core.step_time.learn_prior import learn_prior, reference_batch
-from penstock_services.estimator.core.step_time.model import StepModel, fit
+from penstock_services.estimator.core.step_time.fit import fit, learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.prior import WIDE, Prior
 from tests.papers.estimator.step_validation import MODELS as LEARNERS

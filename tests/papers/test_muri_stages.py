@@ -12,7 +12,7 @@ from penstock.model.types import JobSpec
 from penstock.model.validation import checked
 from penstock_services.estimator.core.runs import about
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
-from penstock_services.estimator.core.stages.registry import StageLog
+from penstock_services.estimator.core.stages.registry import StageRegistry
 
 FILE = (
     Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data"))
@@ -98,7 +98,7 @@ def test_shared_profiles_stand_noise_and_one_liar() -> None:
     """All 48 as the service shares them: five owners measure with the noise that the paper calls usual (Muri Fig. 14: up to
     0.2 per stage, which costs under 1 % of JCT), one of them tells a hundredfold; what is told stays within the noise."""
     chance = np.random.default_rng(0)
-    log, truths = StageLog(), {}
+    log, truths = StageRegistry(), {}
     for name, _, (storage_ms, gpu_ms, network_ms) in rows():
         model, _, gpus = name.partition(" on ")
         truth = {"storage": storage_ms, "gpu": gpu_ms, "network": network_ms}

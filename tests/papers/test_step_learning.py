@@ -13,16 +13,11 @@ import numpy as np
 import pytest
 
 from penstock.model.types import JobSpec
+from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
 from penstock_services.estimator.core.step_time.placements import Cell
-from penstock_services.estimator.core.step_time.training import (
-    StepAsked,
-    Trained,
-    read_steps,
-    steps_of,
-    train_steps,
-)
+from penstock_services.estimator.core.step_time.training import STEPS, StepQuestion, answer
 from tests.papers.test_genie_model import MODELS, measured
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux/traces"
@@ -75,7 +70,7 @@ def run(seq: int, network: str, cell: Cell, log_s: float) -> FinishedRun:
 
 @cache
 def trained(light: bool) -> Trained:
-    found = train_steps([run(seq, *one) for seq, one in enumerate(split(light)[0], 1)], None)
+    found = STEPS.train([run(seq, *one) for seq, one in enumerate(split(light)[0], 1)], None)
     assert found is not None
     return found
 
@@ -88,9 +83,9 @@ def trained(light: bool) -> Trained:
 def test_cells_that_nobody_ran(light: bool, median: float, p95: float) -> None:
     """A fourth owner asks how long a step takes on placements and batches that the other three never had."""
     model = trained(light)
-    durations = read_steps(model.body, model.sha256).durations
-    asked = [(StepAsked("new", network, "T4", cell), log_s) for network, cell, log_s in split(light)[1]]
-    answers = steps_of(durations, [one for one, _ in asked])
+    durations = STEPS.read(model.body, model.sha256).model
+    asked = [(StepQuestion("new", network, "T4", cell), log_s) for network, cell, log_s in split(light)[1]]
+    answers = answer(durations, [one for one, _ in asked])
     off, held = [], 0
     for one, log_s in asked:
         told = answers[one]

@@ -14,18 +14,18 @@ from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage
 from penstock_services.estimator.core import state as follow
+from penstock_services.estimator.core.limits import HISTORY_KEYS
 from penstock_services.estimator.core.resources import estimate as rules
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, confidence, estimate
 from penstock_services.estimator.core.resources.history import (
-    MAX_KEYS,
     RUNS_PER_KEY,
     History,
     Run,
     Runs,
     key_of,
 )
-from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.runs import About, Card, Given
+from penstock_services.estimator.core.state import State, begin_at
 from tests.support.driver import node_spec
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet18", batch_size=64)
@@ -36,7 +36,7 @@ class Cell:
     """A ledger in the making and the estimator's fold of it."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(Topic.JOBS, 0)
+        self.ledger = State(Topic.JOBS, 0)
         self.head: Head = GENESIS
         self.values: list[bytes] = []
         self.now_ms = ENDED_MS
@@ -247,7 +247,7 @@ def test_only_attempts_that_succeeded_teach() -> None:
     assert found.worker.host_memory_mib == 880
     assert "1 run " in found.source
     assert not cell.ledger.live
-    assert not cell.ledger._job_of_task
+    assert not cell.ledger.job_of_task
 
 
 def test_what_was_not_measured_stays_open() -> None:
@@ -285,22 +285,22 @@ def test_an_absurd_measurement_never_leaves_the_ranges(absurd: Usage, run_ms: in
 )
 def test_what_cannot_be_true_is_set_aside_with_its_reason(measured: Usage, run_ms: int, why: str) -> None:
     """NTP set a clock back, a driver reports garbage: the run is kept for people, and teaches nobody."""
-    kept: list[FinishedRun] = []
     cell = Cell()
-    cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
+    cell.ledger = State(Topic.JOBS, 0)
+    kept = cell.ledger.finished
     cell.ledger.fold(cell.values[0])
     cell.record(NodeJoined(node=node_spec("node-1", 1)))
     cell.run("job-1", measured, run_ms=run_ms)
     assert estimate(SPEC, (HistoryTier(cell.ledger.history),)).tier == "default"
     assert [run.set_aside[: len(why)] for run in kept] == [why]
-    assert cell.ledger.set_aside == 1
+    assert sum(cell.ledger.rejected.values()) == 1
 
 
 def test_a_finished_run_says_what_the_job_was_got_and_was_told() -> None:
     """What a model learns from: a gang of two on T4 cards, whose user had asked for the memory himself."""
-    kept: list[FinishedRun] = []
     cell = Cell()
-    cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
+    cell.ledger = State(Topic.JOBS, 0)
+    kept = cell.ledger.finished
     cell.ledger.fold(cell.values[0])
     cell.record(NodeJoined(node=node_spec("node-1", 4, model="T4", memory_mib=15_360)))
     spec = msgspec.structs.replace(SPEC, workers=2, resources=ResourceRequest(gpu_memory_mib=9_000))
@@ -332,9 +332,9 @@ def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
     replica = Replica()
     for offset, value in enumerate(cell.values):
         replica.take(value, offset)
-    kept: list[FinishedRun] = []
-    cell.ledger = Ledger(Topic.JOBS, 0, kept.append)
-    cell.ledger.begin_at(replica)
+    cell.ledger = State(Topic.JOBS, 0)
+    kept = cell.ledger.finished
+    begin_at(cell.ledger, replica)
     assert cell.ledger.jobs_offset == 6
     assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["waits"]
     for job_id, rank in (("runs", 0), ("gang", 1)):
@@ -353,10 +353,10 @@ def test_the_last_32_runs_count_and_10_000_keys_are_kept() -> None:
     assert runs.column("run_ms") == [float(number) for number in range(68, 100)]
     history = History()
     nightly = key_of(SPEC)
-    for number in range(MAX_KEYS + 100):
+    for number in range(HISTORY_KEYS + 100):
         history.add(f"key-{number}".encode(), Run(1, 1))
         history.add(nightly, Run(1, 1))
-    assert len(history) == MAX_KEYS
+    assert len(history) == HISTORY_KEYS
     assert history.get(nightly) is not None
     assert history.get(b"key-0") is None
 

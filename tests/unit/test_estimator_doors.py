@@ -16,7 +16,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell.service import Estimator
 
 GENERATED = 1_500
@@ -102,7 +102,7 @@ def test_generated_submissions_are_answered_or_skipped(seed: int) -> None:
 
 def test_garbage_on_the_ledgers_topic_is_void() -> None:
     """Somebody with the wrong rights wrote there: no record of theirs extends the chain."""
-    chance, ledger = random.Random(3), Ledger(Topic.JOBS, 0)
+    chance, ledger = random.Random(3), State(Topic.JOBS, 0)
     for _ in range(1_000):
         ledger.fold(mutated(chance))
     assert (ledger.void, ledger.seq, len(ledger.live)) == (1_000, 0, 0)

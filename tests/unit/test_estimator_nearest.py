@@ -4,15 +4,17 @@ import math
 import random
 
 from penstock.model.types import JobSpec
+from penstock_services.estimator.core.limits import (
+    NEAREST_NETWORKS,
+    NEAREST_NETWORKS_OF_ONE,
+    NEAREST_OWNERS,
+    NEAREST_RUNS_OF_ONE,
+)
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.history import Run, key_of
 from penstock_services.estimator.core.resources.nearest import (
     FARTHEST,
-    MAX_MODELS,
-    MAX_OWNERS,
-    MODELS_PER_OWNER,
     NEAREST,
-    OWN_RUNS,
     Nearest,
     NearestTier,
     distance,
@@ -81,12 +83,12 @@ def test_one_owner_does_not_move_what_others_are_told() -> None:
 def test_memory_is_bounded() -> None:
     """Everybody names his networks anew, and every student is an owner."""
     nearest = Nearest()
-    for number in range(MAX_MODELS + 10):
+    for number in range(NEAREST_NETWORKS + 10):
         nearest.add(about(f"o{number % 8}", f"m{number}"), ran(number, 1))
-    for number in range(MAX_OWNERS + 10):
+    for number in range(NEAREST_OWNERS + 10):
         nearest.add(about(f"o{number}", "last"), ran(number, 1))
-    assert len(nearest._models) == MAX_MODELS
-    assert len(nearest._models["last"]) == MAX_OWNERS
+    assert len(nearest) == NEAREST_NETWORKS
+    assert len(nearest._networks.of_key("last")) == NEAREST_OWNERS
     assert nearest.to(spec(model="m0")) == []
     nearest.add(about(model=None), ran(1, 1))
     assert key_of(spec()) != key_of(spec(63))
@@ -96,10 +98,10 @@ def test_a_sweep_pushes_out_only_its_own_networks() -> None:
     """Mallory names his network by the hour for a year; what Ada ran in spring is still known."""
     nearest = Nearest()
     nearest.add(about(), ran(0, 1_000))
-    for number in range(3 * MAX_MODELS):
+    for number in range(3 * NEAREST_NETWORKS):
         nearest.add(about("mallory", f"m{number}"), ran(1 + number, 1))
     assert [run.host_memory_mib for _, run in nearest.to(spec())] == [1_000]
-    assert len(nearest._models) == 1 + MODELS_PER_OWNER
+    assert len(nearest) == 1 + NEAREST_NETWORKS_OF_ONE
     assert nearest.to(spec(model="m0")) == []
 
 
@@ -129,7 +131,7 @@ def test_near_runs_are_found_as_by_looking_at_all_of_them() -> None:
             best = [
                 entry
                 for at, entry in enumerate(ranked)
-                if [e[3] for e in ranked[:at]].count(entry[3]) < OWN_RUNS
+                if [e[3] for e in ranked[:at]].count(entry[3]) < NEAREST_RUNS_OF_ONE
             ]
             assert [(owner, -run.seq) for owner, run in nearest.to(asked)] == [
                 (owner, seq) for _, _, seq, owner in best[:NEAREST]

@@ -22,7 +22,7 @@ from penstock.model.topics import Topic
 from penstock.runtime.json_lines import json_lines
 from penstock_services.estimator.core.accuracy import Reckoning, reckon
 from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.state import HANDLERS, At, Ledger
+from penstock_services.estimator.core.state import HANDLERS, At, State, evolve
 from penstock_services.estimator.report_data import field_text, report_data, shown
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -63,8 +63,8 @@ def report(
     Predicted against actual, per tier, over time, who over-asks, the worst jobs, and how often intervals of remaining
     time held.
     """
-    runs: list[FinishedRun] = []
-    fold = Ledger(Topic.JOBS, 0, runs.append)
+    fold = State(Topic.JOBS, 0)
+    runs = fold.finished
     session = ctx.find_root().obj
     try:
         judge_places(page, png)
@@ -137,7 +137,7 @@ def write(
         raise BadSource(f"{error.filename}: {error.strerror}") from error
 
 
-def _fold_ledger(path: Path, fold: Ledger) -> None:
+def _fold_ledger(path: Path, fold: State) -> None:
     for _, value in _lines(path):
         fold.fold(value)
     if not fold.seq:
@@ -149,7 +149,7 @@ def _fold_ledger(path: Path, fold: Ledger) -> None:
         )
 
 
-def _fold_events(events: Iterable[bytes], fold: Ledger) -> None:
+def _fold_events(events: Iterable[bytes], fold: State) -> None:
     decode = msgspec.json.Decoder(_Event).decode
     versions = {name.rpartition(".v")[0]: name for name in HANDLERS}
     for number, value in enumerate(events, start=1):
@@ -157,7 +157,7 @@ def _fold_events(events: Iterable[bytes], fold: Ledger) -> None:
             event = decode(value)
             name = versions.get(event.type)
             if name is not None:
-                HANDLERS[name](fold, At(event.seq, event.at_ms), decode_fact(name, event.data))
+                evolve(fold, At(event.seq, event.at_ms), name, decode_fact(name, event.data))
         except (msgspec.DecodeError, EventError) as error:
             raise BadSource(f"the cell's events: line {number}: no event: {error}") from error
 

@@ -26,7 +26,7 @@ from penstock.model.ledger_events import (
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies import base, capacity, validate
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell import sending
 from penstock_services.placer.core import common, guard, orders
 from penstock_services.placer.core.decide import Decider
@@ -486,7 +486,7 @@ def _() -> None:
 
 @mutant("the estimator forgets what it had not estimated")
 def _() -> None:
-    replace(Ledger.unestimated, lambda self: [])
+    replace(State.unestimated, lambda self: [])
 
 
 @mutant("the estimator gives up after one failure")

@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from penstock_services.estimator.core.gaussian_process import Floats
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     THROUGHPUT,
-    Floats,
     Mask,
     Runs,
     Task,

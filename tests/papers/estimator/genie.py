@@ -12,14 +12,14 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
-from penstock_services.estimator.core.eta.quantiles import student_quantile
 from penstock_services.estimator.core.step_time.placements import (
     MAX_GPUS_PER_NODE,
     MAX_LOCAL_BATCH,
     MAX_NODES,
     Placement,
-    wrong_placement,
+    why_no_placement,
 )
 
 COEFFICIENTS = 3  # of a quadratic
@@ -135,7 +135,7 @@ def predict_genie(
 ) -> Prediction:
     """Eq. 1 and 2, with an interval that holds a run with probability `level`."""
     found = throughput(model, task, nodes, gpus_per_node)
-    wide = exp(model.spread * student_quantile((1.0 + level) / 2.0, model.freedom))
+    wide = exp(model.spread * float(stdtrit(model.freedom, (1.0 + level) / 2.0)))
     samples = task.batch * task.iterations
 
     def latency(speed: float) -> float:
@@ -206,7 +206,7 @@ def check_asked(task: Task, placement: Placement) -> None:
         for name, value in (("batch", task.batch), ("iterations", task.iterations))
         if not 0 < value < inf
     ]
-    if reason := wrong_placement(placement):
+    if reason := why_no_placement(placement):
         problems.append(reason)
     if problems:
         raise ValueError("; ".join(problems))

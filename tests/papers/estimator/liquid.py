@@ -15,11 +15,11 @@ from sklearn.ensemble import AdaBoostRegressor, GradientBoostingRegressor, Rando
 from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeRegressor
 
+from penstock_services.estimator.core.gaussian_process import Floats
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     MIB_PER_GIB,
     THROUGHPUT,
-    Floats,
     Runs,
     Task,
     card_mib,

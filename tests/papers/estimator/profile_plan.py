@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock_services.estimator.core.gaussian_process import Floats
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import Cell, Floats, ring
+from penstock_services.estimator.core.step_time.placements import Cell, ring
+from penstock_services.estimator.core.step_time.prior import covariance, noise_variance
 
 MAX_CANDIDATES = 3_000  # the covariance over them takes 8 · candidates² bytes
 MAX_PLANNED = 64
@@ -37,8 +39,7 @@ def profile_plan(
     is at most `enough`. Ties go to the candidate that comes first. Raises `ValueError`.
     """
     weights = _weights(candidates, use, most)
-    doubt, noise = model.doubt(list(candidates))
-    doubt = doubt.copy()
+    doubt, noise = _doubt(model, candidates)
     plan: list[Probe] = []
     anchors = _anchors(model, candidates)
     while len(plan) < most:
@@ -85,3 +86,12 @@ def _weights(candidates: Sequence[Cell], use: Sequence[float], most: int) -> Flo
     if weights.sum() <= 0:
         raise ValueError("use: at least one candidate must be used")
     return np.asarray(weights / weights.sum())
+
+
+def _doubt(model: StepModel, cells: Sequence[Cell]) -> tuple[Floats, Floats]:
+    """(covariance of ln t over `cells`, shape (cells, cells); variance of one measurement, shape (cells,))."""
+    _, slope, at = model.linearised(cells)
+    residual, variances = np.array(model.prior.residual), np.array(model.prior.spread) ** 2
+    known = model.posterior.root @ model.together(slope, at).T
+    before: Floats = covariance(residual, at, at) + slope * variances @ slope.T
+    return np.asarray(before - known.T @ known), noise_variance(residual, at)

@@ -20,7 +20,7 @@ from penstock_services.estimator.core.resource_model.measurements import (
     Runs,
     Task,
     runs_of,
-    set_aside,
+    why_rejected,
 )
 from tests.papers.estimator.liquid import PHASES
 from tests.papers.estimator.phases import FEWEST, MOST_PHASE_S, RESOURCES, Phased, phased_of
@@ -57,7 +57,7 @@ OF_PHASES = (*RESOURCES, *PHASES)
 
 
 class BadData(ValueError):
-    """The file cannot be read as runs; the message has a line for each thing that is wrong."""
+    """The file cannot be read as runs; the message has a line for each thing that is why_rejected."""
 
 
 class SetAside(NamedTuple):
@@ -129,7 +129,7 @@ def _read_file(
     found: list[tuple[int, str]] = []
     problems: list[Problem] = []
     for line, run in rows(text, columns, _run, problems):
-        reason = run if isinstance(run, str) else set_aside(run[0], run[1])
+        reason = run if isinstance(run, str) else why_rejected(run[0], run[1])
         if isinstance(run, str) or reason is not None:
             found.append((line, str(reason)))
         else:

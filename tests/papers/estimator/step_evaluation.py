@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from penstock.runtime.reading import shown
-from penstock_services.estimator.core.step_time.learn_prior import learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.placements import Table
 from penstock_services.estimator.core.step_time.prior import Prior
 from tests.papers.estimator.run_files import BadData

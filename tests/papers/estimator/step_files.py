@@ -8,7 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from penstock.runtime.reading import BadFile, Problem, Row, header_of, rows, text_of
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table, wrong
+from penstock_services.estimator.core.step_time.placements import (
+    Cell,
+    Measurement,
+    Table,
+    table,
+    why_rejected,
+)
 from tests.papers.estimator.run_files import MAX_NAME, NUMBER, BadData, SetAside
 
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -114,7 +120,7 @@ def _read_file(
     problems: list[Problem] = []
     bad: list[tuple[int, str]] = []
     for line, read in rows(text, plain, _measurement, problems):
-        reason = read if isinstance(read, str) else wrong(read[1])
+        reason = read if isinstance(read, str) else why_rejected(read[1])
         if isinstance(read, str) or reason:
             bad.append((line, str(reason)))
         else:

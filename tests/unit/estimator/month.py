@@ -17,13 +17,13 @@ import numpy as np
 from penstock.model.external_events import Bounds, EtaEstimated, StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, Usage
-from penstock_services.estimator.core.resource_model.training import ModelTier, read_model, train
+from penstock_services.estimator.core.resource_model.tier import ModelTier
+from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.estimate import HistoryTier, estimate
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import read_steps, train_steps
+from penstock_services.estimator.core.step_time.training import STEPS
 from tests.support.driver import CellDriver, node_spec
 
 DAY_MS, LAUNCH_MS = 86_400_000, 20_000
@@ -80,9 +80,9 @@ def month(count: int, seed: int = 0) -> CellDriver:
     cell.now_ms = START_MS
     cell.join(node_spec("node-1", 8, model="V100", memory_mib=32_510, cores=96))
     cell.join(node_spec("node-2", 8, model="A100", memory_mib=40_536, cores=96))
-    runs: list[FinishedRun] = []
-    known = Ledger(Topic.JOBS, 0, runs.append)
-    model, steps = ModelTier(known.cards), StepTier(known.history, known.nearest, known.node_sizes)
+    known = State(Topic.JOBS, 0)
+    runs = known.finished
+    model, steps = ModelTier(known.nodes), StepTier(known.history, known.nearest, known.nodes)
     trained_on, current, current_steps = 0, None, None
     folded = 0
     for number, spec in enumerate(jobs(count, chance)):
@@ -91,14 +91,16 @@ def month(count: int, seed: int = 0) -> CellDriver:
         folded = len(cell.values)
         if len(runs) >= max(FIRST_TRAINING, NEXT_TRAINING * trained_on):
             trained_on = len(runs)
-            trained = train(runs, current)
+            trained = RESOURCES.train(runs, current)
             if trained is not None and trained.promoted:
-                model.use(read_model(trained.body, trained.sha256))
-                current = trained.body
-            stepped = train_steps(runs, current_steps)
+                learned = RESOURCES.read(trained.body, trained.sha256)
+                model.use(learned)
+                current = learned.model
+            stepped = STEPS.train(runs, current_steps)
             if stepped is not None and stepped.promoted:
-                steps.use(read_steps(stepped.body, stepped.sha256))
-                current_steps = stepped.body
+                stepping = STEPS.read(stepped.body, stepped.sha256)
+                steps.use(stepping)
+                current_steps = stepping.model
         tiers = (HistoryTier(known.history), steps, model, NearestTier(known.nearest))
         cell.now_ms += int(30 * DAY_MS / count * chance.uniform(0.2, 1.0))
         cell.submit(f"job-{number:04}", spec, estimate(spec, tiers))

@@ -18,7 +18,7 @@ from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import Cell, usage
 
@@ -32,11 +32,14 @@ class Telling(Cell):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[FinishedRun] = []
-        self.ledger = Ledger(Topic.JOBS, 0, self.kept.append)
+        self.ledger = State(Topic.JOBS, 0)
         self.ledger.fold(self.values[0])
         for number in range(2):
             self.record(NodeJoined(node=node_spec(f"node-{number + 1}", 8, model="T4", memory_mib=15_360)))
+
+    @property
+    def kept(self) -> list[FinishedRun]:
+        return self.ledger.finished
 
     @property
     def node_ms(self) -> int:

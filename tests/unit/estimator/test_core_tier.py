@@ -4,15 +4,11 @@ import msgspec
 import pytest
 
 from penstock.model.types import Category, JobSpec, ResourceRequest, Trait
-from penstock_services.estimator.core.resources.core_tier import (
-    JOBS_PER_OWNER,
-    MAX_OWNERS,
-    CoresTier,
-    PastCores,
-)
+from penstock_services.estimator.core.limits import CORE_OWNERS, CORE_RUNS_OF_ONE
+from penstock_services.estimator.core.node_capacity import NodeCapacity
+from penstock_services.estimator.core.resources.cores import CoresTier, PastCores
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.resources.rooms import Rooms
 from penstock_services.estimator.core.runs import NO_CARD, Given, about
 from tests.support.driver import node_spec
 
@@ -38,9 +34,9 @@ class Seen:
     """What a cell of nodes with 8 GPUs and 32 cores has seen of its owners' trainings."""
 
     def __init__(self) -> None:
-        self.past, self.rooms = PastCores(), Rooms()
-        self.rooms.put(node_spec("node-1", 8))
-        self.tier = CoresTier(self.past, self.rooms)
+        self.past, self.nodes = PastCores(), NodeCapacity()
+        self.nodes.put(node_spec("node-1", 8))
+        self.tier = CoresTier(self.past, self.nodes)
 
     def ran(self, spec: JobSpec, cores: int, busy: float = float("nan"), gpus: int = 1) -> None:
         run = Run(ended_ms=1, seq=1, busy_cores=busy)
@@ -128,9 +124,9 @@ def test_answers_follow_the_cell() -> None:
     """What was answered before is not repeated once there is a larger node, or another run."""
     seen = Seen()
     assert seen.cores(job("nlp", gpus=8)) == 32
-    seen.rooms.put(node_spec("node-2", 8, cores=128))
+    seen.nodes.put(node_spec("node-2", 8, cores=128))
     assert seen.cores(job("nlp", gpus=8)) == 40
-    seen.rooms.remove("node-2")
+    seen.nodes.remove("node-2")
     assert seen.cores(job("nlp", gpus=8)) == 32
     seen.ran(job("nlp"), cores=1, busy=0.5)
     assert seen.cores(job("nlp", gpus=8)) == 8
@@ -139,10 +135,10 @@ def test_answers_follow_the_cell() -> None:
 def test_memory_is_bounded() -> None:
     """A year of jobs, and more people than a cell has."""
     past = PastCores()
-    for number in range(MAX_OWNERS + 10):
+    for number in range(CORE_OWNERS + 10):
         past.add(about(job(owner=f"o{number}")), Given(1, 1_000, 2, NO_CARD), Run(1, 1))
-    assert (len(past._owners), past.of("o0")) == (MAX_OWNERS, ())
+    assert (len(past), past.of("o0")) == (CORE_OWNERS, ())
     for cores in range(1, 200):
         past.add(about(job()), Given(1, 1_000, cores, NO_CARD), Run(1, 1))
-    assert len(past.of("ada")) == JOBS_PER_OWNER
-    assert past.of("ada")[0].cores == 200 - JOBS_PER_OWNER
+    assert len(past.of("ada")) == CORE_RUNS_OF_ONE
+    assert past.of("ada")[0].cores == 200 - CORE_RUNS_OF_ONE

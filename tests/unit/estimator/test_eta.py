@@ -20,13 +20,13 @@ from penstock_services.estimator.core.eta.remaining import (
     Bounds,
     Learned,
     Step,
-    covered,
     eta,
     learn_runs,
     learn_steps,
     left_by_runs,
     step_time,
 )
+from tests.papers.estimator.coverage import covered
 
 STEADY = Step([0.5] * 20)
 

@@ -9,22 +9,29 @@ import pytest
 from penstock.model.external_events import EtaEstimated
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
-from penstock_services.estimator.core.eta.updates import LEAST_MOVED_MS, MAX_SAID, MOST_LEFT_MS, Etas, moved
-from penstock_services.estimator.core.progress import Told
+from penstock_services.estimator.core.eta.updates import (
+    MAX_ENDED,
+    MAX_LEFT_MS,
+    MIN_MOVED_MS,
+    EtaUpdates,
+    moved,
+)
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.progress import Published
 from penstock_services.estimator.core.resources.history import key_of
-from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
 
 
 @pytest.fixture(scope="module")
-def learned() -> LearnedSteps:
-    trained = train_steps(month(120), None)
+def learned() -> InUse[Durations]:
+    trained = STEPS.train(month(120), None)
     assert trained is not None
-    return read_steps(trained.body, trained.sha256)
+    return STEPS.read(trained.body, trained.sha256)
 
 
-def tell(etas: Etas, job_id: str = "job") -> EtaEstimated:
-    found = etas.tell(job_id)
+def tell(etas: EtaUpdates, job_id: str = "job") -> EtaEstimated:
+    found = etas.next(job_id)
     assert found is not None
     return found
 
@@ -33,13 +40,13 @@ def open_ended(**more: object) -> JobSpec:
     return msgspec.structs.replace(JOB, **{"iterations": None, **more})
 
 
-def test_the_first_telling_is_answered_from_the_model(learned: LearnedSteps) -> None:
+def test_the_first_telling_is_answered_from_the_model(learned: InUse[Durations]) -> None:
     """No window yet: the network is known on two such GPUs, and the job said how many iterations it runs."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     etas.use(learned)
     cell.begin("job")
-    assert etas.tell("job") is None, "it told nothing yet"
+    assert etas.next("job") is None, "it told nothing yet"
     cell.tell("job", 1)
     found = tell(etas)
     assert found.left_ms.middle == pytest.approx(999 * true_ms((2,), 64), rel=0.15)
@@ -52,21 +59,21 @@ def test_the_first_telling_is_answered_from_the_model(learned: LearnedSteps) -> 
 def test_without_model_or_window_nothing_is_said() -> None:
     """Nobody knows how long a step takes; the second telling says it."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job")
     cell.tell("job", 1)
-    assert etas.tell("job") is None
+    assert etas.next("job") is None
     cell.tell("job", 101, steps=100, step_ms=50.0)
     found = tell(etas)
     assert found.left_ms.middle == pytest.approx(899 * 50)
     assert found.model_version is None
-    assert etas.tell("nobody") is None
+    assert etas.next("nobody") is None
 
 
 def test_it_is_said_again_only_when_it_moved() -> None:
     """As was said: silence. A neighbour slows it down: said again, once."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=msgspec.structs.replace(JOB, iterations=100_000))
     cell.tell("job", 100, steps=100, step_ms=100.0)
     tell(etas)
@@ -74,38 +81,38 @@ def test_it_is_said_again_only_when_it_moved() -> None:
     for _ in range(10):
         done += 200
         cell.tell("job", done, steps=200, step_ms=100.0)
-        assert etas.tell("job") is None
+        assert etas.next("job") is None
     cell.tell("job", 2 * done, steps=done, step_ms=300.0)
     assert tell(etas).left_ms.middle > 1.5 * 100_000 * 100
-    assert etas.tell("job") is None, "the same telling twice"
+    assert etas.next("job") is None, "the same telling twice"
 
 
 def test_after_a_restart_what_the_ledger_holds_is_not_said_again() -> None:
     """The estimator ends after it said something: its successor reads that in the ledger, and answers what came after."""
     cell = Telling()
-    before = Etas(cell.ledger)
+    before = EtaUpdates(cell.ledger)
     for job_id in ("answered", "waiting", "moved-on"):
         cell.begin(job_id, spec=msgspec.structs.replace(JOB, iterations=100_000))
         cell.tell(job_id, 100, steps=100, step_ms=100.0)
     for job_id in ("answered", "moved-on"):
         cell.record(tell(before, job_id))
     cell.tell("moved-on", 200, steps=100, step_ms=900.0)
-    after = Etas(cell.ledger)
+    after = EtaUpdates(cell.ledger)
     assert sorted(after.open()) == ["moved-on", "waiting"]
-    assert after.tell("answered") is None
-    assert after.tell("waiting") is not None
-    assert after.tell("moved-on") is not None
+    assert after.next("answered") is None
+    assert after.next("waiting") is not None
+    assert after.next("moved-on") is not None
 
 
 def test_each_attempt_is_told_anew() -> None:
     """Preempted and resumed on the same GPUs: the wait in between made what was said wrong."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job")
     cell.tell("job", 100, steps=99, step_ms=1_000.0)
     assert tell(etas).attempt == 1
     cell.begin("job", attempt=2)
-    assert etas.tell("job") is None, "the new attempt told nothing yet"
+    assert etas.next("job") is None, "the new attempt told nothing yet"
     cell.tell("job", 101, attempt=2)
     found = tell(etas)
     assert (found.attempt, found.done) == (2, 101)
@@ -115,7 +122,7 @@ def test_each_attempt_is_told_anew() -> None:
 def test_past_runs_tell_how_many_iterations_a_job_has() -> None:
     """It says nothing about its length; three earlier runs of it took about 2,000 iterations, on as many GPUs."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     spec = open_ended()
     for seq, total in ((1, 1_900.0), (2, 2_000.0), (3, 2_100.0)):
         run = ran(seq, ring=(2,), iterations=total, step_ms=100.0)
@@ -131,7 +138,7 @@ def test_past_runs_tell_how_many_iterations_a_job_has() -> None:
 def test_a_loss_on_its_way_to_a_target() -> None:
     """It ends at a loss of 1.5, after a million iterations at the latest; the curve says about 1,600."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=open_ended(target_loss=1.1, iterations=1_000_000))
     before = 0
     for done in (1, 2, 4, 8, 16, 32, 64, 128, 256, 400):
@@ -147,12 +154,12 @@ def test_a_loss_on_its_way_to_a_target() -> None:
 def test_losses_of_any_size_break_nothing(loss: float) -> None:
     """It diverges, or stands still; a target far away. What is said stays within what an event takes."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=open_ended(target_loss=-1e99))
     said = 0
     for done in range(1, 40):
         cell.tell("job", done, steps=1, step_ms=10.0, loss=loss * (1 - 2 * (done % 2)))
-        found = etas.tell("job")
+        found = etas.next("job")
         if found is not None:
             said += 1
             for bounds in (found.left_ms, found.steps, found.step_ms):
@@ -163,24 +170,24 @@ def test_losses_of_any_size_break_nothing(loss: float) -> None:
 def test_the_longest_job_is_within_bounds() -> None:
     """2^53 iterations of ten minutes each."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=msgspec.structs.replace(JOB, iterations=1 << 53))
     cell.tell("job", 2, steps=1, step_ms=600_000.0, total=1 << 53)
-    assert tell(etas).left_ms.high == MOST_LEFT_MS
+    assert tell(etas).left_ms.high == MAX_LEFT_MS
 
 
 def test_wild_history_of_the_same_job_overflows_nothing() -> None:
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     spec = open_ended()
     for seq, total in enumerate((1.0, 2.0**53) * 5):
         cell.ledger.history.add(key_of(spec), ran(seq, ring=(2,), iterations=total).measured, "ada")
     cell.begin("job", spec=spec)
     cell.tell("job", 10)
-    assert tell(etas).left_ms.high <= MOST_LEFT_MS
+    assert tell(etas).left_ms.high <= MAX_LEFT_MS
 
 
-def wobbling(cell: Telling, etas: Etas, number: int, chance: np.random.Generator) -> None:
+def wobbling(cell: Telling, etas: EtaUpdates, number: int, chance: np.random.Generator) -> None:
     """One job whose steps wobble, slow down or speed up on the way; the placer commits what is said of it."""
     iterations, batch = int(10 ** chance.uniform(2.5, 4)), int(2 ** chance.integers(4, 8))
     ring, owner = ((1,), (2,), (4,))[number % 3], ("ada", "bob", "eve")[number % 3]
@@ -196,7 +203,7 @@ def wobbling(cell: Telling, etas: Etas, number: int, chance: np.random.Generator
         cell.tell(job_id, then, steps=then - done, step_ms=step_ms, total=iterations)
         cell.now_ms -= 1_000  # of the record: here only steps take time
         done = then
-        if (found := etas.tell(job_id)) is not None:
+        if (found := etas.next(job_id)) is not None:
             cell.record(found)
             cell.now_ms -= 1_000
     cell.end(job_id)
@@ -205,12 +212,12 @@ def wobbling(cell: Telling, etas: Etas, number: int, chance: np.random.Generator
 def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     """Sixty jobs teach the model, 150 are told by it: nine of ten end within what stood in the ledger at their half."""
     cell, chance = Telling(), np.random.default_rng(3)
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     for number in range(210):
         if number == 60:
-            trained = train_steps(cell.kept, None)
+            trained = STEPS.train(cell.kept, None)
             assert trained is not None
-            etas.use(read_steps(trained.body, trained.sha256))
+            etas.use(STEPS.read(trained.body, trained.sha256))
         wobbling(cell, etas, number, chance)
     told = [run.eta for run in cell.kept[60:] if run.eta is not None]
     assert len(told) == 150, "each job was told in time"
@@ -222,30 +229,29 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
 def test_a_finished_job_is_told_no_more() -> None:
     """Its last telling and its end came in one read."""
     cell = Telling()
-    etas = Etas(cell.ledger)
+    etas = EtaUpdates(cell.ledger)
     cell.begin("job")
     cell.tell("job", 1_000, steps=900, step_ms=1.0)
     cell.end("job")
     assert cell.ledger.stepped == {}
-    assert etas.tell("job") is None
+    assert etas.next("job") is None
 
 
 def test_what_was_said_of_ended_jobs_is_dropped() -> None:
     """A cell of years."""
     cell = Telling()
-    etas = Etas(cell.ledger)
-    for number in range(MAX_SAID + 50):
+    etas = EtaUpdates(cell.ledger)
+    for number in range(MAX_ENDED + 50):
         cell.begin(f"job-{number}")
         cell.tell(f"job-{number}", 100, steps=10, step_ms=50.0)
         tell(etas, f"job-{number}")
         cell.end(f"job-{number}")
-    assert len(etas._said) <= MAX_SAID + 1
-    assert len(etas._priors) <= MAX_SAID + 1
+    assert len(etas._jobs) <= MAX_ENDED + 1
 
 
 def test_what_moves_less_than_a_second_does_not_move() -> None:
-    last = Told(0, Bounds(2_000, 1_900, 2_100))
-    assert not moved(last, Told(1_000, Bounds(1_000 + LEAST_MOVED_MS, 900, 1_500)))
-    assert moved(last, Told(1_000, Bounds(1_001 + LEAST_MOVED_MS, 900, 1_500)))
-    wide = Told(0, Bounds(100_000, 0, 900_000))
-    assert moved(wide, Told(0, Bounds(100_000, 90_000, 120_000))), "the same middle, but now it is known"
+    last = Published(0, Bounds(2_000, 1_900, 2_100))
+    assert not moved(last, Published(1_000, Bounds(1_000 + MIN_MOVED_MS, 900, 1_500)))
+    assert moved(last, Published(1_000, Bounds(1_001 + MIN_MOVED_MS, 900, 1_500)))
+    wide = Published(0, Bounds(100_000, 0, 900_000))
+    assert moved(wide, Published(0, Bounds(100_000, 90_000, 120_000))), "the same middle, but now it is known"

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.external_events import EtaEstimated
-from penstock_services.estimator.core.eta.updates import Etas
-from penstock_services.estimator.core.progress import MAX_SPANS, MAX_TOLD, MAX_WINDOWS
+from penstock_services.estimator.core.eta.updates import EtaUpdates
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.progress import MAX_PUBLISHED, MAX_SPANS, MAX_WINDOWS
 from penstock_services.estimator.core.resources.history import key_of
-from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.unit.estimator.telling import JOB, Telling, month, ran
 
 MOST = 1 << 53
@@ -37,7 +38,7 @@ HISTORY = st.lists(st.tuples(st.floats(1, MOST), st.floats(1e-3, 8e7)), max_size
 
 
 @cache
-def learned() -> LearnedSteps:
+def learned() -> InUse[Durations]:
     """Half of its runs are of somebody who lies about everything that he can."""
     wild = [
         ran(
@@ -46,9 +47,9 @@ def learned() -> LearnedSteps:
         )
         for seq in range(60)
     ]  # fmt: skip
-    trained = train_steps([*month(60), *wild], None)
+    trained = STEPS.train([*month(60), *wild], None)
     assert trained is not None
-    return read_steps(trained.body, trained.sha256)
+    return STEPS.read(trained.body, trained.sha256)
 
 
 @settings(max_examples=150, deadline=None)
@@ -56,7 +57,7 @@ def learned() -> LearnedSteps:
 def test_any_order_of_tellings(with_model, spec, past, happenings) -> None:  # type: ignore[no-untyped-def]
     """Preempted in between, phases that go back, a total that shrinks, a loss beyond all bounds, a past as wild."""
     cell = Telling()
-    etas, attempt = Etas(cell.ledger), 1
+    etas, attempt = EtaUpdates(cell.ledger), 1
     if with_model:
         etas.use(learned())
     for seq, (iterations, step_ms) in enumerate(past):
@@ -78,15 +79,15 @@ def test_any_order_of_tellings(with_model, spec, past, happenings) -> None:  # t
             cell.record(said)
         else:
             cell.tell("stranger", 5)
-        found = etas.tell("job")
+        found = etas.next("job")
         if found is not None:
             said = found
             for bounds in (found.left_ms, found.steps, found.step_ms):
                 assert 0 <= bounds.low <= bounds.middle <= bounds.high < math.inf
         progress = cell.progress("job")
-        assert len(progress.windows.kept) <= MAX_WINDOWS
+        assert len(progress.windows.parts) <= MAX_WINDOWS
         assert len(progress.curve.spans) <= MAX_SPANS
-        assert len(progress.told) <= MAX_TOLD
+        assert len(progress.published) <= MAX_PUBLISHED
         assert all(window > 0 for window in progress.windows.equal())
     cell.end("job", attempt=attempt)
     assert len(cell.kept) == 1

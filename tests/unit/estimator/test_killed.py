@@ -8,13 +8,14 @@ from penstock.model.external_events import JobEstimated, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
+from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.resources.bounds import Bounds
-from penstock_services.estimator.core.resources.core_tier import CoresTier
+from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
-from penstock_services.estimator.core.resources.memory_kills import KILLS_PER_OWNER, MAX_OWNERS, Killed
+from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.runs import FinishedRun, about
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.runs import about
+from penstock_services.estimator.core.state import State, begin_at
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import SPEC, Cell, usage
 
@@ -24,9 +25,9 @@ NODE_MIB = 131_072
 class Memory(Cell):
     """A cell with one node of 128 GiB, whose jobs run with what they are told."""
 
-    def __init__(self, kept: list[FinishedRun] | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(Topic.JOBS, 0, None if kept is None else kept.append)
+        self.ledger = State(Topic.JOBS, 0)
         for value in self.values:
             self.ledger.fold(value)
         self.record(NodeJoined(node=node_spec("node-1", 4)))
@@ -35,9 +36,9 @@ class Memory(Cell):
         tiers = (
             HistoryTier(self.ledger.history),
             NearestTier(self.ledger.nearest),
-            CoresTier(self.ledger.past_cores, self.ledger.rooms),
+            CoresTier(self.ledger.past_cores, self.ledger.nodes),
         )
-        return estimate(spec, tiers, None, Bounds(self.ledger.killed, self.ledger.rooms))
+        return estimate(spec, tiers, None, Bounds(self.ledger.kills, self.ledger.nodes))
 
     def begin(self, job_id: str, spec: JobSpec = SPEC) -> int:
         """Submitted, estimated and placed; what it was promised, MiB."""
@@ -160,8 +161,8 @@ def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
 
 def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
     """What Postgres keeps of it: who, which command, which promise; not its run time, which is of half a run."""
-    kept: list[FinishedRun] = []
-    cell = Memory(kept)
+    cell = Memory()
+    kept = cell.ledger.finished
     cell.kill("job-1")
     [run] = kept
     assert (run.job_id, run.about, run.set_aside) == (
@@ -172,8 +173,8 @@ def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
     assert run.said is not None
     assert run.said.host_memory_mib == 2_048
     assert run.measured.run_ms != run.measured.run_ms
-    assert cell.ledger.reasons == {"out_of_memory": 1}
-    assert (cell.ledger.set_aside, len(cell.ledger.history)) == (0, 0)
+    assert cell.ledger.rejected == {"out_of_memory": 1}
+    assert len(cell.ledger.history) == 0
     cell.ledger.learning = False
     cell.kill("job-2")
     assert len(kept) == 1, "folded again after a restart: it is in Postgres already"
@@ -194,8 +195,8 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
     replica = Replica()
     for offset, value in enumerate(cell.values):
         replica.take(value, offset)
-    cell.ledger = Ledger(Topic.JOBS, 0)
-    cell.ledger.begin_at(replica)
+    cell.ledger = State(Topic.JOBS, 0)
+    begin_at(cell.ledger, replica)
     cell.record(killed_exit("job-1"))
     assert cell.told().worker.host_memory_mib == 4_096
     assert cell.told(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
@@ -203,32 +204,32 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
 
 def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
     """Mallory's sweep is killed a thousand times; Ada's one kill is still known. A thousand more owners are too many."""
-    killed = Killed()
+    killed = MemoryKills()
     killed.add(about(SPEC), 2_048)
     for number in range(1_000):
         killed.add(about(other(owner="mallory", command=("sweep", str(number)))), 2_048)
-    assert killed.least(SPEC, about(SPEC).key, near=False) is not None
-    assert len(killed._owners["mallory"]) == KILLS_PER_OWNER
-    for number in range(MAX_OWNERS):
+    assert killed.floor(SPEC, about(SPEC).key, near=False) is not None
+    assert len(list(killed._kills.of_owner("mallory"))) == KILLS_OF_ONE
+    for number in range(KILLS):
         killed.add(about(other(owner=f"o{number}")), 2_048)
-    assert len(killed._owners) == MAX_OWNERS
-    assert killed.least(SPEC, about(SPEC).key, near=False) is None
+    assert len(killed) == KILLS
+    assert killed.floor(SPEC, about(SPEC).key, near=False) is None
 
 
 def test_a_promise_below_the_default_is_raised_to_it_at_once() -> None:
     """Others' runs of the network were tiny: one kill costs less than eleven doublings from one MiB."""
-    killed = Killed()
+    killed = MemoryKills()
     killed.add(about(SPEC), 1)
-    least = killed.least(SPEC, about(SPEC).key, near=False)
+    least = killed.floor(SPEC, about(SPEC).key, near=False)
     assert least is not None
     assert (least.memory_mib, least.held_mib) == (2_048, 1)
 
 
 def test_without_a_promise_a_kill_says_nothing() -> None:
     """The machine itself ran out of memory and killed a job that nobody had bounded."""
-    killed = Killed()
+    killed = MemoryKills()
     killed.add(about(SPEC), 0)
-    assert (killed.kills, killed.least(SPEC, about(SPEC).key, near=True)) == (0, None)
+    assert (len(killed), killed.floor(SPEC, about(SPEC).key, near=True)) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_learned_needs_are_cut_to_the_largest_node(tier: str, learned_mib: int, 
     has left keeps what it needs: it ends as unschedulable instead of being killed. What others' runs say only guides."""
     cell = Memory()
     guess = Guess(tier, 0.5, "s", 1, 100, learned_mib, 16_384 + 100, 50.0)  # type: ignore[arg-type]
-    found = Bounds(cell.ledger.killed, cell.ledger.rooms)(SPEC, b"key", guess)
+    found = Bounds(cell.ledger.kills, cell.ledger.nodes)(SPEC, b"key", guess)
     assert (found.cores, found.host_memory_mib, found.gpu_memory_mib) == (32, told_mib, 16_384)
 
 

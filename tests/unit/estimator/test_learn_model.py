@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock_services.estimator.core.limits import CELLS_OF_ONE
 from penstock_services.estimator.core.resource_model.features import memory_line
 from penstock_services.estimator.core.resource_model.labels import UNITS
 from penstock_services.estimator.core.resource_model.measurements import (
@@ -19,10 +20,9 @@ from penstock_services.estimator.core.resource_model.measurements import (
     runs_of,
 )
 from penstock_services.estimator.core.resource_model.model import (
-    FEWEST_ALONE,
     Model,
     cells,
-    fair,
+    limited_per_owner,
     merged,
     train,
 )
@@ -151,12 +151,12 @@ def test_an_owner_with_many_made_up_cells_is_cut_to_the_weight_of_the_others() -
     honest = cluster.tasks(owner="alice")
     lies = [Task("bert", "A100", 1.0, "FP16", float(batch), owner="mallory") for batch in range(100, 1_100)]
     runs = runs_of([*honest, *lies], [{MEMORY: 5_000.0}] * (len(honest) + len(lies)))
-    kept = fair(runs, 0)
+    kept = limited_per_owner(runs, 0)
     his = sum(task.owner == "mallory" for task in kept.tasks)
-    assert his == max(len(honest), FEWEST_ALONE)
+    assert his == max(len(honest), CELLS_OF_ONE)
     assert sum(task.owner == "alice" for task in kept.tasks) == len(honest)
-    assert fair(runs, 0).tasks == kept.tasks
-    assert fair(cluster.runs(), 0).tasks == cluster.runs().tasks
+    assert limited_per_owner(runs, 0).tasks == kept.tasks
+    assert limited_per_owner(cluster.runs(), 0).tasks == cluster.runs().tasks
 
 
 def test_repeats_of_a_cell_are_merged_by_owner() -> None:
@@ -189,10 +189,10 @@ def test_no_model_can_foresee_which_repeat_it_is_asked_about() -> None:
 
 def test_all_labels_have_a_unit_both_ways(model: Model) -> None:
     """What is learned must be told in the label's own unit, at the ends of its range too."""
-    inputs = model.design.of([Task("bert", "A100", 4.0, "FP16", 48.0)] * 3)
+    inputs = model.features.of([Task("bert", "A100", 4.0, "FP16", 48.0)] * 3)
     ends = {UTILISATION: [0.0, 50.0, 100.0], "gpu_utilisation_std": [0.0, 25.0, 50.0]}
     for name in LABELS:
         values = np.array(ends.get(name, [1.0, 500.0, 30_000.0]))
-        told = UNITS[name].told(UNITS[name].learned(values, inputs), inputs)
+        told = UNITS[name].measured(UNITS[name].learned(values, inputs), inputs)
         assert np.allclose(told, values, rtol=1e-9, atol=1e-9), name
     assert not math.isnan(float(model.predict([Task("bert", "A100")])[MEMORY].value[0]))

@@ -11,7 +11,7 @@ from penstock_services.estimator.core.resource_model.measurements import (
     UTILISATION,
     Task,
     card_mib,
-    set_aside,
+    why_rejected,
 )
 
 TASK = Task("resnet50", "V100", 2.0, "FP16", 64.0)
@@ -67,8 +67,8 @@ def test_the_very_cards_memory_wins_over_the_table() -> None:
 
 def test_a_plausible_run_is_believed() -> None:
     """All of the card's memory and 100 % are extreme, but they happen; what was not measured is no fault."""
-    assert set_aside(TASK, GOOD) is None
-    assert set_aside(TASK, {MEMORY: 32_768.0, UTILISATION: 100.0, THROUGHPUT: math.nan}) is None
+    assert why_rejected(TASK, GOOD) is None
+    assert why_rejected(TASK, {MEMORY: 32_768.0, UTILISATION: 100.0, THROUGHPUT: math.nan}) is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_plausible_run_is_believed() -> None:
 )
 def test_an_absurd_measurement_discredits_the_run(measured: dict[str, float], reason: str) -> None:
     """A node's reporter mixed up two processes: what else it says about that run is worth as little."""
-    assert set_aside(TASK, measured) == reason
+    assert why_rejected(TASK, measured) == reason
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_an_absurd_measurement_discredits_the_run(measured: dict[str, float], re
 )
 def test_a_run_of_no_possible_job_is_set_aside(task: Task, reason: str) -> None:
     """A trace from elsewhere holds jobs that no cluster could have run."""
-    assert set_aside(task, GOOD) == reason
+    assert why_rejected(task, GOOD) == reason

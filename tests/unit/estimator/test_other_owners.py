@@ -20,16 +20,18 @@ from penstock.model.types import Estimate, JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
-from penstock_services.estimator.core.resource_model.training import train
+from penstock_services.estimator.core.limits import ABOVE_OTHERS
+from penstock_services.estimator.core.owner_table import NOBODY
+from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.bounds import Bounds
-from penstock_services.estimator.core.resources.core_tier import CoresTier
+from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.history import History, Run, bounded
-from penstock_services.estimator.core.resources.nearest import MOST_ABOVE, NearestTier
-from penstock_services.estimator.core.runs import MOST_HOST_MEMORY_MIB, MOST_RUN_MS, NO_CARD, Given, about
+from penstock_services.estimator.core.resources.nearest import NearestTier
+from penstock_services.estimator.core.runs import MAX_HOST_MEMORY_MIB, MAX_RUN_MS, NO_CARD, Given, about
 from penstock_services.estimator.core.stages.profile import StageKey
-from penstock_services.estimator.core.stages.registry import StageLog
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.stages.registry import StageRegistry
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell.service import Estimator
 from tests.support.driver import node_spec
 
@@ -48,9 +50,9 @@ lies = st.fixed_dictionaries(
         "workers": st.sampled_from([1, 256]),
         "run": st.fixed_dictionaries(
             {
-                "run_ms": amounts.map(lambda value: min(value, float(MOST_RUN_MS))),
+                "run_ms": amounts.map(lambda value: min(value, float(MAX_RUN_MS))),
                 "busy_cores": amounts.map(lambda value: min(value, 1_024.0)),
-                "host_memory_mib": amounts.map(lambda value: min(value, float(MOST_HOST_MEMORY_MIB))),
+                "host_memory_mib": amounts.map(lambda value: min(value, float(MAX_HOST_MEMORY_MIB))),
                 "gpu_memory_mib": amounts,
                 "gpu_utilisation_percent": st.floats(min_value=0, max_value=100),
             }
@@ -71,9 +73,9 @@ class Told:
     """What the cell's tiers know, on two kinds of nodes."""
 
     def __init__(self) -> None:
-        self.known = Ledger(Topic.JOBS, 0)
-        self.known.rooms.put(msgspec.structs.replace(node_spec("small", 4, cores=16), host_memory_mib=32_768))
-        self.known.rooms.put(node_spec("large", 8))
+        self.known = State(Topic.JOBS, 0)
+        self.known.nodes.put(msgspec.structs.replace(node_spec("small", 4, cores=16), host_memory_mib=32_768))
+        self.known.nodes.put(node_spec("large", 8))
         self.seq = 0
 
     def ran(self, job: JobSpec, **run: float) -> None:
@@ -98,15 +100,15 @@ class Told:
             for number in range(one["times"]):
                 job = spec("mallory", f"{number}.py", **what)
                 self.ran(job, **one["run"])
-                self.known.killed.add(about(job), one["killed_with"])
+                self.known.kills.add(about(job), one["killed_with"])
 
     def told(self, job: JobSpec) -> Estimate:
         tiers: tuple[Tier, ...] = (
             HistoryTier(self.known.history),
             NearestTier(self.known.nearest),
-            CoresTier(self.known.past_cores, self.known.rooms),
+            CoresTier(self.known.past_cores, self.known.nodes),
         )
-        return estimate(job, tiers, None, Bounds(self.known.killed, self.known.rooms))
+        return estimate(job, tiers, None, Bounds(self.known.kills, self.known.nodes))
 
 
 def both(past: Sequence[dict[str, Any]], *owners: str) -> tuple[Told, Told]:
@@ -146,11 +148,11 @@ def test_where_two_others_ran_the_network_it_stays_between_them(past: list[dict[
     assert worker.cores == 3
     assert 70 <= worker.gpu_utilisation_percent <= 71
     margin = MEMORY_PERCENT / 100
-    assert math.ceil(3_000 * margin) <= worker.host_memory_mib <= math.ceil(3_001 * MOST_ABOVE * margin)
+    assert math.ceil(3_000 * margin) <= worker.host_memory_mib <= math.ceil(3_001 * ABOVE_OTHERS * margin)
     assert (
         math.ceil(8_000 * margin)
         <= worker.gpu_memory_mib
-        <= min(CARD_MIB, math.ceil(8_001 * MOST_ABOVE * margin))
+        <= min(CARD_MIB, math.ceil(8_001 * ABOVE_OTHERS * margin))
     )
 
 
@@ -162,9 +164,9 @@ def test_against_one_other_he_at_most_doubles(past: list[dict[str, Any]]) -> Non
     _, having = both(past, "ada")
     found = having.told(spec("bob"))
     assert found.run_ms is not None
-    assert found.run_ms <= MOST_ABOVE * 60_100
-    assert found.worker.cores <= math.ceil(2.0 * MOST_ABOVE * 1.25)
-    assert math.ceil(2_048 * 1.1) <= found.worker.host_memory_mib <= math.ceil(3_001 * MOST_ABOVE * 1.1)
+    assert found.run_ms <= ABOVE_OTHERS * 60_100
+    assert found.worker.cores <= math.ceil(2.0 * ABOVE_OTHERS * 1.25)
+    assert math.ceil(2_048 * 1.1) <= found.worker.host_memory_mib <= math.ceil(3_001 * ABOVE_OTHERS * 1.1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,7 +206,7 @@ def test_his_cores_and_kills_are_his_own(past: list[dict[str, Any]]) -> None:
 )
 def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int, int]]) -> None:
     """Ada and Eve measured a network; Mallory tells of stages of any length, before, between and after them."""
-    log = StageLog()
+    log = StageRegistry()
 
     def tell(owner: str, stages_ms: Sequence[float], iterations: int) -> None:
         pieces = [
@@ -230,7 +232,7 @@ def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int,
             tell(owner, stages_ms, 20)
     found = log.get(StageKey("resnet50", 64, 4))
     assert found is not None
-    if len(log._owners[StageKey("resnet50", 64, 4)]) == 2:
+    if len(log._profiles.of_key(StageKey("resnet50", 64, 4)).keys() - {NOBODY}) == 2:
         assert found.stages_ms == (20, 10, 60, 10), "the first of two"
         return
     for value, low, high in zip(found.stages_ms, (20, 9, 60, 10), (22, 10, 65, 10.5), strict=True):
@@ -241,7 +243,7 @@ def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int,
 def test_a_sweep_takes_a_quarter_of_the_history_and_no_more() -> None:
     """Mallory submits a new command each minute for a month: who ran before her is forgotten no earlier for it than
     by a quarter."""
-    history = History(max_keys=40, keys_per_owner=10)
+    history = History(keys=40, keys_of_one=10)
     for number in range(30):
         history.add(f"ada-{number}".encode(), Run(1, 1), f"o{number % 5}")
     for number in range(5_000):
@@ -268,15 +270,15 @@ def test_what_is_not_known_falls_back_a_tier_and_is_counted(past: list[str], job
     for model in past:
         measured = Run(ended_ms=1, seq=1, run_ms=1, busy_cores=1, host_memory_mib=1, gpu_memory_mib=1, gpus=1)
         ran = about(spec("ada", "ada.py", model=model))
-        estimator.ledger.history.add(ran.key, measured, "ada")
-        estimator.ledger.nearest.add(ran, measured)
+        estimator.state.history.add(ran.key, measured, "ada")
+        estimator.state.nearest.add(ran, measured)
     estimator._message("job-1", JobSubmitted(job_id="job-1", spec=job).spec, "cause", None)
     assert estimator.counts.tiers == {tier: 1}
 
 
 def test_a_cell_without_sound_runs_trains_nothing() -> None:
     """All of its history was set aside, or there is none: no model, no error."""
-    assert train([], None) is None
+    assert RESOURCES.train([], None) is None
 
 
 def test_thousands_of_runs_are_folded_in_bounded_memory() -> None:
@@ -288,5 +290,5 @@ def test_thousands_of_runs_are_folded_in_bounded_memory() -> None:
             run_ms=chance.lognormvariate(10, 5), busy_cores=chance.uniform(0, 900), host_memory_mib=chance.lognormvariate(9, 9),
         )  # fmt: skip
     assert len(cell.known.history) == 2_500
-    assert sum(len(runs) for owners in cell.known.nearest._models.values() for runs in owners.values()) == 8
+    assert sum(len(cell.known.nearest._networks.get(model, "mallory") or ()) for model in MODELS) == 8
     assert len(cell.known.past_cores.of("mallory")) == 64

@@ -9,17 +9,10 @@ from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.ledger_events import JobEnded
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked
+from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.runs import About, about
-from penstock_services.estimator.core.stages.profile import LEAST_ITERATIONS, StageKey, StageProfile
-from penstock_services.estimator.core.stages.registry import (
-    KEYS_PER_OWNER,
-    MAX_KEYS,
-    OWNERS_PER_KEY,
-    Owned,
-    StageLog,
-    combined,
-    moved,
-)
+from penstock_services.estimator.core.stages.profile import MIN_ITERATIONS, StageKey, StageProfile
+from penstock_services.estimator.core.stages.registry import Owned, StageRegistry, combined, moved
 from tests.unit.test_estimator import Cell
 
 KEY = StageKey("resnet18", 64, 4)
@@ -42,24 +35,24 @@ def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
     )  # fmt: skip
 
 
-def learn(log: StageLog, owner: str = "ada", *stages_ms: float, times: int = 1) -> None:
+def learn(log: StageRegistry, owner: str = "ada", *stages_ms: float, times: int = 1) -> None:
     for _ in range(times):
         log.measured(who(owner), 4, 1_000, samples(stages_ms), f"from-{owner}")
 
 
-def known(log: StageLog, key: StageKey = KEY) -> StageProfile:
+def known(log: StageRegistry, key: StageKey = KEY) -> StageProfile:
     found = log.get(key)
     assert found is not None
     return found
 
 
-def told(log: StageLog) -> list[StageKey]:
+def told(log: StageRegistry) -> list[StageKey]:
     return [news.key for news in log.news()]
 
 
 def test_a_profile_is_measured_once_and_told_once() -> None:
     """Muri's stages of a small vision model on four GPUs; the second job of the same kind measures nothing new."""
-    log = StageLog()
+    log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
     [news] = log.news()
     assert (news.key, news.cause) == (KEY, "from-ada")
@@ -78,7 +71,7 @@ def test_a_profile_is_measured_once_and_told_once() -> None:
 
 def test_it_is_told_again_when_a_stage_has_moved_by_a_tenth() -> None:
     """New code halves the loading: the mean over iterations follows, and the cell is told on its way."""
-    log = StageLog()
+    log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
     assert told(log) == [KEY]
     learn(log, "ada", 10, 10, 60, 10)
@@ -92,15 +85,15 @@ def test_it_is_told_again_when_a_stage_has_moved_by_a_tenth() -> None:
 
 def test_too_few_iterations_are_kept_but_not_told() -> None:
     """The script was stopped after six of them; the next one completes the profile."""
-    log = StageLog()
+    log = StageRegistry()
     for expected in ([], [KEY]):
-        log.measured(who(), 4, 1_000, samples((0, 0, 50, 0), LEAST_ITERATIONS // 2 + 1))
+        log.measured(who(), 4, 1_000, samples((0, 0, 50, 0), MIN_ITERATIONS // 2 + 1))
         assert told(log) == expected
 
 
 def test_one_owner_among_three_moves_it_only_between_the_others() -> None:
     """Mallory tells of iterations that load for an hour, and of others that never load, a thousand times."""
-    log = StageLog()
+    log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
     learn(log, "bob", 24, 11, 64, 12)
     for lie in ((100_000, 0, 1, 0), (0, 0, 0.02, 0)):
@@ -115,7 +108,7 @@ def test_one_owner_among_three_moves_it_only_between_the_others() -> None:
 
 def test_of_two_owners_the_first_counts() -> None:
     """Neither can outvote the other: what the cell has planned with stays until a third has measured."""
-    log = StageLog()
+    log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
     before = known(log)
     learn(log, "mallory", 5_000, 0, 1, 0)
@@ -140,44 +133,44 @@ def test_what_cannot_teach_is_set_aside(
     job: About, gpus: int, share: int, told_ms: tuple[float, ...], reason: str
 ) -> None:
     """Jobs that name nothing, shares of a GPU, broken counters: no profile, and each is counted."""
-    log = StageLog()
+    log = StageRegistry()
     assert log.measured(job, gpus, share, samples(told_ms)) is None
-    assert log.set_aside == {reason: 1}
+    assert log.rejected == {reason: 1}
     assert len(log) == 0
 
 
 def test_absurd_usage_is_set_aside() -> None:
     """A counter that wrapped around would make everything else look idle beside it."""
-    log, sound = StageLog(), samples((1, 1, 1, 1))
+    log, sound = StageRegistry(), samples((1, 1, 1, 1))
     wrapped = msgspec.structs.replace(sound.samples[0], network=1.8e19)
     log.measured(who(), 4, 1_000, msgspec.structs.replace(sound, samples=(*sound.samples, wrapped)))
     infinite = msgspec.structs.replace(sound.samples[0], lasted_ms=float("nan"))
     log.measured(who(), 4, 1_000, msgspec.structs.replace(sound, samples=(*sound.samples, infinite)))
-    assert log.set_aside == {"no machine has so much": 1, "no numbers": 1}
+    assert log.rejected == {"no machine has so much": 1, "no numbers": 1}
 
 
 def test_what_the_ledger_says_was_told_is_not_told_again() -> None:
     """After a restart the estimator folds measurements and what it had told of them; the last of it was never sent."""
-    first, ledger = StageLog(), []
+    first, ledger = StageRegistry(), []
     for owner, storage_ms in (("ada", 20.0), ("bob", 30.0)):
         first.measured(who(owner, batch=int(storage_ms)), 4, 1_000, samples((storage_ms, 1, 1, 1)))
         ledger += [news.event() for news in first.news()]
-    again = StageLog()
+    again = StageRegistry()
     for owner, storage_ms in (("ada", 20.0), ("bob", 30.0)):
         again.measured(who(owner, batch=int(storage_ms)), 4, 1_000, samples((storage_ms, 1, 1, 1)))
-    assert again.told(ledger[0]) is not None
+    assert again.published(ledger[0]) is not None
     assert [key.batch for key in told(again)] == [30]
-    assert again.told(msgspec.structs.replace(ledger[0], model="unknown")) is None
+    assert again.published(msgspec.structs.replace(ledger[0], model="unknown")) is None
 
 
 def test_rows_that_were_kept_bring_back_the_same_state() -> None:
     """What Postgres holds of three owners and of what was told, read in its order."""
-    log, rows = StageLog(), []
+    log, rows = StageRegistry(), []
     for owner, storage_ms in (("ada", 20), ("bob", 22), ("eve", 90)):
         rows.append(log.measured(who(owner), 4, 1_000, samples((storage_ms, 10, 60, 10))))
     [news] = log.news()
-    rows.append(log.told(news.event()))
-    again = StageLog()
+    rows.append(log.published(news.event()))
+    again = StageRegistry()
     for row in rows:
         assert row is not None
         again.put(row)
@@ -215,18 +208,18 @@ def test_the_fold_knows_whose_samples_they_are() -> None:
 
 def test_memory_is_bounded_and_a_sweep_pushes_out_its_own() -> None:
     """Mallory names her models by the date; later more people do than there is room for."""
-    log = StageLog()
+    log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
-    for number in range(2 * KEYS_PER_OWNER):
+    for number in range(2 * STAGE_KEYS_OF_ONE):
         log.measured(who("mallory", f"m{number}"), 4, 1_000, samples((1, 1, 1, 1)))
     assert known(log).storage_ms == 20
-    assert len(log) == 1 + KEYS_PER_OWNER
-    for number in range(MAX_KEYS):
+    assert len(log) == 1 + STAGE_KEYS_OF_ONE
+    for number in range(STAGE_KEYS):
         log.measured(who(f"o{number % 8}", f"n{number}"), 4, 1_000, samples((1, 1, 1, 1)))
-    assert len(log) == MAX_KEYS
+    assert len(log) == STAGE_KEYS
     assert log.get(KEY) is None
-    for number in range(OWNERS_PER_KEY + 3):
+    for number in range(STAGE_OWNERS + 3):
         log.measured(who(f"p{number}", "crowd"), 4, 1_000, samples((1, 1, 1, 1)))
-    assert log.set_aside == {"enough owners have measured it": 3}
-    assert len(told(log)) == MAX_KEYS
+    assert log.rejected == {"enough owners have measured it": 3}
+    assert len(told(log)) == STAGE_KEYS
     assert combined([]) is None

@@ -2,10 +2,7 @@
 
 import pytest
 
-from penstock_services.estimator.core.stages.profile import (
-    Sample,
-    stage_profile,
-)
+from penstock_services.estimator.core.stages.profile import Sample, stage_profile
 
 ITERATION = [  # storage MB/s, CPU cores, GPU %, network MB/s; one iteration of a small vision model
     Sample(20, (800, 1, 2, 0)),

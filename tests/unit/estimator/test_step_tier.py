@@ -4,33 +4,35 @@ import msgspec
 import pytest
 
 from penstock.model.types import JobSpec, ResourceRequest
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.history import History, key_of
 from penstock_services.estimator.core.resources.nearest import Nearest, NearestTier
-from penstock_services.estimator.core.resources.node_sizes import NodeSizes, densest
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps, train_steps
+from penstock_services.estimator.core.step_time.training import STEPS, Durations
+from tests.support.driver import node_spec
 from tests.unit.estimator.telling import month, ran, true_ms
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=5_000)
 
 
 @pytest.fixture(scope="module")
-def learned() -> LearnedSteps:
-    trained = train_steps(month(120), None)
+def learned() -> InUse[Durations]:
+    trained = STEPS.train(month(120), None)
     assert trained is not None
-    return read_steps(trained.body, trained.sha256)
+    return STEPS.read(trained.body, trained.sha256)
 
 
-def nodes(*sizes: int, model: str = "T4") -> NodeSizes:
-    found = NodeSizes()
+def nodes(*sizes: int, model: str = "T4") -> NodeCapacity:
+    found = NodeCapacity()
     for number, gpus in enumerate(sizes):
-        found.put(f"{model}-{number}", model, gpus)
+        found.put(node_spec(f"{model}-{number}", gpus, model=model))
     return found
 
 
 def tiers(
-    history: History, nearest: Nearest, where: NodeSizes, model: LearnedSteps | None = None
+    history: History, nearest: Nearest, where: NodeCapacity, model: InUse[Durations] | None = None
 ) -> list[Tier]:
     steps = StepTier(history, nearest, where)
     if model is not None:
@@ -46,7 +48,7 @@ def job(gpus: int, workers: int = 1, **more: object) -> JobSpec:
     ("gpus", "workers", "ring"), [(1, 1, (1,)), (4, 1, (4,)), (4, 2, (4, 4)), (2, 2, (4,))]
 )
 def test_a_new_job_is_told_from_the_model(
-    gpus: int, workers: int, ring: tuple[int, ...], learned: LearnedSteps
+    gpus: int, workers: int, ring: tuple[int, ...], learned: InUse[Durations]
 ) -> None:
     """Two nodes of four cards: a gang goes on as few of them as can be. Each worker has a batch of 64."""
     found = estimate(job(gpus, workers), tiers(History(), Nearest(), nodes(4, 4), learned))
@@ -56,7 +58,7 @@ def test_a_new_job_is_told_from_the_model(
     assert found.model_version == learned.version
 
 
-def test_what_nothing_is_known_of_stays_open(learned: LearnedSteps) -> None:
+def test_what_nothing_is_known_of_stays_open(learned: InUse[Durations]) -> None:
     """No iterations, no batch size, half of a GPU, no such node, a gang that the cell cannot hold, another network."""
     for spec, where in [
         (job(1, iterations=None), nodes(4)),
@@ -75,7 +77,7 @@ def test_what_nothing_is_known_of_stays_open(learned: LearnedSteps) -> None:
         assert "run time" not in found.source
 
 
-def test_a_jobs_own_run_time_comes_first_while_its_iterations_are_the_same(learned: LearnedSteps) -> None:
+def test_a_jobs_own_run_time_comes_first_while_its_iterations_are_the_same(learned: InUse[Durations]) -> None:
     """Ada runs her nightly job again, then for ten times as long: her own step times answer, and nobody's model."""
     history = History()
     for seq in range(1, 4):
@@ -96,12 +98,12 @@ def test_a_jobs_own_run_time_comes_first_while_its_iterations_are_the_same(learn
     assert unasked.run_ms == 1_000_000
 
 
-def test_a_target_may_end_it_earlier(learned: LearnedSteps) -> None:
+def test_a_target_may_end_it_earlier(learned: InUse[Durations]) -> None:
     found = estimate(job(1, target_loss=0.1), tiers(History(), Nearest(), nodes(4), learned))
     assert "run time: at most 5,000 iterations" in found.source
 
 
-def test_the_users_word_and_the_run_time_stand_side_by_side(learned: LearnedSteps) -> None:
+def test_the_users_word_and_the_run_time_stand_side_by_side(learned: InUse[Durations]) -> None:
     asked = ResourceRequest(gpus=1, cores=2, host_memory_mib=1_000, gpu_memory_mib=2_000)
     found = estimate(
         msgspec.structs.replace(SPEC, resources=asked), tiers(History(), Nearest(), nodes(4), learned)
@@ -111,33 +113,34 @@ def test_the_users_word_and_the_run_time_stand_side_by_side(learned: LearnedStep
     assert found.model_version == learned.version
 
 
-def test_absurd_iterations_stay_within_the_nouns(learned: LearnedSteps) -> None:
+def test_absurd_iterations_stay_within_the_nouns(learned: InUse[Durations]) -> None:
     found = estimate(job(1, iterations=1 << 53), tiers(History(), Nearest(), nodes(4), learned))
     assert found.run_ms == 1 << 53
     gang = estimate(job(1, 256), tiers(History(), Nearest(), nodes(*[1] * 256), learned))
     assert len(gang.source) <= 1_024
 
 
-def test_the_largest_kind_of_card_answers_and_lost_nodes_do_not(learned: LearnedSteps) -> None:
+def test_the_largest_kind_of_card_answers_and_lost_nodes_do_not(learned: InUse[Durations]) -> None:
     """Most GPUs of the cell are V100, of which nothing is known; then the T4 node leaves."""
     where = nodes(4)
     for number in range(9):
-        where.put(f"v{number}", "V100", 8)
-    assert [model for model, _ in where.kinds(())] == ["V100", "T4"]
+        where.put(node_spec(f"v{number}", 8, model="V100"))
+    assert [model for model, _ in where.gpu_nodes(())] == ["V100", "T4"]
     assert estimate(job(1), tiers(History(), Nearest(), where, learned)).run_ms is not None
     where.remove("T4-0")
     where.remove("T4-0")
-    assert where.kinds(("T4",)) == []
+    assert where.gpu_nodes(("T4",)) == []
     assert estimate(job(1), tiers(History(), Nearest(), where, learned)).run_ms is None
 
 
 def test_nodes_are_told_as_few_kinds() -> None:
     """5,000 nodes, one of which changes its GPUs, one is mixed and one has none."""
     where = nodes(*[8] * 5_000)
-    where.put("T4-7", "T4", 4)
-    where.put("mixed", "", 8)
-    where.put("bare", "T4", 0)
-    assert where.kinds(()) == [("T4", {8: 4_999, 4: 1})]
+    where.put(node_spec("T4-7", 4, model="T4"))
+    mixed = node_spec("mixed", 8, model="T4")
+    where.put(msgspec.structs.replace(mixed, gpus=(*node_spec("x", 1, model="V100").gpus, *mixed.gpus[1:])))
+    where.put(node_spec("bare", 0, model="T4"))
+    assert where.gpu_nodes(()) == [("T4", {8: 4_999, 4: 1})]
 
 
 @pytest.mark.parametrize(

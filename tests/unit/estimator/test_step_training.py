@@ -4,43 +4,45 @@ import math
 
 import pytest
 
-from penstock_services.estimator.core.resource_model.saved import BadModel
-from penstock_services.estimator.core.runs import FinishedRun, Steps
-from penstock_services.estimator.core.step_time.durations import OWNERS_APART, digest_of, from_bytes
-from penstock_services.estimator.core.step_time.samples import (
-    MAX_CURVES,
-    MAX_OWN,
-    MAX_OWN_TABLE_CELLS,
-    MAX_SHARED,
-    MAX_TABLE_CELLS,
-    MOST_BEYOND,
-    MOST_OF_ONE,
-    OF_ONE,
-    OWN_CELLS,
-    SHARED,
-    SHARED_CELLS,
+from penstock_services.estimator.core.limits import (
+    BEYOND_USUAL,
+    CURVES,
+    TABLES_OF_ONE,
+    TAUGHT_BY_ONE,
     TEACHING_OF_ONE,
+)
+from penstock_services.estimator.core.runs import FinishedRun, Steps
+from penstock_services.estimator.core.saved import BadModel
+from penstock_services.estimator.core.step_time.training import (
+    MIN_TEACHING,
+    STEPS,
+    Durations,
+    StepAnswer,
+    StepQuestion,
+    answer,
+    judge,
+)
+from penstock_services.estimator.core.step_time.training_set import (
+    OWN_ROOM,
+    OWNERS_APART,
+    SHARED,
+    SHARED_ROOM,
     cell_of,
-    fair,
-    lessons,
+    limited_per_owner,
     name_of,
     sample_of,
     samples_of,
     tables_of,
     teaching_of,
-)
-from penstock_services.estimator.core.step_time.training import (
-    FEWEST_SAMPLES,
-    StepAsked,
-    judged,
-    read_steps,
-    step_of,
-    steps_of,
-    train_steps,
+    training_set,
 )
 from tests.unit.estimator.telling import month, ran, true_ms
 
 NET = name_of(SHARED, "resnet50", "T4")
+
+
+def one_answer(durations: Durations, asked: StepQuestion) -> StepAnswer | None:
+    return answer(durations, [asked])[asked]
 
 
 @pytest.fixture(scope="module")
@@ -51,33 +53,33 @@ def taught() -> list[FinishedRun]:
 
 def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[FinishedRun]) -> None:
     """Nobody used two nodes with one GPU each, nor a batch of 48."""
-    trained = train_steps(taught, None)
+    trained = STEPS.train(taught, None)
     assert trained is not None
     model = trained
-    assert model.version == f"steps-{digest_of(model.body)[:12]}"
+    assert model.version == f"steps-{model.sha256[:12]}"
     assert (model.runs, model.promoted) == (120, True)
     assert model.metrics["step_error"] < 0.06, "the runs scatter by 0.03"
     assert model.metrics["step_told"] == 1
-    learned = read_steps(model.body, model.sha256)
-    told = step_of(learned.durations, StepAsked("new", "resnet50", "T4", cell_of((1, 1), 48)))
+    learned = STEPS.read(model.body, model.sha256)
+    told = one_answer(learned.model, StepQuestion("new", "resnet50", "T4", cell_of((1, 1), 48)))
     assert told is not None
     assert math.exp(told.log_s) * 1_000 == pytest.approx(true_ms((1, 1), 48), rel=0.25)
     assert not told.own
-    assert step_of(learned.durations, StepAsked("ada", "resnet50", "V100", cell_of((1,), 48))) is None
-    own = step_of(learned.durations, StepAsked("ada", "resnet50", "T4", cell_of((4,), 64)))
+    assert one_answer(learned.model, StepQuestion("ada", "resnet50", "V100", cell_of((1,), 48))) is None
+    own = one_answer(learned.model, StepQuestion("ada", "resnet50", "T4", cell_of((4,), 64)))
     assert own is not None
     assert own.own, "her own runs doubt less than everybody's"
 
 
 def test_the_same_runs_give_the_same_model(taught: list[FinishedRun]) -> None:
     """Killed after the training and before the answer: the next one comes to the same version."""
-    one, other = (train_steps(taught[:40], None) for _ in range(2))
+    one, other = (STEPS.train(taught[:40], None) for _ in range(2))
     assert one == other
 
 
 def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
     """A machine was broken for a day, and its step times are noise: the model of last week stays."""
-    good = train_steps(taught, None)
+    good = STEPS.train(taught, None)
     assert good is not None
     wild = [
         run._replace(
@@ -85,7 +87,7 @@ def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
         )
         for run in taught[:90]
     ]
-    worse = train_steps([*wild, *taught[90:]], good.body)
+    worse = STEPS.train([*wild, *taught[90:]], STEPS.read(good.body, good.sha256).model)
     assert worse is not None
     assert not worse.promoted
     assert worse.metrics["step_error"] > worse.metrics["before_step_error"]
@@ -93,7 +95,7 @@ def test_a_worse_model_is_not_promoted(taught: list[FinishedRun]) -> None:
 
 def test_too_few_runs_make_no_model() -> None:
     """Among them runs without batch size, without network, on parts of a GPU, on unlike cards, with absurd steps."""
-    runs = [ran(seq) for seq in range(FEWEST_SAMPLES - 1)]
+    runs = [ran(seq) for seq in range(MIN_TEACHING - 1)]
     bare = runs[0]
     given, about_ = bare.given, bare.about
     runs += [
@@ -106,20 +108,20 @@ def test_too_few_runs_make_no_model() -> None:
         *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (0, -1, 1e-9, 1e12)),
         *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (math.nan, math.inf)),
     ]
-    assert len(samples_of(runs)) == FEWEST_SAMPLES - 1
-    assert train_steps(runs, None) is None
-    assert train_steps([], None) is None
+    assert len(samples_of(runs)) == MIN_TEACHING - 1
+    assert STEPS.train(runs, None) is None
+    assert STEPS.train([], None) is None
 
 
 def test_a_touched_model_is_refused(taught: list[FinishedRun]) -> None:
     """A byte was changed; or another whole model lies where this one was written."""
-    trained, other = train_steps(taught[:30], None), train_steps(taught[30:60], None)
+    trained, other = STEPS.train(taught[:30], None), STEPS.train(taught[30:60], None)
     assert trained is not None
     assert other is not None
     with pytest.raises(BadModel, match="cut short or changed"):
-        read_steps(trained.body[:-3] + b"000", trained.sha256)
-    with pytest.raises(BadModel, match="another model"):
-        read_steps(other.body, trained.sha256)
+        STEPS.read(trained.body[:-3] + b"000", trained.sha256)
+    with pytest.raises(BadModel, match="is another one"):
+        STEPS.read(other.body, trained.sha256)
 
 
 class TestOneOwner:
@@ -142,7 +144,7 @@ class TestOneOwner:
     def test_what_he_alone_measured_is_believed_within_bounds(self) -> None:
         """What is usual among three is not his to say; of two, both may be right and neither is believed."""
         honest = [ran(1, "ada", step_ms=100), ran(2, "bob", ring=(2,), step_ms=90)]
-        for lie, believed in ((80_000_000, False), (0.01, False), (100 * MOST_BEYOND * 0.9, True)):
+        for lie, believed in ((80_000_000, False), (0.01, False), (100 * BEYOND_USUAL * 0.9, True)):
             found = tables_of(samples_of([*honest, ran(3, "mallory", ring=(8,), step_ms=lie)]))[NET]
             assert {cell.placement for cell in found.cells} == {(1,), (2,), *([(8,)] if believed else [])}
         assert NET not in tables_of(samples_of([honest[0], ran(3, "mallory", ring=(8,), step_ms=80_000_000)]))
@@ -163,18 +165,20 @@ class TestOneOwner:
             for number, ring in enumerate(rings * 60)
         ]  # fmt: skip
         asked = [
-            StepAsked("new", "resnet50", "T4", cell_of(ring, batch)) for ring in rings for batch in (24, 96)
+            StepQuestion("new", "resnet50", "T4", cell_of(ring, batch))
+            for ring in rings
+            for batch in (24, 96)
         ]
         before, after = (
-            steps_of(read_steps(trained.body, trained.sha256).durations, asked)
-            for trained in (train_steps(runs, None) for runs in (honest, honest + lies))
+            answer(STEPS.read(trained.body, trained.sha256).model, asked)
+            for trained in (STEPS.train(runs, None) for runs in (honest, honest + lies))
             if trained is not None
         )
         for one in asked:
             told, moved = before[one], after[one]
             assert told is not None
             assert moved is not None
-            assert abs(moved.log_s - told.log_s) <= math.log(2 * MOST_BEYOND)
+            assert abs(moved.log_s - told.log_s) <= math.log(2 * BEYOND_USUAL)
 
     def test_he_takes_a_bounded_part_of_the_tables(self) -> None:
         """He names a new network in each of 2,000 jobs; Ada's, a year old, still has its room."""
@@ -183,9 +187,9 @@ class TestOneOwner:
         found = tables_of(samples_of([*old, *flood]))
         assert name_of("ada", "resnet50", "T4") in found
         assert NET in found
-        assert sum("net-" in name for name in found) <= (MAX_SHARED + MAX_OWN) / OF_ONE
+        assert sum("net-" in name for name in found) <= (SHARED_ROOM.tables + OWN_ROOM.tables) / TABLES_OF_ONE
         cells = sum(len(table.cells) for name, table in found.items() if "net-" in name)
-        assert cells <= (SHARED_CELLS + OWN_CELLS) / OF_ONE
+        assert cells <= (SHARED_ROOM.cells + OWN_ROOM.cells) / TABLES_OF_ONE
         teaching = teaching_of(found, samples_of([*old, *flood]))
         assert NET in teaching
         assert sum("net-" in name for name in teaching) <= TEACHING_OF_ONE
@@ -194,9 +198,9 @@ class TestOneOwner:
         curve = tuple((float(step), 5.0 / step) for step in range(1, 30))
         runs = [ran(1, "ada", curve=curve, command="a")]
         runs += [ran(seq, "mallory", curve=curve, command=f"{seq}") for seq in range(2, 200)]
-        found = lessons(runs)
-        assert len(found.curves) == len(found.totals) == len(found.windows) == MOST_OF_ONE + 1
-        assert len(fair([(str(n), n) for n in range(1_000)], MAX_CURVES)) == MAX_CURVES
+        found = training_set(runs)
+        assert len(found.curves) == len(found.totals) == len(found.windows) == TAUGHT_BY_ONE + 1
+        assert len(limited_per_owner([(str(n), n) for n in range(1_000)], CURVES)) == CURVES
 
 
 def test_how_far_owners_are_apart_is_learned_within_bounds() -> None:
@@ -204,15 +208,15 @@ def test_how_far_owners_are_apart_is_learned_within_bounds() -> None:
     for factor, low, high in ((1.0, 0.05, 0.15), (1.5, 0.2, 0.35), (1e4, 0.45, 0.5)):
         runs = [ran(seq, "ada", batch=seq, step_ms=100) for seq in range(1, 100)]
         runs += [ran(100 + seq, "bob", batch=seq, step_ms=100 * factor) for seq in range(1, 100)]
-        assert low <= lessons(runs).apart <= high
-    assert lessons([]).apart == OWNERS_APART
+        assert low <= training_set(runs).apart <= high
+    assert training_set([]).apart == OWNERS_APART
 
 
 def test_a_table_holds_its_most_recently_measured_cells() -> None:
     """A sweep over 300 batch sizes."""
     runs = [ran(seq, batch=seq) for seq in range(1, 301)]
     found = tables_of(samples_of(runs))
-    for whose, most in (("ada", MAX_OWN_TABLE_CELLS), (SHARED, MAX_TABLE_CELLS)):
+    for whose, most in (("ada", OWN_ROOM.each), (SHARED, SHARED_ROOM.each)):
         cells = found[name_of(whose, "resnet50", "T4")].cells
         assert {cell.local_batch for cell in cells} == set(range(301 - most, 301))
 
@@ -229,8 +233,8 @@ def test_the_batch_is_shared_by_the_gpus() -> None:
 
 
 def test_nothing_to_judge_by_gives_no_figures(taught: list[FinishedRun]) -> None:
-    blank = from_bytes(train_steps(taught[:20], None).body)  # type: ignore[union-attr]
-    assert judged(blank, []) == {}
+    blank = STEPS.fit(taught[:20], None)  # type: ignore[union-attr]
+    assert judge(blank, []) == {}
     stranger = sample_of(ran(1, "eve", "vgg16"))
     assert stranger is not None
-    assert judged(blank, [stranger]) == {"step_told": 0}
+    assert judge(blank, [ran(1, "eve", "vgg16")]) == {"step_told": 0}

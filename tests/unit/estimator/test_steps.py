@@ -10,28 +10,29 @@ import pytest
 from penstock.ledger.record import Draft, Head, write
 from penstock.ledger.replica import Replica
 from penstock.model import external_events
+from penstock.model.external_events import StepsMeasured
 from penstock.model.ledger_events import JobEnded, JobRequeued
 from penstock.model.topics import Topic
 from penstock.model.types import TaskPlacement
-from penstock_services.estimator.core.due import MIN_STEP_RUNS, MOST_OVER, StepsDue
 from penstock_services.estimator.core.eta.remaining import Bounds
+from penstock_services.estimator.core.model_lifecycle import MAX_MISSED, Due
 from penstock_services.estimator.core.progress import (
+    MAX_PUBLISHED,
     MAX_SPANS,
-    MAX_TOLD,
     MAX_WINDOWS,
     NO_GOAL,
     Goal,
     LossCurve,
     Progress,
-    Told,
+    Published,
     Windows,
     goal_of,
     ring_of,
 )
-from penstock_services.estimator.core.progress import Telling as Line
-from penstock_services.estimator.core.recall import MAX_RECALLED, Recall
+from penstock_services.estimator.core.recall import MAX_RECALLED, recall, recall_from
 from penstock_services.estimator.core.runs import ToldEta
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State, begin_at
+from penstock_services.estimator.core.step_time.training import MIN_NEW, STEPS
 from tests.unit.estimator.telling import JOB, Telling, ran
 
 RECORD_MS = 1_000  # from one record to the next, as `Cell` has it
@@ -43,8 +44,18 @@ def blank(ring: tuple[int, ...] = (1,)) -> Progress:
 
 def line(
     done: int, steps: int = 0, step_ms: float = 0.0, loss: float | None = None, total: int | None = None
-) -> Line:
-    return Line(10**15, done, total, steps, step_ms, loss)
+) -> StepsMeasured:
+    return StepsMeasured(
+        node_id="n",
+        task_id="t",
+        token=1,
+        at_ms=1 << 52,
+        done=done,
+        total=total,
+        steps=steps,
+        step_ms=step_ms,
+        loss=loss,
+    )
 
 
 def test_a_whole_job_tells_its_phases_steps_and_losses() -> None:
@@ -99,7 +110,7 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     cell.record(JobRequeued(job_id="job", attempt=1, reason="preempted"))
     cell.begin("job", (4,), attempt=2)
     waiting = cell.progress("job")
-    assert (waiting.done, waiting.at_ms, waiting.windows.kept) == (600, 0, [])
+    assert (waiting.done, waiting.at_ms, waiting.windows.parts) == (600, 0, [])
     cell.tell("job", 501, attempt=2, loss=2.2)
     cell.tell("job", 700, steps=199, step_ms=110.0, attempt=2, loss=1.9)
     found = cell.progress("job")
@@ -135,9 +146,9 @@ def test_iterations_that_go_back_are_counted_and_ignored() -> None:
 def test_windows_that_cannot_be_true_are_set_aside(steps: int, step_ms: float) -> None:
     """More steps than were done, no time at all, longer than a day, no number: where the job stands is believed all the same."""
     found = blank()
-    assert found.step("t", line(1), 1)
-    assert found.step("t", line(100, steps, step_ms), 2)
-    assert (found.done, found.odd, found.windows.kept) == (100, 1, [])
+    assert found.step(line(1), 1)
+    assert found.step(line(100, steps, step_ms), 2)
+    assert (found.done, found.odd, found.windows.parts) == (100, 1, [])
 
 
 def test_a_window_is_no_longer_than_its_task_has_run() -> None:
@@ -155,10 +166,10 @@ def test_a_window_is_no_longer_than_its_task_has_run() -> None:
             step_ms=1_000.0,
         )
     )
-    assert (cell.progress("job").odd, cell.progress("job").windows.kept) == (1, [])
+    assert (cell.progress("job").odd, cell.progress("job").windows.parts) == (1, [])
     cell.end("job")
     assert cell.kept[0].steps is None
-    assert cell.kept[0].steps_aside.startswith("steps: 1 tellings that cannot be true")
+    assert cell.kept[0].steps_aside.startswith("steps: 1 reports that cannot be true")
     assert not cell.kept[0].set_aside, "what else the run measured is sound"
 
 
@@ -176,30 +187,30 @@ def test_a_total_that_is_passed_is_none() -> None:
     """The user wrote 100 epochs into the job file and the script counts batches; or the script's own total is too small."""
     goal = Goal(iterations=100)
     found = blank()
-    found.step("t", line(60), 1)
-    assert found.most(goal) == 100
-    assert found.most(NO_GOAL) is None
-    found.step("t", line(120), 2)
-    assert found.most(goal) is None
-    found.step("t", line(130, total=500), 3)
-    assert found.most(goal) == 500, "the script knows better"
-    found.step("t", line(140, total=139), 4)
-    assert found.most(goal) is None
+    found.step(line(60), 1)
+    assert found.max_iterations(goal) == 100
+    assert found.max_iterations(NO_GOAL) is None
+    found.step(line(120), 2)
+    assert found.max_iterations(goal) is None
+    found.step(line(130, total=500), 3)
+    assert found.max_iterations(goal) == 500, "the script knows better"
+    found.step(line(140, total=139), 4)
+    assert found.max_iterations(goal) is None
 
 
 def test_a_million_iterations_stay_within_bounds() -> None:
     """A node that passes on 200,000 tellings of one job."""
     found = blank()
     for done in range(5, 1_000_001, 5):
-        found.step("t", line(done, 5, 5.0, loss=1 / done), done)
-    assert len(found.windows.kept) <= MAX_WINDOWS
+        found.step(line(done, 5, 5.0, loss=1 / done), done)
+    assert len(found.windows.parts) <= MAX_WINDOWS
     assert found.windows.steps == 1_000_000
     assert len(found.windows.equal()) <= MAX_WINDOWS
     assert len(found.curve.points()) < 110
     for number in range(10_000):
-        found.tell(Told(number, Bounds(1, 1, 1)))
-    assert len(found.told) <= MAX_TOLD
-    assert (found.told[0].at_ms, found.told[-1].at_ms) == (0, 9_999)
+        found.publish(Published(number, Bounds(1, 1, 1)))
+    assert len(found.published) <= MAX_PUBLISHED
+    assert (found.published[0].at_ms, found.published[-1].at_ms) == (0, 9_999)
 
 
 def test_the_largest_iterations_make_no_more_spans() -> None:
@@ -213,7 +224,7 @@ def test_the_largest_iterations_make_no_more_spans() -> None:
 
 
 def test_windows_of_unlike_length_become_equal_ones() -> None:
-    """Told at growing distances: one slow step first, then a thousand fast ones. The mean is of steps, not of windows."""
+    """Published at growing distances: one slow step first, then a thousand fast ones. The mean is of steps, not of windows."""
     windows = Windows()
     windows.add(1, 1_001.0)
     windows.add(1_000, 1.0)
@@ -265,8 +276,8 @@ def test_after_a_snapshot_only_what_is_told_is_known() -> None:
     replica = Replica()
     for offset, value in enumerate(cell.values):
         replica.take(value, offset)
-    cell.ledger = Ledger(Topic.JOBS, 0, cell.kept.append)
-    cell.ledger.begin_at(replica)
+    cell.ledger = State(Topic.JOBS, 0)
+    begin_at(cell.ledger, replica)
     cell.phase("job", "save", after_ms=1_000)
     cell.tell("job", 700, steps=50, step_ms=100.0)
     found = cell.progress("job")
@@ -298,14 +309,11 @@ def test_what_was_told_before_a_snapshot_is_recalled() -> None:
     for offset, value in enumerate(cell.values):
         replica.take(value, offset)
     known = cell.progress("job")
-    cell.ledger = Ledger(Topic.JOBS, 0, cell.kept.append)
-    cell.ledger.begin_at(replica)
-    since = cell.ledger.recalls_from(replica.offset)
+    cell.ledger = State(Topic.JOBS, 0)
+    begin_at(cell.ledger, replica)
+    since = recall_from(cell.ledger, replica.offset)
     assert before < since < len(cell.values)
-    recall = Recall()
-    for value in cell.values[since:]:
-        recall.take(value)
-    cell.ledger.recall(recall)
+    recall(cell.ledger, cell.values[since:])
     assert dataclasses.replace(cell.progress("job"), placed_ms=0) == dataclasses.replace(known, placed_ms=0)
     assert known.done == 101
     cell.tell("job", 201, steps=100, step_ms=90.0)
@@ -314,11 +322,11 @@ def test_what_was_told_before_a_snapshot_is_recalled() -> None:
 
 def test_not_more_is_recalled_than_bounds_allow() -> None:
     """A job of a month, in a cell of ten million records; and a cell where nothing runs."""
-    ledger = Ledger(Topic.JOBS, 0)
-    assert ledger.recalls_from(500) == 500
-    ledger._recalls_from = 3
-    assert ledger.recalls_from(500) == 2
-    assert ledger.recalls_from(10_000_000) == 10_000_000 - MAX_RECALLED
+    ledger = State(Topic.JOBS, 0)
+    assert recall_from(ledger, 500) == 500
+    ledger.recall_seq = 3
+    assert recall_from(ledger, 500) == 2
+    assert recall_from(ledger, 10_000_000) == 10_000_000 - MAX_RECALLED
 
 
 def line_of(job_id: str, done: int) -> external_events.StepsMeasured:
@@ -339,8 +347,8 @@ def test_what_was_told_is_judged_at_half_of_the_run() -> None:
     """A hundred seconds; after ten of them 80 were said to be left, after 70 of them 25. At half, the first stood."""
     found = blank()
     found.started_ms = 1_000
-    found.tell(Told(11_000, Bounds(80_000, 70_000, 95_000)))
-    found.tell(Told(71_000, Bounds(25_000, 20_000, 30_000)))
+    found.publish(Published(11_000, Bounds(80_000, 70_000, 95_000)))
+    found.publish(Published(71_000, Bounds(25_000, 20_000, 30_000)))
     assert found.eta_at_half(101_000) == ToldEta(40_000, 30_000, 55_000, 50_000)
     assert found.eta_at_half(12_000) is None, "nothing was told in the first half"
     assert blank().eta_at_half(1_000) is None
@@ -351,10 +359,10 @@ def test_only_what_was_told_of_the_last_attempt_counts() -> None:
     cell = Telling()
     cell.begin("job")
     cell.record(told("job", cell.now_ms, 10.0))
-    assert len(cell.progress("job").told) == 1
+    assert len(cell.progress("job").published) == 1
     cell.begin("job", attempt=2)
     cell.record(told("job", cell.now_ms, 10.0, attempt=1))
-    assert cell.progress("job").told == []
+    assert cell.progress("job").published == []
 
 
 def test_tasks_that_nobody_knows_change_nothing() -> None:
@@ -374,14 +382,14 @@ def test_jobs_that_say_nothing_share_one_goal() -> None:
 
 def test_a_model_of_steps_is_due_by_runs_or_by_missed_intervals() -> None:
     """Runs without steps do not count; once, a driver update makes every job slower than was told."""
-    due = StepsDue()
+    due = Due(STEPS)
     due.seen([ran(seq)._replace(steps=None) for seq in range(100)])
     due.seen([ran(1)._replace(set_aside="run_ms: wrong")])
     assert not due.reason
-    due.seen([ran(seq) for seq in range(MIN_STEP_RUNS)])
-    assert due.reason.startswith(f"{MIN_STEP_RUNS} new runs with steps")
+    due.seen([ran(seq) for seq in range(MIN_NEW)])
+    assert due.reason.startswith(f"{MIN_NEW} new runs since")
     due.trained(1_000)
     due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 10.5)) for seq in range(30)])
     assert not due.reason
-    due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 12)) for seq in range(MOST_OVER)])
-    assert due.reason.startswith("drift: 13 of 43 remaining times")
+    due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 12)) for seq in range(MAX_MISSED)])
+    assert due.reason.startswith("drift: 13 of 43 runs")

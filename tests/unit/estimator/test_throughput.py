@@ -5,14 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from penstock_services.estimator.core.eta.quantiles import student_quantile
-from penstock_services.estimator.core.step_time.learn_prior import (
-    MAX_SCALE,
-    MAX_SPREADS,
-    learn_prior,
-    reference_batch,
-)
-from penstock_services.estimator.core.step_time.model import MAX_CELLS, StepModel, fit
+from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
+from penstock_services.estimator.core.step_time.fit import MAX_CELLS, fit, learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.placements import (
     Cell,
     Measurement,
@@ -286,8 +281,6 @@ def test_a_ring_has_one_name() -> None:
     assert ring((1, 2, 3)) != ring((1, 3, 2))
 
 
-def test_students_quantile() -> None:
-    """Against the table of Student's distribution."""
-    assert student_quantile(0.95, 10) == pytest.approx(1.8125, rel=1e-3)
-    assert student_quantile(0.975, 25) == pytest.approx(2.0595, rel=1e-3)
+def test_the_reference_batch_lies_in_the_middle() -> None:
+    """Of batches from 8 to 64, by ratio."""
     assert reference_batch(measured(CELLS)) == pytest.approx(math.sqrt(8 * 64))

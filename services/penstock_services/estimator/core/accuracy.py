@@ -1,4 +1,4 @@
-"""What was said of jobs against what they used: per tier, over time, by owner, and the worst of them. Pure."""
+"""Accuracy of estimates against what jobs used: per tier, over time, by owner, and the worst of them. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ class Share(NamedTuple):
 
 
 class Remaining(NamedTuple):
-    """How well the remaining time was told, at half of each run."""
+    """How well the remaining time was predicted, at half of each run."""
 
     runs: int
     level: float
@@ -123,7 +123,7 @@ class Reckoning(NamedTuple):
     over_asking: Sequence[OverAsking]
     worst: Sequence[Worst]
     remaining: Remaining | None = None
-    """None: no run was told its remaining time."""
+    """None: no run had its remaining time predicted."""
     killed: int = 0
     """Workers that took more host memory than they were promised and were killed for it; no runs."""
 
@@ -222,16 +222,16 @@ def share(count: int, of: int) -> Share:
     return Share(of, value, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def reckonable(told: ToldEta) -> ToldEta | None:
+def reckonable(eta: ToldEta) -> ToldEta | None:
     """With times from a millisecond to a century, so that every ratio of them is a number; None where nothing was left."""
-    if not told.actual_ms > 0:
+    if not eta.actual_ms > 0:
         return None
-    return ToldEta(*(min(max(ms, 1.0), MOST_LEFT_MS) for ms in told))
+    return ToldEta(*(min(max(ms, 1.0), MOST_LEFT_MS) for ms in eta))
 
 
-def remaining(told: Sequence[ToldEta]) -> Remaining | None:
-    """Of runs whose remaining time was told, in `reckonable` numbers; None for none."""
-    usable = [one for one in map(reckonable, told) if one is not None]
+def remaining(etas: Sequence[ToldEta]) -> Remaining | None:
+    """Of runs whose remaining time was predicted, in `reckonable` numbers; None for none."""
+    usable = [one for one in map(reckonable, etas) if one is not None]
     if not usable:
         return None
     early = sum(one.actual_ms < one.low_ms for one in usable)

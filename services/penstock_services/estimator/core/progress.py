@@ -1,23 +1,29 @@
-"""How far a running job has come, folded from what its tasks tell: phases, iterations, step times, losses.
+"""Progress of a running job, folded from what its tasks report: phases, iterations, step times, losses.
 
-Everything here is bounded per job, however often it tells: windows are merged in pairs, the loss curve keeps means over
-spans that grow with the iteration, told remaining times are thinned. Times of one task are compared with each other
+Everything here is bounded per job, however often it reports: windows are merged in pairs, the loss curve keeps means over
+spans that grow with the iteration, published remaining times are thinned. Times of one task are compared with each other
 only (its node's clock); across tasks and jobs the ledger's clock counts.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import nan
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from penstock.model.external_events import StepsMeasured
 from penstock.model.types import JobSpec, TaskPlacement
 from penstock_services.estimator.core.eta.curves import MAX_VALUE
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.resources.history import UNKNOWN
 from penstock_services.estimator.core.runs import Steps, ToldEta
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, wrong, wrong_placement
+from penstock_services.estimator.core.step_time.placements import (
+    Cell,
+    Measurement,
+    why_no_placement,
+    why_rejected,
+)
 
 Phase = Literal["launch", "train", "save"]
 PHASES: tuple[Phase, ...] = ("launch", "train", "save")
@@ -27,7 +33,7 @@ SPAN = (
     1.15  # a span of the curve ends at so many times its first iteration: a million make 100, 2^53 make 270
 )
 MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argument
-MAX_TOLD = 32
+MAX_PUBLISHED = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
 
@@ -57,7 +63,7 @@ def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
             return ()
         found[place.node_id] = found.get(place.node_id, 0) + len(place.gpus)
     ring = tuple(found.values())
-    return () if wrong_placement(ring) else ring
+    return () if why_no_placement(ring) else ring
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class TaskPhases:
     since_ms: int = 0
     began_ms: int | None = None
     spent_ms: dict[Phase, float] = field(default_factory=dict)
-    told: bool = False
+    reported: bool = False
     broken: bool = False
     """Its clock stepped back, or the fold began in the middle: nothing of this is known."""
 
@@ -79,7 +85,7 @@ class TaskPhases:
 
     def changed(self, phase: Phase, at_ms: int) -> None:
         self._close(at_ms)
-        self.phase, self.since_ms, self.told = phase, at_ms, True
+        self.phase, self.since_ms, self.reported = phase, at_ms, True
 
     def _close(self, at_ms: int) -> None:
         if self.phase is None:
@@ -98,44 +104,35 @@ class TaskPhases:
 class Windows:
     """Step times since the placement: [steps, ms in all] of one window after the other."""
 
-    kept: list[tuple[int, float]] = field(default_factory=list)
+    parts: list[tuple[int, float]] = field(default_factory=list)
 
     def add(self, steps: int, step_ms: float) -> None:
-        self.kept.append((steps, steps * step_ms))
-        if len(self.kept) > MAX_WINDOWS:
-            pairs = zip(self.kept[::2], self.kept[1::2], strict=False)
+        self.parts.append((steps, steps * step_ms))
+        if len(self.parts) > MAX_WINDOWS:
+            pairs = zip(self.parts[::2], self.parts[1::2], strict=False)
             merged = [(one + other, ms + more) for (one, ms), (other, more) in pairs]
-            self.kept = [*merged, *self.kept[2 * len(merged) :]]
+            self.parts = [*merged, *self.parts[2 * len(merged) :]]
 
     @property
     def steps(self) -> int:
-        return sum(steps for steps, _ in self.kept)
+        return sum(steps for steps, _ in self.parts)
 
     @property
     def mean_ms(self) -> float:
         """NaN without any."""
         steps = self.steps
-        return sum(ms for _, ms in self.kept) / steps if steps else nan
+        return sum(ms for _, ms in self.parts) / steps if steps else nan
 
-    def equal(self, count: int = MAX_WINDOWS) -> tuple[float, ...]:
-        """Mean steps of `count` windows of the same number of steps, at most as many as there are; ms.
+    def equal(self) -> tuple[float, ...]:
+        """Mean steps of as many windows, each of the same number of steps; ms.
 
-        Windows are told at growing distances, so that their plain mean would be that of the first seconds.
+        Windows are reported at growing distances, so that their plain mean would be that of the first seconds.
         """
-        if not self.kept:
+        if not self.parts:
             return ()
-        edges = [0, *accumulate(steps for steps, _ in self.kept)]
-        times = [0.0, *accumulate(ms for _, ms in self.kept)]
-        count = min(count, len(self.kept))
-
-        def until(step: float) -> float:
-            place = min(bisect_right(edges, step), len(edges) - 1)
-            share = (step - edges[place - 1]) / (edges[place] - edges[place - 1])
-            return times[place - 1] + share * (times[place] - times[place - 1])
-
-        cuts = [until(edges[-1] * part / count) for part in range(count + 1)]
-        wide = edges[-1] / count
-        return tuple((cuts[part + 1] - cuts[part]) / wide for part in range(count))
+        steps, times = (np.cumsum([0.0, *column]) for column in zip(*self.parts, strict=True))
+        cuts = np.interp(np.linspace(0.0, steps[-1], len(self.parts) + 1), steps, times)
+        return tuple((np.diff(cuts) / (steps[-1] / len(self.parts))).tolist())
 
 
 class _Span(NamedTuple):
@@ -172,7 +169,7 @@ class LossCurve:
         return tuple((span.steps / span.points, span.values / span.points) for span in self.spans)
 
 
-class Told(NamedTuple):
+class Published(NamedTuple):
     """A remaining time that the ledger holds."""
 
     at_ms: int
@@ -182,7 +179,7 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Of a job's current attempt; iterations and losses are the job's. `fold` (follow.py) is the only writer."""
+    """Of a job's current attempt; iterations and losses are the job's. `evolve` (state.py) is the only writer."""
 
     attempt: int
     placed_ms: int
@@ -195,14 +192,14 @@ class Progress:
     total: int | None = None
     """As the script says."""
     at_ms: int = 0
-    """Ledger time of the newest telling; 0: this attempt told nothing."""
+    """Ledger time of the newest report; 0: this attempt reported nothing."""
     started_ms: int | None = None
     """Ledger time."""
     windows: Windows = field(default_factory=Windows)
     curve: LossCurve = field(default_factory=LossCurve)
-    told: list[Told] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
     odd: int = 0
-    """Tellings that cannot be true: iterations that went back, windows longer than the task has run."""
+    """Reports that cannot be true: iterations that went back, windows longer than the task has run."""
 
     @property
     def gpus(self) -> int:
@@ -221,50 +218,51 @@ class Progress:
         if task_id in self.tasks:
             self.tasks[task_id].exited(node_ms)
 
-    def step(self, task_id: str, telling: "Telling", now_ms: int) -> bool:
-        """Whether it said something new."""
+    def step(self, report: StepsMeasured, now_ms: int) -> bool:
+        """Whether it reports something new."""
         first = not self.at_ms
-        if telling.done <= self.done and not first:
-            self.odd += telling.done < self.done
+        if report.done <= self.done and not first:
+            self.odd += report.done < self.done
             return False
         if first:
-            self.curve.forget_after(telling.done)
-        if telling.steps:
-            if self._window_is_odd(task_id, telling):
+            self.curve.forget_after(report.done)
+        if report.steps:
+            if self._window_is_odd(report):
                 self.odd += 1
             else:
-                self.windows.add(telling.steps, telling.step_ms)
-        self.done, self.at_ms = telling.done, now_ms
-        if telling.total is not None:
-            self.total = telling.total if telling.total >= telling.done else None
-        self.curve.add(telling.done, telling.loss)
+                self.windows.add(report.steps, report.step_ms)
+        self.done, self.at_ms = report.done, now_ms
+        if report.total is not None:
+            self.total = report.total if report.total >= report.done else None
+        self.curve.add(report.done, report.loss)
         return True
 
-    def _window_is_odd(self, task_id: str, telling: "Telling") -> bool:
-        phases = self.tasks.get(task_id)
+    def _window_is_odd(self, report: StepsMeasured) -> bool:
+        phases = self.tasks.get(report.task_id)
         began_ms = None if phases is None else phases.began_ms
-        most_ms = nan if began_ms is None else SLACK * (telling.at_ms - began_ms) + SLACK_MS
-        too_long = telling.steps * telling.step_ms > most_ms
+        most_ms = nan if began_ms is None else SLACK * (report.at_ms - began_ms) + SLACK_MS
+        too_long = report.steps * report.step_ms > most_ms
         return bool(
             too_long
-            or telling.steps > telling.done
-            or wrong(Measurement(Cell(self.ring or (1,), 1.0), telling.step_ms / 1_000.0))
+            or report.steps > report.done
+            or why_rejected(Measurement(Cell(self.ring or (1,), 1.0), report.step_ms / 1_000.0))
         )
 
-    def tell(self, told: Told) -> None:
-        """A remaining time got into the ledger. Thinned by every second one, the first stays."""
-        self.told.append(told)
-        if len(self.told) > MAX_TOLD:
-            self.told = [*self.told[::2], self.told[-1]] if len(self.told) % 2 == 0 else self.told[::2]
+    def publish(self, found: Published) -> None:
+        """A remaining time got into the ledger. Thinned to every second one, the first and the last stay."""
+        self.published.append(found)
+        if len(self.published) > MAX_PUBLISHED:
+            last = self.published[-1:] if len(self.published) % 2 == 0 else []
+            self.published = [*self.published[::2], *last]
 
-    def most(self, goal: Goal) -> int | None:
+    def max_iterations(self, goal: Goal) -> int | None:
         """Iterations that it means to do in all; None: nobody said, or what was said is passed already."""
         total = goal.iterations if self.total is None else self.total
         return total if total is not None and total >= self.done else None
 
     def phases_ms(self) -> dict[Phase, float]:
-        """Of the ended attempt: over its workers the longest; a phase that nobody told is NaN."""
-        known = [task.spent_ms for task in self.tasks.values() if task.told and not task.broken]
+        """Of the ended attempt: over its workers the longest; a phase that nobody reported is NaN."""
+        known = [task.spent_ms for task in self.tasks.values() if task.reported and not task.broken]
         return {phase: max((spent.get(phase, 0.0) for spent in known), default=UNKNOWN) for phase in PHASES}
 
     def eta_at_half(self, end_ms: int) -> ToldEta | None:
@@ -272,23 +270,12 @@ class Progress:
         began_ms = self.placed_ms if self.started_ms is None else self.started_ms
         lasted_ms = end_ms - began_ms
         half_ms = began_ms + lasted_ms / 2
-        before = [told for told in self.told if told.at_ms <= half_ms]
+        before = [one for one in self.published if one.at_ms <= half_ms]
         if not before or lasted_ms <= 0:
             return None
         gone_ms = half_ms - before[-1].at_ms
         middle, low, high = (max(0.0, part - gone_ms) for part in before[-1].left_ms)
         return ToldEta(middle, low, high, end_ms - half_ms)
-
-
-class Telling(NamedTuple):
-    """One `StepsMeasured`, as far as the fold needs it."""
-
-    at_ms: int
-    done: int
-    total: int | None
-    steps: int
-    step_ms: float
-    loss: float | None
 
 
 def begun(
@@ -313,11 +300,11 @@ def steps_of(progress: Progress) -> tuple[Steps | None, str]:
     if not progress.at_ms:
         return None, ""
     mean_ms, ring = progress.windows.mean_ms, progress.ring
-    if progress.windows.kept:
-        if reason := wrong(Measurement(Cell(ring or (1,), 1.0), mean_ms / 1_000.0)):
+    if progress.windows.parts:
+        if reason := why_rejected(Measurement(Cell(ring or (1,), 1.0), mean_ms / 1_000.0)):
             return None, f"steps: {reason}"
     elif progress.odd:
-        return None, f"steps: {progress.odd} tellings that cannot be true, and none that can"
+        return None, f"steps: {progress.odd} reports that cannot be true, and none that can"
     return Steps(ring, progress.windows.equal(), progress.curve.points()), ""
 
 

@@ -1,17 +1,18 @@
-"""What running jobs told before a snapshot that a fold begins with: a snapshot knows where they run, not how far they are.
+"""Progress of running jobs from before a snapshot that a fold begins with: a snapshot knows where they run, not how far they are.
 
 Records before the snapshot cannot be judged from their start, whose head nobody knows, but from their end: the snapshot's
 head names the last valid one, which names the one before it (LAW 3).
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from penstock.ledger.record import RawFact, Unreadable, read, record_id
 from penstock.model import external_events
 from penstock.model.event import wire_type
+from penstock_services.estimator.core.state import At, State, evolve
 
 MAX_RECALLED = 100_000  # records; about two seconds, and at a cell's busiest the last hour
-TELLING = frozenset(
+PROGRESS = frozenset(
     wire_type(kind)
     for kind in (
         external_events.TaskStarted,
@@ -22,45 +23,32 @@ TELLING = frozenset(
 )
 
 
-class Recalled(NamedTuple):
-    """What one record holds of TELLING."""
-
-    seq: int
-    now_ms: int
-    event_id: str | None
-    facts: tuple[RawFact, ...]
-
-
-class _Link(NamedTuple):
-    own_id: str
-    parent: str
-    recalled: Recalled | None
+def recall_from(state: State, offset: int) -> int:
+    """From which offset on records before the snapshot, which ends at `offset`, say how far running jobs are."""
+    if state.recall_seq is None:
+        return offset
+    oldest = state.recall_seq - 1  # a record's offset is at least its seq - 1: void ones lie between
+    return min(max(oldest, offset - MAX_RECALLED, 0), offset)
 
 
-class Recall:
-    """Takes records in the order of their partition, valid or not."""
-
-    def __init__(self) -> None:
-        self._links: list[_Link] = []
-
-    def take(self, value: bytes) -> None:
-        """One record."""
+def recall(state: State, values: Iterable[bytes]) -> None:
+    """Folds what records before the snapshot, in their order and void ones among them, say of the jobs that run in it; only
+    between `begin_at` and the first `fold`."""
+    records: list[tuple[str, str, At, list[RawFact]]] = []
+    for value in values:
         try:
             record = read(value)
         except Unreadable:
-            return
-        facts = tuple(fact for fact in record.facts if fact.type in TELLING)
-        recalled = Recalled(record.seq, record.now_ms, record.cause.event_id, facts) if facts else None
-        self._links.append(_Link(record_id(value), record.parent, recalled))
-
-    def until(self, head_id: str) -> list[Recalled]:
-        """Of the valid records up to the one of this id, oldest first; those that are void are left out."""
-        found: list[Recalled] = []
-        wanted = head_id
-        for link in reversed(self._links):
-            if link.own_id == wanted:
-                wanted = link.parent
-                if link.recalled is not None:
-                    found.append(link.recalled)
-        found.reverse()
-        return found
+            continue
+        at = At(record.seq, record.now_ms, record.cause.event_id)
+        facts = [fact for fact in record.facts if fact.type in PROGRESS]
+        records.append((record_id(value), record.parent, at, facts))
+    valid: list[tuple[At, list[RawFact]]] = []
+    wanted = state.head.id
+    for own_id, parent, at, facts in reversed(records):
+        if own_id == wanted:
+            wanted = parent
+            valid.append((at, facts))
+    for at, facts in reversed(valid):
+        for fact in facts:
+            evolve(state, at, fact.type, fact.event())

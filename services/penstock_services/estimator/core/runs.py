@@ -1,14 +1,13 @@
-"""A finished run as it is kept for learning: what the job was, what it got, what was said, what was measured."""
+"""A finished run as it is stored for learning: what the job was, what it got, its estimate, what was measured."""
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
-from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, NodeSpec, TaskPlacement
+from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec
 from penstock_services.estimator.core.resources.history import Run, key_of
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps")
-MOST_RUN_MS = 366 * 86_400_000  # a year: longer is a broken clock
-MOST_HOST_MEMORY_MIB = 1 << 30  # as the nouns have it
+MAX_RUN_MS = 366 * 86_400_000  # a year: longer is a broken clock
+MAX_HOST_MEMORY_MIB = 1 << 30  # the wire types' range
 MEMORY_SLACK = 1.05  # drivers report a little more than the card is sold with
 
 
@@ -26,7 +25,7 @@ class Said(NamedTuple):
 
 
 class About(NamedTuple):
-    """The job, as far as learning needs it; small, since one is kept for every live job."""
+    """The job, as far as learning needs it; small, since there is one for every live job."""
 
     key: bytes
     owner: str
@@ -47,38 +46,6 @@ class Card(NamedTuple):
 
 
 NO_CARD = Card("", 0)
-
-
-class Cards(MutableMapping[str, Card]):
-    """Node → its GPUs. A cell has thousands of nodes but few kinds, which every estimate asks for."""
-
-    def __init__(self, nodes: Mapping[str, Card] | None = None) -> None:
-        self._nodes = dict(nodes or {})
-        self._kinds: tuple[Card, ...] | None = None
-
-    @property
-    def kinds(self) -> tuple[Card, ...]:
-        """Those with a name, each once, in order."""
-        if self._kinds is None:
-            self._kinds = tuple(sorted({card for card in self._nodes.values() if card.model}))
-        return self._kinds
-
-    def __getitem__(self, node_id: str) -> Card:
-        return self._nodes[node_id]
-
-    def __setitem__(self, node_id: str, card: Card) -> None:
-        self._nodes[node_id] = card
-        self._kinds = None
-
-    def __delitem__(self, node_id: str) -> None:
-        del self._nodes[node_id]
-        self._kinds = None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
 
 
 class Given(NamedTuple):
@@ -122,11 +89,11 @@ class FinishedRun(NamedTuple):
     measured: Run
     set_aside: str
     steps: Steps | None = None
-    """None: it told nothing that can be used."""
+    """None: it reported nothing that can be used."""
     steps_aside: str = ""
     """Why nothing may be learned from its steps although the rest is sound."""
     eta: ToldEta | None = None
-    """None: nothing was told in time."""
+    """None: nothing was published in time."""
 
 
 def about(spec: JobSpec) -> About:
@@ -156,21 +123,6 @@ def said(estimate: Estimate) -> Said:
     )
 
 
-def card_of(spec: NodeSpec) -> Card:
-    models = {gpu.model for gpu in spec.gpus}
-    return Card(
-        models.pop() if len(models) == 1 else "", min((gpu.memory_mib for gpu in spec.gpus), default=0)
-    )
-
-
-def given(places: Sequence[TaskPlacement], cards: Mapping[str, Card]) -> Given:
-    """Of an attempt's workers (at least one); all of them get the same. A gang on unlike cards has none by name."""
-    first = places[0]
-    found = {cards.get(place.node_id, NO_CARD) for place in places} if first.gpus else {NO_CARD}
-    card = found.pop() if len(found) == 1 else Card("", min(card.memory_mib for card in found))
-    return Given(len(first.gpus), first.gpu_share_milli, len(first.cores), card)
-
-
 def doubt(measured: Run, given: Given) -> str:
     """Why these measurements cannot be true; empty if they can. One broken sensor must not teach anybody.
 
@@ -179,7 +131,7 @@ def doubt(measured: Run, given: Given) -> str:
     memory_mib, card_mib = measured.gpu_memory_mib, given.card.memory_mib
     if card_mib and memory_mib > card_mib * MEMORY_SLACK:
         return f"gpu_memory_mib: {memory_mib:.0f} on a card of {card_mib}"
-    if measured.host_memory_mib > MOST_HOST_MEMORY_MIB:
+    if measured.host_memory_mib > MAX_HOST_MEMORY_MIB:
         return f"host_memory_mib: {measured.host_memory_mib:.0f} is more than any machine has"
     for name in ("gpu_utilisation_percent", "gpu_utilisation_std"):
         value = getattr(measured, name)
@@ -187,7 +139,7 @@ def doubt(measured: Run, given: Given) -> str:
             return f"{name}: {value:g} is no percentage"
     if measured.busy_cores > MAX_CORES_PER_NODE:
         return f"busy_cores: {measured.busy_cores:.0f} is more than any machine has"
-    if measured.run_ms > MOST_RUN_MS:
+    if measured.run_ms > MAX_RUN_MS:
         return f"run_ms: {measured.run_ms:.0f} is more than a year"
     if not measured.run_ms > 0:
         return "run_ms: the node's clock stepped back, or nothing was measured"

@@ -1,5 +1,5 @@
-"""Says how long running jobs still take, beside the loop that estimates submissions: one job after the other, and whoever
-waits for the loop gets it in between."""
+"""Publishes how long running jobs still take, beside the loop that estimates submissions: one job after the other, and
+whoever waits for the event loop gets it in between."""
 
 import asyncio
 
@@ -7,38 +7,38 @@ from penstock.clock import wall_ms
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import EtaEstimated
-from penstock_services.estimator.core.eta.updates import Etas
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.eta.updates import EtaUpdates
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell.sending import send
 
-MOST_AT_ONCE = 64  # in one append
+MAX_AT_ONCE = 64  # in one append
 
 
-class Remaining:
+class EtaPublisher:
     """One cell's."""
 
-    def __init__(self, ledger: Ledger, log: Log, estimates: Partition, cell: bytes, source: str) -> None:
-        self.etas = Etas(ledger)
-        self._ledger = ledger
+    def __init__(self, state: State, log: Log, estimates: Partition, cell: bytes, source: str) -> None:
+        self.updates = EtaUpdates(state)
+        self._state = state
         self._log = log
         self._estimates = estimates
         self._cell = cell
         self._source = source
         self._wake = asyncio.Event()
-        self.told = 0
+        self.published = 0
         """Remaining times that were appended."""
 
     def caught_up(self) -> None:
         """The ledger that exists was folded: what of it was answered is not answered again."""
-        still_open = set(self.etas.open())
-        for job_id in list(self._ledger.stepped):
+        still_open = set(self.updates.open())
+        for job_id in list(self._state.stepped):
             if job_id not in still_open:
-                del self._ledger.stepped[job_id]
+                del self._state.stepped[job_id]
         self.folded()
 
     def folded(self) -> None:
-        """Records were folded; perhaps jobs told their steps."""
-        if self._ledger.stepped:
+        """Records were folded; perhaps jobs reported their steps."""
+        if self._state.stepped:
             self._wake.set()
 
     async def work(self) -> None:
@@ -47,12 +47,12 @@ class Remaining:
             await self._wake.wait()
             self._wake.clear()
             messages: list[Message] = []
-            while self._ledger.stepped:
-                job_id = next(iter(self._ledger.stepped))
-                cause = self._ledger.stepped.pop(job_id)
-                if (found := self.etas.tell(job_id)) is not None:
+            while self._state.stepped:
+                job_id = next(iter(self._state.stepped))
+                cause = self._state.stepped.pop(job_id)
+                if (found := self.updates.next(job_id)) is not None:
                     messages.append(self._message(found, cause))
-                if len(messages) == MOST_AT_ONCE:
+                if len(messages) == MAX_AT_ONCE:
                     await self._send(messages)
                     messages = []
                 await asyncio.sleep(0)
@@ -74,4 +74,4 @@ class Remaining:
 
     async def _send(self, messages: list[Message]) -> None:
         await send(self._log, messages, "remaining times")
-        self.told += len(messages)
+        self.published += len(messages)

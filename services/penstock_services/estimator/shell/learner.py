@@ -1,4 +1,4 @@
-"""Beside the loop that answers: writes finished runs down, and trains when a model is due.
+"""Beside the loop that answers: stores finished runs, and trains models when they are due, in a worker process.
 
 Answers never wait for it. Where Postgres is away, runs wait here and are written later; what is lost with the
 process is read again from the ledger, since runs and position are written together.
@@ -6,107 +6,105 @@ process is read again from the ledger, since runs and position are written toget
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
-from penstock.clock import wall_ms
-from penstock.errors import AppendFailed, ConfigurationError, KernelError, StoreError
-from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
+from penstock.errors import ConfigurationError, KernelError, StoreError
 from penstock.model.event import Event
 from penstock.model.external_events import ModelTrained
 from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.snapshots import load_latest_from
-from penstock_services.estimator.core.due import Due
-from penstock_services.estimator.core.resource_model.training import (
-    BadModel,
-    Learned,
-    Trained,
-    read_model,
-    rehearse,
-)
-from penstock_services.estimator.core.resources.history import MAX_KEYS, RUNS_PER_KEY
-from penstock_services.estimator.core.runs import Card, Cards, FinishedRun
+from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE
+from penstock_services.estimator.core.model_lifecycle import Due, InUse, ModelKind, Trained
+from penstock_services.estimator.core.resource_model.tier import warm_up
+from penstock_services.estimator.core.resource_model.training import RESOURCES
+from penstock_services.estimator.core.runs import Card, FinishedRun
+from penstock_services.estimator.core.saved import BadModel
 from penstock_services.estimator.core.stages.profile import StageKey
-from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import Ledger
-from penstock_services.estimator.core.step_time.training import LearnedSteps
-from penstock_services.estimator.shell.stages import Staged
-from penstock_services.estimator.shell.step_learner import StepLearner
+from penstock_services.estimator.core.state import StageRow, State, begin_at
+from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.store import RunStore
-from penstock_services.estimator.shell.trainer import train_on_latest
 
 LOG = logging.getLogger(__name__)
 
-SOURCE = "/penstock/estimator"
 NEAREST_KNOWN = (
     5_000  # newest runs that a restart looks through for the nearest of a job, and for cores of old
 )
 KILLS_KNOWN = 10_000  # newest kills for memory that a restart remembers
-TRAINED_ON = 10_000  # newest runs; more say little about today's code, and training takes seconds
+RESOURCE_RUNS = 10_000  # newest; more say little about today's code, and training takes seconds
 POSITION_RECORDS = 20_000  # so many records without a finished run, and the position is written all the same
-MOST_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
+MAX_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
 NICENESS = 10  # of the worker: where it shares a core with the answers, they get nine tenths of it
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 30.0  # between attempts to reach Postgres
 
+KINDS: tuple[ModelKind[Any], ...] = (RESOURCES, STEPS)
+
+
+class Training(NamedTuple):
+    """What came of one. `trained`: None where the runs hold nothing that a model could learn."""
+
+    runs: int
+    """That were looked at."""
+    seq: int
+    """Of the newest of them."""
+    trained: Trained | None
+
+
+class _Learning:
+    """One kind of model and its newest promoted one."""
+
+    def __init__(self, kind: ModelKind[Any], use: Callable[[InUse[Any]], None]) -> None:
+        self.kind = kind
+        self.use = use
+        self.due = Due(kind)
+        self.current: Trained | None = None
+
 
 class Learner:
-    """One cell's. `use` and `use_steps` get each model that answers from now on."""
+    """One cell's. `use`: who gets each model that answers from now on, by the name of its kind; `publish` appends an event."""
 
     def __init__(
         self,
         dsn: str,
         cell: str,
-        log: Log,
-        estimates: Partition,
-        use: Callable[[Learned], None],
-        use_steps: Callable[[LearnedSteps], None],
+        publish: Callable[[str, Event], Awaitable[None]],
+        use: dict[str, Callable[[InUse[Any]], None]],
     ) -> None:
         self._dsn = dsn
         self._cell = cell
-        self._log = log
-        self._estimates = estimates
-        self._use = use
+        self._publish = publish
         self._pool = WorkerPool(niceness=NICENESS)
         self._store: RunStore | None = None
-        self._cards = Cards()
-        self._pending: list[FinishedRun] = []
-        self._staged: dict[tuple[StageKey, str], Staged] = {}
+        self._cards: Callable[[], Sequence[Card]] = tuple
+        self._runs: list[FinishedRun] = []
+        self._stages: dict[tuple[StageKey, str], StageRow] = {}
         self._wake = asyncio.Event()
         self._offset = self._written = 0
         self._gap = False
-        self._due = Due()
-        self._steps = StepLearner(dsn, cell, use_steps, self._tell)
-        self._current: Trained | None = None
+        self._learning = [_Learning(kind, use[kind.name]) for kind in KINDS]
         self.learned_from = 0
         """The ledger offset up to which runs are written down already."""
 
-    def finished(self, run: FinishedRun) -> None:
-        """A run that ended; for `Ledger`."""
-        if len(self._pending) >= MOST_PENDING:
+    def folded(self, state: State, next_offset: int) -> None:
+        """The ledger was folded so far; what is to be stored is taken out of the state."""
+        runs, state.finished = state.finished, []
+        stages, state.stage_rows = state.stage_rows, []
+        if len(self._runs) + len(self._stages) + len(runs) + len(stages) > MAX_PENDING:
             self._gap = True
-            return
-        self._pending.append(run)
-
-    def staged(self, seq: int, row: Owned) -> None:
-        """A row of the stages that became another; for `Ledger`."""
-        if len(self._staged) >= MOST_PENDING:
-            self._gap = True
-            return
-        self._staged[row.key, row.owner] = Staged(seq, row)
-
-    def read_to(self, next_offset: int) -> None:
-        """The ledger was folded so far."""
+        else:
+            self._runs += runs
+            self._stages |= {(one.row.key, one.row.owner): one for one in stages}
         self._offset = next_offset
-        if self._pending or self._staged or next_offset - self._written >= POSITION_RECORDS:
+        if self._runs or self._stages or next_offset - self._written >= POSITION_RECORDS:
             self._wake.set()
 
-    async def begin(self, ledger: Ledger, end: int) -> int:
-        """Fills the ledger's fold from snapshot and runs; returns where to read on. `end`: of the ledger.
+    async def begin(self, state: State, end: int) -> int:
+        """Fills the state from snapshot and runs; returns where to read on. `end`: of the ledger.
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
-        self._cards = ledger.cards
+        self._cards = state.nodes.cards
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
         if end < self.learned_from:
@@ -115,30 +113,30 @@ class Learner:
                 f"ends at {end}); give each log its own database"
             )
         replica = await load_latest_from(self._dsn, self._cell, until_offset=self.learned_from)
-        ledger.begin_at(replica)
-        known = await store.history(ledger.history, MAX_KEYS, RUNS_PER_KEY)
+        begin_at(state, replica)
+        known = await store.fill_history(state.history)
         for run in await store.latest(NEAREST_KNOWN):
-            ledger.nearest.add(run.about, run.measured)
-            ledger.past_cores.add(run.about, run.given, run.measured)
-        await store.kills(ledger.killed, KILLS_KNOWN)
+            state.nearest.add(run.about, run.measured)
+            state.past_cores.add(run.about, run.given, run.measured)
+        await store.fill_kills(state.kills, KILLS_KNOWN)
         for row in await store.stages():
-            ledger.stages.put(row)
-        self._due.seen(await store.after_training())
-        await self._load_model(store)
-        await self._steps.begin(store)
+            state.stages.put(row)
+        for one in self._learning:
+            one.due.seen(await store.after_training(one.kind.name))
+            await self._load_model(store, one)
         LOG.info("%d runs known up to ledger offset %d", known, self.learned_from)
         return replica.offset
 
-    async def _load_model(self, store: RunStore) -> None:
+    async def _load_model(self, store: RunStore, one: _Learning) -> None:
         """The newest promoted model that is whole."""
-        for stored in await store.promoted_models():
+        for stored in await store.promoted_models(one.kind.name):
             try:
-                self._use(read_model(stored.body, stored.sha256))
+                one.use(await asyncio.to_thread(one.kind.read, stored.body, stored.sha256))
             except BadModel as error:
                 LOG.warning("model %s is refused (%s); trying an older one", stored.version, error)
                 continue
-            self._current = stored
-            self._due.resumed(stored.runs)
+            one.current = stored
+            one.due.resumed(stored.runs)
             return
 
     async def work(self) -> None:
@@ -157,81 +155,57 @@ class Learner:
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 self._wake.set()
                 continue
-            if self._due.reason:
-                await self._train(self._due.reason)
-            if self._steps.due.reason and self._store is not None:
-                await self._steps.train(self._store, self._pool)
+            for one in self._learning:
+                if one.due.reason and self._store is not None:
+                    await self._train(self._store, one)
 
     async def _write(self) -> None:
         if self._store is None:
             self._store = await RunStore.open(self._dsn, self._cell)
-        runs, offset = tuple(self._pending), self._written if self._gap else self._offset
-        staged, self._staged = self._staged, {}
+        runs, offset = tuple(self._runs), self._written if self._gap else self._offset
+        stages, self._stages = self._stages, {}
         try:
-            await self._store.add(runs, offset, staged.values())
+            await self._store.add(runs, offset, stages.values())
         except StoreError:
-            self._staged = staged | self._staged
+            self._stages = stages | self._stages
             raise
         hit("estimator.runs_written")
-        del self._pending[: len(runs)]
+        del self._runs[: len(runs)]
         self._written = offset
-        self._due.seen(runs)
-        self._steps.due.seen(runs)
+        for one in self._learning:
+            one.due.seen(runs)
 
     async def _drop_store(self) -> None:
         store, self._store = self._store, None
         if store is not None:
             await store.close()
 
-    async def _train(self, why: str) -> None:
-        """One model, in a worker process; answers go on meanwhile. What fails is told and tried with later runs."""
-        assert self._store is not None
+    async def _train(self, store: RunStore, one: _Learning) -> None:
+        """One model, in a worker process. What fails is logged and tried with later runs.
+
+        Stored, published, used: in this order, so that an estimate never names a model that nobody has.
+        """
+        why = one.due.reason
         try:
-            current = None if self._current is None else self._current.body
-            done = await self._pool.run(train_on_latest, self._dsn, self._cell, TRAINED_ON, current)
-            self._due.trained(done.runs)
+            done = await self._pool.run(train_on_latest, self._dsn, self._cell, one.kind.name, one.current)
+            one.due.trained(done.runs)
             trained = done.trained
             if trained is None:
-                LOG.info("%s, but the runs say nothing that a model could learn", why)
+                LOG.info("%s, but the runs hold nothing that a model of %s could learn", why, one.kind.name)
                 return
-            LOG.info(
-                "model %s: %s; %s", trained.version, why, "promoted" if trained.promoted else "not promoted"
-            )
-            await self._take(trained, done.seq)
-            await self._store.forget()
-        except KernelError as error:
-            LOG.warning("no new model (%s): %s", why, error)
-            self._due.trained(0)
-
-    async def _take(self, trained: Trained, seq: int) -> None:
-        """Kept, told, used: in this order, so that an estimate never names a model that nobody has."""
-        assert self._store is not None
-        learned = await asyncio.to_thread(_ready, trained, self._cards.kinds)
-        await self._store.save_model(trained, seq)
-        hit("estimator.model_saved")
-        await self._tell(trained)
-        if trained.promoted:
-            self._current = trained
-            self._use(learned)
-
-    async def _tell(self, model: Trained) -> None:
-        event = ModelTrained(
-            model_version=model.version,
-            sha256=model.sha256,
-            runs=model.runs,
-            first_run_ms=model.first_run_ms,
-            last_run_ms=model.last_run_ms,
-            metrics={**model.metrics, "promoted": float(model.promoted)},
-        )
-        await self._append(f"model-{model.version}", event)
-
-    async def _append(self, event_id: str, event: Event) -> None:
-        """Once: nothing rests on these being told."""
-        headers, value = to_wire(Envelope(id=event_id, source=SOURCE, time_ms=wall_ms(), data=event))
-        try:
-            await self._log.append([Message(self._estimates, value, headers, self._cell.encode())])
-        except AppendFailed as error:
-            LOG.warning("%s could not be told: %s", event_id, error)
+            promoted = "promoted" if trained.promoted else "not promoted"
+            LOG.info("model %s: %s; %s", trained.version, why, promoted)
+            learned = await asyncio.to_thread(_ready, one.kind, trained, self._cards())
+            await store.save_model(trained, done.seq, one.kind.name)
+            hit("estimator.model_saved")
+            await self._publish(f"model-{trained.version}", _event(trained))
+            if trained.promoted:
+                one.current = trained
+                one.use(learned)
+            await store.forget()
+        except (KernelError, ValueError, ArithmeticError) as error:
+            LOG.warning("no new model of %s (%s): %s", one.kind.name, why, error)
+            one.due.trained(0)
 
     async def close(self) -> None:
         """Ends the worker; a training under way is lost and comes again."""
@@ -239,6 +213,37 @@ class Learner:
         await self._drop_store()
 
 
-def _ready(trained: Trained, cards: Sequence[Card]) -> Learned:
+def train_on_latest(dsn: str, cell: str, kind: str, current: Trained | None) -> Training:
+    """One training, in the worker process: it reads its runs itself, so that the loop that answers neither decodes 10,000
+    rows nor sends them on: that alone would hold it up for half a second. Raises `StoreError`."""
+    [found] = [one for one in KINDS if one.name == kind]
+    runs = asyncio.run(_latest(dsn, cell, found))
+    model = None if current is None else found.read(current.body, current.sha256).model
+    return Training(len(runs), int(runs[-1].seq) if runs else -1, found.train(runs, model))
+
+
+async def _latest(dsn: str, cell: str, kind: ModelKind[Any]) -> list[FinishedRun]:
+    store = await RunStore.open(dsn, cell)
+    try:
+        if kind.name == STEPS.name:
+            return await store.latest_steps(STEP_RUNS, STEP_RUNS_OF_ONE)
+        return await store.latest(RESOURCE_RUNS)
+    finally:
+        await store.close()
+
+
+def _ready(kind: ModelKind[Any], trained: Trained, cards: Sequence[Card]) -> InUse[Any]:
     """On a thread: answers go on."""
-    return rehearse(read_model(trained.body, trained.sha256), cards)
+    learned = kind.read(trained.body, trained.sha256)
+    return warm_up(learned, cards) if kind.name == RESOURCES.name else learned
+
+
+def _event(model: Trained) -> ModelTrained:
+    return ModelTrained(
+        model_version=model.version,
+        sha256=model.sha256,
+        runs=model.runs,
+        first_run_ms=model.first_run_ms,
+        last_run_ms=model.last_run_ms,
+        metrics={**model.metrics, "promoted": float(model.promoted)},
+    )

@@ -9,34 +9,38 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from penstock.clock import wall_ms
-from penstock.errors import StoreError
+from penstock.errors import AppendFailed, StoreError
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.model.codec import encode
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.errors import EventError
+from penstock.model.event import Event
 from penstock.model.external_events import JobEstimated, JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
-from penstock_services.estimator.core.recall import Recall
-from penstock_services.estimator.core.resource_model.training import Learned, ModelTier
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.recall import recall, recall_from
+from penstock_services.estimator.core.resource_model.tier import ModelTier
+from penstock_services.estimator.core.resource_model.training import RESOURCES
 from penstock_services.estimator.core.resources.bounds import Bounds
-from penstock_services.estimator.core.resources.core_tier import CoresTier
+from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.state import Ledger
+from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import LearnedSteps
-from penstock_services.estimator.shell.eta_publisher import Remaining
+from penstock_services.estimator.core.step_time.training import STEPS, Durations
+from penstock_services.estimator.shell.eta_publisher import EtaPublisher
 from penstock_services.estimator.shell.learner import Learner
 from penstock_services.estimator.shell.sending import send
 
@@ -69,58 +73,51 @@ class Estimator:
         self._jobs = Partition(Topic.JOBS, settings.cell_index)
         self._ledger_partition = Partition(Topic.LEDGER, settings.cell_index)
         self._estimates = Partition(Topic.ESTIMATES, settings.cell_index)
-        self.learner = (
-            Learner(settings.dsn, settings.cell, log, self._estimates, self._use, self._use_steps)
-            if settings.dsn
-            else None
-        )
-        finished = self.learner.finished if self.learner is not None else None
-        staged = self.learner.staged if self.learner is not None else None
-        self.ledger = Ledger(self._jobs.topic, self._jobs.index, finished, staged)
-        self._bounds = Bounds(self.ledger.killed, self.ledger.rooms)
-        self._model = ModelTier(self.ledger.cards)
-        ledger = self.ledger
-        self._steps = StepTier(ledger.history, ledger.nearest, ledger.node_sizes)
-        self.remaining = Remaining(ledger, log, self._estimates, self._cell, SOURCE)
+        state = self.state = State(self._jobs.topic, self._jobs.index)
+        self._bounds = Bounds(state.kills, state.nodes)
+        self._model = ModelTier(state.nodes)
+        self._steps = StepTier(state.history, state.nearest, state.nodes)
+        self.etas = EtaPublisher(state, log, self._estimates, self._cell, SOURCE)
         self._tiers: Sequence[Tier] = (
-            HistoryTier(self.ledger.history),
+            HistoryTier(state.history),
             self._steps,
             self._model,
-            NearestTier(self.ledger.nearest),
-            CoresTier(self.ledger.past_cores, self.ledger.rooms),
+            NearestTier(state.nearest),
+            CoresTier(state.past_cores, state.nodes),
         )
+        use: dict[str, Callable[[InUse[Any]], None]] = {
+            RESOURCES.name: self._model.use,
+            STEPS.name: self._use_steps,
+        }
+        self.learner = Learner(settings.dsn, settings.cell, self._publish, use) if settings.dsn else None
 
-    def _use(self, model: Learned) -> None:
+    def _use_steps(self, model: InUse[Durations]) -> None:
         """From the next estimate on."""
-        self._model.use(model)
-
-    def _use_steps(self, model: LearnedSteps) -> None:
-        """As `_use`."""
         self._steps.use(model)
-        self.remaining.etas.use(model)
+        self.etas.updates.use(model)
 
     async def catch_up(self) -> Reader:
         """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
         offset = await self._fold_ledger()
         reader = self._log.reader(
-            {self._jobs: self.ledger.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
+            {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
         )
-        self._model.rehearse()
-        unestimated = self.ledger.unestimated()
+        self._model.warm_up()
+        unestimated = self.state.unestimated()
         self._prepare([spec for _, _, spec in unestimated])
         missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]
-        self.ledger.forgotten()  # they are among these
+        self.state.forgotten()  # they are among these
         LOG.info(
             "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
-            self.ledger.seq,
-            self.ledger.void,
-            len(self.ledger.live),
+            self.state.seq,
+            self.state.void,
+            len(self.state.live),
             len(missing),
         )
         missing += self._stages()
         for start in range(0, len(missing), MAX_BATCH_RECORDS):
             await self._send(missing[start : start + MAX_BATCH_RECORDS])
-        self.remaining.caught_up()
+        self.etas.caught_up()
         return reader
 
     async def _fold_ledger(self) -> int:
@@ -130,7 +127,7 @@ class Estimator:
         start = known = 0
         if self.learner is not None:
             try:
-                start = await self.learner.begin(self.ledger, end)
+                start = await self.learner.begin(self.state, end)
                 known = self.learner.learned_from
                 await self._recall(start)
             except StoreError as error:
@@ -139,9 +136,9 @@ class Estimator:
         try:
             while reader.position(partition) < end:
                 for record in await reader.read():
-                    self.ledger.learning = record.offset >= known
-                    self.ledger.fold(record.value)
-            self.ledger.learning = True
+                    self.state.learning = record.offset >= known
+                    self.state.fold(record.value)
+            self.state.learning = True
             self._folded_to(reader.position(partition))
             return reader.position(partition)
         finally:
@@ -149,22 +146,24 @@ class Estimator:
 
     async def _recall(self, until: int) -> None:
         """How far running jobs are, from the records before the snapshot that ends at that offset."""
-        partition, since = self._ledger_partition, self.ledger.recalls_from(until)
+        partition, since = self._ledger_partition, recall_from(self.state, until)
         if since >= until:
             return
-        recall, reader = Recall(), self._log.reader({partition: since})
+        values: list[bytes] = []
+        reader = self._log.reader({partition: since})
         try:
             while reader.position(partition) < until:
-                for record in await reader.read():
-                    if record.offset < until:
-                        recall.take(record.value)
+                values += [record.value for record in await reader.read() if record.offset < until]
         finally:
             await reader.close()
-        self.ledger.recall(recall)
+        recall(self.state, values)
 
     def _folded_to(self, offset: int) -> None:
         if self.learner is not None:
-            self.learner.read_to(offset)
+            self.learner.folded(self.state, offset)
+        else:  # nobody stores what ended
+            self.state.finished.clear()
+            self.state.stage_rows.clear()
 
     async def work(self, reader: Reader) -> None:
         """For ever: one read, one append."""
@@ -173,9 +172,9 @@ class Estimator:
             hit("estimator.input_read")
             for record in records:
                 if record.partition == self._ledger_partition:
-                    self.ledger.fold(record.value)
+                    self.state.fold(record.value)
             self._folded_to(reader.position(self._ledger_partition))
-            self.remaining.folded()
+            self.etas.folded()
             submissions = [
                 found
                 for record in records
@@ -187,7 +186,7 @@ class Estimator:
                 for submitted, envelope in submissions
             ]
             messages += [
-                self._message(id_, spec, job.event_id, None) for id_, job, spec in self.ledger.forgotten()
+                self._message(id_, spec, job.event_id, None) for id_, job, spec in self.state.forgotten()
             ]
             messages += self._stages()
             if messages:
@@ -238,7 +237,7 @@ class Estimator:
     def _stages(self) -> list[Message]:
         """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""
         messages = []
-        for news in self.ledger.stages.news():
+        for news in self.state.stages.news():
             event = news.event()
             digest = sha256(encode(event)).hexdigest()[:32]
             headers, value = to_wire(
@@ -246,6 +245,14 @@ class Estimator:
             )
             messages.append(Message(self._estimates, value, headers, self._cell))
         return messages
+
+    async def _publish(self, event_id: str, event: Event) -> None:
+        """Once: nothing rests on its arrival."""
+        headers, value = to_wire(Envelope(id=event_id, source=SOURCE, time_ms=wall_ms(), data=event))
+        try:
+            await self._log.append([Message(self._estimates, value, headers, self._cell)])
+        except AppendFailed as error:
+            LOG.warning("%s could not be sent: %s", event_id, error)
 
     async def _send(self, messages: Sequence[Message]) -> None:
         await send(self._log, messages, "estimates")
@@ -282,7 +289,7 @@ async def _until(stop: asyncio.Event, estimator: Estimator, ready: asyncio.Event
         finally:
             await reader.close()
 
-    tasks = [asyncio.ensure_future(work) for work in (serve(), stop.wait(), estimator.remaining.work())]
+    tasks = [asyncio.ensure_future(work) for work in (serve(), stop.wait(), estimator.etas.work())]
     if estimator.learner is not None:
         tasks.append(asyncio.ensure_future(estimator.learner.work()))
     try:

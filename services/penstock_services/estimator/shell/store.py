@@ -4,7 +4,8 @@ Runs and position are written in one transaction, so that each run is there exac
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import asyncpg
@@ -12,12 +13,14 @@ import orjson
 
 from penstock.errors import StoreError
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
-from penstock_services.estimator.core.resource_model.training import Trained
-from penstock_services.estimator.core.resources.history import UNKNOWN, History, Run
-from penstock_services.estimator.core.resources.memory_kills import Killed
+from penstock_services.estimator.core.limits import HISTORY_KEYS, STAGE_KEYS, STAGE_OWNERS
+from penstock_services.estimator.core.model_lifecycle import Trained
+from penstock_services.estimator.core.resources.history import RUNS_PER_KEY, UNKNOWN, History, Run
+from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said, Steps, ToldEta
+from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.shell.stages import Staged, forget_stages, read_stages, write_stages
+from penstock_services.estimator.core.state import StageRow
 
 MIGRATIONS = "penstock_services.estimator.migrations"
 CONNECT_TIMEOUT_S = 5.0
@@ -26,7 +29,7 @@ RUNS_KEPT = 200_000  # older ones say nothing about today's code; about 60 MB
 MODELS_KEPT = 32
 UNSEEN_KEPT = 10_000  # runs after the last training that a restart looks at
 
-RESOURCES, STEPS = "resources", "steps"  # kinds of models
+STAGES_KEPT = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the memory holds
 
 _MEASURED = Run._fields[2:]  # the first two are columns of their own
 COLUMNS = (
@@ -36,6 +39,30 @@ COLUMNS = (
     *(name for name in _MEASURED if name != "gpus"),
     "set_aside", "steps", "steps_aside", *(f"eta_{name}" for name in ToldEta._fields), "category",
 )  # fmt: skip
+_COLUMNS = ", ".join(COLUMNS)
+_STAGE_COLUMNS = ("model", "batch_size", "gpus", "owner", "first_seq", "last_seq", *StageProfile._fields)
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    places = ", ".join(f"${number}" for number in range(1, len(columns) + 1))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
+
+
+INSERT_RUN = f"{_insert('runs', COLUMNS)} ON CONFLICT (seq) DO NOTHING"
+INSERT_STAGES = (
+    f"{_insert('stages', _STAGE_COLUMNS)} ON CONFLICT (model, batch_size, gpus, owner) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in ("last_seq", *StageProfile._fields))
+)
+"""Of a row that is there already, only the record that it began with stays."""
+
+
+@contextmanager
+def _store_errors(what: str) -> Iterator[None]:
+    """Turns what Postgres raises into `StoreError`."""
+    try:
+        yield
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        raise StoreError(f"{what}: {error}") from error
 
 
 def estimator_schema(cell: str) -> str:
@@ -54,15 +81,13 @@ class RunStore:
     async def open(cls, dsn: str, cell: str) -> "RunStore":
         """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another version."""
         schema = estimator_schema(cell)
-        try:
+        with _store_errors("Postgres cannot be reached"):
             connection = await asyncpg.connect(
                 dsn,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=COMMAND_TIMEOUT_S,
                 server_settings={"application_name": "penstock estimator", "jit": "off"},
             )
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise StoreError(f"Postgres cannot be reached: {error}") from error
         try:
             await migrate(connection, schema, load_migrations(MIGRATIONS))
             await connection.execute(f"SET search_path TO {schema}")
@@ -81,116 +106,139 @@ class RunStore:
         )
         return found
 
-    async def add(self, runs: Sequence[FinishedRun], next_offset: int, staged: Iterable[Staged] = ()) -> None:
+    async def add(
+        self, runs: Sequence[FinishedRun], next_offset: int, stages: Iterable[StageRow] = ()
+    ) -> None:
         """Runs, stages and position together; a run that is there already stays as it is. Raises `StoreError`."""
-        places = ", ".join(f"${number}" for number in range(1, len(COLUMNS) + 1))
-        insert = f"INSERT INTO runs ({', '.join(COLUMNS)}) VALUES ({places}) ON CONFLICT (seq) DO NOTHING"
-        try:
+        with _store_errors(f"{len(runs)} runs were not written"):
             async with self._connection.transaction():
-                await self._connection.executemany(insert, [_row(run) for run in runs])
-                await write_stages(self._connection, staged)
+                await self._connection.executemany(INSERT_RUN, [_row(run) for run in runs])
+                await self._connection.executemany(
+                    INSERT_STAGES,
+                    [(*one.row.key, one.row.owner, one.seq, one.seq, *one.row.profile) for one in stages],
+                )
                 await self._connection.execute(
                     "UPDATE positions SET next_offset = greatest(next_offset, $2) WHERE cell = $1",
                     self._cell,
                     next_offset,
                 )
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            raise StoreError(f"{len(runs)} runs were not written: {error}") from error
 
     async def forget(self) -> None:
-        """Removes runs, and models of each kind, beyond `RUNS_KEPT` and `MODELS_KEPT`; the promoted models stay."""
-        await self._connection.execute(
-            "DELETE FROM runs WHERE seq <= (SELECT seq FROM runs ORDER BY seq DESC OFFSET $1 LIMIT 1)",
-            RUNS_KEPT,
-        )
-        await forget_stages(self._connection)
-        await self._connection.execute(
-            "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, row_number() OVER "
-            "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
-            "(PARTITION BY kind, promoted ORDER BY trained_seq DESC) AS age_of_such FROM models) AS known "
-            "WHERE age > $1 AND NOT (promoted AND age_of_such = 1))",
-            MODELS_KEPT,
-        )
+        """Removes runs, stages, and models of each kind, beyond what is kept; the newest promoted models stay.
 
-    async def history(self, history: History, keys: int, runs_per_key: int) -> int:
-        """Fills the history with the newest sound runs of the keys used last; returns how many."""
-        rows = await self._connection.fetch(
-            f"SELECT {', '.join(COLUMNS)} FROM (SELECT *, row_number() OVER (PARTITION BY key ORDER BY seq DESC) "
+        Raises `StoreError`.
+        """
+        with _store_errors("old runs were not removed"):
+            await self._connection.execute(
+                "DELETE FROM runs WHERE seq <= (SELECT seq FROM runs ORDER BY seq DESC OFFSET $1 LIMIT 1)",
+                RUNS_KEPT,
+            )
+            await self._connection.execute(
+                "DELETE FROM stages WHERE last_seq <= "
+                "(SELECT last_seq FROM stages ORDER BY last_seq DESC OFFSET $1 LIMIT 1)",
+                STAGES_KEPT,
+            )
+            await self._connection.execute(
+                "DELETE FROM models WHERE version IN (SELECT version FROM (SELECT version, promoted, row_number() OVER "
+                "(PARTITION BY kind ORDER BY trained_seq DESC) AS age, row_number() OVER "
+                "(PARTITION BY kind, promoted ORDER BY trained_seq DESC) AS age_of_such FROM models) AS known "
+                "WHERE age > $1 AND NOT (promoted AND age_of_such = 1))",
+                MODELS_KEPT,
+            )
+
+    async def fill_history(
+        self, history: History, keys: int = HISTORY_KEYS, runs_per_key: int = RUNS_PER_KEY
+    ) -> int:
+        """With the newest sound runs of the keys used last; returns how many. Raises `StoreError`."""
+        runs = await self._runs(
+            f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY key ORDER BY seq DESC) "
             "AS age, max(seq) OVER (PARTITION BY key) AS used FROM runs WHERE set_aside = '') AS known "
             "WHERE age <= $1 AND key IN (SELECT key FROM runs WHERE set_aside = '' GROUP BY key "
-            "ORDER BY max(seq) DESC LIMIT $2) ORDER BY used, seq",
+            "ORDER BY max(seq) DESC LIMIT $2) ORDER BY used DESC, seq DESC",
             runs_per_key,
             keys,
         )
-        for row in rows:
-            history.add(row["key"], finished(row).measured, row["owner"])
-        return len(rows)
+        for run in runs:
+            history.add(run.about.key, run.measured, run.about.owner)
+        return len(runs)
 
-    async def kills(self, killed: Killed, most: int) -> None:
-        """Tells the newest kills for memory, oldest first, but for those after which the same job ran with more."""
-        rows = await self._connection.fetch(
-            f"SELECT {', '.join(COLUMNS)} FROM runs AS kill WHERE set_aside LIKE 'out_of_memory%' AND NOT EXISTS "
+    async def fill_kills(self, kills: MemoryKills, at_most: int) -> None:
+        """With the newest kills for memory, oldest first, but for those after which the same job ran with more."""
+        runs = await self._runs(
+            f"SELECT {_COLUMNS} FROM runs AS kill WHERE set_aside LIKE 'out_of_memory%' AND NOT EXISTS "
             "(SELECT 1 FROM runs AS later WHERE later.key = kill.key AND later.seq > kill.seq AND later.set_aside = '' "
             "AND later.said_host_memory_mib > kill.said_host_memory_mib) ORDER BY seq DESC LIMIT $1",
-            most,
+            at_most,
         )
-        for run in map(finished, reversed(rows)):
-            killed.add(run.about, 0 if run.said is None else run.said.host_memory_mib)
+        for run in runs:
+            kills.add(run.about, 0 if run.said is None else run.said.host_memory_mib)
 
     async def stages(self) -> Sequence[Owned]:
-        """For `StageLog.put`, in this order."""
-        return await read_stages(self._connection)
+        """For `StageRegistry.put`: keys in the order of their latest change, of each key the owners in the order in which they
+        first measured. Raises `StoreError`."""
+        with _store_errors("stages could not be read"):
+            rows = await self._connection.fetch(
+                f"SELECT {', '.join(_STAGE_COLUMNS)}, max(last_seq) OVER (PARTITION BY model, batch_size, gpus) AS changed "
+                "FROM stages ORDER BY changed, owner = '', first_seq, owner"
+            )
+        return [
+            Owned(
+                StageKey(row["model"], row["batch_size"], row["gpus"]),
+                row["owner"],
+                StageProfile(*(row[name] for name in StageProfile._fields)),
+            )
+            for row in rows
+        ]
 
     async def latest(self, count: int) -> list[FinishedRun]:
-        """The newest sound runs, oldest first."""
-        rows = await self._connection.fetch(
-            f"SELECT {', '.join(COLUMNS)} FROM runs WHERE set_aside = '' ORDER BY seq DESC LIMIT $1", count
+        """The newest sound runs, oldest first. Raises `StoreError`."""
+        return await self._runs(
+            f"SELECT {_COLUMNS} FROM runs WHERE set_aside = '' ORDER BY seq DESC LIMIT $1", count
         )
-        return [finished(row) for row in reversed(rows)]
 
     async def latest_steps(self, count: int, of_one: int) -> list[FinishedRun]:
-        """The newest sound runs that told steps, at most `of_one` of one owner, oldest first. Raises `StoreError`."""
-        try:
-            rows = await self._connection.fetch(
-                f"SELECT {', '.join(COLUMNS)} FROM (SELECT *, row_number() OVER (PARTITION BY owner ORDER BY seq DESC) "
-                "AS age FROM runs WHERE set_aside = '' AND steps IS NOT NULL) AS known WHERE age <= $2 "
-                "ORDER BY seq DESC LIMIT $1",
-                count,
-                of_one,
-            )
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            raise StoreError(f"runs could not be read: {error}") from error
-        return [finished(row) for row in reversed(rows)]
+        """The newest sound runs that reported steps, at most `of_one` of one owner, oldest first. Raises `StoreError`."""
+        return await self._runs(
+            f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY owner ORDER BY seq DESC) "
+            "AS age FROM runs WHERE set_aside = '' AND steps IS NOT NULL) AS known WHERE age <= $2 "
+            "ORDER BY seq DESC LIMIT $1",
+            count,
+            of_one,
+        )
 
-    async def after_training(self, kind: str = RESOURCES) -> list[FinishedRun]:
+    async def after_training(self, kind: str) -> list[FinishedRun]:
         """Runs that ended after the newest model of this kind was trained, oldest first; at most `UNSEEN_KEPT`."""
-        rows = await self._connection.fetch(
-            f"SELECT {', '.join(COLUMNS)} FROM runs WHERE seq > coalesce((SELECT max(trained_seq) FROM models "
+        return await self._runs(
+            f"SELECT {_COLUMNS} FROM runs WHERE seq > coalesce((SELECT max(trained_seq) FROM models "
             "WHERE kind = $1), -1) ORDER BY seq DESC LIMIT $2",
             kind,
             UNSEEN_KEPT,
         )
+
+    async def _runs(self, query: str, *arguments: object) -> list[FinishedRun]:
+        """In the opposite order of the query's, which takes the newest first."""
+        with _store_errors("runs could not be read"):
+            rows = await self._connection.fetch(query, *arguments)
         return [finished(row) for row in reversed(rows)]
 
-    async def save_model(self, model: Trained, trained_seq: int, kind: str = RESOURCES) -> None:
+    async def save_model(self, model: Trained, trained_seq: int, kind: str) -> None:
         """The same version twice is one. Raises `StoreError`."""
-        try:
+        with _store_errors(f"model {model.version} was not written"):
             await self._connection.execute(
                 "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) DO UPDATE "
                 "SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
                 model.version, trained_seq, model.sha256, model.body, model.runs, model.first_run_ms,
                 model.last_run_ms, orjson.dumps(model.metrics).decode(), model.promoted, kind,
             )  # fmt: skip
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            raise StoreError(f"model {model.version} was not written: {error}") from error
 
-    async def promoted_models(self, kind: str = RESOURCES) -> list[Trained]:
-        """Newest first: should one be damaged, the next is tried."""
-        rows = await self._connection.fetch(
-            "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
-            "WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",
-            kind,
-        )
+    async def promoted_models(self, kind: str) -> list[Trained]:
+        """Newest first: should one be damaged, the next is tried. Raises `StoreError`."""
+        with _store_errors("models could not be read"):
+            rows = await self._connection.fetch(
+                "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
+                "WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",
+                kind,
+            )
         return [Trained(*row.values())._replace(metrics=orjson.loads(row["metrics"])) for row in rows]
 
     async def close(self) -> None:
@@ -235,9 +283,9 @@ def finished(row: Any) -> FinishedRun:
     )  # fmt: skip
 
 
-def _steps(told: Mapping[str, Any]) -> Steps:
+def _steps(stored: Mapping[str, Any]) -> Steps:
     return Steps(
-        tuple(told["placement"]),
-        tuple(told["windows_ms"]),
-        tuple((step, value) for step, value in told["curve"]),
+        tuple(stored["placement"]),
+        tuple(stored["windows_ms"]),
+        tuple((step, value) for step, value in stored["curve"]),
     )

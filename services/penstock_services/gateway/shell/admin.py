@@ -122,7 +122,7 @@ def _require_free_models(door: Door) -> None:
 
 def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
     """The stored models, or the check of one job's recorded estimate. For a worker: it loads the estimator's libraries."""
-    from penstock_services.estimator.evaluate import registry
+    from penstock_services.estimator import registry
 
     async def check(job: registry.Recorded) -> Answer:
         log = await open_log(settings.log_url, "estimator").start()

@@ -1,7 +1,6 @@
 """From the curve of a loss (or any measure on its way to a target) to the iterations until the target.
 
-What is told is ln u, u = ln(iterations in all / iterations done): a weighted sum of what a power law through the curve
-says of ln u and of ln of the part of the way that is still left. The weights and the errors come from finished curves.
+What is predicted is ln u, u = ln(iterations in all / iterations done): a weighted sum of ln u by a power law through the curve and of ln of the part of the way that is still left. The weights and the errors come from finished curves.
 A measure that rises to its target is turned round first.
 """
 
@@ -11,25 +10,23 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock_services.estimator.core.eta.quantiles import ENOUGH_ERRORS, edges, thinned
+from penstock_services.estimator.core.gaussian_process import Floats
+from penstock_services.estimator.core.limits import MAX_CURVE_ERROR
 
-Floats = NDArray[np.float64]
-
-LEAST_POINTS = 5
+MIN_POINTS = 5
 MAX_POINTS = 100_000
 THINNED_POINTS = 60  # a fit takes 0.1 ms with so many, spaced evenly in ln of the step
 POWERS = np.array([0.15, 0.25, 0.4, 0.6, 0.9, 1.3, 2.0])
 MAX_VALUE = 1e100  # what is larger is no loss but an overflow
-MOST_LEFT = 100.0  # ways back from the target; a run that diverged further is not further away
-LEAST_LEFT = 0.005  # part of the way; noise says no more
+MAX_LEFT = 100.0  # ways back from the target; a run that diverged further is not further away
+MIN_LEFT = 0.005  # part of the way; noise says no more
 STRETCH = (1.02, 30.0)  # the power law may say that it takes in all so many times what is done
 LOG_U = (
     -4.6,
     1.6,
-)  # of it as it is told: from 1 % more to 140 times what is done, whatever curves taught
-MOST_ERROR = 2.5  # of ln u, either side
+)  # of it as it is predicted: from 1 % more to 140 times what is done, whatever curves taught
 SPREAD = 1.0  # of ln u while no finished curve is known; by hand
 RIDGE = 1.0
 GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
@@ -61,9 +58,9 @@ class CurveModel(NamedTuple):
 
     weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
     errors: tuple[float, ...] = ()
-    """ln (true u / told u) of finished curves told by all others; rising."""
+    """ln (true u / predicted u) of finished curves predicted by all others; rising."""
     foreign_errors: tuple[float, ...] = ()
-    """The same, told by curves of other kinds only: for a job whose kind taught nothing yet."""
+    """The same, predicted by curves of other kinds only: for a job whose kind taught nothing yet."""
     kinds: tuple[str, ...] = ()
     """What taught; sorted."""
     own_errors: tuple[tuple[float, ...], ...] = ()
@@ -84,26 +81,28 @@ def curve(steps: Sequence[float], values: Sequence[float]) -> Curve:
 def steps_to(
     seen: Curve, target: float, done: float, model: CurveModel, level: float, kind: str = ""
 ) -> tuple[float, float, float] | None:
-    """(middle, low, high) of the iterations from `done` to the target; None where the curve is too short to tell.
+    """(middle, low, high) of the iterations from `done` to the target; None where the curve is too short.
 
     All 0 where a point reached the target already. `kind`: as in `learn_curves`.
     """
-    if len(seen.steps) < LEAST_POINTS:
+    if len(seen.steps) < MIN_POINTS:
         return None
     if first_at(seen, target) is not None:
         return 0.0, 0.0, 0.0
     own = model.own_errors[model.kinds.index(kind)] if kind in model.kinds else ()
     errors = own or (model.errors if kind in model.kinds else model.foreign_errors)
     off = median(own) if own else 0.0  # what curves of this kind do unlike the others
-    told = min(max(float(np.dot(model.weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
-    low, high = (min(max(edge - off, -MOST_ERROR), MOST_ERROR) for edge in edges(errors, level, SPREAD))
+    log_u = min(max(float(np.dot(model.weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
+    low, high = (
+        min(max(edge - off, -MAX_CURVE_ERROR), MAX_CURVE_ERROR) for edge in edges(errors, level, SPREAD)
+    )
     last = max(done, float(seen.steps[-1]))
     gone = last - done
 
     def left(log_u: float) -> float:
         return max(0.0, last * (exp(min(exp(min(log_u, 5.0)), 50.0)) - 1.0) + gone)
 
-    return left(told), left(told + min(low, 0.0)), left(told + max(high, 0.0))
+    return left(log_u), left(log_u + min(low, 0.0)), left(log_u + max(high, 0.0))
 
 
 def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
@@ -150,8 +149,8 @@ def _features(seen: Curve, target: float) -> Floats:
     """(1, ln u by the power law, ln of the part of the way that is left)."""
     sign = -1.0 if target > seen.values[0] else 1.0
     gaps = sign * (seen.values - target)
-    left = np.clip(gaps / max(float(gaps[0]), 1e-12), -1.0, MOST_LEFT)
-    return np.array([1.0, log(log(_stretch(seen.steps, left))), log(max(float(left.min()), LEAST_LEFT))])
+    left = np.clip(gaps / max(float(gaps[0]), 1e-12), -1.0, MAX_LEFT)
+    return np.array([1.0, log(log(_stretch(seen.steps, left))), log(max(float(left.min()), MIN_LEFT))])
 
 
 def _stretch(steps: Floats, left: Floats) -> float:
@@ -192,7 +191,7 @@ def _examples(finished: Curve) -> tuple[Floats, Floats]:
     features: list[Floats] = []
     answers: list[float] = []
     points = len(finished.steps)
-    if points < 2 * LEAST_POINTS:
+    if points < 2 * MIN_POINTS:
         return np.zeros((0, 3)), np.zeros(0)
     for target in targets_of(finished):
         end = first_at(finished, target)
@@ -200,7 +199,7 @@ def _examples(finished: Curve) -> tuple[Floats, Floats]:
             continue
         for moment in MOMENTS:
             now = int(np.searchsorted(finished.steps, finished.steps[end] * moment, side="right"))
-            if LEAST_POINTS <= now <= end:
+            if MIN_POINTS <= now <= end:
                 features.append(_features(Curve(finished.steps[:now], finished.values[:now]), target))
                 answers.append(log(log(finished.steps[end] / finished.steps[now - 1])))
     return (np.array(features), np.array(answers)) if answers else (np.zeros((0, 3)), np.zeros(0))

@@ -1,7 +1,4 @@
-"""Quantiles: of the normal and of Student's distribution, and of errors that were seen (conformal).
-
-Without a statistics library on the answer's path.
-"""
+"""Quantiles of the normal distribution, and of errors that were seen (conformal prediction)."""
 
 from collections.abc import Sequence
 from math import ceil, floor, isfinite
@@ -9,24 +6,12 @@ from statistics import NormalDist
 
 NORMAL = NormalDist()
 ENOUGH_ERRORS = 40  # fewer make no quantile of 90 %
-MAX_ERRORS = 10_000  # kept of each kind
+MAX_ERRORS = 10_000  # of each kind
 
 
 def normal_quantile(level: float) -> float:
     """0 < level < 1. Raises `StatisticsError` otherwise."""
     return NORMAL.inv_cdf(level)
-
-
-def student_quantile(level: float, freedom: float) -> float:
-    """Within 0.1 % from 10 degrees of freedom on, for levels from 0.9 to 0.99.
-
-    Source: Abramowitz & Stegun 26.7.5 (expansion in 1 / freedom), its first three terms.
-    """
-    z = normal_quantile(level)
-    first = (z**3 + z) / 4.0
-    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
-    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0
-    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def edges(errors: Sequence[float], level: float, spread: float) -> tuple[float, float]:

@@ -19,19 +19,16 @@ from penstock_services.estimator.core.eta.quantiles import (
     reach,
     thinned,
 )
+from penstock_services.estimator.core.limits import MAX_RUN_ERROR, MAX_RUN_SPREAD, MAX_STEP_ERROR
 
 LEVEL = 0.9
-OUTLIVED = 0.99  # a run past this part of its kind tells that it is of another kind
+OUTLIVED = 0.99  # a run past this part of its kind is of another kind
 
 # Until enough errors are known; by hand, wide on purpose, of ln.
 RUN_SPREAD = 0.2
 STEP_SPREAD = 0.1
-MOST_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
-LEAST_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
-# What others' runs can do to an interval, whatever they hold.
-MOST_STEP_ERROR = 1.5  # of ln: a run that slows down to a fifth
-MOST_RUN_SPREAD = 1.0
-MOST_RUN_ERROR = 5.0  # spreads
+MAX_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
+MIN_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
 RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
 
 
@@ -50,9 +47,9 @@ class Learned(NamedTuple):
     run_spread: float = RUN_SPREAD
     """Standard deviation of ln of the total iterations among runs of one job."""
     run_errors: tuple[float, ...] = ()
-    """|error| / spread of each finished run, told from the others of its job; rising."""
+    """|error| / spread of each finished run, predicted from the others of its job; rising."""
     step_errors: tuple[float, ...] = ()
-    """ln (actual mean of the remaining steps / told) of finished runs; rising."""
+    """ln (actual mean of the remaining steps / predicted) of finished runs; rising."""
 
 
 class Step(NamedTuple):
@@ -61,7 +58,7 @@ class Step(NamedTuple):
     measured_s: Sequence[float] = ()
     """Mean step of equally long windows since it is placed there."""
     log_s: float | None = None
-    """ln of the step that the throughput model tells."""
+    """ln of the step that the step model predicts."""
     spread: float = 0.0
     """Standard deviation of that ln."""
 
@@ -93,7 +90,7 @@ class Eta(NamedTuple):
 
 
 def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
-    """None where nothing tells how many iterations are left or how long one takes. Raises `ValueError`."""
+    """None where nothing is known of how many iterations are left or how long one takes. Raises `ValueError`."""
     _check(asked, level)
     step = step_time(asked.step, learned, level)
     sources = _sources(asked, learned, level)
@@ -106,7 +103,7 @@ def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
 
 
 def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds]]:
-    """(name, iterations left) of everything that tells; the number asked for bounds the others."""
+    """(name, iterations left) of every source; the number asked for bounds the others."""
     found: list[tuple[str, Bounds]] = []
     most = inf
     if asked.total is not None:
@@ -116,9 +113,9 @@ def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bo
     if asked.past_totals and (by_runs := left_by_runs(asked.past_totals, asked.done, learned, level)):
         found.append((f"{len(asked.past_totals)} finished runs of the same job", by_runs))
     if asked.curve is not None and asked.target is not None:
-        told = steps_to(asked.curve, asked.target, asked.done, learned.curves, level, asked.kind)
-        if told is not None:
-            found.append((f"loss curve of {len(asked.curve.steps)} points", Bounds(*told)))
+        predicted = steps_to(asked.curve, asked.target, asked.done, learned.curves, level, asked.kind)
+        if predicted is not None:
+            found.append((f"loss curve of {len(asked.curve.steps)} points", Bounds(*predicted)))
     if most < inf:
         if not found:
             return [("iterations asked for; the target may end it earlier", Bounds(most, 0.0, most))]
@@ -137,7 +134,7 @@ def left_by_runs(
     usable = [log(total) for total in totals if isfinite(total) and total > 0]
     if not usable:
         return None
-    middle, spread = _told_by(usable, learned.run_spread)
+    middle, spread = _predicted_by(usable, learned.run_spread)
     spread *= max(reach(learned.run_errors, level), 1e-3) / normal_quantile((1.0 + level) / 2.0)
     passed = NORMAL.cdf((log(done) - middle) / spread) if done > 0 else 0.0
     if passed > OUTLIVED:
@@ -146,22 +143,22 @@ def left_by_runs(
     def quantile(share: float) -> float:
         rank = min(passed + share * (1.0 - passed), 1.0 - 1e-9)
         log_total = middle + spread * NORMAL.inv_cdf(max(rank, 1e-9))
-        return max(0.0, exp(min(log_total, MOST_LOG)) - done)
+        return max(0.0, exp(min(log_total, MAX_LOG)) - done)
 
     return Bounds(quantile(0.5), quantile((1.0 - level) / 2.0), quantile((1.0 + level) / 2.0))
 
 
 def step_time(step: Step, learned: Learned, level: float = LEVEL) -> Bounds | None:
-    """Mean seconds of the remaining steps; None where neither a measurement nor a model tells.
+    """Mean seconds of the remaining steps; None where there is neither a measurement nor a model.
 
     Both weigh by their precision: the model's decides at the start, after some windows the run's own mean.
     """
     usable = [value for value in step.measured_s if isfinite(value) and value > 0]
-    told = step.log_s is not None and isfinite(step.log_s) and isfinite(step.spread)
-    if not usable and not told:
+    modelled = step.log_s is not None and isfinite(step.log_s) and isfinite(step.spread)
+    if not usable and not modelled:
         return None
     precision = pull = 0.0
-    if step.log_s is not None and told:
+    if step.log_s is not None and modelled:
         precision = 1.0 / max(step.spread, 1e-3) ** 2
         pull = precision * step.log_s
     if usable:
@@ -174,7 +171,7 @@ def step_time(step: Step, learned: Learned, level: float = LEVEL) -> Bounds | No
     log_s = pull / precision
     if len(learned.step_errors) >= ENOUGH_ERRORS and usable:
         low, high = edges(learned.step_errors, level, STEP_SPREAD)
-        least = normal_quantile((1.0 + level) / 2.0) * LEAST_STEP_SPREAD
+        least = normal_quantile((1.0 + level) / 2.0) * MIN_STEP_SPREAD
         low, high = min(low, -least), max(high, least)
     else:
         high = normal_quantile((1.0 + level) / 2.0) * sqrt(1.0 / precision + STEP_SPREAD**2)
@@ -189,12 +186,12 @@ def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, .
     if not logs:
         return RUN_SPREAD, ()
     squares = sum(sum((one - sum(job) / len(job)) ** 2 for one in job) for job in logs)
-    spread = min(max(sqrt(squares / sum(len(job) - 1 for job in logs)), 1e-3), MOST_RUN_SPREAD)
+    spread = min(max(sqrt(squares / sum(len(job) - 1 for job in logs)), 1e-3), MAX_RUN_SPREAD)
     errors = []
     for job in logs:
         for place, one in enumerate(job):
-            middle, wide = _told_by([*job[:place], *job[place + 1 :]], spread)
-            errors.append(min(abs(one - middle) / wide, MOST_RUN_ERROR))
+            middle, wide = _predicted_by([*job[:place], *job[place + 1 :]], spread)
+            errors.append(min(abs(one - middle) / wide, MAX_RUN_ERROR))
     return spread, thinned(errors)
 
 
@@ -208,22 +205,14 @@ def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
         usable = [value for value in run if isfinite(value) and value > 0]
         for moment in MOMENTS:
             now = int(len(usable) * moment)
-            told = step_time(Step(usable[:now]), Learned())
-            if told is not None and now < len(usable):
-                error = log(sum(usable[now:]) / (len(usable) - now) / told.middle)
-                errors.append(min(max(error, -MOST_STEP_ERROR), MOST_STEP_ERROR))
+            predicted = step_time(Step(usable[:now]), Learned())
+            if predicted is not None and now < len(usable):
+                error = log(sum(usable[now:]) / (len(usable) - now) / predicted.middle)
+                errors.append(min(max(error, -MAX_STEP_ERROR), MAX_STEP_ERROR))
     return thinned(errors)
 
 
-def covered(told: Sequence[Bounds], actual: Sequence[float]) -> float:
-    """Share of the intervals that held what came: the calibration that is reported. Raises for no or unequal ones."""
-    if not told or len(told) != len(actual):
-        raise ValueError(f"{len(told)} intervals for {len(actual)} values: must be as many, at least one")
-    held = sum(bounds.low <= value <= bounds.high for bounds, value in zip(told, actual, strict=True))
-    return held / len(told)
-
-
-def _told_by(logs: Sequence[float], spread: float) -> tuple[float, float]:
+def _predicted_by(logs: Sequence[float], spread: float) -> tuple[float, float]:
     """(mean, standard deviation of a further run around it), the runs' own spread shrunk to `spread`."""
     count = len(logs)
     middle = sum(logs) / count

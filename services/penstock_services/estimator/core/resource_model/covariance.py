@@ -1,44 +1,41 @@
-"""How alike two jobs are, and how the weights of that are learned.
+"""Covariance of resource needs between jobs, and the search for its hyperparameters.
 
 k(x, x') = a₀·h₀·S₀ + (a₁·S₁ + a₂)·w + g·(a₃·w'·S₁ + a₄), with
 S₀, S₁ = exp(−Σ r·(x − x')²), one rate r per column; h, w, w' = products of exp(−t) over what differs: the precision's
 width, the workload's name; g = 1 on the same GPU model, else 0.
 
 The first term is what all workloads share, the second what is the workload's own on any GPU of such size; the third is
-the way of one GPU model. With an unknown GPU the third is gone and the first two carry over, for they know GPUs only by
-what they can do: so one model remembers the cells it saw and yet says something about families it never saw.
+the GPU model's own. For an unknown GPU the third is 0 and the first two carry over, since they describe GPUs only by what
+they can do: so one model remembers the cells that it saw and predicts GPU models that it never saw.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
 from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
 
+from penstock_services.estimator.core.gaussian_process import Floats, Indexes
 from penstock_services.estimator.core.resource_model.features import Inputs
-from penstock_services.estimator.core.resource_model.measurements import Floats, Indexes
 
 SHARES = 5
 """a₀ … a₄."""
 T_WORK, T_HALF, T_HALF_SHARED, T_WORK_GPU, T_HALF_GPU = range(SHARES, SHARES + 5)
 RATES = SHARES + 5
 FIRST = (0.0, 0.0, 0.0, -1.0, -2.0, 0.0, -0.5, -1.0, 0.0, -0.5)
-"""Where the search starts and what it leans to, as logarithms: the GPU model's own share is small until shown."""
+"""Mean of the prior on the logarithms, and where the search starts: the GPU model's own share is small until shown."""
 FIRST_RATE, FIRST_NOISE = -2.0, -2.0
-LEAN = 2.0  # variance of that leaning: a factor of 4 costs half a unit of likelihood
-LEAN_NOISE = 4.0
+PRIOR_VARIANCE = 2.0  # a factor of 4 costs half a unit of likelihood
+PRIOR_VARIANCE_NOISE = 4.0
 JITTER = 1e-6
 WIDEST = 14.0  # logarithms beyond e^±14 are no different; the search's long steps would overflow
 SEARCH_STEPS = 30  # the last of 100 change R² by less than 0.002
-AT_ONCE = 64  # rows of k: with 512 columns they stay in the core's own cache
-NOBODYS = -2
-FEW = 8  # jobs: below, looking for equal names costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Covariance:
     """Logarithms of all that `k` and the noise need. `columns`: of `Inputs.columns`, those that count."""
 
     values: Floats
@@ -51,132 +48,84 @@ class Weights:
 
     @property
     def prior(self) -> float:
-        """k(x, x): variance of a job that is like none measured. Its GPU has a way of its own, known or not."""
+        """k(x, x): variance of a job that is like none measured."""
         return float(np.exp(self.values[:SHARES]).sum())
 
-    def side(self, inputs: Inputs) -> "Side":
-        """These jobs as `between` needs its others; worth keeping where the same ones are asked about again and again."""
-        middle = RATES + len(self.columns)
-        x = inputs.columns[:, list(self.columns)]
-        right = (_right(x, np.exp(log)) for log in (self.values[RATES:middle], self.values[middle:-1]))
+    def between(self, some: Inputs, others: Inputs) -> Floats:
+        """k of each pair. Shape (some, others). A name never seen (−1) equals none."""
+        return self.to(others)(some)
+
+    def to(self, others: Inputs) -> Callable[[Inputs], Floats]:
+        """`between` with these others, for many questions."""
         share, t = np.exp(self.values[:SHARES]), np.exp(self.values[SHARES:RATES])
-        differs, narrow, on = (np.arange(8) & bit > 0 for bit in (2, 1, 4))
+        same, differs, narrow = (np.arange(8) & bit > 0 for bit in (4, 2, 1))
         on_any = np.exp(-t[0] * differs - t[1] * narrow)
-        on_gpu = np.where(on, np.exp(-t[3] * differs - t[4] * narrow), 0.0)
+        on_gpu = np.where(same, np.exp(-t[3] * differs - t[4] * narrow), 0.0)
         factors = (
             share[0] * np.exp(-t[2] * narrow),
             share[1] * on_any + share[3] * on_gpu,
-            share[2] * on_any + share[4] * on,
+            share[2] * on_any + share[4] * same,
         )
-        workload, gpu = (np.where(names < 0, NOBODYS, names) for names in (inputs.workload, inputs.gpu))
-        return Side((next(right), next(right)), workload, inputs.half, gpu, factors)
+        rates = np.exp(self.values[RATES:-1] / 2).reshape(2, -1)
+        columns = list(self.columns)
+        right = [others.columns[:, columns] * rate for rate in rates]
+        workload, gpu = (np.where(names < 0, -2, names) for names in (others.workload, others.gpu))
+
+        def k(some: Inputs) -> Floats:
+            first, kind = _kinds(some)
+            case = (some.gpu[first, None] == gpu).view(np.uint8) << 2
+            case |= (some.workload[first, None] != workload).view(np.uint8) << 1
+            case |= (some.half[first, None] != others.half).view(np.uint8)
+            left = some.columns[:, columns]
+            found, own = (
+                np.exp(-cdist(left * rate, x, "sqeuclidean")) for rate, x in zip(rates, right, strict=True)
+            )
+            found *= factors[0][case][kind]
+            own *= factors[1][case][kind]
+            found += own
+            found += factors[2][case][kind]
+            return np.asarray(found)
+
+        return k
 
     def keys(self, inputs: Inputs) -> list[bytes]:
-        """Of each job what k looks at: jobs with equal keys have equal k with any other."""
+        """Of each job what k depends on: jobs with equal keys have equal k with any other."""
         names = (inputs.workload, inputs.half, inputs.gpu)
-        rows = np.column_stack([inputs.columns[:, list(self.columns)], *names])
+        rows = np.column_stack([inputs.columns[:, self.columns], *names])
         whole, width = rows.tobytes(), rows.itemsize * rows.shape[1]
         return [whole[start : start + width] for start in range(0, len(whole), width)]
 
-    def between(self, some: Inputs, others: "Inputs | Side") -> Floats:
-        """k of each pair. Shape (some, others)."""
-        side = others if isinstance(others, Side) else self.side(others)
-        k = np.empty((len(some.gpu), len(side.gpu)))
-        for rows, part in self.parts(some, side):
-            k[rows] = part
-        return k
-
-    def parts(self, some: Inputs, side: "Side") -> Iterator[tuple[slice, Floats]]:
-        """k by AT_ONCE rows: which rows, and their k. Each part is gone with the next; so all of them fit the cache."""
-        left = _left(some.columns, self.columns)
-        (shared, own, rest), kind = side.factors_of(some)
-        buffers = np.empty((2, min(AT_ONCE, len(kind)), len(side.gpu)))
-        for start in range(0, len(kind), AT_ONCE):
-            rows = slice(start, start + AT_ONCE)
-            mine = kind[rows]
-            first, second = buffers[:, : len(mine)]
-            for right, here in zip(side.right, (first, second), strict=True):
-                np.matmul(left[rows], right, out=here)
-                np.minimum(here, 0.0, out=here)
-                np.exp(here, out=here)
-            first *= shared[mine]
-            second *= own[mine]
-            first += second
-            first += rest[mine]
-            yield rows, first
-
-
-class Side(NamedTuple):
-    """The others of `Weights.between`."""
-
-    right: tuple[Floats, Floats]
-    """Right factors of S₀ and S₁, see `_right`."""
-    workload: Indexes
-    """Here and in `gpu` a name never seen is NOBODYS, which is nobody's in the other side either."""
-    half: Indexes
-    gpu: Indexes
-    factors: tuple[Floats, Floats, Floats]
-    """Of S₀, of S₁ and of 1. Shape (8,), by 4 · (same GPU model) + 2 · (workloads differ) + (widths differ)."""
-
-    def factors_of(self, some: Inputs) -> tuple[list[Floats], Indexes]:
-        """Those factors per kind of job in `some` and job of this side, shapes (kinds, others); the kind of each in `some`.
-
-        A kind is what the names say: workload, width and GPU model. There are few, so this costs little.
-        """
-        first, kind = _kinds(some)
-        case = (some.gpu[first, None] == self.gpu).view(np.uint8) << 2
-        case |= (some.workload[first, None] != self.workload).view(np.uint8) << 1
-        case |= (some.half[first, None] != self.half).view(np.uint8)
-        return [table[case] for table in self.factors], kind
-
-
-def _left(columns: Floats, which: Sequence[int]) -> Floats:
-    """The left factor of −Σ r·(x − x')² = Σ (2·r·x'·x − r·x² − r·x'²): x, x² and 1. Shape (n, 2·d + 1)."""
-    d = len(which)
-    found = np.ones((len(columns), 2 * d + 1))
-    x = columns[:, list(which)]
-    found[:, :d] = x
-    found[:, d : 2 * d] = x * x
-    return found
-
-
-def _right(x: Floats, rates: Floats) -> Floats:
-    """The right factor of the same. Shape (2·d + 1, n)."""
-    square = np.broadcast_to(-rates[:, None], x.T.shape)
-    return np.vstack([(2 * rates * x).T, square, -(x * x) @ rates])
-
 
 def _kinds(some: Inputs) -> tuple[Indexes, Indexes]:
-    """The first job of each kind, and the kind of each job."""
-    count = len(some.gpu)
-    if count < FEW:
-        return np.arange(count), np.arange(count)
-    code = (some.workload * 2 + some.half) * (int(some.gpu.max()) + 2) + some.gpu
+    """The first job of each workload, width and GPU model, and which of these each job is: they are few."""
+    code = (some.workload * 2 + some.half) * (1 << 20) + some.gpu
+    if len(code) == 1:
+        return np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
     _, first, kind = np.unique(code, return_index=True, return_inverse=True)
     return first, kind
 
 
-def learn(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) -> Weights:
-    """The weights under which these measurements are likeliest, leaning to `FIRST`. Deterministic.
+def search(inputs: Inputs, y: Floats, repeats: Floats, columns: Sequence[int]) -> Covariance:
+    """Maximum a posteriori hyperparameters: the likelihood of these measurements times the prior around `FIRST`. Deterministic.
 
     `y`: shape (n,), mean 0, variance about 1; `repeats`: how many measurements each is the mean of. O(n³) per step.
     """
     start = np.array([*FIRST, *[FIRST_RATE] * (2 * len(columns)), FIRST_NOISE])
-    lean = np.full(len(start), LEAN)
-    lean[-1] = LEAN_NOISE
+    spread = np.full(len(start), PRIOR_VARIANCE)
+    spread[-1] = PRIOR_VARIANCE_NOISE
     x = inputs.columns[:, list(columns)]
     likelihood = _Likelihood(inputs, x, y, repeats)
 
     def loss(at: Floats) -> tuple[float, Floats]:
         value, slope = likelihood(at)
         away = at - start
-        return value + 0.5 * float((away**2 / lean).sum()), slope + away / lean
+        return value + 0.5 * float((away**2 / spread).sum()), slope + away / spread
 
     bounds = [(-WIDEST, WIDEST)] * len(start)
     found = minimize(
         loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": SEARCH_STEPS}
     )
-    return Weights(np.asarray(found.x), tuple(columns))
+    return Covariance(np.asarray(found.x), tuple(columns))
 
 
 class _Likelihood:

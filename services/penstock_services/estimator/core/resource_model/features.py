@@ -1,8 +1,8 @@
 """From jobs to the numbers of the default model: sizes as logarithms, the GPU as what it can do.
 
 Ideal: a job's memory follows from its graph. What is known instead is its workload's name, so a line is fitted per
-workload: memory = a + b·batch + c·batch/GPUs with a, b, c ≥ 0 (some launchers tell the batch of one GPU, some that
-of all; the fit finds out which). The line says how full the card will be.
+workload: memory = a + b·batch + c·batch/GPUs with a, b, c ≥ 0 (some launchers report the batch of one GPU, some that
+of all; the fit finds out which). The line predicts how full the card will be.
 """
 
 import math
@@ -13,12 +13,11 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import nnls
 
+from penstock_services.estimator.core.gaussian_process import Floats, Indexes
 from penstock_services.estimator.core.resource_model.gpus import facts_of
 from penstock_services.estimator.core.resource_model.measurements import (
     MEMORY,
     MIB_PER_GIB,
-    Floats,
-    Indexes,
     Runs,
     Task,
     card_mib,
@@ -29,10 +28,10 @@ GPUS, CARD, RATE, BANDWIDTH, YEAR, BATCH, FILL = range(7)
 """Columns: log₂ of the GPUs; logarithms of card memory, arithmetic rate at the job's precision and memory bandwidth;
 year of the GPU's generation; batch size against the workload's median; line / card memory, as a logarithm."""
 WIDTH = 7
-FEWEST_RUNS = 4  # for a line of its own, or a median
+MIN_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
 TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
-LEAST_FILL = math.exp(-8.0)  # 0.03 % of the card
+MIN_FILL = math.exp(-8.0)  # 0.03 % of the card
 NO_LINE = (math.nan, math.nan, math.nan)
 
 Key = tuple[str, bool]
@@ -62,7 +61,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class Features:
     """What training learned about columns. Everything in it can be written down as numbers and names."""
 
     workloads: Mapping[str, int]
@@ -102,13 +101,13 @@ class Design:
             (task.gpus, card_mib(task), task.batch_size, *_columns_of(task.gpu, wide), *self._known(task.model, wide))
             for task, wide in zip(tasks, half, strict=True)
         ]  # fmt: skip
-        told = np.array(rows, dtype=np.float64).reshape(len(tasks), 10).T
-        gpus, card, batch, _, _, _, usual, a, b, c = told
+        values = np.array(rows, dtype=np.float64).reshape(len(tasks), 10).T
+        gpus, card, batch, _, _, _, usual, a, b, c = values
         batch = np.where(np.isnan(batch), np.exp(usual), batch)
-        fill = np.log(np.maximum((a + b * batch + c * batch / gpus) / card, LEAST_FILL))
+        fill = np.log(np.maximum((a + b * batch + c * batch / gpus) / card, MIN_FILL))
         columns = np.empty((len(tasks), WIDTH))
         columns[:, GPUS], columns[:, CARD] = np.log2(gpus), np.log(card)
-        columns[:, [RATE, BANDWIDTH, YEAR]] = told[3:6].T
+        columns[:, [RATE, BANDWIDTH, YEAR]] = values[3:6].T
         columns[:, BATCH] = np.log(batch) - usual
         columns[:, FILL] = np.where(np.isnan(a + batch), self.usual_fill, fill)
         return columns, np.array(half, dtype=np.intp)
@@ -131,12 +130,12 @@ def _columns_of(gpu: str, half: bool) -> tuple[float, float, float]:
     return rate, math.log(facts.bandwidth_gbps), float(facts.year)
 
 
-def design_of(runs: Runs) -> Design:
+def features_of(runs: Runs) -> Features:
     """Learns names, lines and scales. At least one run; GPU memory need not be measured."""
-    lines, batches = lines_of(runs)
+    lines, batches = memory_lines(runs)
     names = {task.model for task in runs.tasks}, {task.gpu for task in runs.tasks}
     workloads, gpu_names = ({name: index for index, name in enumerate(sorted(found))} for found in names)
-    plain = Design(workloads, gpu_names, lines, batches, math.nan, np.zeros(WIDTH), np.ones(WIDTH))
+    plain = Features(workloads, gpu_names, lines, batches, math.nan, np.zeros(WIDTH), np.ones(WIDTH))
     raw, _ = plain.raw(runs.tasks)
     fills = raw[:, FILL][np.isfinite(raw[:, FILL])]
     usual = float(np.median(fills)) if fills.size else 0.0
@@ -148,11 +147,11 @@ def design_of(runs: Runs) -> Design:
     mean[GPUS], spread[GPUS] = 0.0, 1.0
     if not known[:, CARD].any():
         mean[CARD] = math.log(16 * MIB_PER_GIB)
-    return Design(workloads, gpu_names, lines, batches, usual, mean, np.where(spread > 1e-9, spread, 1.0))
+    return Features(workloads, gpu_names, lines, batches, usual, mean, np.where(spread > 1e-9, spread, 1.0))
 
 
-def lines_of(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dict[Key, float]]:
-    """Per workload and width its line, where enough runs tell their memory, and the median logarithm of its batches."""
+def memory_lines(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dict[Key, float]]:
+    """Per workload and width its line, where enough runs measured their memory, and the median logarithm of its batches."""
     batch = np.array([task.batch_size for task in runs.tasks])
     gpus = np.array([task.gpus for task in runs.tasks])
     memory = runs.labels.get(MEMORY, np.full(len(runs), math.nan))
@@ -164,7 +163,7 @@ def lines_of(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dict[Ke
     for key, rows in sorted(rows_of.items()):
         batches[key] = float(np.median(np.log(batch[rows])))
         mine = [row for row in rows if math.isfinite(memory[row])]
-        if len(mine) >= FEWEST_RUNS:
+        if len(mine) >= MIN_RUNS:
             lines[key] = memory_line(batch[mine], gpus[mine], memory[mine])
     return lines, batches
 

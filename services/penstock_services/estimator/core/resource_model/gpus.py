@@ -1,7 +1,7 @@
-"""What GPUs can do, as their makers publish it, so that a model can say something about one it never saw.
+"""What GPUs can do, as their makers publish it, so that a model can predict one that it never saw.
 
 Facts only. Rates are dense (no sparsity). `half_tflops` is with 32-bit accumulation, as training uses it, so the
-GeForce cards have half of the figure that is usually told. `full_tflops` is what "FP32" training gets: since
+GeForce cards have half of the figure that is usually published. `full_tflops` is what "FP32" training gets: since
 Ampere that is TF32 on the tensor cores. Where a card has no tensor cores, both are those of its plain cores.
 """
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from penstock_services.estimator.core.gaussian_process import Floats
 from penstock_services.estimator.core.resource_model.features import BANDWIDTH as SPEED
 from penstock_services.estimator.core.resource_model.features import (
     BATCH,
@@ -26,44 +27,43 @@ from penstock_services.estimator.core.resource_model.measurements import (
     THROUGHPUT,
     UTILISATION,
     UTILISATION_STD,
-    Floats,
 )
 
-MOST_STD = 50.0  # of anything between 0 and 100 %
+MAX_STD = 50.0  # of anything between 0 and 100 %
 ABOVE_FULL = 101.0  # percent; one above 100, so that the root's slope stays finite
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`learned` maps measured values to what is learned, `told` back; both rise, so intervals map by their ends.
+    """`learned` maps measured values to what is learned, `measured` back; both rise, so intervals map by their ends.
 
-    Shape (jobs,), of `told` also (any, jobs).
+    Shape (jobs,), of `measured` also (any, jobs).
     """
 
     columns: tuple[int, ...]
     learned: Callable[[Floats, Inputs], Floats]
-    told: Callable[[Floats, Inputs], Floats]
+    measured: Callable[[Floats, Inputs], Floats]
 
 
 def _memory_learned(y: Floats, inputs: Inputs) -> Floats:
     return np.log(y) - inputs.log_card - inputs.log_line
 
 
-def _memory_told(z: Floats, inputs: Inputs) -> Floats:
+def _memory_measured(z: Floats, inputs: Inputs) -> Floats:
     return np.exp(np.minimum(z + inputs.log_line, 0.0) + inputs.log_card)
 
 
 UNITS: Mapping[str, Unit] = MappingProxyType(
     {
         # The batch is in the line alone, which rises with it: so memory never falls as the batch grows.
-        MEMORY: Unit((GPUS, CARD, RATE, YEAR), _memory_learned, _memory_told),
+        MEMORY: Unit((GPUS, CARD, RATE, YEAR), _memory_learned, _memory_measured),
         UTILISATION: Unit(
             (GPUS, CARD, RATE, BATCH, FILL),
             lambda y, _: -np.sqrt(ABOVE_FULL - y),
             lambda z, _: np.clip(ABOVE_FULL - np.minimum(z, 0.0) ** 2, 0.0, 100.0),
         ),
         UTILISATION_STD: Unit(
-            (GPUS, CARD, RATE, BATCH, FILL), lambda y, _: y, lambda z, _: np.clip(z, 0.0, MOST_STD)
+            (GPUS, CARD, RATE, BATCH, FILL), lambda y, _: y, lambda z, _: np.clip(z, 0.0, MAX_STD)
         ),
         BANDWIDTH: Unit(
             (GPUS, CARD, RATE, SPEED, BATCH, FILL),

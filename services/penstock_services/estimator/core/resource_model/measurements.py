@@ -13,11 +13,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_services.estimator.core.gaussian_process import Floats, Indexes
 from penstock_services.estimator.core.resource_model.gpus import facts_of
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Indexes = NDArray[np.intp]
 
 MEMORY = "gpu_memory_mib"
 UTILISATION = "gpu_utilisation_percent"
@@ -99,14 +98,14 @@ def cell_of(task: Task) -> tuple[str, float, str, str]:
     return (task.gpu, task.gpus, task.model, task.precision)
 
 
-def set_aside(task: Task, measured: Mapping[str, float]) -> str | None:
+def why_rejected(task: Task, measured: Mapping[str, float]) -> str | None:
     """Why this run teaches nothing; None: it may be believed.
 
     One absurd value discredits the whole run: whatever mixed it up may have mixed up the others.
     """
-    for told, wrong in _TASK_FAULTS.items():
+    for reason, wrong in _TASK_FAULTS.items():
         if wrong(task):
-            return told
+            return reason
     for name, value in measured.items():
         if math.isnan(value):
             continue

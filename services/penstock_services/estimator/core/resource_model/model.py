@@ -1,27 +1,26 @@
-"""Our default model: one process per label, with intervals that are calibrated on cells and GPUs left out."""
+"""The learned model of resources: one Gaussian process per label, with cross-conformal prediction intervals."""
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.resource_model.covariance import Weights
-from penstock_services.estimator.core.resource_model.features import Design, Inputs, design_of, lines_of
-from penstock_services.estimator.core.resource_model.gaussian_process import (
-    MAX_LEARNING,
-    Fit,
-    Process,
-    Remembering,
-    sample,
+from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Posterior, sample
+from penstock_services.estimator.core.limits import CELLS_OF_ONE, REPEATS
+from penstock_services.estimator.core.resource_model.covariance import Covariance, search
+from penstock_services.estimator.core.resource_model.features import (
+    Features,
+    Inputs,
+    features_of,
+    memory_lines,
 )
 from penstock_services.estimator.core.resource_model.labels import UNITS
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     MEMORY,
-    Floats,
-    Indexes,
     Mask,
     Runs,
     Task,
@@ -30,25 +29,20 @@ from penstock_services.estimator.core.resource_model.measurements import (
     half_precision,
 )
 
-MOST_WIDENED = 2.0  # in variance, where there are few cells
+MAX_CELLS = 512  # cells²: the work of a prediction; cells³: of a training
+MAX_SEARCHED = 400  # cells that hyperparameters are searched on; cells³ per step
+MAX_CACHED = 50_000  # predictions; 10 MB
+MAX_WIDENED = 2.0  # in variance, where there are few cells
 OUTSIDE = 0.1  # of held-out runs may lie outside their interval; half of it on either side
-FEWEST_SCORES = 20  # below, no 5 % tail has been seen
+MIN_SCORES = 20  # below, no 5 % tail has been seen
 UNTESTED = 2.5  # standard deviations on either side while that is so
-FEWEST_GROUPS = 3  # of GPU models or workloads, for leaving one out to say anything
-MOST_REPEATS = (
-    8  # that one cell counts for: what repeats share (the machine, the data) averages out no further
-)
-LEAN_SCORES = 10.0  # how many runs of average spread a workload's own spread is worth
-LEAST_SPREAD = 1e-6
+MIN_GPU_MODELS = 3  # for leaving one out to say anything
+SHRINK_SCORES = 10.0  # runs of average spread that a workload's own spread is shrunk by
+MIN_SPREAD = 1e-6
+OUTLIER = 3.0  # standard deviations from what all others predict; beyond, a cell loses weight (Huber)
 LINE_SHARES = (1.0, 0.75, 0.5)
-MOST_TRIED = 200  # cells to choose among those; n³
-MOST_JUDGES = 2_048  # cells that are foretold as if new: 100 lie beyond either end, so its level is known to half a percent
-UNKNOWN = ""  # a workload that no run can have
-LINE_NUMBERS = 2  # that a workload's line really has: one of its two slopes is nearly always 0
-FEWEST_ALONE = 100  # cells that one owner alone measured always count: a small team must not lose its history
-MOST_OF_ONE = (
-    0.25  # of all cells may be cells that one owner alone measured: his word about them is the only one
-)
+MAX_TRIED = 200  # cells to choose among those by; cells³
+LINE_NUMBERS = 2  # parameters that a workload's line really has: one of its two slopes is nearly always 0
 
 
 class Spread(NamedTuple):
@@ -58,29 +52,14 @@ class Spread(NamedTuple):
     high: float
 
 
-class Spreads(NamedTuple):
-    """For a job like those seen, one on a GPU model never seen, and one of a workload never seen."""
-
-    seen: Spread
-    new_gpu: Spread
-    new_workload: Spread
+NOTHING_KNOWN = Spread(math.inf, math.inf)
+"""Of a workload that was never run: everything that the label's range holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """One label. `mean`, `scale`: of what was learned; `width`: per workload, its errors against the average."""
-
-    process: Process
-    mean: float
-    scale: float
-    width: Floats
-    spreads: Spreads
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Predictions of one label, in its own unit. Shapes (tasks,). The truth lies between low and high 9 times of 10,
-    and below high 19 times of 20."""
+class Prediction:
+    """Of one label, in its own unit. Shapes (tasks,). The truth lies between low and high 9 times of 10, and below high
+    19 times of 20."""
 
     value: Floats
     low: Floats
@@ -89,274 +68,323 @@ class Told:
     """0: nothing like it was measured, 1: all but measured."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class LabelModel:
+    """One label: its cells, and what was learned from them. Standardised by `mean` and `scale`."""
+
+    covariance: Covariance
+    cells: Inputs
+    y: Floats
+    noise: Floats
+    mean: float
+    scale: float
+    width: Floats
+    """Per workload, its errors relative to the average."""
+    seen_gpu: Spread
+    new_gpu: Spread
+
+    @cached_property
+    def _k(self) -> Callable[[Inputs], Floats]:
+        return self.covariance.to(self.cells)
+
+    @cached_property
+    def posterior(self) -> Posterior:
+        return Posterior(self._k(self.cells), self.noise, self.y)
+
+    @cached_property
+    def _cache(self) -> dict[bytes, tuple[float, float]]:
+        return {}
+
+    def predict(self, name: str, inputs: Inputs, *, cached: bool = False) -> Prediction:
+        """`cached`: for labels whose covariance takes few different values, as memory's, which leaves out the batch."""
+        mean, variance = self._cached(inputs) if cached else self._computed(inputs)
+        known = 1 - np.minimum(variance / self.covariance.prior, 1.0)
+        deviation = np.sqrt(variance + self.covariance.noise)
+        deviation *= np.where(inputs.workload < 0, 1.0, self.width[inputs.workload])
+        case = np.where(inputs.workload < 0, 2, inputs.gpu < 0)
+        low, high = np.array([self.seen_gpu, self.new_gpu, NOTHING_KNOWN])[case].T
+        z = np.stack([mean, mean - low * deviation, mean + high * deviation])
+        value, lower, upper = UNITS[name].measured(self.mean + self.scale * z, inputs)
+        return Prediction(value, lower, upper, known)
+
+    def expect(self, name: str, inputs: Inputs) -> Floats:
+        """The values of `predict` without interval, for a fraction of the work."""
+        mean = self._k(inputs) @ self.posterior.alpha
+        return UNITS[name].measured(self.mean + self.scale * mean, inputs)
+
+    def _computed(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        return self.posterior.predict(self._k(inputs), self.covariance.prior)
+
+    def _cached(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        keys, cache = self.covariance.keys(inputs), self._cache
+        first = {key: row for row, key in enumerate(keys) if key not in cache}
+        if len(cache) + len(first) > MAX_CACHED:
+            cache.clear()
+            first = {key: row for row, key in enumerate(keys)}
+        if first:
+            mean, variance = self._computed(inputs.pick(np.fromiter(first.values(), np.intp, len(first))))
+            cache.update(zip(first, zip(mean.tolist(), variance.tolist(), strict=True), strict=True))
+        found = np.array([cache[key] for key in keys]).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+
+@dataclass(frozen=True)
 class Model:
     """Everything learned from some runs."""
 
-    design: Design
-    labels: Mapping[str, Learned]
+    features: Features
+    labels: Mapping[str, LabelModel]
     runs: int
 
-    def predict(self, tasks: Sequence[Task] | Inputs, names: Collection[str] = LABELS) -> Mapping[str, Told]:
+    def predict(
+        self, tasks: Sequence[Task] | Inputs, names: Collection[str] = LABELS
+    ) -> Mapping[str, Prediction]:
         """Label → predictions, of those that are asked for; labels that no run measured are missing.
 
         The memory's `high` is the bound to promise.
         """
-        inputs = tasks if isinstance(tasks, Inputs) else self.design.of(tasks)
-        return {name: told(name, learned, inputs) for name, learned in self.labels.items() if name in names}
-
-    def expect(self, inputs: Inputs, name: str) -> Floats | None:
-        """The values that `predict` tells of one label, without interval, for a fraction of the work; None: never measured."""
-        learned = self.labels.get(name)
-        if learned is None:
-            return None
-        return UNITS[name].told(learned.mean + learned.scale * learned.process.mean(inputs), inputs)
-
-
-def told(name: str, learned: Learned, inputs: Inputs, process: Process | Remembering | None = None) -> Told:
-    """The predictions of one label. `process`: that label's, where it is asked another way."""
-    mean, variance = (process or learned.process).predict(inputs)
-    weights = learned.process.weights
-    known = 1 - np.minimum(variance / weights.prior, 1.0)
-    deviation = np.sqrt(variance + weights.noise)
-    new_work = inputs.workload < 0
-    deviation *= np.where(new_work, 1.0, learned.width[inputs.workload])
-    case = np.where(new_work, 2, inputs.gpu < 0)
-    low, high = np.array(learned.spreads)[case].T
-    z = np.stack([mean, mean - low * deviation, mean + high * deviation])
-    value, lower, upper = UNITS[name].told(learned.mean + learned.scale * z, inputs)
-    return Told(value, lower, upper, known)
+        inputs = tasks if isinstance(tasks, Inputs) else self.features.of(tasks)
+        return {name: label.predict(name, inputs) for name, label in self.labels.items() if name in names}
 
 
 def train(runs: Runs, seed: int = 0, like: Model | None = None) -> Model:
-    """Learns from runs that were not set aside. Deterministic. Raises `ValueError` where there is nothing to learn.
+    """Learns from sound runs. Deterministic. Raises `ValueError` where there is nothing to learn.
 
-    `like`: a model of nearly the same runs. Where these have so many cells that weights are learned on a sample of them,
-    its weights are taken instead of searching for others. Source: the search is a third of the work.
+    `like`: a model of nearly the same runs. Where these have so many cells that hyperparameters are searched on a sample,
+    its own are taken instead: the search is a third of the work.
     """
     count = len(runs)
-    runs = fair(runs, seed)
-    first, row_of = cells(runs.tasks)
-    if len(first) <= MAX_LEARNING:
+    runs = limited_per_owner(runs, seed)
+    first, cell = cells(runs.tasks)
+    if len(first) <= MAX_SEARCHED:
         like = None
-    together = witnessed(runs, first, row_of)
-    design = design_of(together)
-    design = (
-        following_its_line(design, together, seed)
-        if like is None
-        else replace(design, line_share=like.design.line_share)
-    )
-    tasks = together.tasks
-    asked = design.of(tasks), as_new_gpus(design, together, tasks), as_new_workloads(design, tasks)
-    learned = {}
+    together = aggregated_by_owner(runs, first, cell)
+    features = features_of(together)
+    if like is None:
+        features = with_line_share(features, together, seed)
+    else:
+        features = replace(features, line_share=like.features.line_share)
+    new_gpu = as_new_gpus(features, together, runs.tasks)
+    labels = {}
     for name in LABELS:
         rows = np.flatnonzero(np.isfinite(runs.labels.get(name, np.empty(0))))
         if rows.size:
-            mine, of_mine = among(row_of[rows])
             known = like.labels.get(name) if like is not None else None
-            measured = _Measured(
-                runs.pick(rows), of_mine, [tasks[cell] for cell in mine], *(one.pick(mine) for one in asked)
+            learner = _LabelLearner(
+                name,
+                runs.pick(rows),
+                features,
+                new_gpu.pick(rows),
+                seed,
+                None if known is None else known.covariance,
             )
-            learned[name] = _learn(name, measured, design, seed, known.process.weights if known else None)
-    if not learned:
+            labels[name] = learner.learn()
+    if not labels:
         raise ValueError("no run measured anything: there is nothing to learn from")
-    return Model(design, learned, count)
+    return Model(features, labels, count)
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """The runs that measured one label, and their cells: how those are asked about, and how they would be as new ones."""
+class _LabelLearner:
+    """One label of one training."""
 
-    runs: Runs
-    cell_of: Indexes
-    """Shape (runs,); all else is per cell."""
-    tasks: Sequence[Task]
-    inputs: Inputs
-    new_gpu: Inputs
-    new_workload: Inputs
+    def __init__(
+        self, name: str, runs: Runs, features: Features, new_gpu: Inputs, seed: int, known: Covariance | None
+    ) -> None:
+        """`new_gpu`: the runs as `as_new_gpus` describes them; `known`: hyperparameters that need no search."""
+        unit, inputs = UNITS[name], features.of(runs.tasks)
+        first, cell = grouped(Covariance(np.empty(0), unit.columns).keys(inputs))
+        kept = sample(len(first), MAX_CELLS, seed)
+        if len(kept) < len(first):
+            rows = np.flatnonzero(np.isin(cell, kept))
+            runs, inputs, new_gpu = runs.pick(rows), inputs.pick(rows), new_gpu.pick(rows)
+            first, cell = first[kept], np.searchsorted(kept, cell[rows])
+            first = np.searchsorted(rows, first)
+        self._name, self._runs, self._features = name, runs, features
+        self._inputs, self._new_gpu, self._cell = inputs, new_gpu, cell
+        raw = unit.learned(runs.labels[name], inputs)
+        self._mean, self._scale = float(raw.mean()), max(float(raw.std()), MIN_SPREAD)
+        self._z = (raw - self._mean) / self._scale
+        self._first, self._cells = first, inputs.pick(first)
+        self._y, self._repeats = merged(runs, self._z, cell, len(first))
+        some = sample(len(first), MAX_SEARCHED, seed)
+        self._covariance = known or search(
+            self._cells.pick(some), self._y[some], self._repeats[some], unit.columns
+        )
+        self._gram = self._covariance.between(self._cells, self._cells)
+        self._noise = weighted_noise(self._gram, self._covariance.noise / self._repeats, self._y)
+
+    def learn(self) -> LabelModel:
+        """With intervals calibrated on cells, and on GPU models, left out."""
+        posterior = Posterior(self._gram, self._noise, self._y)
+        tasks = self._runs.tasks
+        cell_names = [cell_of(tasks[row]) for row in self._first]
+        scores = self._scores(posterior, cell_names, self._inputs, self._gram)
+        workloads = len(self._features.workloads)
+        width, own = widths(
+            scores, self._inputs.workload, workloads, blocks([cell_of(task) for task in tasks])
+        )
+        fitted = len(self._covariance.values)
+        lines = LINE_NUMBERS * len(self._features.lines) if self._name == MEMORY else 0
+        seen = new = spread_of(scores / own, len(self._first), fitted + lines)
+        gpus = [tasks[row].gpu for row in self._first]
+        if len(set(gpus)) >= MIN_GPU_MODELS:
+            k = self._covariance.between(self._new_gpu.pick(self._first), self._cells)
+            new = spread_of(self._scores(posterior, gpus, self._new_gpu, k) / own, len(self._first), fitted)
+        return LabelModel(
+            self._covariance, self._cells, self._y, self._noise, self._mean, self._scale, width, seen, new
+        )
+
+    def _scores(self, posterior: Posterior, groups: Sequence[Hashable], inputs: Inputs, k: Floats) -> Floats:
+        """Of each run, how many standard deviations it is off when predicted without its cell's group; `inputs` and `k`:
+        as what it is asked about."""
+        mean, variance = posterior.leave_groups_out(blocks(groups), k, self._covariance.prior)
+        truth = UNITS[self._name].learned(self._runs.labels[self._name], inputs)
+        off = (truth - self._mean) / self._scale - mean[self._cell]
+        return np.asarray(off / np.sqrt(variance + self._covariance.noise)[self._cell])
 
 
-def following_its_line(design: Design, runs: Runs, seed: int) -> Design:
-    """The design with that share of LINE_SHARES which best foretells the memory on GPU models left out.
+def weighted_noise(gram: Floats, noise: Floats, y: Floats) -> Floats:
+    """The noise, larger for cells that all others contradict (Huber's weights)."""
+    error, variance = Posterior(gram, noise, y).leave_one_out()
+    return np.asarray(noise * np.maximum(1.0, np.abs(error) / np.sqrt(variance) / OUTLIER) ** 2)
 
-    `runs`: one per cell. Where memory was not measured on FEWEST_GROUPS models, the line alone is believed.
+
+def with_line_share(features: Features, runs: Runs, seed: int) -> Features:
+    """The features with that share of LINE_SHARES which best predicts the memory on GPU models left out.
+
+    `runs`: one per cell. Where memory was not measured on MIN_GPU_MODELS models, the line alone is believed.
     """
     rows = np.flatnonzero(np.isfinite(runs.labels[MEMORY]))
-    if len({runs.tasks[row].gpu for row in rows}) < FEWEST_GROUPS:
-        return design
-    if len(rows) > MOST_TRIED:
-        rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_TRIED, replace=False))
-    some = runs.pick(rows)
+    if len({runs.tasks[row].gpu for row in rows}) < MIN_GPU_MODELS:
+        return features
+    some = runs.pick(rows[sample(len(rows), MAX_TRIED, seed)])
     errors = {}
     for share in LINE_SHARES:
-        tried = replace(design, line_share=share)
+        tried = replace(features, line_share=share)
         inputs = tried.of(some.tasks)
         raw = UNITS[MEMORY].learned(some.labels[MEMORY], inputs)
-        scale = max(float(raw.std()), LEAST_SPREAD)
-        y = (raw - raw.mean()) / scale
-        fit = Fit(inputs, y, np.ones(len(y)), UNITS[MEMORY].columns, seed)
-        told, _ = fit.without(blocks([task.gpu for task in some.tasks]))
-        errors[share] = float(np.abs(told - y).mean()) * scale
-    return replace(design, line_share=min(LINE_SHARES, key=lambda share: errors[share]))
+        scale = max(float(raw.std()), MIN_SPREAD)
+        y, ones = (raw - raw.mean()) / scale, np.ones(len(raw))
+        covariance = search(inputs, y, ones, UNITS[MEMORY].columns)
+        gram = covariance.between(inputs, inputs)
+        posterior = Posterior(gram, weighted_noise(gram, covariance.noise * ones, y), y)
+        groups = blocks([task.gpu for task in some.tasks])
+        mean, _ = posterior.leave_groups_out(groups, gram, covariance.prior)
+        errors[share] = float(np.abs(mean - y).mean()) * scale
+    return replace(features, line_share=min(LINE_SHARES, key=lambda share: errors[share]))
 
 
-def as_new_gpus(design: Design, runs: Runs, tasks: Sequence[Task]) -> Inputs:
-    """Each task as it would be asked about before its GPU model was measured: the lines know other models only.
+def as_new_gpus(features: Features, runs: Runs, tasks: Sequence[Task]) -> Inputs:
+    """Each task as it is described before its GPU model was measured: the lines know other models only.
 
     `runs`: one per cell, those that the lines are made of. With one GPU model the lines know nothing.
     """
-    of_gpu = blocks([task.gpu for task in tasks])
+    groups = blocks([task.gpu for task in tasks])
     parts = []
-    for rows in of_gpu:
+    for rows in groups:
         others = np.array([task.gpu != tasks[rows[0]].gpu for task in runs.tasks])
-        lines, _ = lines_of(runs.pick(others))
-        parts.append(replace(design, lines=lines).of([tasks[row] for row in rows]))
-    order = np.argsort(np.concatenate(of_gpu))
+        lines, _ = memory_lines(runs.pick(others))
+        parts.append(replace(features, lines=lines).of([tasks[row] for row in rows]))
+    order = np.argsort(np.concatenate(groups))
     columns = (np.concatenate([getattr(part, name) for part in parts])[order] for name in Inputs.__slots__)
     return Inputs(*columns)
 
 
-def as_new_workloads(design: Design, tasks: Sequence[Task]) -> Inputs:
-    """Each task as it would be asked about before anything of its workload was measured."""
-    return design.of([replace(task, model=UNKNOWN) for task in tasks])
+def grouped(names: Sequence[Hashable]) -> tuple[Indexes, Indexes]:
+    """Per different name the first row that has it, in their order, and for each row the number of its name."""
+    found: dict[Hashable, int] = {}
+    first = []
+    number = np.empty(len(names), dtype=np.intp)
+    for row, name in enumerate(names):
+        if name not in found:
+            first.append(row)
+        number[row] = found.setdefault(name, len(found))
+    return np.array(first, dtype=np.intp), number
 
 
-def _learn(name: str, measured: _Measured, design: Design, seed: int, weights: Weights | None) -> Learned:
-    runs, row_of, tasks = measured.runs, measured.cell_of, measured.tasks
-    inputs = measured.inputs.pick(row_of)
-    raw = UNITS[name].learned(runs.labels[name], inputs)
-    mean, scale = float(raw.mean()), max(float(raw.std()), LEAST_SPREAD)
-    y = (raw - mean) / scale
-    value, repeats = merged(runs, y, row_of, len(tasks))
-    fit = Fit(measured.inputs, value, repeats, UNITS[name].columns, seed, weights)
-    told, variance = fit.without(blocks([cell_of(task) for task in tasks]))
-    seen = (y - told[row_of]) / np.sqrt(variance + fit.weights.noise)[row_of]
-    names = blocks([cell_of(task) for task in runs.tasks])
-    width, mine = widths(seen, inputs.workload, len(design.workloads), names)
-    judges = sample(len(tasks), MOST_JUDGES, seed)
-    place = np.full(len(tasks), -1)
-    place[judges] = np.arange(len(judges))
-    judging = np.flatnonzero(place[row_of] >= 0)
-
-    def scores(asked: Inputs, groups: Sequence[Indexes]) -> Floats:
-        """Of the judges' runs, as they would have been foretold without their group. Shape (judging,)."""
-        told, variance = fit.foretold(groups, asked.pick(judges), judges)
-        truth = UNITS[name].learned(runs.labels[name][judging], asked.pick(row_of[judging]))
-        at = place[row_of[judging]]
-        off: Floats = ((truth - mean) / scale - told[at]) / np.sqrt(variance + fit.weights.noise)[at]
-        return off
-
-    fitted = len(fit.weights.values)
-    lines = LINE_NUMBERS * len(design.lines) if name == MEMORY else 0
-    spread = new_gpu = new_workload = spread_of(seen / mine, len(tasks), fitted + lines)
-    if len(of_gpu := blocks([task.gpu for task in tasks])) >= FEWEST_GROUPS:
-        new_gpu = spread_of(scores(measured.new_gpu, of_gpu) / mine[judging], len(judges), fitted)
-    if len(of_workload := blocks([task.model for task in tasks])) >= FEWEST_GROUPS:
-        new_workload = spread_of(scores(measured.new_workload, of_workload), len(judges), fitted)
-    return Learned(fit.process(), mean, scale, width, Spreads(spread, new_gpu, new_workload))
+def blocks(names: Sequence[Hashable]) -> list[Indexes]:
+    """Rows with the same name, in the order of their first."""
+    _, number = grouped(names)
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(number))[:-1])
 
 
 def cells(tasks: Sequence[Task]) -> tuple[Indexes, Indexes]:
-    """Runs that nothing known beforehand tells apart: the first row of each such cell, and each run's cell.
-
-    Shapes (cells,), (runs,).
-    """
-    found: dict[Hashable, int] = {}
-    first, row_of = [], np.empty(len(tasks), dtype=np.intp)
-    for row, task in enumerate(tasks):
-        batch = None if task.batch_size != task.batch_size else task.batch_size
-        key = (task.gpu, task.gpus, task.model, half_precision(task.precision), batch, card_mib(task))
-        if key not in found:
-            first.append(row)
-        row_of[row] = found.setdefault(key, len(found))
-    return np.array(first, dtype=np.intp), row_of
+    """`grouped` by all that is known of a job beforehand."""
+    return grouped(
+        [
+            (task.gpu, task.gpus, task.model, half_precision(task.precision),
+             None if math.isnan(task.batch_size) else task.batch_size, card_mib(task))
+            for task in tasks
+        ]
+    )  # fmt: skip
 
 
-def among(cell_of: Indexes) -> tuple[Indexes, Indexes]:
-    """The cells that some runs are of, in the order of their first run, and which of those each run is of."""
-    found, first, place = np.unique(cell_of, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return found[order], rank[place]
-
-
-def witnessed(runs: Runs, first: Indexes, row_of: Indexes) -> Runs:
-    """One run per cell (see `cells`), with the memory that its owners measured together; where it was measured."""
+def aggregated_by_owner(runs: Runs, first: Indexes, cell: Indexes) -> Runs:
+    """One run per cell (see `cells`), with the memory of `merged`; NaN where nobody measured it."""
     memory = runs.labels.get(MEMORY, np.full(len(runs), np.nan))
     together = np.full(len(first), np.nan)
     rows = np.flatnonzero(np.isfinite(memory))
     if rows.size:
-        measured, again = np.unique(row_of[rows], return_inverse=True)
-        together[measured], _ = merged(runs.pick(rows), memory[rows], again, len(measured))
+        measured, number = np.unique(cell[rows], return_inverse=True)
+        together[measured], _ = merged(runs.pick(rows), memory[rows], number, len(measured))
     return Runs(tuple(runs.tasks[row] for row in first), {MEMORY: together})
 
 
-def fair(runs: Runs, seed: int) -> Runs:
-    """The runs to learn from, so that no owner is the only witness of more cells than all others have together.
+def limited_per_owner(runs: Runs, seed: int) -> Runs:
+    """The runs to learn from, so that no owner alone measured more cells than all others together.
 
-    Cells that go are drawn by `seed`; FEWEST_ALONE of them stay in any case, and all with a second witness.
+    Cells that go are drawn by `seed`; CELLS_OF_ONE of them stay in any case, and all that a second owner measured.
     """
-    owners = {owner: index for index, owner in enumerate(sorted({task.owner for task in runs.tasks}))}
+    owners, owner_of = np.unique([task.owner for task in runs.tasks], return_inverse=True)
     if len(owners) == 1:
         return runs
-    first, row_of = cells(runs.tasks)
-    count = len(first)
-    owner_of = np.array([owners[task.owner] for task in runs.tasks])
-    lowest, highest = np.full(count, len(owners)), np.full(count, -1)
-    np.minimum.at(lowest, row_of, owner_of)
-    np.maximum.at(highest, row_of, owner_of)
+    first, cell = cells(runs.tasks)
+    lowest, highest = np.full(len(first), len(owners)), np.full(len(first), -1)
+    np.minimum.at(lowest, cell, owner_of)
+    np.maximum.at(highest, cell, owner_of)
     alone = np.where(lowest == highest, lowest, -1)
-    keep, chance = np.ones(count, dtype=np.bool_), np.random.default_rng(seed)
-    for owner in owners.values():
+    keep, chance = np.ones(len(first), dtype=np.bool_), np.random.default_rng(seed)
+    for owner in range(len(owners)):
         his = np.flatnonzero(alone == owner)
-        most = max(count - len(his), FEWEST_ALONE)
-        if len(his) > most:
-            keep[chance.choice(his, len(his) - most, replace=False)] = False
-    return runs if keep.all() else runs.pick(keep[row_of])
+        limit = max(len(first) - len(his), CELLS_OF_ONE)
+        if len(his) > limit:
+            keep[chance.choice(his, len(his) - limit, replace=False)] = False
+    return runs if keep.all() else runs.pick(keep[cell])
 
 
-def merged(runs: Runs, y: Floats, row_of: Indexes, count: int) -> tuple[Floats, Floats]:
+def merged(runs: Runs, y: Floats, cell: Indexes, count: int) -> tuple[Floats, Floats]:
     """One value per cell and how many measurements it is worth: the median over owners of each owner's mean.
 
     So one owner, however many runs he sends, moves a cell that two others measured no further than between them.
     """
-    owners = {owner: index for index, owner in enumerate(sorted({task.owner for task in runs.tasks}))}
-    pair = row_of * len(owners) + np.array([owners[task.owner] for task in runs.tasks])
-    pairs, pair_of, size = np.unique(pair, return_inverse=True, return_counts=True)
+    owners, owner_of = np.unique([task.owner for task in runs.tasks], return_inverse=True)
+    pairs, pair_of, size = np.unique(cell * len(owners) + owner_of, return_inverse=True, return_counts=True)
     mean = np.bincount(pair_of, y) / size
-    cell = pairs // len(owners)
-    order = np.lexsort((mean, cell))
-    starts = np.searchsorted(cell[order], np.arange(count))
-    ends = np.searchsorted(cell[order], np.arange(count), side="right")
+    cell_of_pair = pairs // len(owners)
+    order = np.lexsort((mean, cell_of_pair))
+    starts = np.searchsorted(cell_of_pair[order], np.arange(count))
+    ends = np.searchsorted(cell_of_pair[order], np.arange(count), side="right")
     low, high = mean[order][(starts + ends - 1) // 2], mean[order][(starts + ends) // 2]
-    repeats = np.bincount(cell, np.minimum(size, MOST_REPEATS))
-    return (low + high) / 2, np.minimum(repeats, MOST_REPEATS).astype(np.float64)
-
-
-def blocks(group: Sequence[Hashable]) -> list[Indexes]:
-    """Rows with the same name, in the order of their first."""
-    found: dict[Hashable, int] = {}
-    which = np.array([found.setdefault(name, len(found)) for name in group], dtype=np.intp)
-    order = np.argsort(which, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(which))[:-1])
+    repeats = np.bincount(cell_of_pair, np.minimum(size, REPEATS))
+    return (low + high) / 2, np.minimum(repeats, REPEATS).astype(np.float64)
 
 
 def widths(scores: Floats, workload: Indexes, count: int, groups: Sequence[Indexes]) -> tuple[Floats, Floats]:
     """How much wider than the average each workload's errors are, about 1: shape (count,), and per run, shape (runs,).
 
-    Mean absolute errors, leaning to the average: some workloads wait for their input in ways that no column knows.
-    For a run it is said without the runs of its own group, or the calibration would be shown what it is to judge.
+    Mean absolute errors, shrunk to the average: some workloads wait for their input in ways that no column knows. A run's
+    own group is left out of its figure, or the calibration would judge by what it was shown.
     """
     size = np.abs(scores)
-    average = max(float(size.mean()), LEAST_SPREAD)
+    average = max(float(size.mean()), MIN_SPREAD)
     total, runs = np.bincount(workload, size, count), np.bincount(workload, minlength=count)
-    mine = np.empty(len(scores))
+    own = np.empty(len(scores))
     for rows in groups:
         work = workload[rows[0]]
         others = total[work] - size[rows].sum()
-        mine[rows] = (others + LEAN_SCORES * average) / (runs[work] - len(rows) + LEAN_SCORES) / average
-    return (total + LEAN_SCORES * average) / (runs + LEAN_SCORES) / average, mine
+        own[rows] = (others + SHRINK_SCORES * average) / (runs[work] - len(rows) + SHRINK_SCORES) / average
+    return (total + SHRINK_SCORES * average) / (runs + SHRINK_SCORES) / average, own
 
 
 def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
@@ -366,10 +394,10 @@ def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
     n counts cells, not runs: repeats of one cell say the same again. Departure: leaving a cell out does not unlearn the
     `fitted` numbers that it helped to choose, so the ends are widened as for a variance, by √(n / (n − fitted)).
     """
-    if cells < FEWEST_SCORES:
+    if cells < MIN_SCORES:
         return Spread(UNTESTED, UNTESTED)
     level = min((cells + 1) / cells * (1 - OUTSIDE / 2), 1.0)
-    wider = math.sqrt(cells / max(cells - fitted, cells / MOST_WIDENED))
+    wider = math.sqrt(cells / max(cells - fitted, cells / MAX_WIDENED))
     low, high = (float(np.quantile(side, level, method="higher")) * wider for side in (-scores, scores))
     return Spread(max(low, 0.0), max(high, 0.0))
 

@@ -1,17 +1,18 @@
-"""What is done to learned needs before the user's word: raised after a kill, cut to the largest node."""
+"""Bounds on learned needs, before the user's request: raised after a kill for memory, cut to the largest node."""
 
 from penstock.model.types import WHOLE_GPU, JobSpec
+from penstock_services.estimator.core.node_capacity import Capacity, NodeCapacity
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, MEMORY_PERCENT, Guess
-from penstock_services.estimator.core.resources.memory_kills import Killed
-from penstock_services.estimator.core.resources.rooms import Most, Rooms
+from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 
 
 class Bounds:
-    """For `estimate`. What the cell knows is kept up to date by the caller."""
+    """For `estimate`."""
 
-    def __init__(self, killed: Killed, rooms: Rooms) -> None:
-        self._killed = killed
-        self._rooms = rooms
+    def __init__(self, kills: MemoryKills, nodes: NodeCapacity) -> None:
+        """Both are kept up to date by the caller."""
+        self._kills = kills
+        self._nodes = nodes
 
     def __call__(self, spec: JobSpec, key: bytes, found: Guess) -> Guess:
         """The guess with host memory of at least twice what a run like it was killed with, and nothing in it beyond the
@@ -24,39 +25,39 @@ class Bounds:
         gpus = 1 if (asked.gpu_share_milli or WHOLE_GPU) < WHOLE_GPU else asked.gpus
         if gpus is None:
             gpus = DEFAULT_GPUS if found.gpus is None else found.gpus
-        most = self._rooms.most(spec, gpus)
-        least = self._killed.least(spec, key, near=found.tier != "history")
-        if most is not None and _exceeds(found, most):
+        largest = self._nodes.max(spec, gpus)
+        floor = self._kills.floor(spec, key, near=found.tier != "history")
+        if largest is not None and _exceeds(found, largest):
             margin = MEMORY_PERCENT if found.tier == "history" else None
             found = found._replace(
-                cores=None if found.cores is None else min(found.cores, most.cores),
-                host_memory_mib=_cut(found.host_memory_mib, most.host_memory_mib, margin),
-                gpu_memory_mib=_cut(found.gpu_memory_mib, most.gpu_memory_mib, margin) if gpus else 0,
+                cores=None if found.cores is None else min(found.cores, largest.cores),
+                host_memory_mib=_cut(found.host_memory_mib, largest.host_memory_mib, margin),
+                gpu_memory_mib=_cut(found.gpu_memory_mib, largest.gpu_memory_mib, margin) if gpus else 0,
             )
-        if least is None or asked.host_memory_mib is not None:
+        if floor is None or asked.host_memory_mib is not None:
             return found
-        raised = least.memory_mib if most is None else min(least.memory_mib, most.host_memory_mib)
+        raised = floor.memory_mib if largest is None else min(floor.memory_mib, largest.host_memory_mib)
         if raised <= (found.host_memory_mib or 0):
             return found
-        whose = "this command" if least.same_command else f"the owner's {spec.model}"
+        whose = "this command" if floor.same_command else f"the owner's {spec.model}"
         return found._replace(
             host_memory_mib=raised,
-            source=f"{found.source}; host memory: more than the {least.held_mib} MiB that {whose} was killed with",
+            source=f"{found.source}; host memory: more than the {floor.held_mib} MiB that {whose} was killed with",
         )
 
 
-def _exceeds(found: Guess, most: Most) -> bool:
+def _exceeds(found: Guess, largest: Capacity) -> bool:
     return (
-        (found.cores or 0) > most.cores
-        or (found.host_memory_mib or 0) > most.host_memory_mib
-        or (found.gpu_memory_mib or 0) > most.gpu_memory_mib
+        (found.cores or 0) > largest.cores
+        or (found.host_memory_mib or 0) > largest.host_memory_mib
+        or (found.gpu_memory_mib or 0) > largest.gpu_memory_mib
     )
 
 
-def _cut(value: int | None, most: int, margin_percent: int | None) -> int | None:
-    """`value`, at most `most`; with a margin only if what it was put upon is not above `most` itself."""
-    if value is None or value <= most:
+def _cut(value: int | None, limit: int, margin_percent: int | None) -> int | None:
+    """`value`, at most `limit`; with a margin only if what it was put upon is not above `limit` itself."""
+    if value is None or value <= limit:
         return value
-    if margin_percent is not None and value > most * margin_percent / 100 + 1:
+    if margin_percent is not None and value > limit * margin_percent / 100 + 1:
         return value
-    return most
+    return limit

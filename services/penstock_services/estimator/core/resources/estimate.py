@@ -42,12 +42,12 @@ PRIOR_RUNS = 2  # weight of doubt, in runs: see `confidence`
 SAME_ITERATIONS = (
     0.05  # apart at most, for the run time of earlier runs to be this one's; closer than runs scatter
 )
-MAX_MEMORY_MIB = 1 << 30  # the nouns' range
+MAX_MEMORY_MIB = 1 << 30  # the wire types' range
 LAST_DATE_MS = 253_402_300_799_999  # the end of year 9999
 
 
 class Guess(NamedTuple):
-    """What one tier says about a worker; None: it says nothing about that."""
+    """One tier's answer about a worker; None: it leaves that open."""
 
     tier: TierName
     confidence: float
@@ -60,7 +60,7 @@ class Guess(NamedTuple):
     run_ms: int | None = None
     model_version: str | None = None
     partly: str = ""
-    """Not empty: it says only some things, with this as their source, and lends the estimate neither name nor confidence."""
+    """Not empty: it answers only some fields, with this as their source, and lends the estimate neither name nor confidence."""
 
 
 class Tier(Protocol):
@@ -104,7 +104,7 @@ class HistoryTier:
 
 
 def _as_long(runs: Runs, iterations: int) -> bool:
-    """Whether these runs had about so many iterations; also if they told none: then nothing says otherwise."""
+    """Whether these runs had about so many iterations; also if they reported none."""
     had = runs.column("iterations")
     return not had or abs(median(had) - iterations) <= SAME_ITERATIONS * iterations
 

@@ -1,21 +1,20 @@
-"""What finished runs used, per key: the same owner, command, model and batch size."""
+"""History of finished runs by job key: the same owner, command, model and batch size."""
 
 import math
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
 from penstock.model.types import JobSpec
+from penstock_services.estimator.core.limits import HISTORY_KEYS, HISTORY_KEYS_OF_ONE
+from penstock_services.estimator.core.owner_table import OwnerTable
 
 RUNS_PER_KEY = (
     32  # older runs say little about today's code and data; their median is stable from about ten on
 )
-MAX_KEYS = 10_000  # least recently used ones go; a full history takes about 45 MiB
-KEYS_PER_OWNER = 2_500  # so that one owner's sweep pushes out no more than a quarter of what others ran
-MAX_VALUE = 1 << 53  # the largest whole number that a float holds exactly, and the nouns' largest range
+MAX_VALUE = 1 << 53  # the largest whole number that a float holds exactly, and the wire types' largest range
 
 UNKNOWN = math.nan
 
@@ -91,53 +90,32 @@ class Runs:
 
     def column(self, name: str) -> list[float]:
         """The measured values of one field of `Run`, oldest first; runs without it are left out."""
-        values: Sequence[float] = self._values[Run._fields.index(name) :: WIDTH]
-        return [value for value in values if value == value]
+        return [value for value in self.whole_column(name) if value == value]
+
+    def steps_ms(self, gpus: int) -> list[float]:
+        """The mean steps of the runs on so many GPUs in all."""
+        pairs = zip(self.whole_column("step_ms"), self.whole_column("total_gpus"), strict=True)
+        return [step for step, had in pairs if step > 0 and had == gpus]
 
 
 class History:
-    """Key → runs; bounded, least recently used out first, of an owner with many keys his own."""
+    """Key → runs; least recently used keys go, of an owner with many keys his own."""
 
-    def __init__(self, max_keys: int = MAX_KEYS, keys_per_owner: int = KEYS_PER_OWNER) -> None:
-        self._max_keys = max_keys
-        self._keys_per_owner = keys_per_owner
-        self._runs: OrderedDict[bytes, Runs] = OrderedDict()
-        self._owner_of: dict[bytes, str] = {}
-        self._keys_of: dict[str, OrderedDict[bytes, None]] = {}
-        """Least recently run first."""
+    def __init__(self, keys: int = HISTORY_KEYS, keys_of_one: int = HISTORY_KEYS_OF_ONE) -> None:
+        self._runs: OwnerTable[bytes, Runs] = OwnerTable(keys, keys_of_one)
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def add(self, key: bytes, run: Run, owner: str = "") -> None:
         """A sound run of this owner, to whom the key belongs; "": to nobody."""
-        runs = self._runs.get(key)
-        if runs is None:
-            runs = self._runs[key] = Runs()
-        if owner:
-            self._owner_of[key] = owner
-            mine = self._keys_of.setdefault(owner, OrderedDict())
-            mine[key] = None
-            mine.move_to_end(key)
-            if len(mine) > self._keys_per_owner:
-                self._drop(next(iter(mine)))
-        self._runs.move_to_end(key)
-        if len(self._runs) > self._max_keys:
-            self._drop(next(iter(self._runs)))
+        runs = self._runs.get(key, owner) or Runs()
         runs.add(run)
+        self._runs.put(key, owner, runs)
 
     def get(self, key: bytes) -> Runs | None:
         """The runs of this key, which thereby was used."""
-        runs = self._runs.get(key)
+        runs = next(iter(self._runs.of_key(key).values()), None)
         if runs is not None:
-            self._runs.move_to_end(key)
+            self._runs.use(key)
         return runs
-
-    def _drop(self, key: bytes) -> None:
-        del self._runs[key]
-        owner = self._owner_of.pop(key, "")
-        if owner:
-            mine = self._keys_of[owner]
-            del mine[key]
-            if not mine:
-                del self._keys_of[owner]

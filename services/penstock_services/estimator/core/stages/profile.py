@@ -14,7 +14,7 @@ from typing import NamedTuple
 RESOURCES = ("storage", "cpu", "gpu", "network")
 """In stage order."""
 THRESHOLD = 0.1  # of the peak
-LEAST_ITERATIONS = 10  # "tens of iterations" make a stable profile
+MIN_ITERATIONS = 10  # "tens of iterations" make a stable profile
 MAX_SAMPLES = 1_000_000
 MAX_ITERATION_MS = 86_400_000.0
 
@@ -83,8 +83,8 @@ def stage_profile(
 
 
 def mean_profile(one: StageProfile, other: StageProfile) -> StageProfile:
-    """Weighted by iterations; what is old never weighs more than 100 times LEAST_ITERATIONS."""
-    before = min(one.iterations, 100 * LEAST_ITERATIONS)
+    """Weighted by iterations; what is old never weighs more than 100 times MIN_ITERATIONS."""
+    before = min(one.iterations, 100 * MIN_ITERATIONS)
     total = before + other.iterations
     storage, cpu, gpu, network, idle, whole = (
         (old * before + new * other.iterations) / total for old, new in zip(one[:-1], other[:-1], strict=True)

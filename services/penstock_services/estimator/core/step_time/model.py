@@ -1,30 +1,21 @@
-"""Our throughput model: the shape that physics gives, and a residual learned from what was measured.
+"""Step times of one network on one kind of GPU: the shape that physics gives, and a Gaussian process for the rest.
 
 Ideal: the posterior of every parameter and of the residual. Departure: parameters are linearised around the most
 likely ones, so that mean and variance of ln t are those of one Gaussian process, in closed form.
 """
 
-from math import ceil, exp, inf, log, sqrt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
-from penstock_services.estimator.core.eta.quantiles import normal_quantile, student_quantile
-from penstock_services.estimator.core.step_time.fit import (
-    BELIEF,
-    Explained,
-    parameters_of,
-    scales_of,
-    spread_of,
-)
+from penstock_services.estimator.core.gaussian_process import Floats, Posterior
 from penstock_services.estimator.core.step_time.physics import shape_of, slopes
-from penstock_services.estimator.core.step_time.placements import (
-    Catalogue,
-    Cell,
-    Floats,
-    Points,
-    Table,
-)
+from penstock_services.estimator.core.step_time.placements import Catalogue, Cell, Points, Table
 from penstock_services.estimator.core.step_time.prior import (
     Located,
     Prior,
@@ -33,11 +24,6 @@ from penstock_services.estimator.core.step_time.prior import (
     prior_variance,
 )
 
-MAX_CELLS = 1_000  # a fit costs cells³, an answer cells²: about 0.3 ms with so many
-OWN_SCALES_FROM = 60  # cells; fewer say too little about twelve scales
-OWN_SCALES_CELLS = 200  # the scales are sought on so many, drawn by the caller's generator
-OWN_SCALES_ROUNDS = 6
-CELLS_PER_PLACEMENT = 4  # in that sample, on average
 SCALE_RUNS = 10.0  # weight, in cells, of the belief that the residual's scale is the one expected
 HELD_OUT_FROM = 60  # cells; fewer leave-one-out errors make no quantile
 
@@ -49,54 +35,52 @@ class StepTimes(NamedTuple):
     spread: Floats
 
 
+@dataclass(frozen=True)
 class StepModel:
-    """Step times of one model on one kind of GPU. Built by `fit`; answers and never changes."""
+    """Built by `fit`. Without cells it answers from the prior alone."""
 
-    def __init__(self, table: Table, prior: Prior, reference_batch: float, parameters: Floats) -> None:
-        self.table, self.prior, self.reference_batch = table, prior, reference_batch
-        self.parameters = parameters
-        self._residual = np.array(prior.residual)
-        self._variances = np.array(prior.spread) ** 2
-        self._off = np.array(prior.mean) - parameters
-        self._catalogue = Catalogue(table.cells)
-        shape, self._slopes, self._at = self._linearised(self._catalogue.points(table.cells, reference_batch))
-        covered = spread_of(self._residual, self._at, table)
-        covered += self._slopes * self._variances @ self._slopes.T
-        self._whiten = np.linalg.inv(np.linalg.cholesky(covered))
-        rest = table.log_s - shape - self._slopes @ self._off
-        white = self._whiten @ rest
-        self._weights = self._whiten.T @ white
-        cells = len(table.cells)
-        self._freedom = SCALE_RUNS + cells
-        self.scale = sqrt((SCALE_RUNS + float(white @ white)) / self._freedom)
-        """Of the residual, in units of what was expected."""
-        precision = np.einsum("ij,ij->j", self._whiten, self._whiten)
-        self._held_out = np.sort(np.abs(self._weights) / np.sqrt(precision)) if cells else np.zeros(0)
-        """|error| / expected standard deviation of each cell, predicted from all others."""
+    table: Table
+    prior: Prior
+    reference_batch: float
+    parameters: Floats
 
-    def steps(self, cells: list[Cell]) -> StepTimes:
+    def steps(self, cells: Sequence[Cell]) -> StepTimes:
         """Shape (cells,). Cost: cells measured² per cell asked."""
-        points = self._catalogue.points(cells, self.reference_batch)
-        shape, slope, at = self._linearised(points)
-        together = self._together(slope, at)
-        variance = prior_variance(self._residual, at) + slope**2 @ self._variances
-        variance += noise_variance(self._residual, at)
-        variance -= ((self._whiten @ together.T) ** 2).sum(axis=0)
-        log_s = shape + slope @ self._off + together @ self._weights
-        return StepTimes(log_s, np.sqrt(np.maximum(variance, 1e-12)))
+        shape, slope, at = self.linearised(cells)
+        before = prior_variance(self._residual, at) + slope**2 @ self._variances
+        mean, variance = self.posterior.predict(self.together(slope, at), before)
+        return StepTimes(
+            shape + slope @ self._off + mean, np.sqrt(variance + noise_variance(self._residual, at))
+        )
 
-    def doubt(self, cells: list[Cell]) -> tuple[Floats, Floats]:
-        """(covariance of ln t over `cells`, shape (cells, cells); variance of one measurement, shape (cells,))."""
-        points = self._catalogue.points(cells, self.reference_batch)
-        _, slope, at = self._linearised(points)
-        known = self._whiten @ self._together(slope, at).T
-        before: Floats = covariance(self._residual, at, at) + slope * self._variances @ slope.T
-        return np.asarray(before - known.T @ known), noise_variance(self._residual, at)
+    def together(self, slope: Floats, at: Located) -> Floats:
+        """Covariance of ln t at `at` (rows) with the measured cells (columns)."""
+        _, slopes_, here = self._measured
+        return np.asarray(covariance(self._residual, at, here) + slope * self._variances @ slopes_.T)
+
+    @cached_property
+    def posterior(self) -> Posterior:
+        """Of ln t less its shape, at the measured cells."""
+        shape, slope, at = self._measured
+        noise = noise_variance(self._residual, at) / self.table.runs
+        return Posterior(self.together(slope, at), noise, self.table.log_s - shape - slope @ self._off)
 
     def parameter_variances(self) -> Floats:
         """What is left of the prior's variances after measuring, shape (PARAMETERS,)."""
-        known = self._whiten @ (self._slopes * self._variances)
+        known = self.posterior.root @ (self._measured[1] * self._variances)
         return np.asarray(self._variances - (known**2).sum(axis=0))
+
+    @cached_property
+    def scale(self) -> float:
+        """Of the residual, in units of what was expected."""
+        fit = float(self.posterior.y @ self.posterior.alpha)
+        return sqrt((SCALE_RUNS + fit) / (SCALE_RUNS + len(self.table.cells)))
+
+    @cached_property
+    def _held_out(self) -> Floats:
+        """|error| / expected standard deviation of each cell when predicted from all others; rising."""
+        error, variance = self.posterior.leave_one_out()
+        return np.sort(np.abs(error) / np.sqrt(variance))
 
     def factor(self, level: float) -> float:
         """How many expected standard deviations hold a measurement with probability `level`, 0 < level < 1.
@@ -105,53 +89,36 @@ class StepModel:
         (conformal); else Student's t, since the scale itself is known from few cells only. It is then never taken
         for less than expected: parameters were fitted to those very cells, and new ones lie further off.
         """
-        cells = len(self._held_out)
+        cells, both = len(self.table.cells), (1.0 + level) / 2.0
         if cells < HELD_OUT_FROM:
-            return max(self.scale, 1.0) * student_quantile((1.0 + level) / 2.0, self._freedom)
+            return max(self.scale, 1.0) * float(stdtrit(SCALE_RUNS + cells, both))
         rank = ceil((cells + 1) * level)
         if rank > cells:
-            return max(float(self._held_out[-1]), normal_quantile((1.0 + level) / 2.0))
+            return max(float(self._held_out[-1]), float(ndtri(both)))
         return float(self._held_out[rank - 1])
 
-    def _together(self, slope: Floats, at: Located) -> Floats:
-        """Covariance of `at` (rows) with what was measured (columns)."""
-        return np.asarray(covariance(self._residual, at, self._at) + slope * self._variances @ self._slopes.T)
+    @cached_property
+    def _residual(self) -> Floats:
+        return np.array(self.prior.residual)
 
-    def _linearised(self, points: Points) -> tuple[Floats, Floats, Located]:
+    @cached_property
+    def _variances(self) -> Floats:
+        return np.array(self.prior.spread) ** 2
+
+    @cached_property
+    def _off(self) -> Floats:
+        return np.array(self.prior.mean) - self.parameters
+
+    @cached_property
+    def _catalogue(self) -> Catalogue:
+        return Catalogue(self.table.cells)
+
+    @cached_property
+    def _measured(self) -> tuple[Floats, Floats, Located]:
+        return self.linearised(self.table.cells)
+
+    def linearised(self, cells: Sequence[Cell]) -> tuple[Floats, Floats, Located]:
+        """Of ln t: its shape, the slopes by parameter, and where the cells lie."""
+        points: Points = self._catalogue.points(cells, self.reference_batch)
         shape = shape_of(self.parameters, points)
         return shape.log_s, slopes(self.parameters, points), Located(points, shape.sync_share)
-
-
-def fit(table: Table, prior: Prior, reference_batch: float, chance: np.random.Generator) -> StepModel:
-    """The model of these cells (none are allowed: then the prior speaks). `chance` picks cells for the scales.
-
-    Raises `ValueError` for more than MAX_CELLS or a reference batch that is not above 0.
-    """
-    if len(table.cells) > MAX_CELLS:
-        raise ValueError(f"{len(table.cells)} cells: at most {MAX_CELLS}; give the most recent ones")
-    if not 0 < reference_batch < inf:
-        raise ValueError(f"reference batch {reference_batch} is not above 0")
-    if len(table.cells) >= OWN_SCALES_FROM:
-        some = sample(table, OWN_SCALES_CELLS, chance)
-        explained = [Explained(some, reference_batch, prior)]
-        prior = prior._replace(residual=scales_of(explained, prior.residual, BELIEF, OWN_SCALES_ROUNDS))
-    points = Catalogue(table.cells).points(table.cells, reference_batch)
-    return StepModel(table, prior, reference_batch, parameters_of(table, points, prior))
-
-
-def sample(whole: Table, most: int, chance: np.random.Generator) -> Table:
-    """At most so many of its cells, from few placements: only several cells of one tell what it has of its own.
-
-    Those on one node are always among them, for they are few and tell what computing costs.
-    """
-    placements = sorted({cell.placement for cell in whole.cells}, key=lambda shape: (len(shape), shape))
-    drawn = chance.permutation(len(placements))[: most // CELLS_PER_PLACEMENT]
-    kept = {placements[index] for index in drawn} | {shape for shape in placements if len(shape) == 1}
-    inside = np.array([index for index, cell in enumerate(whole.cells) if cell.placement in kept])
-    chosen = np.sort(chance.permutation(inside)[:most])
-    return Table(tuple(whole.cells[index] for index in chosen), whole.log_s[chosen], whole.runs[chosen])
-
-
-def reference_of(batches: tuple[float, float]) -> float:
-    """The reference for local batches from `batches[0]` to `batches[1]`: their geometric mean."""
-    return exp((log(batches[0]) + log(batches[1])) / 2.0)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.step_time.placements import Floats, Points
+from penstock_services.estimator.core.gaussian_process import Floats
+from penstock_services.estimator.core.step_time.placements import Points
 
 PARAMETERS = (
     "level",

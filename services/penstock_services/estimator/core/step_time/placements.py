@@ -5,17 +5,16 @@ from math import isfinite, log
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from penstock_services.estimator.core.gaussian_process import Floats, Integers
+
 Placement = tuple[int, ...]
 """GPUs on each node, in ring order; every entry ≥ 1."""
 
 MAX_NODES = 4_096
 MAX_GPUS_PER_NODE = 64
 MAX_LOCAL_BATCH = 1 << 31
-LEAST_STEP_S = 1e-6  # below any kernel launch
+MIN_STEP_S = 1e-6  # below any kernel launch
 MAX_STEP_S = 86_400.0  # a step of a day is a job that hangs
 
 
@@ -33,7 +32,7 @@ class Measurement(NamedTuple):
     step_s: float
 
 
-class SetAside(NamedTuple):
+class Rejected(NamedTuple):
     """A measurement that is not learned from. `place`: its index among those given."""
 
     place: int
@@ -56,17 +55,17 @@ def ring(placement: Placement) -> Placement:
     return min(placement[turn:] + placement[:turn] for turn in range(len(placement)))
 
 
-def table(measurements: Iterable[Measurement]) -> tuple[Table, list[SetAside]]:
+def table(measurements: Iterable[Measurement]) -> tuple[Table, list[Rejected]]:
     """Runs of one cell are averaged; what cannot be true is left out, with the reason.
 
     The order of the cells is that of their placements and batches, so that the order of the runs moves nothing.
     """
     sums: dict[Cell, tuple[float, int]] = {}
-    aside: list[SetAside] = []
+    rejected: list[Rejected] = []
     for index, measurement in enumerate(measurements):
-        reason = wrong(measurement)
+        reason = why_rejected(measurement)
         if reason:
-            aside.append(SetAside(index, reason))
+            rejected.append(Rejected(index, reason))
             continue
         cell = Cell(ring(measurement.cell.placement), float(measurement.cell.local_batch))
         total, runs = sums.get(cell, (0.0, 0))
@@ -76,20 +75,20 @@ def table(measurements: Iterable[Measurement]) -> tuple[Table, list[SetAside]]:
         cells,
         np.array([sums[cell][0] / sums[cell][1] for cell in cells], dtype=np.float64),
         np.array([sums[cell][1] for cell in cells], dtype=np.float64),
-    ), aside
+    ), rejected
 
 
-def wrong(measurement: Measurement) -> str:
+def why_rejected(measurement: Measurement) -> str:
     """Why this cannot be true; empty if it can."""
     (placement, local_batch), step_s = measurement
-    if not (isfinite(step_s) and LEAST_STEP_S <= step_s <= MAX_STEP_S):
-        return f"step time {step_s} s is not between {LEAST_STEP_S} and {MAX_STEP_S:.0f} s"
+    if not (isfinite(step_s) and MIN_STEP_S <= step_s <= MAX_STEP_S):
+        return f"step time {step_s} s is not between {MIN_STEP_S} and {MAX_STEP_S:.0f} s"
     if not (isfinite(local_batch) and 0 < local_batch <= MAX_LOCAL_BATCH):
         return f"local batch {local_batch} is not above 0 and at most {MAX_LOCAL_BATCH}"
-    return wrong_placement(placement)
+    return why_no_placement(placement)
 
 
-def wrong_placement(placement: Placement) -> str:
+def why_no_placement(placement: Placement) -> str:
     """Why this cannot be a placement; empty if it can."""
     if not 1 <= len(placement) <= MAX_NODES:
         return f"{len(placement)} nodes: must be 1 to {MAX_NODES}"

@@ -7,54 +7,55 @@ from statistics import median
 
 from penstock.model.types import WHOLE_GPU, JobSpec
 from penstock_services.estimator.core.eta.phases import AROUND, phase_ms
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess
 from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
 from penstock_services.estimator.core.resources.nearest import Nearest
-from penstock_services.estimator.core.resources.node_sizes import NodeSizes, densest
 from penstock_services.estimator.core.step_time.placements import Placement
-from penstock_services.estimator.core.step_time.samples import cell_of
 from penstock_services.estimator.core.step_time.training import (
-    LearnedSteps,
-    StepAsked,
-    StepTold,
+    Durations,
+    StepAnswer,
+    StepQuestion,
+    answer,
     knows,
-    steps_of,
 )
+from penstock_services.estimator.core.step_time.training_set import cell_of
 
-MAX_REMEMBERED = 4_096  # answers of the model
-MOST_SPREAD = 1.0  # of ln step: more is no knowledge, but what all networks have in common
+MAX_CACHED = 4_096  # answers of the model
+MAX_SPREAD = 1.0  # of ln step: more is no knowledge, but what all networks have in common
 
 
 class StepTier:
-    """Says the run time only, and only to a job that told its iterations; of one with a target it is the longest.
+    """Answers the run time only, and only of a job that names its iterations; of one with a target it is the longest.
 
     The step is that of the same job's runs on as many GPUs, else the model's for the densest ring of the GPUs asked for,
     on the GPU model of which the cell has most among those allowed that it knows.
     """
 
-    def __init__(self, history: History, nearest: Nearest, nodes: NodeSizes) -> None:
-        """All of them kept up to date by the caller."""
+    def __init__(self, history: History, nearest: Nearest, nodes: NodeCapacity) -> None:
+        """All of them are kept up to date by the caller."""
         self._history, self._nearest, self._nodes = history, nearest, nodes
-        self._model: LearnedSteps | None = None
-        self._known: OrderedDict[StepAsked, StepTold | None] = OrderedDict()
+        self._model: InUse[Durations] | None = None
+        self._answers: OrderedDict[StepQuestion, StepAnswer | None] = OrderedDict()
 
-    def use(self, model: LearnedSteps) -> None:
+    def use(self, model: InUse[Durations]) -> None:
         """From the next estimate on."""
         self._model = model
-        self._known.clear()
+        self._answers.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
-        """Asks the model about all of them at once, each on the first kind of GPU that it knows something of; `guess` finds
-        the answers. Optional, and much cheaper."""
+        """Predicts for all of them at once, each on the first kind of GPU that the model knows; `guess` finds
+        the answers in the cache. Optional, and much cheaper."""
         if self._model is None:
             return
-        asked: dict[StepAsked, None] = {}
+        asked: dict[StepQuestion, None] = {}
         for spec in specs:
             if spec.iterations is None:
                 continue
             gpus = _gpus_each(spec, self._history.get(key_of(spec)))
-            known = (one for one, _ in self._askable(spec, gpus) if knows(self._model.durations, one))
-            if (first := next(known, None)) is not None and first not in self._known:
+            known = (one for one, _ in self._askable(spec, gpus) if knows(self._model.model, one))
+            if (first := next(known, None)) is not None and first not in self._answers:
                 asked[first] = None
         self._ask(asked)
 
@@ -84,31 +85,31 @@ class StepTier:
         if self._model is None:
             return None
         for asked, ring in self._askable(spec, gpus_each):
-            if asked not in self._known:
+            if asked not in self._answers:
                 self._ask([asked])
-            told = self._known[asked]
-            if told is not None and told.spread <= MOST_SPREAD:
-                whose = "own runs" if told.own else "all owners' runs"
+            found = self._answers[asked]
+            if found is not None and found.spread <= MAX_SPREAD:
+                whose = "own runs" if found.own else "all owners' runs"
                 on = f"{_shape(ring)} {asked.gpu}"
-                by = f"{self._model.version} on {on} from {told.cells} cells of {whose}"
-                return math.exp(told.log_s), by, self._model.version
+                by = f"{self._model.version} on {on} from {found.cells} cells of {whose}"
+                return math.exp(found.log_s), by, self._model.version
         return None
 
-    def _askable(self, spec: JobSpec, gpus_each: int) -> Iterator[tuple[StepAsked, Placement]]:
+    def _askable(self, spec: JobSpec, gpus_each: int) -> Iterator[tuple[StepQuestion, Placement]]:
         """What the model can be asked about the job: for each kind of GPU that may hold it, the most GPUs first."""
         share = spec.resources.gpu_share_milli or WHOLE_GPU
         if spec.model is None or spec.batch_size is None or gpus_each < 1 or share < WHOLE_GPU:
             return
-        for gpu, sizes in self._nodes.kinds(spec.gpu_models):
+        for gpu, sizes in self._nodes.gpu_nodes(spec.gpu_models):
             if ring := densest(gpus_each, spec.workers, sizes):
                 cell = cell_of(ring, spec.batch_size, spec.workers)
-                yield StepAsked(spec.owner, spec.model, gpu, cell), ring
+                yield StepQuestion(spec.owner, spec.model, gpu, cell), ring
 
-    def _ask(self, asked: Iterable[StepAsked]) -> None:
+    def _ask(self, asked: Iterable[StepQuestion]) -> None:
         assert self._model is not None
-        self._known.update(steps_of(self._model.durations, asked))
-        while len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        self._answers.update(answer(self._model.model, asked))
+        while len(self._answers) > MAX_CACHED:
+            self._answers.popitem(last=False)
 
 
 def _shape(ring: Placement) -> str:
@@ -126,10 +127,7 @@ def _gpus_each(spec: JobSpec, runs: Runs | None) -> int:
 
 def _measured_s(runs: Runs | None, gpus: int) -> tuple[float, str, str | None] | None:
     """The same job's step on as many GPUs."""
-    if not runs:
-        return None
-    pairs = zip(runs.whole_column("step_ms"), runs.whole_column("total_gpus"), strict=True)
-    steps_ms = [step for step, had in pairs if step == step and had == gpus]
+    steps_ms = runs.steps_ms(gpus) if runs else []
     if not steps_ms:
         return None
     count = len(steps_ms)

@@ -1,35 +1,49 @@
-"""Training and judging the step model, and asking it: pure, so that a worker process does it."""
+"""The learned model of durations: step times by network and GPU, and how remaining times err. Trained, judged and asked."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from penstock_services.estimator.core.eta.curves import Curve, learn_curves
 from penstock_services.estimator.core.eta.quantiles import normal_quantile
-from penstock_services.estimator.core.resource_model.saved import BadModel
-from penstock_services.estimator.core.resource_model.training import Trained
+from penstock_services.estimator.core.eta.remaining import Learned, learn_runs, learn_steps
+from penstock_services.estimator.core.model_lifecycle import ModelKind
 from penstock_services.estimator.core.runs import FinishedRun
-from penstock_services.estimator.core.step_time.durations import (
-    Durations,
-    digest_of,
-    from_bytes,
-    to_bytes,
-    train,
+from penstock_services.estimator.core.step_time.fit import fit as fit_table
+from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
+from penstock_services.estimator.core.step_time.model import StepModel
+from penstock_services.estimator.core.step_time.placements import Cell, Table
+from penstock_services.estimator.core.step_time.prior import Prior
+from penstock_services.estimator.core.step_time.training_set import (
+    OWNERS_APART,
+    SHARED,
+    name_of,
+    sample_of,
+    samples_of,
+    training_set,
 )
-from penstock_services.estimator.core.step_time.placements import Cell
-from penstock_services.estimator.core.step_time.samples import SHARED, Sample, lessons, name_of, samples_of
 
-FEWEST_SAMPLES = 10  # runs that tell a step time with its placement; fewer are their own history
-HELD_OUT = 0.2  # the newest runs judge, the older ones teach
+MIN_TEACHING = 10  # runs that report a step time with its placement; fewer are their own history
+MIN_NEW = 20  # runs; step times scatter by a few percent, resources do not: fewer runs say something
 MAX_JUDGED = 500  # an answer takes 0.3 ms
-WORSE_BY = 1.02  # a new model may be so much worse on recent runs: less is chance
 LEVEL = 0.9
 NORMAL_WIDTH = normal_quantile((1.0 + LEVEL) / 2.0)
 SEED = 0
 
 
-class StepAsked(NamedTuple):
+class Durations(NamedTuple):
+    """`models`: by name, as the owner, the network and the kind of GPU; `prior`: of every other one."""
+
+    prior: Prior
+    models: Mapping[str, StepModel]
+    eta: Learned
+    apart: float = OWNERS_APART
+    """Standard deviation of ln step between owners of one network in the same cell."""
+
+
+class StepQuestion(NamedTuple):
     """A network of an owner's, in a cell of placements and batches."""
 
     owner: str
@@ -38,7 +52,7 @@ class StepAsked(NamedTuple):
     cell: Cell
 
 
-class StepTold(NamedTuple):
+class StepAnswer(NamedTuple):
     """ln of the step in seconds, the standard deviation of one run's around it, and by what."""
 
     log_s: float
@@ -51,120 +65,112 @@ class StepTold(NamedTuple):
     """Half of the interval of LEVEL, of ln."""
 
 
-class LearnedSteps(NamedTuple):
-    """A model that may answer."""
+def train(
+    tables: Mapping[str, Table],
+    curves: Sequence[tuple[str, Curve]],
+    totals: Sequence[Sequence[float]],
+    windows: Sequence[Sequence[float]],
+    chance: np.random.Generator,
+    *,
+    teaching: Collection[str] | None = None,
+    prior: Prior | None = None,
+    apart: float = OWNERS_APART,
+) -> Durations:
+    """The same data and generator give the same model, in whatever order the tables come.
 
-    version: str
-    durations: Durations
+    `tables`: step times by name. `curves`: (kind, loss curve) of finished runs. `totals`: iterations of finished runs,
+    one sequence per job. `windows`: mean step per window of finished runs, one sequence per run. `teaching`: names of
+    the tables that the prior is learned from; None: all. `prior`: one that is known already. Raises `ValueError` for more
+    than MAX_CELLS cells in a table.
+    """
+    named = [(name, tables[name]) for name in sorted(tables) if tables[name].cells]
+    if prior is None:
+        prior = learn_prior([table for name, table in named if teaching is None or name in teaching], chance)
+    models = {name: fit_table(table, prior, reference_batch(table), chance) for name, table in named}
+    spread, errors = learn_runs(totals)
+    return Durations(
+        prior, models, Learned(learn_curves(curves), spread, errors, learn_steps(windows)), apart
+    )
 
 
-def version_of(digest: str) -> str:
-    """The model's name in estimates and events."""
-    return f"steps-{digest[:12]}"
+def fit(runs: Sequence[FinishedRun], like: Durations | None) -> Durations:
+    """`like` lends its prior, which a fifth more runs hardly move and which takes longest to learn; without it only step
+    times are learned, for they are what is judged."""
+    found, chance = training_set(runs), np.random.default_rng(SEED)
+    if like is None:
+        return train(found.tables, (), (), (), chance, teaching=found.teaching, apart=found.apart)
+    return train(
+        found.tables, found.curves, found.totals, found.windows, chance, prior=like.prior, apart=found.apart
+    )
 
 
-def read_steps(body: bytes, digest: str) -> LearnedSteps:
-    """Takes up to half a second for a full model: off the loop. Raises `BadModel`, also for another digest's model."""
-    if digest_of(body) != digest:
-        raise BadModel("another model than the one that was written here")
-    return LearnedSteps(version_of(digest), from_bytes(body))
-
-
-def knows(durations: Durations, asked: StepAsked) -> bool:
+def knows(durations: Durations, asked: StepQuestion) -> bool:
     """Whether anybody measured this network there."""
-    names = (name_of(whose, asked.network, asked.gpu) for whose in (asked.owner, SHARED))
-    return any(name in durations.models for name in names)
+    return any(name in durations.models for name in _names(asked))
 
 
-def step_of(durations: Durations, asked: StepAsked) -> StepTold | None:
-    """By the owner's own runs or by everybody's, whichever doubts less; None: nobody measured this network there."""
-    return steps_of(durations, [asked])[asked]
+def answer(durations: Durations, asked: Iterable[StepQuestion]) -> dict[StepQuestion, StepAnswer | None]:
+    """By the owner's own runs or by everybody's, whichever is more certain; None: nobody measured this network there.
 
-
-def steps_of(durations: Durations, asked: Iterable[StepAsked]) -> dict[StepAsked, StepTold | None]:
-    """As `step_of`; what rests on the same model is asked together, for most of an answer's time is not its own."""
-    found: dict[StepAsked, StepTold | None] = dict.fromkeys(asked)
-    by_name: dict[str, list[StepAsked]] = {}
+    What rests on the same model is answered together, for most of an answer's time is not its own.
+    """
+    found: dict[StepQuestion, StepAnswer | None] = dict.fromkeys(asked)
+    by_name: dict[str, list[StepQuestion]] = {}
     for one in found:
-        for whose in (one.owner, SHARED):
-            name = name_of(whose, one.network, one.gpu)
+        for name in _names(one):
             if name in durations.models:
                 by_name.setdefault(name, []).append(one)
     for name, mine in by_name.items():
         model = durations.models[name]
         own = not name.startswith(f"{SHARED} ")
-        told = model.steps([one.cell for one in mine])
+        times = model.steps([one.cell for one in mine])
         factor, cells = model.factor(LEVEL), len(model.table.cells)
-        for one, log_s, spread in zip(mine, told.log_s.tolist(), told.spread.tolist(), strict=True):
-            apart = 0.0 if own else durations.apart
+        apart = 0.0 if own else durations.apart
+        for one, log_s, spread in zip(mine, times.log_s.tolist(), times.spread.tolist(), strict=True):
             wide = math.hypot(spread, apart)
             before = found[one]
             if before is None or (wide, not own) < (before.spread, not before.own):
-                found[one] = StepTold(
-                    log_s, wide, cells, own, math.hypot(factor * spread, NORMAL_WIDTH * apart)
-                )
+                width = math.hypot(factor * spread, NORMAL_WIDTH * apart)
+                found[one] = StepAnswer(log_s, wide, cells, own, width)
     return found
 
 
-def train_steps(runs: Sequence[FinishedRun], current: bytes | None) -> Trained | None:
-    """Learns from all runs; promoted if, learned from the older ones, it is no worse than `current` on the newest.
-
-    None if too few runs tell a step time. `current` has seen some of those newest runs, which is in its favour.
-    """
-    samples = samples_of(runs)
-    if len(samples) < FEWEST_SAMPLES:
-        return None
-    newest = samples[len(samples) - max(1, int(HELD_OUT * len(samples))) :]
-    older = [run for run in runs if run.seq < newest[0].seq]
-    candidate = _train(older)
-    metrics = judged(candidate, newest)
-    promoted = True
-    if current is not None:
-        before = judged(from_bytes(current), newest)
-        metrics |= {f"before_{name}": value for name, value in before.items()}
-        if "step_error" in before:
-            promoted = metrics.get("step_error", math.inf) <= WORSE_BY * before["step_error"]
-    final = _train(runs, candidate)
-    body = to_bytes(final)
-    digest = digest_of(body)
-    version = version_of(digest)
-    ended_ms = [run.measured.ended_ms for run in runs]
-    return Trained(
-        version, digest, body, len(samples), int(min(ended_ms)), int(max(ended_ms)), metrics, promoted
-    )
-
-
-def _train(runs: Sequence[FinishedRun], taught: Durations | None = None) -> Durations:
-    """`taught`: lends its prior, which a fifth more runs hardly move and which takes longest to learn; None: only step
-    times are learned, for they are what is judged."""
-    learned = lessons(runs)
-    chance = np.random.default_rng(SEED)
-    if taught is None:
-        return train(learned.tables, (), (), (), chance, teaching=learned.teaching, apart=learned.apart)
-    return train(
-        learned.tables,
-        learned.curves,
-        learned.totals,
-        learned.windows,
-        chance,
-        prior=taught.prior,
-        apart=learned.apart,
-    )
-
-
-def judged(durations: Durations, newest: Sequence[Sample]) -> dict[str, float]:
-    """`step_error`: mean |ln (told / measured)| of a step; `step_within`: share inside the interval; `step_told`: share
-    of the runs that it says anything about. Only what there is to judge."""
-    chosen = newest[-MAX_JUDGED:]
-    asked = [StepAsked(one.owner, one.network, one.gpu, one.cell) for one in chosen]
-    answers = steps_of(durations, asked)
-    told = [
+def judge(durations: Durations, runs: Sequence[FinishedRun]) -> dict[str, float]:
+    """`step_error`: mean |ln (predicted / measured)| of a step; `step_within`: share inside the interval; `step_told`: share
+    of the runs that are answered. Only what there is to judge."""
+    samples = samples_of(runs)[-MAX_JUDGED:]
+    asked = [StepQuestion(one.owner, one.network, one.gpu, one.cell) for one in samples]
+    answers = answer(durations, asked)
+    off = [
         (found, math.log(sample.step_s) - found.log_s)
-        for sample, one in zip(chosen, asked, strict=True)
+        for sample, one in zip(samples, asked, strict=True)
         if (found := answers[one]) is not None
     ]
-    metrics = {"step_told": len(told) / len(chosen)} if chosen else {}
-    if told:
-        metrics["step_error"] = sum(abs(off) for _, off in told) / len(told)
-        metrics["step_within"] = sum(abs(off) <= found.width for found, off in told) / len(told)
+    metrics = {"step_told": len(off) / len(samples)} if samples else {}
+    if off:
+        metrics["step_error"] = sum(abs(error) for _, error in off) / len(off)
+        metrics["step_within"] = sum(abs(error) <= found.width for found, error in off) / len(off)
     return metrics
+
+
+def eta_missed(run: FinishedRun) -> bool | None:
+    """Whether the run ended outside the interval of its remaining time; None: none was published in time."""
+    return None if run.eta is None else not run.eta.low_ms <= run.eta.actual_ms <= run.eta.high_ms
+
+
+def _names(asked: StepQuestion) -> tuple[str, ...]:
+    return tuple(name_of(whose, asked.network, asked.gpu) for whose in (asked.owner, SHARED))
+
+
+STEPS = ModelKind(
+    name="steps",
+    type=Durations,
+    teaching=lambda runs: [run for run in runs if sample_of(run) is not None],
+    min_teaching=MIN_TEACHING,
+    fit=fit,
+    judge=judge,
+    error="step_error",
+    min_new=MIN_NEW,
+    counts=lambda run: run.steps is not None,
+    missed=eta_missed,
+)

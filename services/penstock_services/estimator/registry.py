@@ -1,19 +1,17 @@
-"""The models that are kept, and whether the one that a job was estimated with still says the same of it.
+"""Registry of stored models, and whether those that a job was estimated with predict the same again.
 
 The gateway calls `models` and `check` in a worker process.
 The check asks the tiers of the service itself, with what the ledger held then: the fold up to the job's estimate.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
 
 from penstock.errors import StoreError
-from penstock.ledger.record import read_valid
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
@@ -21,26 +19,24 @@ from penstock.model.types import Estimate, JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
-from penstock_services.estimator.core.resource_model.saved import BadModel
-from penstock_services.estimator.core.resource_model.training import Learned, ModelTier, read_model
+from penstock_services.estimator.core.model_lifecycle import InUse
+from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resources.estimate import Guess
 from penstock_services.estimator.core.resources.history import key_of
-from penstock_services.estimator.core.state import HANDLERS, At, Ledger
+from penstock_services.estimator.core.saved import BadModel
+from penstock_services.estimator.core.state import State, begin_at
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import LearnedSteps, read_steps
-from penstock_services.estimator.shell.store import RESOURCES, STEPS, estimator_schema
+from penstock_services.estimator.core.step_time.training import STEPS, Durations
+from penstock_services.estimator.shell.learner import KINDS
+from penstock_services.estimator.shell.store import estimator_schema
 
 CONNECT_TIMEOUT_S = 5.0
 LOOK_BACK = (
     256  # records before the job came: so far behind the ledger the service may have been when it answered
 )
-MOST_MODELS = 1_000  # listed; the service keeps 32 of each kind
+MAX_LISTED = 1_000  # listed; the service keeps 32 of each kind
 
-AnyModel: TypeAlias = Learned | LearnedSteps
-READERS: Mapping[str, Callable[[bytes, str], AnyModel]] = MappingProxyType(
-    {RESOURCES: read_model, STEPS: read_steps}
-)
-NAMES = re.compile(rf"\b(?:{RESOURCES}|{STEPS})-[0-9a-f]{{12}}\b")
+NAMES = re.compile(rf"\b(?:{'|'.join(kind.name for kind in KINDS)})-[0-9a-f]{{12}}\b")
 
 
 class Recorded(NamedTuple):
@@ -56,8 +52,8 @@ class Recorded(NamedTuple):
 class Stored(NamedTuple):
     """A model as it lies in the table. `unfit`: why it cannot be used; empty: it is whole."""
 
-    told: Mapping[str, Any]
-    model: AnyModel | None
+    row: Mapping[str, Any]
+    model: InUse[Any] | None
     unfit: str
 
 
@@ -68,20 +64,20 @@ class BadRecord(ValueError):
 def recorded(text: bytes) -> Recorded:
     """From JSON with the fields of `Recorded`. Raises `BadRecord`."""
     try:
-        told = orjson.loads(text)
+        read = orjson.loads(text)
         return Recorded(
-            str(told["job_id"]),
-            checked(JobSpec, told["spec"], unknown="ignore"),
-            int(told["submitted_seq"]),
-            checked(Estimate, told["estimate"], unknown="ignore"),
-            int(told["estimated_seq"]),
+            str(read["job_id"]),
+            checked(JobSpec, read["spec"], unknown="ignore"),
+            int(read["submitted_seq"]),
+            checked(Estimate, read["estimate"], unknown="ignore"),
+            int(read["estimated_seq"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadRecord(f"no job with its estimate: {error!r}"[:1_000]) from error
 
 
 async def models(settings: Settings) -> dict[str, Any]:
-    """All that are kept, newest first of each kind. Raises `StoreError`, `ConfigurationError`."""
+    """All that are stored, newest first of each kind. Raises `StoreError`, `ConfigurationError`."""
     connection = await _connect(settings)
     try:
         found = await _stored(connection)
@@ -90,11 +86,11 @@ async def models(settings: Settings) -> dict[str, Any]:
     used: set[str] = set()
     rows = []
     for one in found:
-        kind = one.told["kind"]
-        in_use = one.told["promoted"] and not one.unfit and kind not in used
+        kind = one.row["kind"]
+        in_use = one.row["promoted"] and not one.unfit and kind not in used
         if in_use:
             used.add(kind)
-        rows.append({**one.told, "whole": not one.unfit, "damage": one.unfit or None, "in_use": in_use})
+        rows.append({**one.row, "whole": not one.unfit, "damage": one.unfit or None, "in_use": in_use})
     return {"ok": True, "models": rows}
 
 
@@ -116,7 +112,7 @@ async def _stored(connection: asyncpg.Connection, version: str | None = None) ->
             "SELECT version, kind, trained_seq, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted "
             "FROM models WHERE $1::text IS NULL OR version = $1 ORDER BY kind, trained_seq DESC LIMIT $2",
             version,
-            MOST_MODELS,
+            MAX_LISTED,
         )
     except asyncpg.UndefinedTableError:
         return ()
@@ -128,18 +124,18 @@ async def _stored(connection: asyncpg.Connection, version: str | None = None) ->
 def _read(row: Any) -> Stored:
     """With what is wrong with it, if anything: cut short, changed, of another version, or under a foreign name."""
     body = row["body"]
-    told = {name: row[name] for name in row.keys() if name not in ("body", "metrics")}  # noqa: SIM118 - no mapping
-    told |= {"metrics": orjson.loads(row["metrics"]), "bytes": len(body)}
-    reader = READERS.get(row["kind"])
-    if reader is None:
-        return Stored(told, None, f"kind {row['kind']} is not known to this version of Penstock")
+    listed = {name: row[name] for name in row.keys() if name not in ("body", "metrics")}  # noqa: SIM118 - no mapping
+    listed |= {"metrics": orjson.loads(row["metrics"]), "bytes": len(body)}
+    kind = next((one for one in KINDS if one.name == row["kind"]), None)
+    if kind is None:
+        return Stored(listed, None, f"kind {row['kind']} is not known to this version of Penstock")
     try:
-        model = reader(body, row["sha256"])
+        model = kind.read(body, row["sha256"])
     except BadModel as error:
-        return Stored(told, None, str(error))
+        return Stored(listed, None, str(error))
     if model.version != row["version"]:
-        return Stored(told, None, f"its content is {model.version}: it lies under another's name")
-    return Stored(told, model, "")
+        return Stored(listed, None, f"its content is {model.version}: it lies under another's name")
+    return Stored(listed, model, "")
 
 
 # ------------------------------------------------------------------------------------------------- checking
@@ -174,14 +170,16 @@ async def check(settings: Settings, log: Log, job: Recorded) -> dict[str, Any]:
         return {"ok": None, **head, "text": told, "models": []}
     connection = await _connect(settings)
     try:
-        kept = {version: next(iter(await _stored(connection, version)), None) for version in versions}
+        stored = {version: next(iter(await _stored(connection, version)), None) for version in versions}
         since = max(0, min(job.submitted_seq, job.estimated_seq) - LOOK_BACK)
-        steps = any(version.startswith(STEPS) for version in versions)  # these rest on the runs before, too
+        steps = any(
+            version.startswith(STEPS.name) for version in versions
+        )  # these rest on the runs before, too
         replica = Replica() if steps else await load_latest(connection, settings.cell, until_seq=since)
     finally:
         await connection.close()
-    found = await _ask_again(settings, log, job, kept, replica, since)
-    rows = [_verdict(version, kept[version], found.get(version)) for version in versions]
+    found = await _ask_again(settings, log, job, stored, replica, since)
+    rows = [_verdict(version, stored[version], found.get(version)) for version in versions]
     return {
         "ok": all(row["verdict"] == "same" for row in rows),
         **head,
@@ -194,35 +192,31 @@ async def _ask_again(
     settings: Settings,
     log: Log,
     job: Recorded,
-    kept: Mapping[str, Stored | None],
+    stored: Mapping[str, Stored | None],
     replica: Replica,
     since: int,
 ) -> dict[str, Outcome]:
     """Version → how its word compares: the latest record up to the estimate after which it is the same, else the last."""
-    fold = Ledger(Topic.JOBS, settings.cell_index)
-    fold.begin_at(replica)
-    head, key = replica.head, key_of(job.spec)
+    state = State(Topic.JOBS, settings.cell_index)
+    begin_at(state, replica)
+    key = key_of(job.spec)
     tiers = {
-        version: _tier(one.model, fold) for version, one in kept.items() if one is not None and one.model
+        version: _tier(one.model, state) for version, one in stored.items() if one is not None and one.model
     }
     found: dict[str, Outcome] = {}
     partition = Partition(Topic.LEDGER, settings.cell_index)
     reader = log.reader({partition: replica.offset})
     try:
-        while head.seq < job.estimated_seq:
+        while state.seq < job.estimated_seq:
             for record in await reader.read():
-                valid = read_valid(head, record.value)
-                if valid is None or head.seq >= job.estimated_seq:
-                    continue
-                head, read = valid
-                for fact in read.facts:
-                    handler = HANDLERS.get(fact.type)
-                    if handler is not None:
-                        handler(fold, At(read.seq, read.now_ms, read.cause.event_id), fact.event())
-                if head.seq < since:
+                before = state.seq
+                if before >= job.estimated_seq:
+                    break
+                state.fold(record.value)
+                if state.seq == before or state.seq < since:
                     continue
                 for version, tier in tiers.items():
-                    outcome = compare(job, version, tier.guess(job.spec, key), head.seq)
+                    outcome = compare(job, version, tier.guess(job.spec, key), state.seq)
                     if outcome.same or version not in found or not found[version].same:
                         found[version] = outcome
     finally:
@@ -230,14 +224,13 @@ async def _ask_again(
     return found
 
 
-def _tier(model: AnyModel | None, fold: Ledger) -> ModelTier | StepTier:
+def _tier(model: InUse[Any], state: State) -> ModelTier | StepTier:
     """The service's own tier with this model in it."""
-    if isinstance(model, LearnedSteps):
-        steps = StepTier(fold.history, fold.nearest, fold.node_sizes)
+    if isinstance(model.model, Durations):
+        steps = StepTier(state.history, state.nearest, state.nodes)
         steps.use(model)
         return steps
-    assert isinstance(model, Learned)
-    resources = ModelTier(fold.cards)
+    resources = ModelTier(state.nodes)
     resources.use(model)
     return resources
 
@@ -250,7 +243,7 @@ def compare(job: Recorded, version: str, guess: Guess | None, seq: int) -> Outco
     if guess is None:
         return Outcome(False, {}, seq)
     worker, asked = job.estimate.worker, job.spec.resources
-    if version.startswith(STEPS):
+    if version.startswith(STEPS.name):
         fields: dict[str, tuple[Any, Any]] = {"run_ms": (job.estimate.run_ms, guess.run_ms)}
         words = guess.partly
     else:
@@ -274,13 +267,13 @@ def _equal(name: str, then: Any, again: Any) -> bool:
     return bool(then == again)
 
 
-def _verdict(version: str, kept: Stored | None, outcome: Outcome | None) -> dict[str, Any]:
+def _verdict(version: str, stored: Stored | None, outcome: Outcome | None) -> dict[str, Any]:
     fields: Mapping[str, Mapping[str, Any]] = {} if outcome is None else outcome.fields
-    if kept is None:
+    if stored is None:
         verdict = "not_kept"
         text = f"{version} is no longer kept, so it cannot be asked again; `penstock estimator models` lists those that are."
-    elif kept.unfit:
-        verdict, text = "damaged", f"{version} is kept but cannot be used: {kept.unfit}."
+    elif stored.unfit:
+        verdict, text = "damaged", f"{version} is kept but cannot be used: {stored.unfit}."
     elif outcome is None or not fields:
         verdict, text = (
             "silent",
@@ -303,7 +296,7 @@ def _verdict(version: str, kept: Stored | None, outcome: Outcome | None) -> dict
         "version": version,
         "verdict": verdict,
         "text": text,
-        "sha256": None if kept is None else kept.told["sha256"],
+        "sha256": None if stored is None else stored.row["sha256"],
         "fields": fields,
         "as_of": None if outcome is None else outcome.as_of,
     }

@@ -1,0 +1,136 @@
+"""Life cycle of a learned model: when training is due, how a candidate is judged, when it is promoted, how it is read again."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock_services.estimator.core.runs import FinishedRun
+from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes, version_of
+
+HELD_OUT = 0.2  # the newest runs judge, the older ones teach
+WORSE_BY = 1.02  # a new model may be so much worse on recent runs: less is chance
+GROWTH = 0.2  # new runs, as a share of those that the last model was trained on
+WATCHED = 50  # predictions that came true or not: drift is judged on the latest of them
+MAX_MISSED = 13
+"""Of `WATCHED` predictions so many wrong ones are drift: a promise that is broken by one run in ten, as it may be, is broken
+so often by one stretch of 50 in 1,000 (binomial tail 0.001)."""
+
+Model = TypeVar("Model")
+
+
+class Trained(NamedTuple):
+    """A model as bytes, and how it did on the newest runs, which it was not shown."""
+
+    version: str
+    sha256: str
+    body: bytes
+    runs: int
+    first_run_ms: int
+    last_run_ms: int
+    metrics: dict[str, float]
+    promoted: bool
+
+
+class InUse(NamedTuple, Generic[Model]):
+    """A model that answers."""
+
+    version: str
+    model: Model
+
+
+@dataclass(frozen=True)
+class ModelKind(Generic[Model]):
+    """One kind of learned model. Pure: training runs in a worker process."""
+
+    name: str
+    """Begins the versions of its models, and is their `kind` in Postgres."""
+    type: type[Model]
+    teaching: Callable[[Sequence[FinishedRun]], Sequence[FinishedRun]]
+    """The runs that can teach it, in their order."""
+    min_teaching: int
+    """Fewer say less than the history of their own keys, and leave nothing to hold out."""
+    fit: Callable[[Sequence[FinishedRun], Model | None], Model]
+    """From these runs; a model of nearly the same ones lends what takes long to learn. Raises `ValueError`: nothing to learn."""
+    judge: Callable[[Model, Sequence[FinishedRun]], dict[str, float]]
+    """Its metrics on these runs, `error` among them."""
+    error: str
+    """The metric by which it is promoted: the lower, the better."""
+    min_new: int
+    """Runs that a training is due after, at least."""
+    counts: Callable[[FinishedRun], bool]
+    """Whether a sound run counts among those."""
+    missed: Callable[[FinishedRun], bool | None]
+    """Whether a sound run contradicts what was predicted of it; None: nothing was."""
+
+    def train(self, runs: Sequence[FinishedRun], current: Model | None) -> Trained | None:
+        """Learns from all runs; promoted if, learned from the older ones, it is no worse than `current` on the newest.
+
+        Hyperparameters come from the older runs alone, so that the judgement has not seen the newest in any way. None if
+        too few runs can teach. `current` has seen some of the newest, which is in its favour.
+        """
+        teaching = self.teaching(runs)
+        if len(teaching) < self.min_teaching:
+            return None
+        split = len(teaching) - max(1, int(HELD_OUT * len(teaching)))
+        try:
+            candidate = self.fit(teaching[:split], None)
+            final = self.fit(runs, candidate)
+        except ValueError:
+            return None
+        newest = teaching[split:]
+        metrics, promoted = self.judge(candidate, newest), True
+        if current is not None:
+            before = self.judge(current, newest)
+            metrics |= {f"before_{name}": value for name, value in before.items()}
+            if self.error in before:
+                promoted = metrics.get(self.error, math.inf) <= WORSE_BY * before[self.error]
+        body = to_bytes(final)
+        digest = digest_of(body)
+        ended_ms = [run.measured.ended_ms for run in teaching]
+        return Trained(
+            version_of(self.name, digest), digest, body, len(teaching), int(min(ended_ms)), int(max(ended_ms)),
+            metrics, promoted,
+        )  # fmt: skip
+
+    def read(self, body: bytes, digest: str) -> InUse[Model]:
+        """Raises `BadModel`, also for another digest's model."""
+        return InUse(version_of(self.name, digest), from_bytes(body, digest, self.type))
+
+
+class Due:
+    """Counts runs since the last training of one kind: by what has happened, never by the clock."""
+
+    def __init__(self, kind: ModelKind[Model]) -> None:
+        self.new = 0
+        self._kind: ModelKind[Model] = kind
+        self._trained_on = 0
+        self._missed: deque[bool] = deque(maxlen=WATCHED)
+
+    def seen(self, runs: Iterable[FinishedRun]) -> None:
+        """Finished runs, each once; rejected ones do not count."""
+        for run in runs:
+            if not run.set_aside and self._kind.counts(run):
+                self.new += 1
+                if (missed := self._kind.missed(run)) is not None:
+                    self._missed.append(missed)
+
+    def trained(self, runs: int) -> None:
+        """A model was trained on so many; whether it was promoted does not matter."""
+        self._trained_on = runs
+        self.new = 0
+        self._missed.clear()
+
+    def resumed(self, trained_on: int) -> None:
+        """After a restart: the model in use was trained on so many; what was seen since stays counted."""
+        self._trained_on = trained_on
+
+    @property
+    def reason(self) -> str:
+        """Why a training is due; empty: it is not."""
+        if sum(self._missed) >= MAX_MISSED:
+            return f"drift: {sum(self._missed)} of {len(self._missed)} runs contradict their predictions"
+        if self.new >= max(self._kind.min_new, GROWTH * self._trained_on):
+            return f"{self.new} new runs since a model of {self._trained_on}"
+        return ""

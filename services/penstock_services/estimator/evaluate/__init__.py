@@ -1,1 +1,0 @@
-"""Checks of stored models, which the gateway runs."""

@@ -1,0 +1,3 @@
+-- Models of earlier, unreleased formats cannot be read any more; the next training replaces them.
+
+DELETE FROM models;
