@@ -7,13 +7,13 @@ from tests.faults.laboratory.patching import MUTANTS, replace
 
 ENOUGH = 0.95  # of the mutants
 PROMISED = 50
-SHARE = 3  # one of so many in the CI run; `make faults` tries all
+SHARE = 3  # one of so many in the CI run, without the two that take the longest; `make faults` tries all
 
 
 @pytest.mark.timeout(400)
 def test_nearly_every_bug_is_noticed(scale: int) -> None:
     """Somebody simplifies a line that looked superfluous, and all other tests still pass."""
-    names = list(MUTANTS)[:: SHARE if scale == 1 else 1]
+    names = list(MUTANTS)[2::SHARE] if scale == 1 else list(MUTANTS)
     found = hunt_all(names, MUTANT_SEEDS, lambda hunt: None)
     for hunt in found:
         print(f"{hunt.name:60} {hunt.rule or 'SURVIVED':10} seed {hunt.seed}")

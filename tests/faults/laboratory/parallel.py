@@ -14,7 +14,7 @@ from tests.faults.laboratory.patching import MUTANTS
 
 MAX_RUN_CPU_S = 60.0  # a run takes half a second; a service that never returns would stop everything
 MUTANT_CPU_S = 8.0  # of a run in which a mutant goes round in circles
-MUTANT_SEEDS = 150  # runs until a mutant counts as a survivor; most are noticed in the first ten
+MUTANT_SEEDS = 100  # runs until a mutant counts as a survivor; most are noticed in the first ten
 COMMAND = "python -m tests.faults.laboratory"
 
 
