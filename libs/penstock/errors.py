@@ -1,4 +1,4 @@
-"""Errors of the kernel.
+"""The tree of errors.
 
 KernelError
 ├── LogError                  the log could not do what was asked
@@ -13,7 +13,7 @@ KernelError
 
 
 class KernelError(Exception):
-    """Base of every error that the kernel raises on purpose."""
+    """Base of every error that is raised on purpose."""
 
 
 class LogError(KernelError):

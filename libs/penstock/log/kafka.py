@@ -36,7 +36,7 @@ from penstock.retry import retry
 
 logger = logging.getLogger(__name__)
 
-TROUBLE_TOLD_S = 60.0
+TROUBLE_EVERY_S = 60.0
 START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 in 3–5 s
 DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
 REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
@@ -74,11 +74,11 @@ class _Trouble(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self._told_s = -TROUBLE_TOLD_S
+        self._logged_s = -TROUBLE_EVERY_S
 
     def emit(self, record: logging.LogRecord) -> None:
-        if time.monotonic() - self._told_s >= TROUBLE_TOLD_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._logged_s >= TROUBLE_EVERY_S:
+            self._logged_s = time.monotonic()
             logger.warning("Kafka: %s; trying again (said once a minute)", record.getMessage())
 
 

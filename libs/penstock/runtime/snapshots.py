@@ -116,12 +116,12 @@ async def load_latest(
         try:
             return restore(stored)
         except Damaged as error:
-            told_damaged(stored, error)
+            warn_damaged(stored, error)
             below = stored.seq
 
 
-def told_damaged(stored: Stored, error: Damaged) -> None:
-    """Says once per attempt that a snapshot is passed over."""
+def warn_damaged(stored: Stored, error: Damaged) -> None:
+    """Logs that a snapshot is passed over."""
     logger.warning("the snapshot of seq %s is refused (%s); trying an older one", stored.seq, error)
 
 

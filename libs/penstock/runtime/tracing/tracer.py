@@ -87,15 +87,15 @@ class _Sink:
         class ToldOnce(SpanExporter):
             """Passes batches on; the first failure is logged, with what it means, and no other."""
 
-            told = False
+            reported = False
 
             def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
                 result = exporter.export(spans)
-                if result is not SpanExportResult.SUCCESS and not self.told:
-                    self.told = True
+                if result is not SpanExportResult.SUCCESS and not self.reported:
+                    self.reported = True
                     LOG.warning(
                         "spans of %s cannot be exported to %s and are dropped; the service itself is not affected. "
-                        "This is said once",
+                        "This is logged once",
                         service,
                         endpoint,
                     )

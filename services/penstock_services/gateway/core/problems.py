@@ -85,8 +85,8 @@ def _remedy(kind: str, field: str) -> str:
 
 def invalid(what: str, errors: Sequence[BadField]) -> Problem:
     """400 with every bad field, all in the detail too, for people who only read that."""
-    told = "; ".join(f"{error.field}: {error.message}" for error in errors[:MAX_FIELDS])
-    return Problem(400, "invalid", f"{what}: {told}"[:4_096], errors)
+    detail = "; ".join(f"{error.field}: {error.message}" for error in errors[:MAX_FIELDS])
+    return Problem(400, "invalid", f"{what}: {detail}"[:4_096], errors)
 
 
 KINDS: dict[Reason, int] = {

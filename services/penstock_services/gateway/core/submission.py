@@ -76,8 +76,8 @@ def spec_from_yaml(body: bytes) -> JobSpec:
     try:
         data = yaml.load(body, PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        told = " ".join(str(error).split())[:512]
-        raise invalid("this is no YAML", [BadField("body", told, "correct the file")]) from error
+        detail = " ".join(str(error).split())[:512]
+        raise invalid("this is no YAML", [BadField("body", detail, "correct the file")]) from error
     except RecursionError as error:
         raise invalid("this is no YAML", [_too_deep()]) from error
     try:

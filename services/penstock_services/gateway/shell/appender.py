@@ -46,18 +46,18 @@ class Appender:
             async with asyncio.timeout(self._answer_within_s):
                 await asyncio.shield(append)
         except TimeoutError:
-            told = f"the log has not answered within {self._answer_within_s:g} s; the outcome is unknown. {SAME_AGAIN}"
-            raise Problem(503, "log_down", told, retry_after_s=DOWN_RETRY_S) from None
+            detail = f"the log has not answered within {self._answer_within_s:g} s; the outcome is unknown. {SAME_AGAIN}"
+            raise Problem(503, "log_down", detail, retry_after_s=DOWN_RETRY_S) from None
         except AppendFailed as error:
-            told = f"the log failed ({error}); the outcome is unknown. {SAME_AGAIN}"
-            raise Problem(503, "log_down", told, retry_after_s=DOWN_RETRY_S) from error
+            detail = f"the log failed ({error}); the outcome is unknown. {SAME_AGAIN}"
+            raise Problem(503, "log_down", detail, retry_after_s=DOWN_RETRY_S) from error
         except TooLarge as error:
             raise Problem(413, "too_large", str(error)) from error
         except NotAllowed as error:
-            told = (
+            detail = (
                 f"this log does not let the gateway write there: {error}. Hand it in with a service that may"
             )
-            raise Problem(403, "log_refuses", told) from error
+            raise Problem(403, "log_refuses", detail) from error
         except LogError as error:
             raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=DOWN_RETRY_S) from error
         hit("gateway.after_append")
@@ -65,4 +65,4 @@ class Appender:
     def _settled(self, append: "asyncio.Future[list[int]]") -> None:
         self.in_flight -= 1
         if not append.cancelled():
-            append.exception()  # seen: the request that waited has told it, or has given up waiting
+            append.exception()  # seen: the request that waited has reported it, or has given up waiting

@@ -24,7 +24,7 @@ CROSS JOIN LATERAL (
 """
 
 
-async def words(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
+async def latest_estimates(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
     """Job → its latest word, of those that have one. Raises `Problem`."""
     found = {}
     for text in await door.store.rows(_WORDS, list(job_ids)) if job_ids else ():
@@ -36,7 +36,7 @@ async def words(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
     return found
 
 
-def told(door: Door, row: Row, word: Word | None) -> dict[str, Any]:
+def eta_of(door: Door, row: Row, word: Word | None) -> dict[str, Any]:
     """The answer as of now. `row`: the job's, from memory or table."""
     job_id, now_ms = (
         row["job_id"],

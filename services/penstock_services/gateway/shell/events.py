@@ -64,8 +64,8 @@ async def post(request: Request) -> Response:
     elif kind == "application/json":
         envelopes = [binary(request.headers, await read_body(request, MAX_EVENT_BYTES))]
     else:
-        told = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
-        raise Problem(415, "content_type", told)
+        detail = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
+        raise Problem(415, "content_type", detail)
     for envelope in envelopes:
         _check_door(envelope)
     began_ms = wall_ms()
@@ -85,8 +85,8 @@ def _check_door(envelope: Envelope) -> None:
             "type", f"{envelope.type} is not accepted here", "send job, node, estimate or proposal events"
         )
         raise invalid("this event cannot be accepted", [field])
-    if isinstance(envelope.data, JobSubmitted) and (told := _unusable(envelope.data.job_id)):
-        field = BadField("data.job_id", *told)
+    if isinstance(envelope.data, JobSubmitted) and (detail := _unusable(envelope.data.job_id)):
+        field = BadField("data.job_id", *detail)
         raise invalid("this event cannot be accepted", [field])
 
 

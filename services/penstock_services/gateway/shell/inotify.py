@@ -25,9 +25,9 @@ class Watch:
             )
         mask = IN_MODIFY | IN_CREATE | IN_MOVED_TO
         if _libc.inotify_add_watch(self._fd, os.fsencode(folder), mask) < 0:
-            told = os.strerror(ctypes.get_errno())
+            detail = os.strerror(ctypes.get_errno())
             os.close(self._fd)
-            raise KernelError(f"inotify: {folder}: {told}")
+            raise KernelError(f"inotify: {folder}: {detail}")
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._read)

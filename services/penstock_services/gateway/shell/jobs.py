@@ -32,7 +32,7 @@ from penstock_services.gateway.core.submission import (
     submission,
 )
 from penstock_services.gateway.shell.door import Door, answer, content_type, door_of, read_body, row_json
-from penstock_services.gateway.shell.eta import told, words
+from penstock_services.gateway.shell.eta import eta_of, latest_estimates
 from penstock_services.gateway.shell.store import Key
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -143,7 +143,7 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
 
 
 async def _append(door: Door, event: JobSubmitted, caller: str | None) -> None:
-    """`caller`: the submitter's own trace context; told in the span, never a parent in the job's trace."""
+    """`caller`: the submitter's own trace context; written into the span, never a parent in the job's trace."""
     job_id, now_ms = event.job_id, wall_ms()
     envelope = Envelope(
         id=f"submit-{job_id}",
@@ -271,9 +271,12 @@ async def jobs(
 async def _with_eta(door: Door, rows: Sequence[str]) -> list[Row]:
     found: list[Row] = [orjson.loads(row) for row in rows]
     running = {job["job_id"]: job for job in found if job["status"] in HOLDING}
-    latest = await words(door, list(running))
+    latest = await latest_estimates(door, list(running))
     return [
-        {**job, "eta": told(door, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None}
+        {
+            **job,
+            "eta": eta_of(door, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None,
+        }
         for job in found
     ]
 
@@ -293,9 +296,9 @@ async def eta(job_id: str, request: Request) -> Response:
     latest: dict[str, Word] = {}
     if row["status"] in HOLDING:
         await door.fresh()
-        latest = await words(door, [job_id])
+        latest = await latest_estimates(door, [job_id])
         row = await find_job(door, job_id)  # it may have ended meanwhile
-    return answer(told(door, row, latest.get(job_id)))
+    return answer(eta_of(door, row, latest.get(job_id)))
 
 
 @router.get("/{job_id}/tasks")

@@ -36,8 +36,8 @@ async def logs(
     door = door_of(request)
     await find_job(door, job_id)
     if door.options.log_dir is None:
-        told = "no logs are kept on this machine; PENSTOCK_LOG_DIR names the node-reporters' folder"
-        raise Problem(404, "no_logs", told)
+        detail = "no logs are kept on this machine; PENSTOCK_LOG_DIR names the node-reporters' folder"
+        raise Problem(404, "no_logs", detail)
     while True:
         turn = door.follower.turn()
         task_id = await _task_id(door, job_id, task)

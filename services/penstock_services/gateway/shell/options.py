@@ -25,7 +25,7 @@ DEFAULT_BIND = "127.0.0.1:8742"
 MIN_TOKEN_CHARS = 16
 MAX_TOKENS = 64
 MAX_IN_FLIGHT = 2_000  # requests whose append is under way; one full batch of the log
-ANSWER_WITHIN_S = 10.0  # for the log to acknowledge; then the client is told that the outcome is unknown
+ANSWER_WITHIN_S = 10.0  # for the log to acknowledge; then the client gets "outcome unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.policies.explain import UnknownJob, explain
 from penstock.runtime.pool import PoolBusy
-from penstock.runtime.snapshots import Stored, latest_stored, restore, told_damaged
+from penstock.runtime.snapshots import Stored, latest_stored, restore, warn_damaged
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.door import Door
 
@@ -50,7 +50,7 @@ async def explained(door: Door, job_id: str, at: int) -> Past:
             return await door.workers.run(explain_past, stored, values, job_id)
         except Damaged as error:
             assert stored is not None, "only a snapshot can be damaged"
-            told_damaged(stored, error)
+            warn_damaged(stored, error)
             below = stored.seq
         except PoolBusy as error:
             raise Problem(429, "overloaded", f"questions about the past: {error}", retry_after_s=2) from error
@@ -81,5 +81,5 @@ async def _records(door: Door, stored: Stored | None, at: int) -> list[bytes]:
     return values
 
 
-def _too_far(told: str) -> Problem:
-    return Problem(503, "too_far_back", f"{told}; at most {MAX_PAST_RECORDS} records are replayed")
+def _too_far(detail: str) -> Problem:
+    return Problem(503, "too_far_back", f"{detail}; at most {MAX_PAST_RECORDS} records are replayed")

@@ -59,7 +59,7 @@ class Store:
         self.schema = schema_of(cell)
         self._own = f"{self.schema[:50]}_gateway"
         self._pool: asyncpg.Pool | None = None
-        self._ear: asyncpg.Connection | None = None
+        self._listener: asyncpg.Connection | None = None
         self._listening: asyncio.Task[None] | None = None
         self.projected_seq = 0
         self._projected = asyncio.Event()
@@ -98,12 +98,12 @@ class Store:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-        if self._ear is not None and not self._ear.is_closed():
-            self._ear.terminate()
+        if self._listener is not None and not self._listener.is_closed():
+            self._listener.terminate()
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
-        self._hear(self.projected_seq)
+        self._set_projected(self.projected_seq)
 
     @property
     def pool(self) -> asyncpg.Pool:
@@ -118,28 +118,28 @@ class Store:
         while True:
             lost = asyncio.Event()
             try:
-                ear = self._ear = await asyncpg.connect(
+                listener = self._listener = await asyncpg.connect(
                     self._dsn, timeout=TIMEOUT_S, server_settings={"search_path": self.schema}
                 )
-                ear.add_termination_listener(lambda _, lost=lost: lost.set())
-                await ear.add_listener(CHANNEL, self._heard)
+                listener.add_termination_listener(lambda _, lost=lost: lost.set())
+                await listener.add_listener(CHANNEL, self._notified)
                 try:
-                    seq = await ear.fetchval("SELECT seq FROM positions WHERE cell = $1", self._cell)
-                    self._hear(seq or 0)
+                    seq = await listener.fetchval("SELECT seq FROM positions WHERE cell = $1", self._cell)
+                    self._set_projected(seq or 0)
                 except asyncpg.UndefinedTableError:
                     logger.info("the projector has not run here yet")
                 backoff.reset()
                 await lost.wait()
             except (*OUTAGES, asyncpg.PostgresError) as error:
-                logger.warning("the gateway cannot hear the projector: %s", error)
+                logger.warning("the gateway cannot listen to the projector: %s", error)
             await asyncio.sleep(backoff.next_s())
 
-    def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
+    def _notified(self, connection: object, pid: int, channel: str, payload: object) -> None:
         schema, _, seq = str(payload).partition(":")
         if schema == self.schema:
-            self._hear(int(seq))
+            self._set_projected(int(seq))
 
-    def _hear(self, seq: int) -> None:
+    def _set_projected(self, seq: int) -> None:
         self.projected_seq = seq
         self._projected.set()
         self._projected = asyncio.Event()
@@ -165,8 +165,8 @@ class Store:
         try:
             return [row[0] for row in await self.pool.fetch(query, *arguments)]
         except asyncpg.UndefinedTableError as error:
-            told = "the read models are not there yet; start the projector"
-            raise Problem(503, "no_read_models", told, retry_after_s=1) from error
+            detail = "the read models are not there yet; start the projector"
+            raise Problem(503, "no_read_models", detail, retry_after_s=1) from error
         except asyncpg.DataError as error:
             raise _impossible(error) from error
         except OUTAGES as error:

@@ -62,8 +62,8 @@ async def _start(door: Door, cursor: Cursor | None, name: str) -> Cursor:
             "no place in the stream", [BadField(name, f"{cursor.seq} is ahead of {head}", "start anew")]
         )
     if 0 < cursor.seq < first - 1:
-        told = f"events before record {first} are no longer kept; start with 0 for all that are, and reload what you show"
-        raise Problem(410, "no_longer_kept", told)
+        detail = f"events before record {first} are no longer kept; start with 0 for all that are, and reload what you show"
+        raise Problem(410, "no_longer_kept", detail)
     return cursor
 
 

@@ -18,7 +18,7 @@ from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
 from penstock_services.placer.core.orders import orders_of, outstanding
-from penstock_services.placer.shell.story import Story
+from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
 
@@ -26,11 +26,11 @@ MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, read
 class Dispatcher:
     """Derives orders in ledger order and sends them in that order."""
 
-    def __init__(self, log: Log, state: CellState, settings: Settings, story: Story) -> None:
+    def __init__(self, log: Log, state: CellState, settings: Settings, ledger_trace: LedgerTrace) -> None:
         self._log = log
         self._state = state
         self._cell = settings.cell
-        self._story = story
+        self._trace = ledger_trace
         self._batch: list[Message] = []
         self._batches: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=MAX_QUEUED_BATCHES)
 
@@ -48,7 +48,7 @@ class Dispatcher:
         explanation: Iterable[PlacementExplanation],
     ) -> None:
         """One valid record, in ledger order."""
-        self._story.read_back(seq, now_ms, facts, explanation)
+        self._trace.read_back(seq, now_ms, facts, explanation)
         if not self._log.conditional:
             self._batch += self.orders(seq, facts)
 
@@ -58,7 +58,7 @@ class Dispatcher:
 
     def _message(self, order: Order) -> Message:
         job_id = order.task_id.rsplit(".", 2)[0]
-        traces = self._story.traces
+        traces = self._trace.traces
         starts = isinstance(order, StartTask)  # its token is the seq of the record that placed it
         headers, value = to_wire(
             Envelope(

@@ -38,8 +38,8 @@ from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_timer
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.standby import stand_by
-from penstock_services.placer.shell.story import Story
 from penstock_services.placer.shell.term import acquire, ledger_headers
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,12 @@ class Term:
     """One term of one placer, from its valid `TermStarted` to its end."""
 
     def __init__(
-        self, settings: Settings, log: Log, replica: Replica, poisoned: dict[str, str], story: Story
+        self,
+        settings: Settings,
+        log: Log,
+        replica: Replica,
+        poisoned: dict[str, str],
+        ledger_trace: LedgerTrace,
     ) -> None:
         self._settings = settings
         self._log = log
@@ -84,7 +89,7 @@ class Term:
         self._room = asyncio.Event()
         self._room.set()
         self._next_offset: int | None = None  # of the ledger; None: the log has no compare-and-append
-        self._dispatcher = Dispatcher(log, replica.state, settings, story)
+        self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace)
 
     async def serve(self, ledger_reader: Reader, ready: asyncio.Event) -> None:
         """Works until cancelled or until something fails."""
@@ -255,15 +260,17 @@ class PlacerService:
         """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
         ledger = Partition(Topic.LEDGER, self._settings.cell_index)
         replica = await self._load(self._settings)
-        story = Story(self._traces)
+        ledger_trace = LedgerTrace(self._traces)
         if self._standing_by:
             self._ready.set()
-            await stand_by(self._log, replica, self._settings.cell_index, story)
+            await stand_by(self._log, replica, self._settings.cell_index, ledger_trace)
         reader = self._log.reader({ledger: replica.offset})
         try:
-            await acquire(self._log, reader, replica, ledger, self._settings.cell, self._placer_id, story)
+            await acquire(
+                self._log, reader, replica, ledger, self._settings.cell, self._placer_id, ledger_trace
+            )
             self._standing_by = False
-            term = Term(self._settings, self._log, replica, self._poisoned, story)
+            term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace)
             await term.serve(reader, self._ready)
         finally:
             await reader.close()

@@ -14,7 +14,7 @@ from penstock.clock import LedgerClock
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock_services.placer.shell.story import Story
+from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Unanswered(NamedTuple):
     """When the oldest was seen, or the one before it was answered; the event loop's clock."""
 
 
-async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) -> None:
+async def stand_by(log: Log, replica: Replica, cell_index: int, ledger_trace: LedgerTrace) -> None:
     """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date."""
     ledger = Partition(Topic.LEDGER, cell_index)
     reader = log.reader({ledger: replica.offset})
@@ -38,7 +38,7 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
         end = (await log.end_offsets([ledger]))[ledger]
         while reader.position(ledger) < end:
             for record in await reader.read():
-                story.fold(replica, record, end)
+                ledger_trace.fold(replica, record, end)
     finally:
         await reader.close()
     logger.info("standing by at seq %d", replica.head.seq)
@@ -54,7 +54,7 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, story: Story) ->
             patience_ms = _patience_ms(replica, clock, waiting, loop.time(), heard_s)
             for record in await reader.read(timeout_ms=patience_ms):
                 if record.partition == ledger:
-                    if story.fold(replica, record, end) is not None:
+                    if ledger_trace.fold(replica, record, end) is not None:
                         heard_s = loop.time()
                 else:
                     oldest = waiting.get(

@@ -18,7 +18,7 @@ from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStart
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import UnknownProfile, policy_for
 from penstock.runtime.failpoints import hit
-from penstock_services.placer.shell.story import Story
+from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,13 @@ def ledger_headers(
 
 
 async def acquire(
-    log: Log, reader: Reader, replica: Replica, ledger: Partition, cell: str, placer_id: str, story: Story
+    log: Log,
+    reader: Reader,
+    replica: Replica,
+    ledger: Partition,
+    cell: str,
+    placer_id: str,
+    ledger_trace: LedgerTrace,
 ) -> None:
     """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record.
 
@@ -89,7 +95,7 @@ async def acquire(
     while True:
         while reader.position(ledger) < end:
             for record in await reader.read():
-                story.fold(replica, record, end)
+                ledger_trace.fold(replica, record, end)
         term = replica.head.term + 1
         now_ms = max(replica.state.now_ms, wall_ms())
         fact = TermStarted(term=term, placer_id=placer_id, settings=settings)
@@ -102,11 +108,11 @@ async def acquire(
         ours = None
         while ours is None:
             for record in await reader.read():
-                taken = story.fold(replica, record, end)
+                taken = ledger_trace.fold(replica, record, end)
                 if record.value == value:
                     ours = taken is not None
         if ours and replica.head.term == term:
-            story.begin(replica)
+            ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
             return
         end = reader.position(ledger)

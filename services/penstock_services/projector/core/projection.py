@@ -51,7 +51,7 @@ DECISIONS = frozenset(
         ledger_events.ProposalAnswered,
     }
 )
-"""Facts that are the placer's choices; the others are what it was told."""
+"""Events that are the decisions of the placer; the others are inputs."""
 
 
 JOB_CHANGES = (

@@ -1,8 +1,8 @@
-"""What the placer tells of its ledger in traces: each record when it is read back, and once more at a take-over.
+"""Spans of the ledger's records: each record when it is read back, and the latest ones once more at a take-over.
 
-A predecessor may have been killed between a record and its read-back, or with spans that were not exported yet.
-So a placer follows the latest records already while it folds, in silence, and tells them when its term begins.
-Ids derive from what a span is about: what both have told is one span.
+A predecessor may have been killed between a record and its read-back, or with spans that were not exported yet. So a
+placer prepares the spans of the latest records while it folds them, and exports them when its term begins. Ids derive
+from what a span is about: a span that both placers export is one span.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ REPEATED_SPANS = 4_000  # a record completes at most a few
 _explanations = msgspec.json.Decoder(list[PlacementExplanation]).decode
 
 
-class Story:
+class LedgerTrace:
     """One attempt at a term: `fold` until it begins, `begin`, then `read_back` each record."""
 
     def __init__(self, traces: Tracing) -> None:
@@ -40,7 +40,7 @@ class Story:
             self._follow(replica)
         taken = replica.take(record.value, record.offset)
         if taken is not None and self._following:
-            self._tell(taken)
+            self._emit(taken)
         return taken
 
     def begin(self, replica: Replica) -> None:
@@ -66,7 +66,7 @@ class Story:
         self._following = True
         self._spans.remember(replica.state.jobs.values())
 
-    def _tell(self, record: RawRecord) -> None:
+    def _emit(self, record: RawRecord) -> None:
         for why in _explanations(record.explanation):
             decide_placement(self._held, record.seq, record.now_ms, why)
         self._spans.read_back(record.now_ms, [fact.event() for fact in record.facts])
