@@ -50,7 +50,7 @@ async def installation(kind: str) -> AsyncIterator[tuple[str, Path]]:
 
 def _up(folder: Path) -> Child:
     """`penstock up` with one node in a process of its own, once it is ready."""
-    argv = [sys.executable, "-m", "penstock.local", "up", "--folder", str(folder / "up"), "--port", "0"]
+    argv = [sys.executable, "-m", "penstock.cli.main", "up", "--folder", str(folder / "up"), "--port", "0"]
     argv += ["--nodes", "1", "--virtual-gpus", "8"]
     env = {**os.environ, "PENSTOCK_DSN": "", "PENSTOCK_LOG": ""}
     child = Child("up", argv, log_path=folder / "up.log", env=env)
