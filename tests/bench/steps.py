@@ -103,7 +103,7 @@ def _spec(chance: np.random.Generator) -> JobSpec:
 def _ask(found: Found, learned: InUse[Durations], at_once: int, chance: np.random.Generator) -> None:
     nodes = NodeCapacity()
     for number in range(NODES):
-        nodes.put(f"node-{number}", list(CARDS)[number % len(CARDS)], 8)
+        nodes.put(node_spec(f"node-{number}", 8, model=list(CARDS)[number % len(CARDS)]))
     tier = StepTier(History(), Nearest(), nodes)
     tier.use(learned)
     specs = [(spec, key_of(spec)) for spec in (_spec(chance) for _ in range(at_once))]

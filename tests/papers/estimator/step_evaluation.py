@@ -1,4 +1,4 @@
-"""`penstock estimator evaluate DATA` on measured step times: how far each model is off on cells it was not shown."""
+"""`python -m tests.papers.estimator DATA` on measured step times: how far each model is off on cells it was not shown."""
 
 import argparse
 import math
