@@ -14,9 +14,9 @@ from time import perf_counter
 
 import psutil
 
-from infra.devservers.kafka import penstock_topics
 from penstock.clock import wall_ms
 from penstock.ledger.record import GENESIS, Draft, write
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
 from penstock.model.envelope import Envelope, from_wire, to_wire

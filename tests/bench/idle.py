@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.devservers.kafka import penstock_topics
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.runtime.service import main

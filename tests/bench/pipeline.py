@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from infra.devservers.kafka import penstock_topics
 from penstock.clock import wall_ms
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
@@ -245,7 +245,7 @@ if (
         measure(
             sys.argv[1],
             float((sys.argv[2:] or ["10"])[0]),
-            rate_per_s=float((sys.argv[3:] or [RATE_PER_S])[0]),
+            rate_per_s=float(sys.argv[3]) if sys.argv[3:] else RATE_PER_S,
         )
     )
     print(

@@ -12,10 +12,10 @@ import time
 
 import asyncpg
 
-from infra.devservers.kafka import penstock_topics
 from penstock.clock import wall_ms
 from penstock.ledger.record import read
 from penstock.ledger.replica import Replica
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire

@@ -5,14 +5,15 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from infra.devservers.kafka import kafka_broker, penstock_topics
+from infra.devservers.kafka import kafka_broker
 from infra.devservers.processes import Child
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.runtime.postgres import embedded_postgres
 from penstock.runtime.settings import Settings
 
@@ -30,7 +31,7 @@ class Servers:
 
 
 @contextlib.contextmanager
-def bench_folder() -> "contextlib.Iterator[Path]":
+def bench_folder() -> Iterator[Path]:
     """A short path that Postgres' own user can reach, also when we are root."""
     with tempfile.TemporaryDirectory(prefix="psbench-", dir="/tmp") as name:
         Path(name).chmod(0o755)

@@ -20,6 +20,7 @@ from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.core.resource_model.tier import ModelTier
+from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.shell import service
 
 MARK = b"estimate-"  # how the id of an estimate's event begins
@@ -119,7 +120,7 @@ async def run(
     """The service, and at its end what was seen of it."""
     watch = Watch()
 
-    made = service.estimate
+    made = estimate
 
     def watched_estimate(*about: Any) -> Estimate:
         began_s, cpu_s = perf_counter(), thread_time()

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from infra.devservers.kafka import penstock_topics
 from penstock.errors import OffsetTaken
 from penstock.ledger.check import check
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire

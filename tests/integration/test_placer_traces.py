@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from infra.devservers.kafka import penstock_topics
 from penstock.ledger.replica import Replica
+from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
