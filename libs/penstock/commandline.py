@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from penstock.errors import ConfigurationError, KernelError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Exit, Stop
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def run(command: Command, arguments: Sequence[str], prog: str, obj: object = Non
         return _report(prog, str(stop), stop.code)
     except ConfigurationError as error:
         return _report(prog, str(error), Exit.BAD_SPEC)
-    except KernelError as error:
+    except PenstockError as error:
         return _report(prog, str(error), Exit.PROBLEM)
     except TyperException as error:
         context = getattr(error, "ctx", None)

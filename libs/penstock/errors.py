@@ -1,6 +1,6 @@
 """The tree of errors.
 
-KernelError
+PenstockError
 ├── LogError                  the log could not do what was asked
 │   ├── AppendFailed          outcome unknown: the records may or may not be in the log
 │   │   └── OffsetTaken       another record has the offset that was asked for; nothing was written
@@ -12,11 +12,11 @@ KernelError
 """
 
 
-class KernelError(Exception):
+class PenstockError(Exception):
     """Base of every error that is raised on purpose."""
 
 
-class LogError(KernelError):
+class LogError(PenstockError):
     """The log could not do what was asked."""
 
 
@@ -40,9 +40,9 @@ class OffsetOutOfRange(LogError):
     """The asked position is not in the log."""
 
 
-class StoreError(KernelError):
+class StoreError(PenstockError):
     """Postgres could not do what was asked."""
 
 
-class ConfigurationError(KernelError):
+class ConfigurationError(PenstockError):
     """A setting is missing or unusable. The message names the setting and the remedy."""

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from penstock.model.ledger_events import PlacerSettings
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import chance_of, poisson_arrivals
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.job_models.convergence import Convergence, LossCurve
 from penstock.simulator.job_models.model import Constant, NotMeasured, Seat
 from penstock.simulator.job_models.tables import read_charrnn, read_curves

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.job_models.cores import MIB_PER_GB, Cpu
 from penstock.simulator.job_models.model import NotMeasured, Seat
 from penstock.simulator.job_models.tables import SENSITIVITY, read_sensitivity

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.model.external_events import TelemetrySampled
 from penstock.model.ledger_events import PlacerSettings
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import TRUTHS, wanted_truth, work_for
 from penstock.simulator.job_models.convergence import Convergence, LossCurve

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.model.external_events import JobProgress
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.model import End, NotMeasured, Seat
 from penstock.simulator.job_models.muri import MuriWork

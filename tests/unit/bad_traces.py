@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.importing import read_trace
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.errors import AppendFailed, ConfigurationError, KernelError, NotAllowed
+from penstock.errors import AppendFailed, ConfigurationError, NotAllowed, PenstockError
 from penstock.log.batching import BURST_READS, Pacer
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.embedded_schema import pack_headers, unpack_headers
@@ -29,7 +29,7 @@ class Disk:
         await asyncio.sleep(0.005)
         if len(self.batches) - 1 == self.fail_at:
             raise AppendFailed("cable pulled")
-        outcomes: list[int | KernelError] = []
+        outcomes: list[int | PenstockError] = []
         for message in batch:
             if message.partition == LEDGER:
                 outcomes.append(NotAllowed("no"))

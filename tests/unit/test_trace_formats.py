@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import Room
 from penstock.simulator.traces.importing import read_trace

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.runtime.reading import BadFile
+from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
 from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of

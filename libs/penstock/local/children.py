@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ async def all_ready(
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-class ChildFailed(KernelError):
+class ChildFailed(PenstockError):
     """A child could not be started at all. The message holds the tail of its log."""
 
 

@@ -10,7 +10,7 @@ import httpx
 import httpx_sse
 
 from penstock.cli.story import QUIET
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_screen import Show
 from penstock.model.codec import as_written
@@ -21,7 +21,7 @@ REQUEST_TIMEOUT_S = 10.0
 STARTED, ENDED = "penstock.task.started", "penstock.job.ended"
 
 
-class DemoFailed(KernelError):
+class DemoFailed(PenstockError):
     """The demo could not be carried through; the message says why."""
 
 

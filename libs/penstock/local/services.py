@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import cast
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 from penstock.local.children import all_ready
 from penstock.log.port import Log
 from penstock.runtime.service import Run
@@ -19,7 +19,7 @@ START_TIMEOUT_S = 30.0  # a placer folds its whole ledger first
 STOP_TIMEOUT_S = 1.5  # then it is cancelled; all of `up` must end within 5 s
 
 
-class ServiceFailed(KernelError):
+class ServiceFailed(PenstockError):
     """A service cannot go on, or did not start in time; the cause is chained."""
 
 

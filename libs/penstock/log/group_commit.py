@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.errors import AppendFailed, KernelError, TooLarge
+from penstock.errors import AppendFailed, PenstockError, TooLarge
 from penstock.log.batching import Pacer
 from penstock.log.port import MAX_BATCH_RECORDS, MAX_RECORD_BYTES, Message
 
@@ -25,7 +25,7 @@ Write = Callable[[list[Message]], Awaitable[list[int]]]
 class PartlyFailed(Exception):
     """Raised by a `Write` that can tell, message by message, what was written (its offset) and what was not."""
 
-    def __init__(self, outcomes: Sequence[int | KernelError]) -> None:
+    def __init__(self, outcomes: Sequence[int | PenstockError]) -> None:
         super().__init__(
             f"{sum(not isinstance(outcome, int) for outcome in outcomes)} of {len(outcomes)} failed"
         )
@@ -61,7 +61,7 @@ class _Call:
 class GroupCommit:
     """Feeds `write` with batches in call order; resolves each call once all its records are written.
 
-    `write` raises a `KernelError`: every call in that batch gets it; calls that were still queued go on.
+    `write` raises a `PenstockError`: every call in that batch gets it; calls that were still queued go on.
     """
 
     def __init__(self, write: Write, *, name: str, pace_ms: int = 0) -> None:
@@ -127,7 +127,7 @@ class GroupCommit:
                 raise
             except PartlyFailed as error:
                 self._resolve_partly(shares, error.outcomes)
-            except KernelError as error:
+            except PenstockError as error:
                 self._fail([call for call, _ in shares], error)
             except Exception as error:  # noqa: BLE001 - told to every caller below; the writer itself must live on
                 failed = AppendFailed(f"{self._name}: {type(error).__name__}: {error}")
@@ -171,14 +171,16 @@ class GroupCommit:
             if len(call.offsets) == len(call.messages) and not call.done.done():
                 call.done.set_result(call.offsets)
 
-    def _resolve_partly(self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | KernelError]) -> None:
+    def _resolve_partly(
+        self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | PenstockError]
+    ) -> None:
         """Each call learns about its own messages only: somebody else's forbidden write is not its failure."""
         at = 0
         for call, count in shares:
             part = outcomes[at : at + count]
             at += count
             offsets = [outcome for outcome in part if isinstance(outcome, int)]
-            errors = [outcome for outcome in part if isinstance(outcome, KernelError)]
+            errors = [outcome for outcome in part if isinstance(outcome, PenstockError)]
             if not errors:
                 self._resolve([(call, count)], offsets)
             elif offsets or call.offsets:
@@ -187,7 +189,7 @@ class GroupCommit:
                 self._fail([call], errors[0])
 
     @staticmethod
-    def _fail(calls: list[_Call], error: KernelError) -> None:
+    def _fail(calls: list[_Call], error: PenstockError) -> None:
         for call in calls:
             if not call.done.done():
                 own = type(error)(

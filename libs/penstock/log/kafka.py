@@ -27,7 +27,7 @@ from aiokafka.errors import (
 )
 
 from penstock.clock import wall_ms
-from penstock.errors import AppendFailed, KernelError, LogError, NotAllowed, TooLarge
+from penstock.errors import AppendFailed, LogError, NotAllowed, PenstockError, TooLarge
 from penstock.log.aiokafka_gaps import abandon_producer, create_topic_acl, within_bound
 from penstock.log.group_commit import GroupCommit, PartlyFailed
 from penstock.log.kafka_reader import FETCH_WAIT_MS, KafkaReader
@@ -387,7 +387,7 @@ class _Writer:
         left: dict[Partition, list[int]] = {}
         for at, message in enumerate(batch):
             left.setdefault(message.partition, []).append(at)
-        outcomes: list[int | KernelError] = [-1] * len(batch)
+        outcomes: list[int | PenstockError] = [-1] * len(batch)
         try:
             async with asyncio.timeout(DELIVERY_TIMEOUT_S):
                 while left:
@@ -409,7 +409,7 @@ class _Writer:
         producer: AIOKafkaProducer,
         batch: list[Message],
         left: dict[Partition, list[int]],
-        outcomes: list[int | KernelError],
+        outcomes: list[int | PenstockError],
     ) -> dict[Partition, list[int]]:
         """One record batch for each partition; returns what did not fit. A failed partition ends here."""
         sent: list[tuple[Partition, list[int], asyncio.Future[Any]]] = []
@@ -447,7 +447,7 @@ class _Writer:
                 rest[partition] = behind
         return rest
 
-    def _error_of(self, future: "asyncio.Future[Any]") -> KernelError | None:
+    def _error_of(self, future: "asyncio.Future[Any]") -> PenstockError | None:
         error = future.exception()
         if error is None:
             # An offset below 0: the broker knew the batch already but no longer where it lies.

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
-from penstock.errors import ConfigurationError, KernelError, NotAllowed
+from penstock.errors import ConfigurationError, NotAllowed, PenstockError
 from penstock.retry import Backoff
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ HEALTHY_S = 10.0  # an attempt that worked for so long starts the pauses anew
 Result = TypeVar("Result")
 
 
-class Poisoned(KernelError):
+class Poisoned(PenstockError):
     """Applying one input failed; `place` names it, so that the next attempt can dead-letter it."""
 
     def __init__(self, place: str, detail: str) -> None:

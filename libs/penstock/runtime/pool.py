@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 from penstock.runtime.single_thread import use_one_thread
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class PoolBusy(KernelError):
+class PoolBusy(PenstockError):
     """`MAX_WAITING` tasks are under way; try again later."""
 
 
-class WorkerDied(KernelError):
+class WorkerDied(PenstockError):
     """The worker was killed (out of memory?); the task's outcome is lost, the pool starts anew."""
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import uvloop
 
-from penstock.errors import ConfigurationError, KernelError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Exit
 from penstock.log.port import Log
 from penstock.runtime.settings import Settings
@@ -57,7 +57,7 @@ def main(name: str, run: Run) -> None:
     except ConfigurationError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(Exit.BAD_SPEC)
-    except KernelError as error:  # says itself what is wrong; where it was raised helps nobody
+    except PenstockError as error:  # says itself what is wrong; where it was raised helps nobody
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(Exit.PROBLEM)
     sys.exit(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from penstock.runtime.reading import shown
+from penstock.runtime.csv_import import shown
 from tests.papers.estimator import step_evaluation
 from tests.papers.estimator.cross_validation import (
     FOLDS,

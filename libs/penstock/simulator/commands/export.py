@@ -11,8 +11,8 @@ import typer
 
 from penstock.exits import BadCommand
 from penstock.ledger.record import GENESIS, read_valid
+from penstock.runtime.csv_import import BadFile, Problem
 from penstock.runtime.json_lines import json_lines
-from penstock.runtime.reading import BadFile, Problem
 from penstock.simulator.commands.options import bad_input_stops, errors_console
 from penstock.simulator.traces.history import History, Left, Told, node_rows
 from penstock.simulator.traces.writing import trace_lines, write_lines

@@ -18,7 +18,7 @@ from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import NodeSpec
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, policy_for
-from penstock.runtime.reading import MAX_SHOWN, BadFile, Problem
+from penstock.runtime.csv_import import MAX_SHOWN, BadFile, Problem
 from penstock.sdk.units import duration_ms
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import Generator

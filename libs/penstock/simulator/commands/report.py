@@ -12,7 +12,7 @@ from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.model.errors import EventError
-from penstock.runtime.reading import BadFile, Problem
+from penstock.runtime.csv_import import BadFile, Problem
 from penstock.simulator.commands import reporting
 from penstock.simulator.commands.export import CELL, Streamed, ledger_lines
 from penstock.simulator.commands.options import Output, bad_input_stops, errors_console

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.exits import BadCommand, Exit
-from penstock.runtime.reading import BadFile, Problem, header_of, text_of
+from penstock.runtime.csv_import import BadFile, Problem, header_of, text_of
 from penstock.simulator.commands.options import (
     Output,
     Seed,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.runtime.reading import Row
+from penstock.runtime.csv_import import Row
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.generators.sources import source
 from penstock.simulator.job_models.measured import read_all, read_model

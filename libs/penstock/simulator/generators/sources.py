@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.runtime.reading import BadFile, Problem
+from penstock.runtime.csv_import import BadFile, Problem
 from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
 
 

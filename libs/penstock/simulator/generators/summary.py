@@ -18,7 +18,7 @@ from math import erf, exp, log, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.runtime.reading import BadFile, Problem, Row
+from penstock.runtime.csv_import import BadFile, Problem, Row
 from penstock.simulator.generators.base import Generator, chance_of
 from penstock.simulator.job_models.measured import read_all
 from penstock.simulator.traces.jobs import TraceJob

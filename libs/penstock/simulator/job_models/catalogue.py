@@ -13,7 +13,7 @@ from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import NodeSpec
 from penstock.policies.profiles import policy_for
 from penstock.policies.tiresias import Tiresias
-from penstock.runtime.reading import BadFile, Problem, Row
+from penstock.runtime.csv_import import BadFile, Problem, Row
 from penstock.simulator.job_models import tables
 from penstock.simulator.job_models.colocation import Colocation
 from penstock.simulator.job_models.convergence import Convergence

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from penstock.runtime.reading import BadFile, Problem, Row, header_of, text_of
+from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, text_of
 from penstock.simulator.job_models.colocation import Config, Throughputs
 from penstock.simulator.job_models.convergence import LossCurve
 from penstock.simulator.job_models.cores import Sensitivity
@@ -55,7 +55,7 @@ def _pair(row: Row) -> tuple[Config, Config, float]:
 
 
 def _config(row: Row, model: str, batch: str, gpus: str) -> Config:
-    batch_size = row.whole(batch, least=1) if row.told(batch) else None
+    batch_size = row.whole(batch, least=1) if row.has(batch) else None
     return Config(row.name("gpu").lower(), row.name(model), batch_size, row.whole(gpus, least=1))
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from penstock.model.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE, Gpu, NodeSpec
-from penstock.runtime.reading import BadFile, Problem, Row, header_of, rows, text_of
+from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
 from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
 
 MAX_NODES = 20_000
@@ -150,10 +150,10 @@ def _our_node(row: Row) -> NodeSpec | None:
         row.whole("host_memory_mib", least=1, most=MAX_MEMORY_MIB),
         gpus,
         row.name("gpu_model", optional=not gpus),
-        row.whole("gpu_memory_mib", least=1, most=MAX_MEMORY_MIB) if row.told("gpu_memory_mib") else None,
-        row.name("rack") if row.told("rack") else _rack(row.line - 2),
-        row.name("domain") if row.told("domain") else "domain-0",
-        row.whole("bandwidth_mbps", least=1, most=MAX_BANDWIDTH_MBPS) if row.told("bandwidth_mbps") else None,
+        row.whole("gpu_memory_mib", least=1, most=MAX_MEMORY_MIB) if row.has("gpu_memory_mib") else None,
+        row.name("rack") if row.has("rack") else _rack(row.line - 2),
+        row.name("domain") if row.has("domain") else "domain-0",
+        row.whole("bandwidth_mbps", least=1, most=MAX_BANDWIDTH_MBPS) if row.has("bandwidth_mbps") else None,
     )
     return None if row.problems else _node(*values)
 

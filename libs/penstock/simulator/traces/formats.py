@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from penstock.model.types import MAX_GPUS_PER_NODE, MAX_JOB_ID_CHARS
-from penstock.runtime.reading import Row
+from penstock.runtime.csv_import import Row
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, Stages, TraceJob
 
 MAX_GANG_GPUS = 4_096  # 256 workers of 16 GPUs: the largest gang there can be
@@ -128,9 +128,9 @@ def _openb(row: Row) -> TraceJob:
         milli = row.bad("gpu_milli", f"0 of each of {gpus} GPUs", 1)
     if gpus > 1 and milli != WHOLE_GPU_MILLI:
         milli = row.bad("gpu_milli", f"{milli} of each of {gpus} GPUs: only a single one can be shared", 1)
-    created_s = row.number("creation_time") if row.told("creation_time") else 0.0
+    created_s = row.number("creation_time") if row.has("creation_time") else 0.0
     run_s = 0.0
-    if row.told("scheduled_time") and row.told("deletion_time"):
+    if row.has("scheduled_time") and row.has("deletion_time"):
         began_s, ended_s = row.number("scheduled_time"), row.number("deletion_time")
         if ended_s < began_s:
             row.bad("deletion_time", f"{ended_s:g} lies before scheduled_time {began_s:g}", None)
@@ -149,10 +149,10 @@ def _openb(row: Row) -> TraceJob:
 
 
 def _csv(row: Row) -> TraceJob:
-    cores = row.number("cores", above=0, most=MAX_CORES) if row.told("cores") else None
+    cores = row.number("cores", above=0, most=MAX_CORES) if row.has("cores") else None
     gpus = _gpus(row, "gpus", least=1 if cores is None else 0)
     share_milli = WHOLE_GPU_MILLI
-    if row.told("gpu_share_milli"):
+    if row.has("gpu_share_milli"):
         share_milli = row.whole("gpu_share_milli", least=1, most=WHOLE_GPU_MILLI)
         if share_milli < WHOLE_GPU_MILLI and gpus != 1:
             share_milli = row.bad(
@@ -164,11 +164,11 @@ def _csv(row: Row) -> TraceJob:
     return TraceJob(
         job_id=row.name("job_id", most=MAX_JOB_ID_CHARS),
         submit_s=row.number("submit_s"),
-        duration_s=row.number("duration_s", above=0) if row.told("duration_s") else 0.0,
+        duration_s=row.number("duration_s", above=0) if row.has("duration_s") else 0.0,
         gpus=gpus,
-        model=row.name("model") if row.told("model") else "",
+        model=row.name("model") if row.has("model") else "",
         batch_size=_optional(row, "batch_size", MAX_BATCH),
-        owner=row.name("owner") if row.told("owner") else "",
+        owner=row.name("owner") if row.has("owner") else "",
         iterations=_optional(row, "iterations", 1 << 53),
         cores=cores,
         host_memory_mib=_optional(row, "host_memory_mib", MAX_MEMORY_MIB),
@@ -178,15 +178,15 @@ def _csv(row: Row) -> TraceJob:
         workers=workers,
         parameter_servers=(_optional(row, "parameter_servers", MAX_WORKERS, least=0) or 0),
         server_gpus=(_optional(row, "server_gpus", MAX_GPUS_PER_NODE, least=0) or 0),
-        patience_s=row.number("patience_s", above=0, most=MAX_PATIENCE_S) if row.told("patience_s") else None,
+        patience_s=row.number("patience_s", above=0, most=MAX_PATIENCE_S) if row.has("patience_s") else None,
         inference=_yes(row, "inference"),
-        memory_bandwidth=row.number("memory_bandwidth", most=1) if row.told("memory_bandwidth") else 0.0,
+        memory_bandwidth=row.number("memory_bandwidth", most=1) if row.has("memory_bandwidth") else 0.0,
         labels=_labels(row, "labels"),
     )
 
 
 def _yes(row: Row, column: str) -> bool:
-    if not row.told(column):
+    if not row.has(column):
         return False
     text = row.text(column).lower()
     return (
@@ -198,7 +198,7 @@ def _yes(row: Row, column: str) -> bool:
 
 def _labels(row: Row, column: str) -> tuple[tuple[str, str], ...]:
     """`name=value|name=value`; what would disturb stands as in URLs: %7C for |."""
-    if not row.told(column):
+    if not row.has(column):
         return ()
     pairs = [part.partition("=") for part in row.text(column).split("|")]
     if any(not name or not equals for name, equals, _ in pairs):
@@ -214,7 +214,7 @@ def _labels(row: Row, column: str) -> tuple[tuple[str, str], ...]:
 
 
 def _optional(row: Row, column: str, most: int, least: int = 1) -> int | None:
-    return row.whole(column, least=least, most=most) if row.told(column) else None
+    return row.whole(column, least=least, most=most) if row.has(column) else None
 
 
 def _gpus(row: Row, column: str, least: int = 1) -> int:
@@ -224,7 +224,7 @@ def _gpus(row: Row, column: str, least: int = 1) -> int:
 
 def _models(row: Row, column: str) -> tuple[str, ...]:
     """Names separated by `|`; none: any model."""
-    if not row.told(column):
+    if not row.has(column):
         return ()
     names = tuple(name.strip() for name in row.text(column).split("|"))
     if len(names) > MAX_GPU_MODELS:

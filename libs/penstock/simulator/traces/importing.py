@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.runtime.reading import BadFile, Problem, header_of, rows, shown, text_of
+from penstock.runtime.csv_import import BadFile, Problem, header_of, rows, shown, text_of
 from penstock.simulator.traces.formats import FORMATS, Format
 from penstock.simulator.traces.jobs import TraceJob
 

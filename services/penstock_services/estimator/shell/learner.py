@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.errors import ConfigurationError, KernelError, StoreError
+from penstock.errors import ConfigurationError, PenstockError, StoreError
 from penstock.model.event import Event
 from penstock.model.external_events import ModelTrained
 from penstock.runtime.failpoints import hit
@@ -203,7 +203,7 @@ class Learner:
                 one.current = trained
                 one.use(learned)
             await store.forget()
-        except (KernelError, ValueError, ArithmeticError) as error:
+        except (PenstockError, ValueError, ArithmeticError) as error:
             LOG.warning("no new model of %s (%s): %s", one.kind.name, why, error)
             one.due.trained(0)
 

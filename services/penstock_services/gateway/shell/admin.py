@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 from penstock.log.open import open_log
 from penstock.model.external_events import JobEstimated, JobSubmitted
 from penstock.runtime.pool import WorkerPool
@@ -138,7 +138,7 @@ def answer_of(name: str, work: Callable[[Settings], Answer], settings: Settings)
     """JSON of the answer, or of what went wrong. For a worker."""
     try:
         found = work(settings)
-    except (KernelError, LookupError, ValueError) as error:
+    except (PenstockError, LookupError, ValueError) as error:
         found = _failed(name, error)
     return orjson.dumps(found)
 
@@ -169,5 +169,5 @@ async def _work(
                 await asyncio.gather(working, return_exceptions=True)
         try:
             yield working.result()
-        except KernelError as error:  # the worker was killed
+        except PenstockError as error:  # the worker was killed
             yield orjson.dumps(_failed(name, error))

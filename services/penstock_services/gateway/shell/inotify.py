@@ -5,7 +5,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 
 IN_MODIFY, IN_CREATE, IN_MOVED_TO = 0x2, 0x100, 0x80
 IN_NONBLOCK, IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
@@ -20,14 +20,14 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self._fd = _libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC)
         if self._fd < 0:
-            raise KernelError(
+            raise PenstockError(
                 f"inotify: {os.strerror(ctypes.get_errno())}; raise fs.inotify.max_user_instances"
             )
         mask = IN_MODIFY | IN_CREATE | IN_MOVED_TO
         if _libc.inotify_add_watch(self._fd, os.fsencode(folder), mask) < 0:
             detail = os.strerror(ctypes.get_errno())
             os.close(self._fd)
-            raise KernelError(f"inotify: {folder}: {detail}")
+            raise PenstockError(f"inotify: {folder}: {detail}")
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._read)

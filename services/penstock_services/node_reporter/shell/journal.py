@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
 from penstock.model.codec import as_written
 from penstock.model.external_events import OrderRefused, TaskExited
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS outbox (
 """
 
 
-class JournalFailed(KernelError):
+class JournalFailed(PenstockError):
     """The journal cannot be read or written (disk full, read-only, damaged): no order may be acted on."""
 
 

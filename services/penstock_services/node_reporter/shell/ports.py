@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from penstock.errors import KernelError
+from penstock.errors import PenstockError
 from penstock.model.external_events import GpuFaulted
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import NodeSpec
@@ -20,11 +20,11 @@ Key = tuple[str, int]
 """Task id and token."""
 
 
-class LauncherLost(KernelError):
+class LauncherLost(PenstockError):
     """The launcher ended under us: which requests it took is known again after a new start (the lock)."""
 
 
-class Immortal(KernelError):
+class Immortal(PenstockError):
     """Processes that SIGKILL did not end in time (uninterruptible sleep): what they hold may not be given out."""
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import asyncpg
 
 from penstock.clock import LedgerClock
-from penstock.errors import KernelError, OffsetTaken
+from penstock.errors import OffsetTaken, PenstockError
 from penstock.ledger.record import Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.dead_letters import dead_letter
@@ -51,7 +51,7 @@ INPUT_PACE_MS = 10  # under load a poll costs more than the records that it brin
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 
-class Fenced(KernelError):
+class Fenced(PenstockError):
     """Another placer's valid record: this term is over."""
 
 

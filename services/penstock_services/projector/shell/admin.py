@@ -16,7 +16,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType({"verify": verify, "rebuild":
 
 
 def perform(name: str, settings: Settings) -> dict[str, Any]:
-    """The command's answer, through a connection of its own. Raises `KernelError`."""
+    """The command's answer, through a connection of its own. Raises `PenstockError`."""
     return uvloop.run(_with_log(COMMANDS[name], settings))
 
 

@@ -1,4 +1,4 @@
-"""Reading a CSV file of strangers strictly: every problem with its line and column, none dropped in silence."""
+"""Strict CSV import of foreign files: every problem is reported with its line and column."""
 
 import codecs
 import csv
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-MAX_SHOWN = 20  # problems told in full; the others are counted
+MAX_SHOWN = 20  # problems listed in a message; the others are counted
 MAX_BYTES = 1 << 30
 MAX_LINE = 1 << 18  # labels of a job may take most of it
 MAX_NUMBER = 1e12  # 30,000 years in seconds
@@ -42,7 +42,7 @@ class BadFile(ValueError):
 
 
 class Row:
-    """One line by column; each reading method notes what is wrong and returns a stand-in."""
+    """One line by column; each parsing method notes what is wrong and returns a stand-in."""
 
     def __init__(self, line: int, values: Mapping[str, str]) -> None:
         self.line = line
@@ -88,7 +88,7 @@ class Row:
             return text
         return self.bad(column, f"{text[:40]!r} is no name of letters, digits and . _ : / -", "")
 
-    def told(self, column: str) -> bool:
+    def has(self, column: str) -> bool:
         """Whether the file has the column and this line a value in it."""
         return bool(self.text(column))
 
@@ -111,7 +111,7 @@ class Row:
 def text_of(path: Path) -> str:
     """The file as text, lines ended by `\\n`. Raises `BadFile` for what cannot be read at all.
 
-    Bytes that are not UTF-8 stay in it as lone surrogates, so that `rows` can tell each line that has any.
+    Bytes that are not UTF-8 stay in it as lone surrogates, so that `rows` can report each line that has any.
     """
     try:
         if not path.is_file():
@@ -134,8 +134,8 @@ def header_of(path: Path, text: str, delimiter: str = ",") -> list[str]:
     first = text.partition("\n")[0]
     if not text.strip():
         raise BadFile(str(path), [Problem(0, "", "empty: a header line was expected")])
-    if (told := _unreadable(first)) is not None:
-        raise BadFile(str(path), [Problem(1, "", f"{told}: no table in UTF-8")])
+    if (fault := _unreadable(first)) is not None:
+        raise BadFile(str(path), [Problem(1, "", f"{fault}: no table in UTF-8")])
     values = _fields(first, delimiter)
     if isinstance(values, str):
         raise BadFile(str(path), [Problem(1, "", values)])
@@ -176,9 +176,9 @@ def rows(
             problems.append(Problem(line, "", _unreadable(whole) or count))
             continue
         spoilt = [
-            Problem(line, shown(name), told)
+            Problem(line, shown(name), fault)
             for name, value in zip(columns, values, strict=True)
-            if (told := _unreadable(value))
+            if (fault := _unreadable(value))
         ]
         if spoilt:
             problems += spoilt
@@ -198,12 +198,12 @@ def _fields(line: str, delimiter: str) -> list[str] | str:
     try:
         return next(csv.reader([line], delimiter=delimiter, strict=True))
     except csv.Error as error:
-        told = str(error)
-        return "a quote is not closed" if told == "unexpected end of data" else f"bad quotes: {told}"
+        fault = str(error)
+        return "a quote is not closed" if fault == "unexpected end of data" else f"bad quotes: {fault}"
 
 
 def _unreadable(text: str) -> str | None:
-    """The first character that no text has."""
+    """The first character that is not valid text; None: all are."""
     if text.isascii() and "\0" not in text:
         return None
     for character in text:
@@ -215,7 +215,7 @@ def _unreadable(text: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """A stranger's text as it can stand in a message: short, printable."""
+    """Foreign text as it can stand in a message: short, printable."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:40]
     )
