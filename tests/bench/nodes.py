@@ -15,13 +15,13 @@ from tests.support.fake_nodes import FakeNodes
 
 RACK = 32
 RUN_MS = 4_000.0  # at 1,050 jobs/s of one GPU each, 4,200 of 8,000 GPUs are busy
-PACE_MS = 6  # one reader stands for a thousand nodes; each alone would rarely have two orders to gather
+BATCH_MS = 6  # one reader stands for a thousand nodes; each alone would rarely have two orders to gather
 
 
 def fake_nodes(log: Log, count: int, gpus: int, run_ms: float) -> FakeNodes:
     """Nodes in racks of `RACK`; a task of theirs runs for `run_ms`."""
     specs = [node_spec(f"n{i:05}", gpus, rack=f"r{i // RACK:04}", cores=64) for i in range(count)]
-    return FakeNodes(log, specs, run_ms=run_ms, pace_ms=PACE_MS)
+    return FakeNodes(log, specs, run_ms=run_ms, batch_ms=BATCH_MS)
 
 
 class NodesProcess:

@@ -94,8 +94,8 @@ class WatchedLog:
             self._watch.end(jobs, called_s)
         return found
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
-        reader = self._log.reader(start, pace_ms=pace_ms)
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        reader = self._log.reader(start, batch_ms=batch_ms)
         if not any(partition.topic == Topic.JOBS for partition in start):
             return reader  # the fold at the start
         return cast(Reader, WatchedReader(reader, self._watch))

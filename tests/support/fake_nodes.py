@@ -63,10 +63,10 @@ class FakeNodes:
         cell_index: int = 0,
         run_ms: float = 0.0,
         exit_code: int = 0,
-        pace_ms: int = 0,
+        batch_ms: int = 0,
     ) -> None:
         self.seen = Seen()
-        self._pace_ms = pace_ms
+        self._batch_ms = batch_ms
         self.exit_code = exit_code
         self.run_ms = run_ms
         self._log = log
@@ -84,7 +84,7 @@ class FakeNodes:
         start = await self._log.end_offsets(
             [Partition(Topic.ORDERS, index) for index in range(NODE_PARTITIONS)]
         )
-        reader = self._log.reader(start, pace_ms=self._pace_ms)
+        reader = self._log.reader(start, batch_ms=self._batch_ms)
         for spec in self._specs.values():
             self._emit(NodeJoined(node=spec), f"joined-{spec.node_id}-{wall_ms()}")
         async with asyncio.TaskGroup() as group:

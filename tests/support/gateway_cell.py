@@ -51,8 +51,8 @@ class Faulty:
     def conditional(self) -> bool:
         return self.inner.conditional
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
-        return self.inner.reader(start, pace_ms=pace_ms)
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        return self.inner.reader(start, batch_ms=batch_ms)
 
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return await self.inner.end_offsets(partitions)

@@ -183,7 +183,7 @@ class LogConformance:
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
-        reader = log.reader({partition: 0}, pace_ms=2)
+        reader = log.reader({partition: 0}, batch_ms=2)
         seen: list[Record] = []
 
         async def write() -> None:
@@ -341,12 +341,12 @@ class LogConformance:
         await fast.close()
         await slow.close()
 
-    async def test_pacing_delays_no_first_record(self, log_factory: LogFactory, topic: str) -> None:
+    async def test_batching_delays_no_first_record(self, log_factory: LogFactory, topic: str) -> None:
         """On a quiet system a lone record passes a paced reader as fast as any other."""
         log = await log_factory("both")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
-        reader = log.reader({partition: 0}, pace_ms=2000)
+        reader = log.reader({partition: 0}, batch_ms=2000)
         clock = asyncio.get_running_loop().time
         await log.append(messages(partition, 0))
         start_s = clock()

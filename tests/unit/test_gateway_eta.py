@@ -1,4 +1,4 @@
-"""What is answered to "how long does it still take": by the latest word, by the estimate, or not at all."""
+"""What is answered to "how long does it still take": by the latest report, by the estimate, or not at all."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from penstock.model.external_events import Bounds, EtaEstimated
 from penstock_services.gateway.core.eta import (
     FIELDS,
     MAX_LEFT_MS,
+    EtaReport,
     Standing,
-    Word,
     ended,
-    read_word,
+    read_report,
     remaining,
 )
 
@@ -38,8 +38,8 @@ EVENT = EtaEstimated(
 """Ten minutes left when told, eight to fifteen; 3,000 of 10,000 iterations done."""
 
 
-def word(**changes: Any) -> Word:
-    return read_word(encode(msgspec.structs.replace(EVENT, **changes)))
+def report(**changes: Any) -> EtaReport:
+    return read_report(encode(msgspec.structs.replace(EVENT, **changes)))
 
 
 def standing(
@@ -73,7 +73,7 @@ def test_what_has_passed_since_the_word_is_taken_off(
     since_ms: int, left: tuple[int, int, int], due: str, words: str
 ) -> None:
     """The training tells at growing distances; between two words people ask again and again. A node's clock may be ahead."""
-    found = remaining(standing(), word(), TOLD_MS + since_ms)
+    found = remaining(standing(), report(), TOLD_MS + since_ms)
     assert (found["answer"], found["due"], found["level"]) == ("told", due, 0.9)
     assert tuple(found["left_ms"][name] for name in ("middle", "low", "high")) == left
     assert found["ends_ms"]["middle"] == found["now_ms"] + left[0]
@@ -86,17 +86,17 @@ def test_what_has_passed_since_the_word_is_taken_off(
         in text
     )
     assert "steps-1" in text
-    passed = shown(remaining(standing(), word(), TOLD_MS), TOLD_MS + max(0, since_ms))
+    passed = shown(remaining(standing(), report(), TOLD_MS), TOLD_MS + max(0, since_ms))
     assert words in passed, "--watch counts on without asking again"
     assert f"{found['share']:.0%} done" in passed
 
 
 def test_a_node_whose_clock_is_ahead_does_not_stop_the_countdown() -> None:
     """It says that it measured in ten minutes' time; the ledger had that two minutes ago."""
-    ahead = read_word(encode(msgspec.structs.replace(EVENT, at_ms=TOLD_MS + 600_000)), TOLD_MS)
+    ahead = read_report(encode(msgspec.structs.replace(EVENT, at_ms=TOLD_MS + 600_000)), TOLD_MS)
     found = remaining(standing(), ahead, TOLD_MS + 120_000)
     assert (found["left_ms"]["middle"], found["age_ms"]) == (480_000, 120_000)
-    late = read_word(encode(EVENT), TOLD_MS + 50_000)
+    late = read_report(encode(EVENT), TOLD_MS + 50_000)
     assert remaining(standing(), late, TOLD_MS + 60_000)["left_ms"]["middle"] == 540_000, (
         "told late, counted from its moment"
     )
@@ -104,9 +104,9 @@ def test_a_node_whose_clock_is_ahead_does_not_stop_the_countdown() -> None:
 
 def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:
     """The first attempt was nearly through when its node died; the second begins at its checkpoint, which is not known yet."""
-    found = remaining(standing(run_ms=None)._replace(attempt=2), word(attempt=1), TOLD_MS)
+    found = remaining(standing(run_ms=None)._replace(attempt=2), report(attempt=1), TOLD_MS)
     assert (found["answer"], found["left_ms"]) == ("unknown", None)
-    assert remaining(standing()._replace(attempt=2), word(attempt=2), TOLD_MS)["answer"] == "told"
+    assert remaining(standing()._replace(attempt=2), report(attempt=2), TOLD_MS)["answer"] == "told"
 
 
 def test_without_a_word_the_estimate_answers_and_says_so() -> None:
@@ -132,8 +132,8 @@ def test_where_nothing_is_known_it_says_what_a_script_can_tell() -> None:
 
 @pytest.mark.parametrize("status", ["submitted", "queued", "backoff"])
 def test_a_job_that_waits_says_so(status: str) -> None:
-    """When it starts is not told: `why` says what it waits for. The word is of an attempt that is over."""
-    found = remaining(standing(status, 120_000, None), word(), TOLD_MS)
+    """When it starts is not told: `why` says what it waits for. The report is of an attempt that is over."""
+    found = remaining(standing(status, 120_000, None), report(), TOLD_MS)
     assert (found["answer"], found["run_ms"], found["left_ms"]) == ("waiting", 120_000, None)
     assert "once it starts it takes about 2m 00s" in shown(found)
     assert not eta.nothing_known(found)
@@ -149,7 +149,7 @@ def test_an_ended_job_says_when() -> None:
 def test_every_answer_has_the_same_keys() -> None:
     """Scripts read `.left_ms` without looking first whether it is there."""
     answers = [
-        remaining(standing(), word(), TOLD_MS),
+        remaining(standing(), report(), TOLD_MS),
         remaining(standing(run_ms=5), None, TOLD_MS),
         remaining(standing(), None, TOLD_MS),
         remaining(standing("queued"), None, TOLD_MS),
@@ -163,7 +163,7 @@ def test_every_answer_has_the_same_keys() -> None:
 def test_no_iterations_at_all_is_no_share() -> None:
     """Told before the first iteration of a job whose target is reached already."""
     nothing = Bounds(middle=0, low=0, high=0)
-    found = remaining(standing(), word(done=0, steps=nothing, left_ms=nothing), TOLD_MS)
+    found = remaining(standing(), report(done=0, steps=nothing, left_ms=nothing), TOLD_MS)
     assert (found["share"], found["due"]) == (None, "overdue")
     assert "0 of 0 iterations" in shown(found)
 
@@ -173,7 +173,7 @@ def test_absurd_words_are_answered(ms: float) -> None:
     """Whoever may hand in estimates may hand in nonsense: the answer can be written down and shown all the same."""
     all_of_it = Bounds(middle=ms, low=0, high=1.7e308)
     found = remaining(
-        standing(), word(left_ms=all_of_it, steps=all_of_it, step_ms=all_of_it), TOLD_MS + 60_000
+        standing(), report(left_ms=all_of_it, steps=all_of_it, step_ms=all_of_it), TOLD_MS + 60_000
     )
     assert 0 <= found["left_ms"]["middle"] <= found["left_ms"]["high"] <= MAX_LEFT_MS
     assert 0 <= found["share"] <= 1

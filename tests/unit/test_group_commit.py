@@ -1,11 +1,11 @@
-"""Group commit, pacing and log URLs, without any server."""
+"""Group commit, batching and log URLs, without any server."""
 
 import asyncio
 
 import pytest
 
 from penstock.errors import AppendFailed, ConfigurationError, NotAllowed, PenstockError
-from penstock.log.batching import BURST_READS, Pacer
+from penstock.log.batching import BURST_READS, TokenBucket
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.embedded_schema import pack_headers, unpack_headers
 from penstock.log.group_commit import GroupCommit, PartlyFailed
@@ -113,23 +113,23 @@ async def test_close_tells_everybody() -> None:
         await commit.append([Message(JOBS, b"late")])
 
 
-def test_pacer_delays_a_stream_but_no_burst_after_idle() -> None:
-    """One job's hops pass at once; a stream of 1,000 reads per second is gathered to one read per pace."""
+def test_token_bucket_delays_a_stream_but_no_burst_after_idle() -> None:
+    """One job's hops pass at once; a stream of 1,000 reads per second is gathered to one read per interval."""
     now_s = 0.0
-    pacer = Pacer(4, lambda: now_s)
+    bucket = TokenBucket(4, lambda: now_s)
     for _ in range(BURST_READS):
-        assert pacer.delay_s() == 0
-        pacer.took()
-    assert pacer.delay_s() == pytest.approx(0.004)
+        assert bucket.delay_s() == 0
+        bucket.took()
+    assert bucket.delay_s() == pytest.approx(0.004)
     reads, end_s = 0, 1.0
     while now_s < end_s:
-        now_s += max(0.001, pacer.delay_s())
-        pacer.took()
+        now_s += max(0.001, bucket.delay_s())
+        bucket.took()
         reads += 1
     assert 240 <= reads <= 260
     now_s += 1.0
-    assert pacer.delay_s() == 0
-    assert Pacer(0, lambda: now_s).delay_s() == 0
+    assert bucket.delay_s() == 0
+    assert TokenBucket(0, lambda: now_s).delay_s() == 0
 
 
 def test_headers_round_trip() -> None:
@@ -160,11 +160,11 @@ async def test_open_log() -> None:
 def test_a_wait_too_short_for_the_clock_is_none() -> None:
     """A token that lacks 1e-16 would be waited for with a sleep that moves no clock: for ever, on virtual time."""
     now_s = 10.967226802741928
-    pacer = Pacer(6, lambda: now_s)
+    bucket = TokenBucket(6, lambda: now_s)
     for _ in range(50):
-        pacer.took()
-        delay_s = pacer.delay_s()
+        bucket.took()
+        delay_s = bucket.delay_s()
         for _ in range(3):
             now_s += delay_s
-            delay_s = pacer.delay_s()
+            delay_s = bucket.delay_s()
         assert delay_s == 0.0

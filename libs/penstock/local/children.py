@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import PenstockError
+from penstock.retry import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ async def keep_running(
     When it exits, `on_crash(name, exit code, back-off in s)` is told and it is started again.
     Raises `ChildFailed` when it never became ready.
     """
-    backoff_s = FIRST_BACKOFF_S
+    backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
     loop = asyncio.get_running_loop()
     while True:
         started_s = loop.time()
@@ -77,10 +78,10 @@ async def keep_running(
                 f"{command.name} ended with {_how(code)} before it was ready:\n{tail(command.log_path)}"
             )
         if loop.time() - started_s > CALM_S:
-            backoff_s = FIRST_BACKOFF_S
-        on_crash(command.name, code, backoff_s)
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            backoff.reset()
+        pause_s = backoff.next_s()
+        on_crash(command.name, code, pause_s)
+        await asyncio.sleep(pause_s)
 
 
 async def _run_once(command: Command, ready: asyncio.Event) -> int:

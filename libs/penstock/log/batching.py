@@ -1,46 +1,46 @@
-"""When a reader may gather: never the first record after an idle moment, only under sustained load.
+"""Token bucket that limits how often a reader reads: the first record after an idle moment is never delayed.
 
 Ideal: the reader knows whether more records are about to come. Departure: a token bucket guesses it from how
-often it was read lately. Each read takes a token, one token comes back per `pace_ms`; without a token the
+often it was read lately. Each read takes a token, one token comes back per `batch_ms`; without a token the
 reader gathers until the next one is due. A few hops in quick succession (one job on a quiet system) thus pass
-undelayed, a steady stream is read once per `pace_ms`. A reader with a long pace says that it is in no hurry: it
+undelayed, a steady stream is read once per `batch_ms`. A reader with a long interval is in no hurry: it
 passes fewer hops undelayed (at least one), and so keeps out of the way of those that are.
 """
 
 from collections.abc import Callable
 
 BURST_READS = 8  # may follow each other undelayed: more than the hops of one job through one service
-BURST_MS = 48  # they are fewer where the pace is so long that they would save up more than this
+BURST_MS = 48  # they are fewer where the interval is so long that they would save up more than this
 NEARLY = 1e-6  # of a token: a wait so short that a clock's doubles cannot show it would be waited for ever
 
 
-class Pacer:
+class TokenBucket:
     """Token bucket over reads. `now_s` is a monotonic clock in seconds."""
 
-    __slots__ = ("_burst", "_now_s", "_pace_s", "_stamp_s", "_tokens")
+    __slots__ = ("_burst", "_interval_s", "_now_s", "_stamp_s", "_tokens")
 
-    def __init__(self, pace_ms: int, now_s: Callable[[], float]) -> None:
-        self._pace_s = pace_ms / 1000
+    def __init__(self, batch_ms: int, now_s: Callable[[], float]) -> None:
+        self._interval_s = batch_ms / 1000
         self._now_s = now_s
-        self._burst = max(1.0, min(BURST_READS, BURST_MS / pace_ms)) if pace_ms > 0 else 1.0
+        self._burst = max(1.0, min(BURST_READS, BURST_MS / batch_ms)) if batch_ms > 0 else 1.0
         self._tokens = self._burst
         self._stamp_s = now_s()
 
     def delay_s(self) -> float:
         """Seconds to gather before the next read may return, ≥ 0."""
-        if self._pace_s <= 0:
+        if self._interval_s <= 0:
             return 0.0
         self._refill()
         missing = 1 - self._tokens
-        return missing * self._pace_s if missing > NEARLY else 0.0
+        return missing * self._interval_s if missing > NEARLY else 0.0
 
     def took(self) -> None:
         """A read returned records."""
-        if self._pace_s > 0:
+        if self._interval_s > 0:
             self._refill()
             self._tokens = max(0.0, self._tokens - 1)
 
     def _refill(self) -> None:
         now_s = self._now_s()
-        self._tokens = min(self._burst, self._tokens + (now_s - self._stamp_s) / self._pace_s)
+        self._tokens = min(self._burst, self._tokens + (now_s - self._stamp_s) / self._interval_s)
         self._stamp_s = now_s

@@ -30,7 +30,7 @@ from penstock.retry import retry
 
 CONNECT_TIMEOUT_S = 5.0  # one attempt; Postgres on the same machine answers within 50 ms
 OUTAGE_LIMIT_S = 60.0  # a crash recovery takes seconds; beyond this the log counts as lost
-WRITE_PACE_MS = 4  # under load; a transaction costs 1 ms of CPU besides its records
+WRITE_BATCH_MS = 4  # under load; a transaction costs 1 ms of CPU besides its records
 WRITE_TIMEOUT_S = 30.0  # one batch; an fsync on a struggling disk can take seconds
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.02, 1.0
 
@@ -56,7 +56,7 @@ class EmbeddedLog:
         self._ids: dict[Partition, int] = {}
         self._names: dict[int, Partition] = {}
         self._ids_lock = asyncio.Lock()
-        self._commit = GroupCommit(self._write, name=f"embedded log ({identity})", pace_ms=WRITE_PACE_MS)
+        self._commit = GroupCommit(self._write, name=f"embedded log ({identity})", batch_ms=WRITE_BATCH_MS)
         self._writer: asyncpg.Connection | None = None
         self._writer_pid = 0
         self._listener: asyncpg.Connection | None = None
@@ -93,8 +93,8 @@ class EmbeddedLog:
             await self.partition_ids({message.partition for message in messages})
         return await self._commit.append(messages)
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
-        reader = EmbeddedReader(self, start, pace_ms=pace_ms)
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        reader = EmbeddedReader(self, start, batch_ms=batch_ms)
         for partition in start:
             self._feeds.setdefault(partition, []).append(reader)
         return reader

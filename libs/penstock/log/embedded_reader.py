@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.errors import LogError, OffsetOutOfRange
-from penstock.log.batching import Pacer
+from penstock.log.batching import TokenBucket
 from penstock.log.embedded_schema import unpack_headers
 from penstock.log.port import MAX_READ_RECORDS, Partition, Record
 
@@ -32,7 +32,7 @@ class EmbeddedReader:
     `heads` are lower bounds of the next offsets; where `unsure`, the table may hold more and must be asked.
     """
 
-    def __init__(self, log: Source, start: Mapping[Partition, int], *, pace_ms: int) -> None:
+    def __init__(self, log: Source, start: Mapping[Partition, int], *, batch_ms: int) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._log = log
@@ -44,7 +44,7 @@ class EmbeddedReader:
         self._doubts = 0  # how often `look_again` was called
         self._buffer: deque[Record] = deque()
         self._buffer_bytes = 0
-        self._pacer = Pacer(pace_ms, loop.time)
+        self._bucket = TokenBucket(batch_ms, loop.time)
         self._waiter: asyncio.Future[None] | None = None
         self._fill_task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
@@ -60,7 +60,7 @@ class EmbeddedReader:
         deadline_s = None if timeout_ms is None else now_s() + timeout_ms / 1000
         looked = False
         while True:
-            delay_s = self._pacer.delay_s() if self._buffer else 0.0
+            delay_s = self._bucket.delay_s() if self._buffer else 0.0
             if self._buffer and (delay_s == 0 or len(self._buffer) >= max_records):
                 return self._take(max_records)
             self._check()
@@ -124,7 +124,7 @@ class EmbeddedReader:
         for record in taken:
             self._positions[record.partition] = record.offset + 1
         if taken:
-            self._pacer.took()
+            self._bucket.took()
         return taken
 
     def _check(self) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.errors import AppendFailed, PenstockError, TooLarge
-from penstock.log.batching import Pacer
+from penstock.log.batching import TokenBucket
 from penstock.log.port import MAX_BATCH_RECORDS, MAX_RECORD_BYTES, Message
 
 MAX_BATCH_BYTES = 8_000_000  # value bytes per write; bounds memory at both ends and keeps a write short
@@ -64,10 +64,10 @@ class GroupCommit:
     `write` raises a `PenstockError`: every call in that batch gets it; calls that were still queued go on.
     """
 
-    def __init__(self, write: Write, *, name: str, pace_ms: int = 0) -> None:
+    def __init__(self, write: Write, *, name: str, batch_ms: int = 0) -> None:
         self._write = write
         self._name = name
-        self._pacer = Pacer(pace_ms, time.monotonic)
+        self._bucket = TokenBucket(batch_ms, time.monotonic)
         self._queue: deque[_Call] = deque()
         self._pending_records = 0
         self._arrived = asyncio.Event()
@@ -111,13 +111,13 @@ class GroupCommit:
             if not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            delay_s = self._pacer.delay_s()
+            delay_s = self._bucket.delay_s()
             if delay_s > 0 and self._pending_records < MAX_BATCH_RECORDS:
                 await asyncio.sleep(delay_s)
             batch, shares = self._take()
             if not batch:
                 continue
-            self._pacer.took()
+            self._bucket.took()
             try:
                 offsets = await self._write(batch)
             except asyncio.CancelledError:

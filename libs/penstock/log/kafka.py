@@ -202,8 +202,8 @@ class KafkaLog:
             return await self._writer(families.pop()).commit.append(messages)
         return await self._append_to_several(sorted(families), messages)
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
-        reader = KafkaReader(self, start, pace_ms=pace_ms)
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        reader = KafkaReader(self, start, batch_ms=batch_ms)
         self._readers.add(reader)
         return reader
 

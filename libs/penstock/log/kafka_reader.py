@@ -20,7 +20,7 @@ from penstock.log.aiokafka_gaps import (
     set_fetch_wait,
     within_bound,
 )
-from penstock.log.batching import Pacer
+from penstock.log.batching import TokenBucket
 from penstock.log.port import MAX_READ_RECORDS, Headers, Partition, Record
 
 LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the connection
@@ -41,12 +41,12 @@ class Source(Protocol):
 class KafkaReader:
     """Outages are sat out by the consumer, which repeats its fetches until the broker is back."""
 
-    def __init__(self, log: Source, start: Mapping[Partition, int], *, pace_ms: int) -> None:
+    def __init__(self, log: Source, start: Mapping[Partition, int], *, batch_ms: int) -> None:
         self._log = log
         self._positions = dict(start)
         self._partitions = {TopicPartition(*partition): partition for partition in start}
         self._now_s = asyncio.get_running_loop().time
-        self._pacer = Pacer(pace_ms, self._now_s)
+        self._bucket = TokenBucket(batch_ms, self._now_s)
         self._opening: asyncio.Task[Any] | None = None
         self._consumer: Any = None
         self._gathering: asyncio.TimerHandle | None = None
@@ -70,8 +70,8 @@ class KafkaReader:
             if fetched:
                 self._undecoded = 0
                 accept_utf8_only(self)
-                self._pacer.took()
-                self._ask_for(self._pacer.delay_s())
+                self._bucket.took()
+                self._ask_for(self._bucket.delay_s())
                 return self._records(fetched)
             if deadline_s is not None and self._now_s() >= deadline_s:
                 return []

@@ -10,7 +10,7 @@ from typing import Self
 
 from penstock.clock import wall_ms
 from penstock.errors import AppendFailed, LogError, NotAllowed, OffsetOutOfRange, OffsetTaken
-from penstock.log.batching import Pacer
+from penstock.log.batching import TokenBucket
 from penstock.log.group_commit import check_sizes
 from penstock.log.port import MAX_READ_RECORDS, Message, Partition, Reader, Record
 
@@ -128,8 +128,8 @@ class MemoryLog:
         await asyncio.sleep(0)  # as on the real logs, others run before the caller knows
         return offsets
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
-        return _MemoryReader(self._broker, start, pace_ms)
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        return _MemoryReader(self._broker, start, batch_ms)
 
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return {partition: len(self._broker.records(partition)) for partition in partitions}
@@ -139,10 +139,10 @@ class MemoryLog:
 
 
 class _MemoryReader:
-    def __init__(self, broker: MemoryBroker, start: Mapping[Partition, int], pace_ms: int) -> None:
+    def __init__(self, broker: MemoryBroker, start: Mapping[Partition, int], batch_ms: int) -> None:
         self._broker = broker
         self._positions = dict(start)
-        self._pacer = Pacer(pace_ms, asyncio.get_running_loop().time)
+        self._bucket = TokenBucket(batch_ms, asyncio.get_running_loop().time)
 
     def position(self, partition: Partition) -> int:
         return self._positions[partition]
@@ -154,13 +154,13 @@ class _MemoryReader:
         deadline_s = None if timeout_ms is None else now_s() + timeout_ms / 1000
         while True:
             available = self._available()
-            if available >= max_records or (available and self._pacer.delay_s() == 0):
+            if available >= max_records or (available and self._bucket.delay_s() == 0):
                 return self._take(max_records)
             wait_s = None if deadline_s is None else deadline_s - now_s()
             if wait_s is not None and wait_s <= 0:
                 return self._take(max_records)
             if available:  # under load: gather for a moment
-                delay_s = self._pacer.delay_s()
+                delay_s = self._bucket.delay_s()
                 await asyncio.sleep(delay_s if wait_s is None else min(delay_s, wait_s))
             else:
                 await self._broker.changed(wait_s)
@@ -184,7 +184,7 @@ class _MemoryReader:
             taken += part
             self._positions[partition] = position + len(part)
         if taken:
-            self._pacer.took()
+            self._bucket.took()
             # A partition that is always full must not starve the ones behind it: the next read starts with another.
             first = next(iter(self._positions))
             self._positions[first] = self._positions.pop(first)

@@ -97,10 +97,10 @@ class Log(Protocol):
         """
         ...
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
         """A reader positioned at the given offsets (0 = the beginning).
 
-        `pace_ms` > 0 lets the adapter gather records for so long *under load*; the first record after
+        `batch_ms` > 0 lets the adapter gather records for so long *under load*; the first record after
         an idle moment is never delayed (speed.md rule 1).
         """
         ...

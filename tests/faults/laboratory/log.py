@@ -175,8 +175,8 @@ class Connection:
         for piece in self._under_way:
             piece.messages = piece.messages[: piece.cut]
 
-    def reader(self, start: Mapping[Partition, int], *, pace_ms: int = 0) -> Reader:
-        del pace_ms
+    def reader(self, start: Mapping[Partition, int], *, batch_ms: int = 0) -> Reader:
+        del batch_ms
         return _Reader(self, self._broker, start)
 
 

@@ -1,11 +1,11 @@
 """Appending what must arrive: repeating it is harmless, leaving it out is not."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
 from penstock.errors import AppendFailed
 from penstock.log.port import Log, Message
+from penstock.retry import retry
 
 LOG = logging.getLogger(__name__)
 
@@ -14,12 +14,12 @@ FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # between appends that failed; a br
 
 async def send(log: Log, messages: Sequence[Message], what: str) -> None:
     """Until the append succeeds. `what`: the messages, for people."""
-    backoff_s = FIRST_BACKOFF_S
-    while True:
-        try:
-            await log.append(messages)
-            return
-        except AppendFailed as error:
-            LOG.warning("%d %s not sent, trying again in %.2f s: %s", len(messages), what, backoff_s, error)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+    await retry(
+        lambda: log.append(messages),
+        (AppendFailed,),
+        first_s=FIRST_BACKOFF_S,
+        longest_s=LAST_BACKOFF_S,
+        on_failure=lambda error, pause_s: LOG.warning(
+            "%d %s not sent, trying again in %.2f s: %s", len(messages), what, pause_s, error
+        ),
+    )

@@ -46,7 +46,7 @@ from penstock_services.estimator.shell.sending import send
 
 LOG = logging.getLogger(__name__)
 
-PACE_MS = 6  # speed.md rule 1
+BATCH_MS = 6  # speed.md rule 1
 SOURCE = "/penstock/estimator"
 
 
@@ -100,7 +100,7 @@ class Estimator:
         """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""
         offset = await self._fold_ledger()
         reader = self._log.reader(
-            {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, pace_ms=PACE_MS
+            {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
         )
         self._model.warm_up()
         unestimated = self.state.unestimated()

@@ -1,6 +1,6 @@
-"""How long a job still takes as of a moment: from the latest word of its training, else from its estimate. Pure.
+"""How long a job still takes as of a moment: from the latest report of its training, else from its estimate. Pure.
 
-The estimator's word counts from the moment it was made; what has passed since is taken off. It is of one attempt:
+The estimator's report counts from the moment it was made; what has passed since is taken off. It is of one attempt:
 after a failure it says nothing of the next one.
 """
 
@@ -13,7 +13,7 @@ from penstock.model.transitions import JobStatus
 
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
-TELL_PROGRESS = (
+REPORT_PROGRESS = (
     "Let the training tell how far it is: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
     "after each iteration. Else only a later run of the same job can be told, from how long this one takes."
 )
@@ -28,7 +28,7 @@ class Bounds(msgspec.Struct, frozen=True):
     high: float
 
 
-class Word(msgspec.Struct, frozen=True):
+class EtaReport(msgspec.Struct, frozen=True):
     """What is read of a `penstock.job.eta_estimated` event, of this version or a newer one."""
 
     attempt: int
@@ -40,7 +40,7 @@ class Word(msgspec.Struct, frozen=True):
     level: float
     source: str
     model_version: str | None = None
-    heard_ms: int | None = None
+    recorded_ms: int | None = None
     """When the ledger took it in; `at_ms` is by the node's clock, which may be ahead. Not of the event itself."""
 
 
@@ -55,9 +55,9 @@ class Standing(NamedTuple):
     run_source: str
 
 
-def read_word(text: str | bytes, heard_ms: int | None = None) -> Word:
+def read_report(text: str | bytes, recorded_ms: int | None = None) -> EtaReport:
     """The data of the event, and when the ledger took it in. Raises `msgspec.DecodeError`."""
-    return msgspec.structs.replace(msgspec.json.decode(text, type=Word), heard_ms=heard_ms)
+    return msgspec.structs.replace(msgspec.json.decode(text, type=EtaReport), recorded_ms=recorded_ms)
 
 
 def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[
     return _answer(job_id, outcome, "ended", now_ms, ended_ms=ended_ms, outcome=outcome)
 
 
-def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
-    """The answer for a job that has not ended. `word`: the latest, of whatever attempt.
+def remaining(job: Standing, report: EtaReport | None, now_ms: int) -> dict[str, Any]:
+    """The answer for a job that has not ended. `report`: the latest, of whatever attempt.
 
     `answer` is `waiting`, `told` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
     `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
@@ -79,10 +79,10 @@ def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
         )
     ran_ms = None if job.running_ms is None else max(0, now_ms - job.running_ms)
     shared = {"attempt": job.attempt, "ran_ms": ran_ms, "run_ms": job.run_ms}
-    if word is not None and word.attempt == job.attempt:
-        return _answer(job.job_id, job.status, "told", now_ms, **shared, **_told(word, now_ms))
+    if report is not None and report.attempt == job.attempt:
+        return _answer(job.job_id, job.status, "told", now_ms, **shared, **_reported(report, now_ms))
     if job.run_ms is None:
-        return _answer(job.job_id, job.status, "unknown", now_ms, **shared, next_step=TELL_PROGRESS)
+        return _answer(job.job_id, job.status, "unknown", now_ms, **shared, next_step=REPORT_PROGRESS)
     left_ms = max(0, job.run_ms - (ran_ms or 0))
     return _answer(
         job.job_id,
@@ -94,31 +94,31 @@ def remaining(job: Standing, word: Word | None, now_ms: int) -> dict[str, Any]:
         left_ms={"middle": left_ms, "low": None, "high": None},
         ends_ms={"middle": now_ms + left_ms, "low": None, "high": None},
         source=job.run_source,
-        next_step=TELL_PROGRESS,
+        next_step=REPORT_PROGRESS,
     )
 
 
-def _told(word: Word, now_ms: int) -> Mapping[str, Any]:
-    """What the word says now. It was made before the ledger took it in, whatever the node's clock says."""
-    made_ms = word.at_ms if word.heard_ms is None else min(word.at_ms, word.heard_ms)
+def _reported(report: EtaReport, now_ms: int) -> Mapping[str, Any]:
+    """What the report says now. It was made before the ledger took it in, whatever the node's clock says."""
+    made_ms = report.at_ms if report.recorded_ms is None else min(report.at_ms, report.recorded_ms)
     age_ms = max(0, now_ms - made_ms)
-    left = {name: _whole(getattr(word.left_ms, name) - age_ms) for name in ("middle", "low", "high")}
+    left = {name: _whole(getattr(report.left_ms, name) - age_ms) for name in ("middle", "low", "high")}
     due = "later" if left["middle"] else "any_moment" if left["high"] else "overdue"
-    whole = word.done + word.steps.middle
-    since = min(age_ms / word.step_ms.middle, word.steps.middle) if word.step_ms.middle > 0 else 0.0
+    whole = report.done + report.steps.middle
+    since = min(age_ms / report.step_ms.middle, report.steps.middle) if report.step_ms.middle > 0 else 0.0
     return {
         "due": due,
         "left_ms": left,
         "ends_ms": {name: now_ms + value for name, value in left.items()},
-        "level": word.level,
-        "done": word.done,
-        "steps": msgspec.to_builtins(word.steps),
-        "step_ms": msgspec.to_builtins(word.step_ms),
-        "share": (word.done + since) / whole if whole else None,
-        "source": word.source,
-        "at_ms": word.at_ms,
+        "level": report.level,
+        "done": report.done,
+        "steps": msgspec.to_builtins(report.steps),
+        "step_ms": msgspec.to_builtins(report.step_ms),
+        "share": (report.done + since) / whole if whole else None,
+        "source": report.source,
+        "at_ms": report.at_ms,
         "age_ms": age_ms,
-        "model_version": word.model_version,
+        "model_version": report.model_version,
     }
 
 

@@ -20,7 +20,7 @@ from penstock.model.external_events import JobEstimated, JobSubmitted
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.door import Door, door_of
+from penstock_services.gateway.shell.gateway import Gateway, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.placer.shell.replay import replay as replay_ledger
 from penstock_services.projector.shell.admin import perform
@@ -60,7 +60,7 @@ async def replay(
 @router.get("/estimator/models", response_class=StreamingResponse)
 async def models(request: Request) -> StreamingResponse:
     """The stored models, newest first of each kind: `{"ok": true, "models": [{version, kind, runs, …, whole, in_use}]}`."""
-    return _of_models(door_of(request), partial(ask_estimator, None))
+    return _of_models(gateway_of(request), partial(ask_estimator, None))
 
 
 @router.get("/jobs/{job_id}/estimate/check", response_class=StreamingResponse)
@@ -69,11 +69,11 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
 
     `ok` is null where no model was asked.
     """
-    door = door_of(request)
-    _require_free_models(door)
-    await find_job(door, job_id)
-    await door.fresh()
-    rows = await door.store.rows(
+    gateway = gateway_of(request)
+    _require_free_models(gateway)
+    await find_job(gateway, job_id)
+    await gateway.fresh()
+    rows = await gateway.store.rows(
         "SELECT json_build_object('seq', seq, 'type', type, 'data', data)::text FROM events WHERE job_id = $1 "
         "AND type = ANY($2) ORDER BY seq, n LIMIT 2",
         job_id,
@@ -94,29 +94,29 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
         "estimate": estimated["data"]["estimate"],
         "estimated_seq": estimated["seq"],
     }
-    return _of_models(door, partial(ask_estimator, orjson.dumps(recorded)))
+    return _of_models(gateway, partial(ask_estimator, orjson.dumps(recorded)))
 
 
 def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """One such work at a time. Raises `Problem`."""
-    door = door_of(request)
-    if door.ledger_work.locked():
+    gateway = gateway_of(request)
+    if gateway.ledger_work.locked():
         raise Problem(409, "under_way", "a verify, rebuild or replay is under way", retry_after_s=5)
-    return _stream(door, name, door.ledger_work, door.ledger_workers, work)
+    return _stream(gateway, name, gateway.ledger_work, gateway.ledger_workers, work)
 
 
-def _of_models(door: Door, work: Callable[[Settings], Answer]) -> StreamingResponse:
+def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """A question to the estimator; it does not wait for a replay. Raises `Problem`."""
-    _require_free_models(door)
-    return _stream(door, "penstock", door.model_work, door.model_workers, work)
+    _require_free_models(gateway)
+    return _stream(gateway, "penstock", gateway.model_work, gateway.model_workers, work)
 
 
-def _require_free_models(door: Door) -> None:
+def _require_free_models(gateway: Gateway) -> None:
     """Raises `Problem`."""
     if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
         remedy = "models can be read where the estimator is installed; pip install 'penstock[estimator]' beside the gateway"
         raise Problem(503, "no_estimator", remedy)
-    if door.model_work.locked():
+    if gateway.model_work.locked():
         raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)
 
 
@@ -148,16 +148,16 @@ def _failed(name: str, error: Exception) -> Answer:
 
 
 def _stream(
-    door: Door, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
+    gateway: Gateway, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
 ) -> StreamingResponse:
-    return StreamingResponse(_work(door, name, lock, workers, work), media_type="application/json")
+    return StreamingResponse(_work(gateway, name, lock, workers, work), media_type="application/json")
 
 
 async def _work(
-    door: Door, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
+    gateway: Gateway, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
 ) -> AsyncIterator[bytes]:
     async with lock:
-        working = asyncio.ensure_future(workers.run(answer_of, name, work, door.settings))
+        working = asyncio.ensure_future(workers.run(answer_of, name, work, gateway.settings))
         try:
             while not working.done():
                 await asyncio.wait({working}, timeout=BLANK_EVERY_S)

@@ -17,7 +17,7 @@ from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, stream, why
-from penstock_services.gateway.shell.door import Door, answer, door_of, problem_answer
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ def _split(url: str) -> SplitResult:
         return SplitResult("", "", "", "", "")
 
 
-def build_app(door: Door) -> Any:
-    """The ASGI application around one door."""
+def build_app(gateway: Gateway) -> Any:
+    """The ASGI application around one gateway."""
     app = FastAPI(
         title="Penstock",
         version="1",
@@ -87,7 +87,7 @@ def build_app(door: Door) -> Any:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.door = door
+    app.state.gateway = gateway
     for part in (jobs, why, logs, events, stream, cluster, admin):
         app.include_router(part.router)
     app.get("/healthz", include_in_schema=False)(healthz)
@@ -97,7 +97,7 @@ def build_app(door: Door) -> Any:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(500, _on_fault)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    return Guard(app, door.options.tokens)
+    return Guard(app, gateway.options.tokens)
 
 
 def healthz() -> Response:
@@ -107,9 +107,9 @@ def healthz() -> Response:
 
 async def readyz(request: Request) -> Response:
     """It has the read models and hears the projector."""
-    door = door_of(request)
-    await door.store.rows("SELECT '1'::text FROM positions LIMIT 1")
-    return answer({"status": "ready", "seq": door.follower.state.seq})
+    gateway = gateway_of(request)
+    await gateway.store.rows("SELECT '1'::text FROM positions LIMIT 1")
+    return answer({"status": "ready", "seq": gateway.follower.state.seq})
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:

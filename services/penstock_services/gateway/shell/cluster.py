@@ -13,7 +13,7 @@ from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.door import answer, door_of, row_json
+from penstock_services.gateway.shell.gateway import answer, gateway_of, row_json
 
 router = APIRouter(prefix="/v1", tags=["cell"])
 
@@ -25,18 +25,16 @@ WAITING = (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF)
 @router.get("/nodes")
 async def nodes(request: Request) -> Response:
     """All nodes with what is free on them."""
-    door = door_of(request)
-    await door.fresh()
-    rows = await door.store.rows("SELECT row_to_json(nodes)::text FROM nodes ORDER BY node_id")
-    return answer({"nodes": [row_json(row) for row in rows]})
+    rows = await gateway_of(request).fresh_rows("SELECT row_to_json(nodes)::text FROM nodes ORDER BY node_id")
+    return answer({"nodes": rows})
 
 
 @router.get("/nodes/{node_id:path}")
 async def node(node_id: str, request: Request) -> Response:
     """One node with its GPUs."""
-    door = door_of(request)
-    await door.fresh()
-    text = await door.store.row(
+    gateway = gateway_of(request)
+    await gateway.fresh()
+    text = await gateway.store.row(
         "SELECT (to_jsonb(nodes) || jsonb_build_object('gpu_list', (SELECT coalesce(jsonb_agg(to_jsonb(g) "
         "ORDER BY g.gpu), '[]') FROM gpus AS g WHERE g.node_id = nodes.node_id)))::text "
         "FROM nodes WHERE node_id = $1",
@@ -50,16 +48,16 @@ async def node(node_id: str, request: Request) -> Response:
 @router.get("/gpus")
 async def gpus(request: Request) -> Response:
     """All GPUs and the tasks that hold them."""
-    door = door_of(request)
-    await door.fresh()
-    rows = await door.store.rows("SELECT row_to_json(gpus)::text FROM gpus ORDER BY node_id, gpu")
-    return answer({"gpus": [row_json(row) for row in rows]})
+    rows = await gateway_of(request).fresh_rows(
+        "SELECT row_to_json(gpus)::text FROM gpus ORDER BY node_id, gpu"
+    )
+    return answer({"gpus": rows})
 
 
 @router.get("/queue")
 async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """Jobs that wait, first in line first, each with its reason as of the latest record."""
-    state = door_of(request).follower.state
+    state = gateway_of(request).follower.state
     waiting = sorted((job for job in state.jobs.values() if job.status in WAITING), key=lambda job: job.order)
     rows: list[dict[str, object]] = []
     for number, job in enumerate(waiting[:limit]):
@@ -79,9 +77,7 @@ async def decisions(
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
     """Decisions, the latest first, each with its reasons."""
-    door = door_of(request)
-    await door.fresh()
-    rows = await door.store.rows(
+    rows = await gateway_of(request).fresh_rows(
         "SELECT row_to_json(decisions)::text FROM decisions WHERE ($1::text IS NULL OR job_id = $1) "
         "AND ($2::text IS NULL OR kind = $2) AND ($3::bigint IS NULL OR seq < $3) "
         "ORDER BY seq DESC, n DESC LIMIT $4",
@@ -90,30 +86,28 @@ async def decisions(
         before,
         limit,
     )
-    return answer({"decisions": [row_json(row) for row in rows]})
+    return answer({"decisions": rows})
 
 
 @router.get("/decisions/{seq}")
 async def decision(seq: Annotated[int, Path(ge=0, le=MAX_SEQ)], request: Request) -> Response:
     """Everything that the placer decided in one ledger record."""
-    door = door_of(request)
-    await door.fresh()
-    rows = await door.store.rows(
+    rows = await gateway_of(request).fresh_rows(
         "SELECT row_to_json(decisions)::text FROM decisions WHERE seq = $1 ORDER BY n", seq
     )
     if not rows:
         raise Problem(404, "no_decision", f"record {seq} holds no decision; GET /v1/decisions lists them")
-    return answer({"seq": seq, "decisions": [row_json(row) for row in rows]})
+    return answer({"seq": seq, "decisions": rows})
 
 
 @router.get("/status")
 async def status(request: Request) -> Response:
     """Where the cell and its read models stand."""
-    door = door_of(request)
-    state, cell_index = door.follower.state, door.settings.cell_index
+    gateway = gateway_of(request)
+    state, cell_index = gateway.follower.state, gateway.settings.cell_index
     ledger, letters = Partition(Topic.LEDGER, cell_index), Partition(Topic.DEAD_LETTERS, 0)
     try:
-        ends = await door.log.end_offsets([ledger, letters])
+        ends = await gateway.log.end_offsets([ledger, letters])
     except LogError as error:
         raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=2) from error
     counts: dict[str, int] = {}
@@ -124,18 +118,18 @@ async def status(request: Request) -> Response:
         node_counts[str(found.status)] = node_counts.get(str(found.status), 0) + 1
     return answer(
         {
-            "cell": door.settings.cell,
+            "cell": gateway.settings.cell,
             "seq": state.seq,
             "term": state.term,
             "now_ms": state.now_ms,
             "frozen": state.frozen,
             "profile": state.settings.profile,
-            "projected_seq": door.store.projected_seq,
-            "projector_lag": max(0, state.seq - door.store.projected_seq),
-            "gateway_lag": max(0, ends[ledger] - door.follower.replica.offset),
+            "projected_seq": gateway.store.projected_seq,
+            "projector_lag": max(0, state.seq - gateway.store.projected_seq),
+            "gateway_lag": max(0, ends[ledger] - gateway.follower.replica.offset),
             "dead_letters": ends[letters],
-            "in_flight": door.appender.in_flight,
-            "streams": door.streams,
+            "in_flight": gateway.appender.in_flight,
+            "streams": gateway.streams,
             "jobs": counts,
             "nodes": node_counts,
         }

@@ -9,42 +9,42 @@ import orjson
 
 from penstock.clock import wall_ms
 from penstock.ledger.views import Row
-from penstock_services.gateway.core.eta import Standing, Word, ended, read_word, remaining
-from penstock_services.gateway.shell.door import Door
+from penstock_services.gateway.core.eta import EtaReport, Standing, ended, read_report, remaining
+from penstock_services.gateway.shell.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 
 # Per job one look backwards along the index of its events; nothing is read of jobs that are not named.
-_WORDS = """
-SELECT json_build_object('job_id', word.job_id, 'at_ms', word.at_ms, 'data', word.data)::text FROM unnest($1::text[]) AS asked (job_id)
+_REPORTS = """
+SELECT json_build_object('job_id', report.job_id, 'at_ms', report.at_ms, 'data', report.data)::text FROM unnest($1::text[]) AS asked (job_id)
 CROSS JOIN LATERAL (
     SELECT job_id, at_ms, data FROM events
     WHERE job_id = asked.job_id AND type = 'penstock.job.eta_estimated' ORDER BY seq DESC, n DESC LIMIT 1
-) AS word
+) AS report
 """
 
 
-async def latest_estimates(door: Door, job_ids: Sequence[str]) -> dict[str, Word]:
-    """Job → its latest word, of those that have one. Raises `Problem`."""
+async def latest_estimates(gateway: Gateway, job_ids: Sequence[str]) -> dict[str, EtaReport]:
+    """Job → its latest report, of those that have one. Raises `Problem`."""
     found = {}
-    for text in await door.store.rows(_WORDS, list(job_ids)) if job_ids else ():
+    for text in await gateway.store.rows(_REPORTS, list(job_ids)) if job_ids else ():
         row = orjson.loads(text)
         try:
-            found[row["job_id"]] = read_word(orjson.dumps(row["data"]), row["at_ms"])
+            found[row["job_id"]] = read_report(orjson.dumps(row["data"]), row["at_ms"])
         except msgspec.DecodeError as error:
             logger.warning("the remaining time of job %s cannot be read: %s", row["job_id"], error)
     return found
 
 
-def eta_of(door: Door, row: Row, word: Word | None) -> dict[str, Any]:
+def eta_of(gateway: Gateway, row: Row, report: EtaReport | None) -> dict[str, Any]:
     """The answer as of now. `row`: the job's, from memory or table."""
     job_id, now_ms = (
         row["job_id"],
-        max(wall_ms(), door.follower.state.now_ms),
+        max(wall_ms(), gateway.follower.state.now_ms),
     )  # the ledger is never ahead of now
     if row["outcome"] is not None:
         return ended(job_id, row["outcome"], row["ended_ms"], now_ms)
-    job = door.follower.state.jobs.get(job_id)
+    job = gateway.follower.state.jobs.get(job_id)
     estimate = None if job is None else job.estimate
     standing = Standing(
         job_id,
@@ -54,4 +54,4 @@ def eta_of(door: Door, row: Row, word: Word | None) -> dict[str, Any]:
         None if estimate is None else estimate.run_ms,
         "" if estimate is None else estimate.source,
     )
-    return remaining(standing, word, now_ms)
+    return remaining(standing, report, now_ms)

@@ -23,7 +23,7 @@ from penstock_services.gateway.core.cloudevents import (
     structured,
 )
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.shell.door import Door, answer, content_type, door_of, read_body
+from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
@@ -55,7 +55,7 @@ BODY: dict[str, Any] = {
 @router.post("", status_code=202, openapi_extra=BODY)
 async def post(request: Request) -> Response:
     """Hand in events of jobs, nodes, estimates or proposals. 202 once all are durable; sending one again is harmless."""
-    door = door_of(request)
+    gateway = gateway_of(request)
     kind = content_type(request)
     if kind == STRUCTURED:
         envelopes = [structured(await read_body(request, MAX_EVENT_BYTES + ENVELOPE_BYTES))]
@@ -69,14 +69,14 @@ async def post(request: Request) -> Response:
     for envelope in envelopes:
         _check_door(envelope)
     began_ms = wall_ms()
-    await door.appender.append([_in_own_trace(door, envelope) for envelope in envelopes])
+    await gateway.appender.append([_in_own_trace(gateway, envelope) for envelope in envelopes])
     for envelope in envelopes:
-        _acknowledge(door, envelope, began_ms)
+        _acknowledge(gateway, envelope, began_ms)
     return answer({"ids": [envelope.id for envelope in envelopes]}, 202)
 
 
 def _check_door(envelope: Envelope) -> None:
-    """Old versions of a type reach this place upcast; the door is judged again on what they became.
+    """Old versions of a type reach this place upcast; the gateway is judged again on what they became.
 
     What the placer would only reject is refused here, where somebody hears it.
     """
@@ -99,19 +99,19 @@ def _unusable(job_id: str) -> tuple[str, str] | None:
     return None
 
 
-def _in_own_trace(door: Door, envelope: Envelope) -> Envelope:
+def _in_own_trace(gateway: Gateway, envelope: Envelope) -> Envelope:
     """A submission belongs to its job's trace, whatever trace it was sent in; other contexts are handed on."""
     if isinstance(envelope.data, JobSubmitted):
-        root = door.traces.start_job_trace(envelope.data.job_id)
-        return replace(envelope, traceparent=door.traces.upcoming("submit", root, "submit"))
+        root = gateway.traces.start_job_trace(envelope.data.job_id)
+        return replace(envelope, traceparent=gateway.traces.upcoming("submit", root, "submit"))
     return replace(envelope, traceparent=well_formed(envelope.traceparent))
 
 
-def _acknowledge(door: Door, envelope: Envelope, began_ms: int) -> None:
+def _acknowledge(gateway: Gateway, envelope: Envelope, began_ms: int) -> None:
     data = envelope.data
     if isinstance(data, JobSubmitted) and topic_of(data):
         row = job_row(JobState(data.job_id, data.spec, 0, envelope.time_ms), 0)
-        door.follower.acknowledged(data.job_id, row)
-        root = door.traces.start_job_trace(data.job_id)
+        gateway.follower.acknowledged(data.job_id, row)
+        root = gateway.traces.start_job_trace(data.job_id)
         found = {"penstock.job_id": data.job_id, "penstock.caller": well_formed(envelope.traceparent)}
-        door.traces.span("submit", root, began_ms, wall_ms(), found, key="submit")
+        gateway.traces.span("submit", root, began_ms, wall_ms(), found, key="submit")

@@ -16,7 +16,7 @@ from penstock.model.ledger_events import JobEnded
 from penstock.model.topics import Topic
 from penstock.runtime.crash_only import applying
 
-PACE_MS = 20  # nobody waits for the replica but those who ask
+BATCH_MS = 20  # nobody waits for the replica but those who ask
 MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables surely have them
 MAX_PENDING = 20_000  # acknowledged submissions that the placer has not answered yet
 
@@ -38,7 +38,7 @@ class Follower:
         """Folds until cancelled; sets `caught_up` once everything that was there at the start is folded."""
         ledger = Partition(Topic.LEDGER, cell_index)
         end = (await log.end_offsets([ledger]))[ledger]
-        reader = log.reader({ledger: self.replica.offset}, pace_ms=PACE_MS)
+        reader = log.reader({ledger: self.replica.offset}, batch_ms=BATCH_MS)
         try:
             while True:
                 if self.replica.offset >= end:

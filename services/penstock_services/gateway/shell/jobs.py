@@ -20,7 +20,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
-from penstock_services.gateway.core.eta import Word
+from penstock_services.gateway.core.eta import EtaReport
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 from penstock_services.gateway.core.submission import (
     checked_key,
@@ -31,8 +31,15 @@ from penstock_services.gateway.core.submission import (
     spec_from_yaml,
     submission,
 )
-from penstock_services.gateway.shell.door import Door, answer, content_type, door_of, read_body, row_json
 from penstock_services.gateway.shell.eta import eta_of, latest_estimates
+from penstock_services.gateway.shell.gateway import (
+    Gateway,
+    answer,
+    content_type,
+    gateway_of,
+    read_body,
+    row_json,
+)
 from penstock_services.gateway.shell.store import Key
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -76,7 +83,7 @@ SPEC_BODY: dict[str, Any] = {
 @router.post("", status_code=202, openapi_extra=SPEC_BODY)
 async def submit(request: Request) -> Response:
     """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job."""
-    door = door_of(request)
+    gateway = gateway_of(request)
     caller = well_formed(request.headers.get("traceparent"))
     key = checked_key(request.headers.get("idempotency-key"))
     kind = content_type(request)
@@ -86,50 +93,50 @@ async def submit(request: Request) -> Response:
     spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
-        await _append(door, event, caller)
+        await _append(gateway, event, caller)
         return _accepted(event.job_id, 202)
-    event = submission(keyed_job_id(door.settings.cell, key), spec)
-    return await _submit_keyed(door, key, event, caller)
+    event = submission(keyed_job_id(gateway.settings.cell, key), spec)
+    return await _submit_keyed(gateway, key, event, caller)
 
 
-async def _submit_keyed(door: Door, key: str, event: JobSubmitted, caller: str | None) -> Response:
+async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller: str | None) -> Response:
     """One append per key, whatever is sent at once, and after whatever crash.
 
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
     then appends the same event (same job id, same event id) again, and the placer rejects the duplicate.
     """
-    while (under_way := door.submitting.get(key)) is not None:
+    while (under_way := gateway.submitting.get(key)) is not None:
         await asyncio.wait({under_way})
-    door.submitting[key] = asyncio.get_running_loop().create_future()
+    gateway.submitting[key] = asyncio.get_running_loop().create_future()
     try:
         digest = spec_digest(event.spec)
-        known = await door.store.enter_key(key, digest, event.job_id)
+        known = await gateway.store.enter_key(key, digest, event.job_id)
         if known.spec_sha256 != digest:
             raise _conflict(key, known, digest)
         if known.appended:
-            _release(door, key)
+            _release(gateway, key)
             return _accepted(known.job_id, 200)
-        await _append(door, event, caller)
+        await _append(gateway, event, caller)
     except BaseException:
-        _release(door, key)
+        _release(gateway, key)
         raise
-    marking = asyncio.ensure_future(_mark(door, key))  # the answer need not wait: the job is in the log
-    door.chained.add(marking)
-    marking.add_done_callback(door.chained.discard)
+    marking = asyncio.ensure_future(_mark(gateway, key))  # the answer need not wait: the job is in the log
+    gateway.chained.add(marking)
+    marking.add_done_callback(gateway.chained.discard)
     return _accepted(event.job_id, 202 if known.fresh else 200)
 
 
-def _release(door: Door, key: str) -> None:
+def _release(gateway: Gateway, key: str) -> None:
     """Lets the next request with this key go on."""
-    door.submitting.pop(key).set_result(None)
+    gateway.submitting.pop(key).set_result(None)
 
 
-async def _mark(door: Door, key: str) -> None:
+async def _mark(gateway: Gateway, key: str) -> None:
     """Notes that the key's job is in the log; until then others with the key wait."""
     try:
-        await door.store.mark_appended(key)
+        await gateway.store.mark_appended(key)
     finally:
-        _release(door, key)
+        _release(gateway, key)
 
 
 def _conflict(key: str, known: Key, digest: str) -> Problem:
@@ -142,7 +149,7 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
     )
 
 
-async def _append(door: Door, event: JobSubmitted, caller: str | None) -> None:
+async def _append(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
     """`caller`: the submitter's own trace context; written into the span, never a parent in the job's trace."""
     job_id, now_ms = event.job_id, wall_ms()
     envelope = Envelope(
@@ -150,29 +157,29 @@ async def _append(door: Door, event: JobSubmitted, caller: str | None) -> None:
         source=SOURCE,
         time_ms=now_ms,
         data=event,
-        traceparent=door.traces.upcoming("submit", door.traces.start_job_trace(job_id), "submit"),
+        traceparent=gateway.traces.upcoming("submit", gateway.traces.start_job_trace(job_id), "submit"),
         correlation_id=job_id,
     )
-    await _append_traced(door, "submit", "submit", envelope, {"penstock.caller": caller})
-    door.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
+    await _append_traced(gateway, "submit", "submit", envelope, {"penstock.caller": caller})
+    gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
 
 async def _append_traced(
-    door: Door, span: str, key: str, envelope: Envelope, attributes: dict[str, str | None]
+    gateway: Gateway, span: str, key: str, envelope: Envelope, attributes: dict[str, str | None]
 ) -> None:
     """Appends, and writes the span that the envelope's context is about: from the request until it is durable."""
     job_id, error = envelope.correlation_id or "", None
     began_ms, began_s = envelope.time_ms, time.perf_counter()
     try:
-        await door.appender.append([envelope])
+        await gateway.appender.append([envelope])
     except Problem as problem:
         error = problem.detail
         raise
     finally:
         ended_ms = began_ms + (time.perf_counter() - began_s) * 1_000
         found = {"penstock.job_id": job_id, **attributes}
-        root = door.traces.start_job_trace(job_id)
-        door.traces.span(span, root, began_ms, ended_ms, found, key=key, error=error)
+        root = gateway.traces.start_job_trace(job_id)
+        gateway.traces.span(span, root, began_ms, ended_ms, found, key=key, error=error)
 
 
 def _accepted(job_id: str, status: int) -> Response:
@@ -198,17 +205,17 @@ async def cancel(job_id: str, request: Request) -> Response:
         found = {}
     if not isinstance(found, dict):
         raise invalid("this is no request", [BadField("body", "is no object", 'send {"reason": "…"}')])
-    return await _cancel(door_of(request), job_id, found)
+    return await _cancel(gateway_of(request), job_id, found)
 
 
 @router.delete("/{job_id}", status_code=202)
 async def delete(job_id: str, request: Request) -> Response:
     """The same as cancel, without a reason."""
-    return await _cancel(door_of(request), job_id, {})
+    return await _cancel(gateway_of(request), job_id, {})
 
 
-async def _cancel(door: Door, job_id: str, fields: dict[str, Any]) -> Response:
-    job = await find_job(door, job_id)
+async def _cancel(gateway: Gateway, job_id: str, fields: dict[str, Any]) -> Response:
+    job = await find_job(gateway, job_id)
     if job["outcome"] is not None:
         raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
     try:
@@ -221,19 +228,19 @@ async def _cancel(door: Door, job_id: str, fields: dict[str, Any]) -> Response:
         source=SOURCE,
         time_ms=wall_ms(),
         data=event,
-        traceparent=door.traces.upcoming("cancel", door.traces.start_job_trace(job_id), event_id),
+        traceparent=gateway.traces.upcoming("cancel", gateway.traces.start_job_trace(job_id), event_id),
         correlation_id=job_id,
     )
-    await _append_traced(door, "cancel", event_id, envelope, {"penstock.reason": event.reason})
+    await _append_traced(gateway, "cancel", event_id, envelope, {"penstock.reason": event.reason})
     return _accepted(job_id, 202)
 
 
-async def find_job(door: Door, job_id: str) -> Row:
+async def find_job(gateway: Gateway, job_id: str) -> Row:
     """The job as far as anybody knows it. Raises `Problem` 404."""
-    found = door.follower.job(job_id)
+    found = gateway.follower.job(job_id)
     if found is not None:
         return found
-    text = await door.store.row("SELECT row_to_json(jobs)::text FROM jobs WHERE job_id = $1", job_id)
+    text = await gateway.store.row("SELECT row_to_json(jobs)::text FROM jobs WHERE job_id = $1", job_id)
     if text is None:
         raise Problem(404, "no_job", f"no job {job_id!r}; GET /v1/jobs lists them")
     row: Row = orjson.loads(text)
@@ -252,9 +259,9 @@ async def jobs(
     ] = False,
 ) -> Response:
     """Jobs, the latest first."""
-    door = door_of(request)
-    await door.fresh()
-    rows = await door.store.rows(
+    gateway = gateway_of(request)
+    await gateway.fresh()
+    rows = await gateway.store.rows(
         "SELECT row_to_json(jobs)::text FROM jobs WHERE ($1::text IS NULL OR owner = $1) "
         "AND ($2::text IS NULL OR status = $2) AND ($3::bigint IS NULL OR submitted_seq < $3) "
         "ORDER BY submitted_seq DESC LIMIT $4",
@@ -264,18 +271,18 @@ async def jobs(
         limit,
     )
     last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
-    listed = await _with_eta(door, rows) if eta else [row_json(row) for row in rows]
+    listed = await _with_eta(gateway, rows) if eta else [row_json(row) for row in rows]
     return answer({"jobs": listed, "next_cursor": last})
 
 
-async def _with_eta(door: Door, rows: Sequence[str]) -> list[Row]:
+async def _with_eta(gateway: Gateway, rows: Sequence[str]) -> list[Row]:
     found: list[Row] = [orjson.loads(row) for row in rows]
     running = {job["job_id"]: job for job in found if job["status"] in HOLDING}
-    latest = await latest_estimates(door, list(running))
+    latest = await latest_estimates(gateway, list(running))
     return [
         {
             **job,
-            "eta": eta_of(door, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None,
+            "eta": eta_of(gateway, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None,
         }
         for job in found
     ]
@@ -284,47 +291,45 @@ async def _with_eta(door: Door, rows: Sequence[str]) -> list[Row]:
 @router.get("/{job_id}")
 async def job(job_id: str, request: Request) -> Response:
     """One job: what was asked, what was given, when; and `trace_id`, null when no trace of it is exported."""
-    door = door_of(request)
-    return answer({**await find_job(door, job_id), "trace_id": door.traces.trace_id(job_id)})
+    gateway = gateway_of(request)
+    return answer({**await find_job(gateway, job_id), "trace_id": gateway.traces.trace_id(job_id)})
 
 
 @router.get("/{job_id}/eta")
 async def eta(job_id: str, request: Request) -> Response:
     """How long it still takes, with an interval; `answer` says where that comes from, `due` whether it is late."""
-    door = door_of(request)
-    row = await find_job(door, job_id)
-    latest: dict[str, Word] = {}
+    gateway = gateway_of(request)
+    row = await find_job(gateway, job_id)
+    latest: dict[str, EtaReport] = {}
     if row["status"] in HOLDING:
-        await door.fresh()
-        latest = await latest_estimates(door, [job_id])
-        row = await find_job(door, job_id)  # it may have ended meanwhile
-    return answer(eta_of(door, row, latest.get(job_id)))
+        await gateway.fresh()
+        latest = await latest_estimates(gateway, [job_id])
+        row = await find_job(gateway, job_id)  # it may have ended meanwhile
+    return answer(eta_of(gateway, row, latest.get(job_id)))
 
 
 @router.get("/{job_id}/tasks")
 async def tasks(job_id: str, request: Request) -> Response:
     """Its tasks, of all attempts."""
-    door = door_of(request)
-    await find_job(door, job_id)
-    await door.fresh()
-    rows = await door.store.rows(
+    gateway = gateway_of(request)
+    await find_job(gateway, job_id)
+    rows = await gateway.fresh_rows(
         "SELECT row_to_json(tasks)::text FROM tasks WHERE job_id = $1 ORDER BY attempt, rank", job_id
     )
-    return answer({"tasks": [row_json(row) for row in rows]})
+    return answer({"tasks": rows})
 
 
 @router.get("/{job_id}/events")
 async def events(job_id: str, request: Request, limit: Limit = MAX_LISTED) -> Response:
     """What happened to it, in order."""
-    door = door_of(request)
-    await find_job(door, job_id)
-    await door.fresh()
-    rows = await door.store.rows(
+    gateway = gateway_of(request)
+    await find_job(gateway, job_id)
+    rows = await gateway.fresh_rows(
         "SELECT row_to_json(events)::text FROM events WHERE job_id = $1 ORDER BY seq, n LIMIT $2",
         job_id,
         limit,
     )
-    return answer({"events": [row_json(row) for row in rows]})
+    return answer({"events": rows})
 
 
 SCHEMAS = (JobSpec,)

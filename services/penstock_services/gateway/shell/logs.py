@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from penstock.runtime.task_logs import log_path
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.door import Door, door_of
+from penstock_services.gateway.shell.gateway import Gateway, gateway_of
 from penstock_services.gateway.shell.inotify import Watch
 from penstock_services.gateway.shell.jobs import find_job
 
@@ -33,40 +33,40 @@ async def logs(
     tail: Annotated[int | None, Query(ge=1, le=MAX_LINES, description="Only the last lines")] = None,
 ) -> Response:
     """Standard output and error of one task; by default of worker 0 in the latest attempt."""
-    door = door_of(request)
-    await find_job(door, job_id)
-    if door.options.log_dir is None:
+    gateway = gateway_of(request)
+    await find_job(gateway, job_id)
+    if gateway.options.log_dir is None:
         detail = "no logs are kept on this machine; PENSTOCK_LOG_DIR names the node-reporters' folder"
         raise Problem(404, "no_logs", detail)
     while True:
-        turn = door.follower.turn()
-        task_id = await _task_id(door, job_id, task)
+        turn = gateway.follower.turn()
+        task_id = await _task_id(gateway, job_id, task)
         if task_id is not None:
             break
-        if not follow or not _is_live(door, job_id):
+        if not follow or not _is_live(gateway, job_id):
             if task is None:
                 return Response(b"", media_type="text/plain; charset=utf-8")
             raise Problem(404, "no_task", f"job {job_id} has no task {task!r}")
         await turn.wait()
-    path = log_path(door.options.log_dir, job_id, task_id)
-    chunks = _follow(door, job_id, task_id, path, tail) if follow else _whole(path, tail)
+    path = log_path(gateway.options.log_dir, job_id, task_id)
+    chunks = _follow(gateway, job_id, task_id, path, tail) if follow else _whole(path, tail)
     return StreamingResponse(chunks, media_type="text/plain; charset=utf-8")
 
 
-def _is_live(door: Door, job_id: str) -> bool:
-    return job_id in door.follower.state.jobs or job_id in door.follower.pending
+def _is_live(gateway: Gateway, job_id: str) -> bool:
+    return job_id in gateway.follower.state.jobs or job_id in gateway.follower.pending
 
 
-async def _task_id(door: Door, job_id: str, task: str | None) -> str | None:
+async def _task_id(gateway: Gateway, job_id: str, task: str | None) -> str | None:
     """The whole id of the task that is meant, of the latest attempt that has it; None if there is none."""
     name = (task or "w0").removeprefix(f"{job_id}.")
-    job = door.follower.state.jobs.get(job_id)
+    job = gateway.follower.state.jobs.get(job_id)
     if job is not None:
         for task_id in job.tasks:
             if name in (task_id.rpartition(".")[2], task_id.removeprefix(f"{job_id}.")):
                 return task_id
-    await door.fresh()
-    return await door.store.row(
+    await gateway.fresh()
+    return await gateway.store.row(
         "SELECT task_id FROM tasks WHERE job_id = $1 AND ($2 = substr(task_id, length(job_id) + 2) "
         "OR $2 = reverse(split_part(reverse(task_id), '.', 1))) ORDER BY attempt DESC, rank LIMIT 1",
         job_id,
@@ -113,23 +113,23 @@ async def _whole(path: Path, tail: int | None) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _is_over(door: Door, job_id: str, task_id: str) -> bool:
+def _is_over(gateway: Gateway, job_id: str, task_id: str) -> bool:
     """Whether the ledger says that the task has exited."""
-    job = door.follower.state.jobs.get(job_id)
+    job = gateway.follower.state.jobs.get(job_id)
     task = None if job is None else job.tasks.get(task_id)
     return task is None or task.exited_ms is not None
 
 
 async def _follow(
-    door: Door, job_id: str, task_id: str, path: Path, tail: int | None
+    gateway: Gateway, job_id: str, task_id: str, path: Path, tail: int | None
 ) -> AsyncIterator[bytes]:
     """The file as it grows; ends when the task has exited and everything has been sent, or the gateway stops."""
     await asyncio.to_thread(path.parent.mkdir, 0o700, True, True)
     offset = await asyncio.to_thread(_start, path, tail)
     with Watch(path.parent) as watch:
-        while not door.stopping.is_set():
-            turn = door.follower.turn()
-            over = _is_over(door, job_id, task_id)  # asked before the last look at the file
+        while not gateway.stopping.is_set():
+            turn = gateway.follower.turn()
+            over = _is_over(gateway, job_id, task_id)  # asked before the last look at the file
             chunk = await asyncio.to_thread(_read, path, offset)
             if chunk:
                 offset += len(chunk)
@@ -139,7 +139,7 @@ async def _follow(
             else:
                 waits = {
                     asyncio.ensure_future(wait)
-                    for wait in (watch.changed(), turn.wait(), door.stopping.wait())
+                    for wait in (watch.changed(), turn.wait(), gateway.stopping.wait())
                 }
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -16,7 +16,7 @@ from penstock.policies.explain import UnknownJob, explain
 from penstock.runtime.pool import PoolBusy
 from penstock.runtime.snapshots import Stored, latest_stored, restore, warn_damaged
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.door import Door
+from penstock_services.gateway.shell.gateway import Gateway
 
 MAX_PAST_RECORDS = 100_000  # after the nearest snapshot; one is taken every 20,000
 READ_WITHIN_S = 20.0
@@ -40,14 +40,14 @@ def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Pas
     return Past(found, job is None or job.placed_ms is not None)
 
 
-async def explained(door: Door, job_id: str, at: int) -> Past:
+async def explained(gateway: Gateway, job_id: str, at: int) -> Past:
     """The answer as of record `at`, which exists. Raises `Problem`."""
     below = at + 1
     while True:
-        stored = await latest_stored(door.store.pool, door.settings.cell, below=below)
-        values = await _records(door, stored, at)
+        stored = await latest_stored(gateway.store.pool, gateway.settings.cell, below=below)
+        values = await _records(gateway, stored, at)
         try:
-            return await door.workers.run(explain_past, stored, values, job_id)
+            return await gateway.workers.run(explain_past, stored, values, job_id)
         except Damaged as error:
             assert stored is not None, "only a snapshot can be damaged"
             warn_damaged(stored, error)
@@ -58,13 +58,13 @@ async def explained(door: Door, job_id: str, at: int) -> Past:
             raise Problem(404, "no_job", f"no job {job_id!r} as of record {at}") from error
 
 
-async def _records(door: Door, stored: Stored | None, at: int) -> list[bytes]:
+async def _records(gateway: Gateway, stored: Stored | None, at: int) -> list[bytes]:
     """The valid records after the snapshot, up to record `at`. Raises `Problem` when they are too many."""
     head = GENESIS if stored is None else Head(stored.seq, stored.head_id, stored.term)
     if at - head.seq > MAX_PAST_RECORDS:
         raise _too_far(f"record {at} lies {at - head.seq} records behind the nearest snapshot")
-    ledger = Partition(Topic.LEDGER, door.settings.cell_index)
-    reader = door.log.reader({ledger: 0 if stored is None else stored.next_offset})
+    ledger = Partition(Topic.LEDGER, gateway.settings.cell_index)
+    reader = gateway.log.reader({ledger: 0 if stored is None else stored.next_offset})
     values: list[bytes] = []
     try:
         async with asyncio.timeout(READ_WITHIN_S):

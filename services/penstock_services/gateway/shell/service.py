@@ -19,8 +19,8 @@ from penstock.runtime.snapshots import load_latest
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
-from penstock_services.gateway.shell.door import Door
 from penstock_services.gateway.shell.follower import Follower
+from penstock_services.gateway.shell.gateway import Gateway
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.store import Store
 
@@ -106,7 +106,7 @@ async def _attempt(
         await store.start()
         with tracing("gateway", settings) as traces:
             replica = await load_latest(store.pool, settings.cell)
-            door = Door(
+            gateway = Gateway(
                 settings=settings,
                 options=options,
                 log=log,
@@ -119,7 +119,7 @@ async def _attempt(
                 model_workers=model_workers,
                 stopping=asyncio.Event(),
             )
-            await _serve(door, listener.dup(), ready)
+            await _serve(gateway, listener.dup(), ready)
     finally:
         for pool in (workers, ledger_workers, model_workers):
             pool.close()
@@ -128,10 +128,10 @@ async def _attempt(
             await log.close()
 
 
-async def _serve(door: Door, listener: socket.socket, ready: asyncio.Event) -> None:
+async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event) -> None:
     """Catches up, then serves; ends with the first part that fails."""
     config = uvicorn.Config(
-        build_app(door),
+        build_app(gateway),
         log_level="warning",
         access_log=False,
         proxy_headers=False,
@@ -142,9 +142,11 @@ async def _serve(door: Door, listener: socket.socket, ready: asyncio.Event) -> N
         timeout_graceful_shutdown=GRACE_S,
         log_config=None,
     )
-    server = Server(config, door.stopping)
+    server = Server(config, gateway.stopping)
     caught_up = asyncio.Event()
-    following = asyncio.ensure_future(door.follower.follow(door.log, door.settings.cell_index, caught_up))
+    following = asyncio.ensure_future(
+        gateway.follower.follow(gateway.log, gateway.settings.cell_index, caught_up)
+    )
     catching_up = asyncio.ensure_future(caught_up.wait())
     serving: asyncio.Future[None] | None = None
     try:
@@ -159,9 +161,9 @@ async def _serve(door: Door, listener: socket.socket, ready: asyncio.Event) -> N
         if following.done():
             following.result()
     finally:
-        door.stopping.set()
+        gateway.stopping.set()
         for part in (following, catching_up):
             part.cancel()
         if serving is not None:
             await asyncio.gather(serving, return_exceptions=True)
-        await asyncio.gather(following, catching_up, *door.chained, return_exceptions=True)
+        await asyncio.gather(following, catching_up, *gateway.chained, return_exceptions=True)

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.shell.door import Door, door_of
+from penstock_services.gateway.shell.gateway import Gateway, gateway_of
 
 router = APIRouter(prefix="/v1", tags=["events"])
 
@@ -35,29 +35,29 @@ async def stream(
     ] = None,
 ) -> StreamingResponse:
     """Events from now on, or from `Last-Event-ID` on; for ever, or until a record."""
-    door = door_of(request)
-    if door.streams >= MAX_STREAMS:
-        raise Problem(429, "overloaded", f"{door.streams} streams are open already", retry_after_s=5)
+    gateway = gateway_of(request)
+    if gateway.streams >= MAX_STREAMS:
+        raise Problem(429, "overloaded", f"{gateway.streams} streams are open already", retry_after_s=5)
     text, name = request.headers.get("last-event-id"), "Last-Event-ID"
     if text is None:
         text, name = after, "after"
-    cursor = await _start(door, None if text is None else read_cursor(text, name), name)
+    cursor = await _start(gateway, None if text is None else read_cursor(text, name), name)
     return StreamingResponse(
-        _frames(door, cursor, job, MAX_SEQ if until is None else until),
+        _frames(gateway, cursor, job, MAX_SEQ if until is None else until),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _start(door: Door, cursor: Cursor | None, name: str) -> Cursor:
+async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
     """Where to begin. Raises `Problem`: 410 when events after the cursor are no longer kept, 400 ahead of the end."""
-    found = await door.store.row(
+    found = await gateway.store.row(
         "SELECT seq || ' ' || coalesce((SELECT min(seq) FROM events), 0) FROM positions LIMIT 1"
     )
     head, first = (int(part) for part in (found or "0 0").split())
     if cursor is None:
         return Cursor(head, MAX_N)
-    if cursor.seq > max(head, door.follower.state.seq):
+    if cursor.seq > max(head, gateway.follower.state.seq):
         raise invalid(
             "no place in the stream", [BadField(name, f"{cursor.seq} is ahead of {head}", "start anew")]
         )
@@ -67,15 +67,15 @@ async def _start(door: Door, cursor: Cursor | None, name: str) -> Cursor:
     return cursor
 
 
-async def _frames(door: Door, cursor: Cursor, job_id: str | None, until: int) -> AsyncIterator[bytes]:
+async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: int) -> AsyncIterator[bytes]:
     """Frames until the client leaves, the gateway stops, or all of record `until` is sent."""
-    door.streams += 1
-    stopping = asyncio.ensure_future(door.stopping.wait())
+    gateway.streams += 1
+    stopping = asyncio.ensure_future(gateway.stopping.wait())
     try:
         yield f"retry: {RECONNECT_MS}\n\n".encode()
         while not stopping.done():
-            turn, projected = door.store.turn(), door.store.projected_seq
-            rows = await door.store.events_after(cursor, job_id, PAGE)
+            turn, projected = gateway.store.turn(), gateway.store.projected_seq
+            rows = await gateway.store.events_after(cursor, job_id, PAGE)
             wanted = [row for row in rows if row["seq"] <= until]
             if wanted:
                 cursor = Cursor(wanted[-1]["seq"], wanted[-1]["n"])
@@ -96,4 +96,4 @@ async def _frames(door: Door, cursor: Cursor, job_id: str | None, until: int) ->
         return  # the database is away: the client comes back with its Last-Event-ID
     finally:
         stopping.cancel()
-        door.streams -= 1
+        gateway.streams -= 1

@@ -11,7 +11,7 @@ from penstock.model.codec import as_written
 from penstock.policies.explain import UnknownJob, explain
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.door import Door, answer, door_of
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.gateway.shell.past import explained
 
@@ -27,44 +27,46 @@ async def why(
     at: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="As of this ledger record")] = None,
 ) -> Response:
     """Why it waits, or why it went where it went; now, or as of record `at`."""
-    door = door_of(request)
+    gateway = gateway_of(request)
     if at is not None:
-        return answer(await _past(door, job_id, at))
-    if job_id in door.follower.pending:
-        await _taken_in(door, job_id)
-    state = door.follower.state
+        return answer(await _past(gateway, job_id, at))
+    if job_id in gateway.follower.pending:
+        await _taken_in(gateway, job_id)
+    state = gateway.follower.state
     try:
         found = as_written(explain(state, job_id))
     except UnknownJob:
-        return answer(await _remembered(door, job_id))
+        return answer(await _remembered(gateway, job_id))
     job = state.jobs.get(job_id)
     if job is None:
-        row = await find_job(door, job_id)
+        row = await find_job(gateway, job_id)
         found["detail"] = row["reason"] or ""
-        found["placement"] = await _placement(door, job_id, MAX_SEQ)
+        found["placement"] = await _placement(gateway, job_id, MAX_SEQ)
     else:
-        found["placement"] = await _placement(door, job_id, job.token) if job.placed_ms is not None else None
+        found["placement"] = (
+            await _placement(gateway, job_id, job.token) if job.placed_ms is not None else None
+        )
     return answer(found)
 
 
-async def _taken_in(door: Door, job_id: str) -> None:
+async def _taken_in(gateway: Gateway, job_id: str) -> None:
     """Waits a moment for the placer's answer to a submission."""
     try:
         async with asyncio.timeout(TAKEN_IN_WITHIN_S):
-            while job_id in door.follower.pending:
-                await door.follower.turn().wait()
+            while job_id in gateway.follower.pending:
+                await gateway.follower.turn().wait()
     except TimeoutError:
         return
 
 
-async def _remembered(door: Door, job_id: str) -> dict[str, Any]:
+async def _remembered(gateway: Gateway, job_id: str) -> dict[str, Any]:
     """A job that the fold does not hold: just acknowledged, or ended long ago. Raises `Problem` 404."""
-    row = await find_job(door, job_id)
+    row = await find_job(gateway, job_id)
     pending = row["outcome"] is None
     return {
         "job_id": job_id,
-        "seq": door.follower.state.seq,
-        "now_ms": door.follower.state.now_ms,
+        "seq": gateway.follower.state.seq,
+        "now_ms": gateway.follower.state.now_ms,
         "status": row["status"],
         "reason": None,
         "text": "It is in the log, but the placer has not taken it in yet."
@@ -80,14 +82,14 @@ async def _remembered(door: Door, job_id: str) -> dict[str, Any]:
         "position": None,
         "ahead": 0,
         "waited_ms": None,
-        "placement": None if pending else await _placement(door, job_id, MAX_SEQ),
+        "placement": None if pending else await _placement(gateway, job_id, MAX_SEQ),
     }
 
 
-async def _placement(door: Door, job_id: str, until_seq: int) -> dict[str, Any] | None:
+async def _placement(gateway: Gateway, job_id: str, until_seq: int) -> dict[str, Any] | None:
     """The explanation recorded with its latest placement up to `until_seq`."""
-    await door.store.projected(min(until_seq, door.follower.state.seq), 1.0)
-    text = await door.store.row(
+    await gateway.store.projected(min(until_seq, gateway.follower.state.seq), 1.0)
+    text = await gateway.store.row(
         "SELECT (coalesce(explanation::jsonb, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
         "'attempt', data->'attempt', 'tasks', data->'tasks'))::text FROM decisions "
         "WHERE job_id = $1 AND kind = 'penstock.placement.decided' AND seq <= $2 ORDER BY seq DESC LIMIT 1",
@@ -97,11 +99,11 @@ async def _placement(door: Door, job_id: str, until_seq: int) -> dict[str, Any] 
     return None if text is None else orjson.loads(text)
 
 
-async def _past(door: Door, job_id: str, at: int) -> dict[str, Any]:
+async def _past(gateway: Gateway, job_id: str, at: int) -> dict[str, Any]:
     """The answer that would have been given when record `at` was the last one. Raises `Problem`."""
-    head = door.follower.state.seq
+    head = gateway.follower.state.seq
     if at > head:
         raise Problem(404, "no_record", f"record {at} does not exist yet; the latest is {head}")
-    past = await explained(door, job_id, at)
-    placement = await _placement(door, job_id, at) if past.placed else None
+    past = await explained(gateway, job_id, at)
+    placement = await _placement(gateway, job_id, at) if past.placed else None
     return {**past.explanation, "placement": placement}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from penstock.errors import LogError
 from penstock.log.port import Log
+from penstock.retry import retry
 from penstock_services.node_reporter.shell.journal import Journal, Pending
 
 BATCH_EVENTS = 500
@@ -48,15 +49,12 @@ class Outbox:
             self._journal.acknowledge(pending[-1].seq)
 
     async def _append(self, pending: list[Pending]) -> None:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                await self._log.append([event.message for event in pending])
-            except LogError as error:
-                logger.warning(
-                    "%d events from %s on wait for the log: %s", len(pending), pending[0].id, error
-                )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            else:
-                return
+        await retry(
+            lambda: self._log.append([event.message for event in pending]),
+            (LogError,),
+            first_s=FIRST_PAUSE_S,
+            longest_s=LONGEST_PAUSE_S,
+            on_failure=lambda error, _: logger.warning(
+                "%d events from %s on wait for the log: %s", len(pending), pending[0].id, error
+            ),
+        )

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import LogError, OffsetOutOfRange
 from penstock.log.open import open_log
 from penstock.log.port import Log
+from penstock.retry import Backoff
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
@@ -53,7 +54,7 @@ async def _sessions(
     ready: asyncio.Event | None,
 ) -> None:  # fmt: skip
     """One session after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
-    pause_s = FIRST_PAUSE_S
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     anew = False
     faults = FaultInbox()
     host.watch_gpus(faults.deliver)
@@ -66,10 +67,9 @@ async def _sessions(
             logger.error("no order is acted on until this is mended: %s; trying again", error)
             anew = isinstance(error, OffsetOutOfRange)
         if asyncio.get_running_loop().time() - started_s > LONGEST_PAUSE_S:
-            pause_s = FIRST_PAUSE_S
+            backoff.reset()
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.wait_for(stop.wait(), backoff.next_s())
 
 
 async def _session(

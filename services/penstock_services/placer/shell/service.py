@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
 MAX_TIMERS_PER_TURN = 256  # as above; after a long absence thousands are due at once
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
-INPUT_PACE_MS = 10  # under load a poll costs more than the records that it brings
+INPUT_BATCH_MS = 10  # under load a poll costs more than the records that it brings
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 
@@ -102,7 +102,7 @@ class Term:
             )
             for topic in INPUT_TOPICS
         }
-        inputs = self._log.reader(start, pace_ms=INPUT_PACE_MS)
+        inputs = self._log.reader(start, batch_ms=INPUT_BATCH_MS)
         ready.set()
         try:
             async with asyncio.TaskGroup() as group:

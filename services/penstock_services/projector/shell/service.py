@@ -25,7 +25,7 @@ from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 
 logger = logging.getLogger(__name__)
 
-PACE_MS = 150  # under load rows touched several times within it are written once
+BATCH_MS = 150  # under load rows touched several times within it are written once
 SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
 MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none for less
 EVENTS_KEPT = 1_000_000  # ledger records whose events are kept
@@ -107,7 +107,7 @@ class Projector:
     async def _follow(self, store: Store, projection: Projection) -> None:
         replica = projection.replica
         saved_seq = forgot_seq = replica.head.seq
-        reader = self._log.reader({self._ledger: replica.offset}, pace_ms=PACE_MS)
+        reader = self._log.reader({self._ledger: replica.offset}, batch_ms=BATCH_MS)
         try:
             while True:
                 expected = replica.offset

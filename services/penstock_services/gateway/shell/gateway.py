@@ -1,4 +1,4 @@
-"""What every request handler works with, and the few verbs they share."""
+"""Dependencies of every request handler (log, store, replica, worker pools), and the helpers that handlers share."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ FRESH_WITHIN_S = 0.5  # a listing waits so long for the tables to reach what thi
 
 
 @dataclass(slots=True)
-class Door:
+class Gateway:
     """The parts of one running gateway."""
 
     settings: Settings
@@ -51,9 +51,14 @@ class Door:
         """Reads that follow see at least what this gateway has folded so far, if the projector keeps up."""
         await self.store.projected(self.follower.state.seq, FRESH_WITHIN_S)
 
+    async def fresh_rows(self, query: str, *arguments: Any) -> list[orjson.Fragment]:
+        """The JSON rows of a query (`Store.rows`), after `fresh`."""
+        await self.fresh()
+        return [row_json(row) for row in await self.store.rows(query, *arguments)]
 
-def door_of(request: Request) -> Door:
-    found: Door = request.app.state.door
+
+def gateway_of(request: Request) -> Gateway:
+    found: Gateway = request.app.state.gateway
     return found
 
 
