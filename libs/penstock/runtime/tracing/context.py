@@ -10,14 +10,12 @@ from hashlib import sha256
 from typing import NamedTuple
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-MAX_TRACEPARENT_CHARS = (
-    128  # version 00 has 55; what is longer comes from nobody who follows the specification
-)
+MAX_TRACEPARENT_CHARS = 128  # version 00 has 55; what is longer does not follow the specification
 SAMPLED = 0x01  # the one flag that version 00 defines
 
 
 class SpanContext(NamedTuple):
-    """One span's place: 128-bit trace id, 64-bit span id (both > 0), and whether the trace is kept."""
+    """One span's place: 128-bit trace id, 64-bit span id (both > 0), and whether the trace is sampled."""
 
     trace_id: int
     span_id: int
@@ -25,7 +23,7 @@ class SpanContext(NamedTuple):
 
 
 def job_context(job_id: str, ratio: float) -> SpanContext:
-    """The root span of a job's trace. `ratio` 0–1: the share of jobs that are kept, decided by the id alone.
+    """The root span of a job's trace. `ratio` 0–1: the share of jobs that are sampled, decided by the id alone.
 
     sha256 of the job id: bytes 0–15 trace id, 16–23 root span id, 24–31 the number that is held against
     `ratio`; so every service with the same ratio decides alike, and a higher ratio only adds jobs.
@@ -39,7 +37,7 @@ def job_context(job_id: str, ratio: float) -> SpanContext:
 
 
 def child(parent: SpanContext, name: str, key: str) -> SpanContext:
-    """The context of a child span. `key` tells siblings of one name apart (attempt, event id, ledger seq)."""
+    """The context of a child span. `key` distinguishes siblings of one name (attempt, event id, ledger seq)."""
     digest = sha256(f"{parent.trace_id:x}/{parent.span_id:x}/{name}/{key}".encode()).digest()
     return SpanContext(parent.trace_id, int.from_bytes(digest[:8], "big") or 1, parent.sampled)
 

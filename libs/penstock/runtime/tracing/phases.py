@@ -2,7 +2,7 @@
 
 The placer's shell is the one place that calls this: what it reads back is valid, and replay never goes
 through it. The placer's own state cannot be asked, since it has moved on when a record comes back; so the few
-times that a live job needs are kept here, and after a restart `remember` takes them from the folded state.
+times that a live job needs are stored here, and after a restart `remember` takes them from the folded state.
 
 | phase | from | to |
 |---|---|---|
@@ -146,7 +146,7 @@ def decide_placement(
     """Writes the `decide` span of a placement from its record: the explanation, and the ledger's time.
 
     Call it once the record is read back as valid. The span has no length: how long the step took (below 1 ms) is
-    not in the record, and a span that is told again after a crash must be the same span in every field.
+    not in the record, and a span that is written again after a crash must be the same span in every field.
     """
     best = why.candidates[0] if why.candidates else None
     tracing.decide(

@@ -4,7 +4,7 @@ Ideal: each service opens a span when work starts and closes it when it ends. De
 hindsight, with event times. What the trace is about (waiting, launching, running) outlives the process that
 saw its beginning, and a service that is killed half-way must not leave a trace that never ends.
 
-Ideal: the SDK's `Tracer` makes the spans. Departure: it draws their ids from an `IdGenerator` that is not told
+Ideal: the SDK's `Tracer` makes the spans. Departure: it draws their ids from an `IdGenerator` that does not know
 what the span is about, so a span written twice after a crash would appear twice. We hand finished
 `ReadableSpan`s, whose ids we derive (penstock.runtime.tracing.context), to the SDK's batch processor instead.
 
@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import (
@@ -48,19 +48,22 @@ Attribute = str | bool | int | float | Sequence[str] | None
 Attributes = Mapping[str, Attribute]
 
 
-class _Takes(Protocol):
+class Finished(NamedTuple):
+    """One finished span; times in ms since the epoch. `error`: text of its failure."""
+
+    name: str
+    context: SpanContext
+    parent: SpanContext | None
+    start_ms: float
+    end_ms: float
+    attributes: Attributes
+    error: str | None
+
+
+class _Exporter(Protocol):
     """Where finished spans go."""
 
-    def put(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        start_ms: float,
-        end_ms: float,
-        attributes: Attributes,
-        error: str | None,
-    ) -> None: ...
+    def put(self, span: Finished) -> None: ...
 
     def close(self) -> None: ...
 
@@ -84,7 +87,7 @@ class _Sink:
         from opentelemetry.trace import SpanContext as OtelContext
         from opentelemetry.trace import Status, StatusCode, TraceFlags
 
-        class ToldOnce(SpanExporter):
+        class WarnOnce(SpanExporter):
             """Passes batches on; the first failure is logged, with what it means, and no other."""
 
             reported = False
@@ -104,9 +107,9 @@ class _Sink:
             def shutdown(self) -> None:
                 exporter.shutdown()
 
-        for name in SDK_LOGGERS:  # they repeat every failure; ours says it once
+        for name in SDK_LOGGERS:  # they repeat every failure; ours reports it once
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._exporter = ToldOnce()
+        self._exporter = WarnOnce()
         self._processor = BatchSpanProcessor(
             self._exporter,
             max_queue_size=QUEUE_SPANS,
@@ -114,46 +117,36 @@ class _Sink:
             max_export_batch_size=BATCH_SPANS,
         )
         self._scope = InstrumentationScope("penstock.runtime.tracing")
-        # Not `Resource.create`: that adds an id of this process, and what two processes tell would differ in it.
+        # Not `Resource.create`: that adds an id of this process, and the same span of two processes would differ in it.
         self._resource = Resource(
             {"service.name": f"penstock-{service}", "service.namespace": "penstock", "penstock.cell": cell}
         )
-        self._span, self._context, self._kept = ReadableSpan, OtelContext, TraceFlags(TraceFlags.SAMPLED)
+        self._span, self._context, self._sampled = ReadableSpan, OtelContext, TraceFlags(TraceFlags.SAMPLED)
         self._unset = Status(StatusCode.UNSET)
         self._failed: Callable[[str], Status] = lambda text: Status(StatusCode.ERROR, text)
 
-    def put(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        start_ms: float,
-        end_ms: float,
-        attributes: Attributes,
-        error: str | None,
-    ) -> None:
+    def put(self, span: Finished) -> None:
         """Queues one finished span; never blocks.
 
-        Clocks step back, and to Jaeger 0 ns is below 0: each span lasts 1 ns at least. A root lasts 1 ns more than told,
+        Clocks step back, and to Jaeger 0 ns is below 0: each span lasts 1 ns at least. A root lasts 1 ns more than reported,
         so that what happened in its last millisecond lies inside: Jaeger remarks on a child outside, on the stored span
-        itself, and then takes the same span told again for another one.
+        itself, and then takes the same span written again for another one.
         """
-        start = min(_nanoseconds(start_ms), MAX_NANOSECONDS - 2)
-        end = max(start + 1, _nanoseconds(end_ms))
+        parent = span.parent
+        start = min(_nanoseconds(span.start_ms), MAX_NANOSECONDS - 2)
+        end = max(start + 1, _nanoseconds(span.end_ms))
         self._processor.on_end(
             self._span(
-                name,
-                context=self._context(context.trace_id, context.span_id, False, self._kept),
-                parent=None
-                if parent is None
-                else self._context(parent.trace_id, parent.span_id, True, self._kept),
+                span.name,
+                context=self._context(span.context.trace_id, span.context.span_id, False, self._sampled),
+                parent=parent and self._context(parent.trace_id, parent.span_id, True, self._sampled),
                 resource=self._resource,
                 attributes={
                     key: value[:MAX_TEXT_CHARS] if isinstance(value, str) else value
-                    for key, value in attributes.items()
+                    for key, value in span.attributes.items()
                     if value is not None
                 },
-                status=self._unset if error is None else self._failed(error[:MAX_TEXT_CHARS]),
+                status=self._unset if span.error is None else self._failed(span.error[:MAX_TEXT_CHARS]),
                 start_time=start,
                 end_time=min(end + 1, MAX_NANOSECONDS) if parent is None else end,
                 instrumentation_scope=self._scope,
@@ -170,7 +163,7 @@ class _Sink:
 
 
 class Tracing:
-    """One service's door to the job traces. Made by `tracing`; a context manager that flushes at its end.
+    """Writes the job traces of one service. Made by `tracing`; a context manager that flushes at its end.
 
     `parent`s and results are `traceparent` texts, as `Envelope.traceparent` carries them. Without an exporter,
     and for jobs that are not sampled, each call returns the context that it was given, so that a trace stays
@@ -179,7 +172,7 @@ class Tracing:
 
     __slots__ = ("_ratio", "_sink")
 
-    def __init__(self, sink: _Takes | None = None, ratio: float = 1.0) -> None:
+    def __init__(self, sink: _Exporter | None = None, ratio: float = 1.0) -> None:
         self._sink = sink
         self._ratio = ratio
 
@@ -245,7 +238,7 @@ class Tracing:
     ) -> str | None:
         """Writes one finished span under `parent` and returns its context, the parent of what it caused.
 
-        Times in ms since the epoch (fractions allowed). `key` tells it from siblings of the same name and
+        Times in ms since the epoch (fractions allowed). `key` distinguishes it from siblings of the same name and
         must be the same when it is written again; by default its start. `error`: marks it as failed.
         """
         if self._sink is None:
@@ -256,7 +249,7 @@ class Tracing:
         if not above.sampled:
             return parent
         context = child(above, name, str(start_ms) if key is None else key)
-        self._sink.put(name, context, above, start_ms, end_ms, attributes or {}, error)
+        self._sink.put(Finished(name, context, above, start_ms, end_ms, attributes or {}, error))
         return to_traceparent(context)
 
     def decide(
@@ -277,7 +270,7 @@ class Tracing:
     ) -> str | None:
         """Writes the `decide` span of one ledger record about one job, under `parent`, else the job's root.
 
-        Decisions are kept even for a job that is not sampled: as the only span of its trace, without a parent.
+        Decisions are written even for a job that is not sampled: as the only span of its trace, without a parent.
         `outcome`: what was decided, as `placed`, `waits`, `rejected`. Score and margin as in `why`.
         """
         if self._sink is None:
@@ -295,7 +288,9 @@ class Tracing:
             "penstock.margin": margin,
         }
         found.update(attributes or {})
-        self._sink.put("decide", context, above if above.sampled else None, start_ms, end_ms, found, None)
+        self._sink.put(
+            Finished("decide", context, above if above.sampled else None, start_ms, end_ms, found, None)
+        )
         return to_traceparent(context)
 
     def phase(
@@ -317,7 +312,7 @@ class Tracing:
         if above.sampled:
             found: dict[str, Attribute] = {"penstock.job_id": job_id, "penstock.attempt": attempt}
             found.update(attributes or {})
-            self._sink.put(name, context, above, start_ms, end_ms, found, error)
+            self._sink.put(Finished(name, context, above, start_ms, end_ms, found, error))
         return to_traceparent(context)
 
     def end_job(
@@ -342,7 +337,7 @@ class Tracing:
         found: dict[str, Attribute] = {"penstock.job_id": job_id, "penstock.outcome": outcome}
         found.update(attributes or {})
         error = None if outcome in ("succeeded", "cancelled") else reason or outcome
-        self._sink.put("job", context, None, submitted_ms, ended_ms, found, error)
+        self._sink.put(Finished("job", context, None, submitted_ms, ended_ms, found, error))
 
     def close(self) -> None:
         """Flushes what is queued, for at most CLOSE_TIMEOUT_S; idempotent. Calls after it are no-ops."""
@@ -365,33 +360,23 @@ class Tracing:
 
 
 class _Waiting:
-    """Keeps the latest finished spans until they are wanted; passes on whatever comes after that."""
+    """Bounded buffer of the latest finished spans until `release`; later ones pass through."""
 
-    def __init__(self, sink: _Takes, most: int) -> None:
+    def __init__(self, sink: _Exporter, most: int) -> None:
         self._sink = sink
-        self._kept: deque[tuple[str, SpanContext, SpanContext | None, float, float, Attributes, str | None]]
-        self._kept = deque(maxlen=most)
+        self._held: deque[Finished] = deque(maxlen=most)
         self._released = False
 
-    def put(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        start_ms: float,
-        end_ms: float,
-        attributes: Attributes,
-        error: str | None,
-    ) -> None:
+    def put(self, span: Finished) -> None:
         if self._released:
-            self._sink.put(name, context, parent, start_ms, end_ms, attributes, error)
+            self._sink.put(span)
         else:
-            self._kept.append((name, context, parent, start_ms, end_ms, attributes, error))
+            self._held.append(span)
 
     def release(self) -> None:
         self._released = True
-        while self._kept:
-            self._sink.put(*self._kept.popleft())
+        while self._held:
+            self._sink.put(self._held.popleft())
 
     def close(self) -> None:
         """The sink belongs to the tracing that we were made from."""
@@ -401,7 +386,7 @@ class HeldTracing(Tracing):
     """Writes nothing until `release`: then its latest spans, at most so many, and from then on everything.
 
     For a stand-in that follows what another writes: should it take over, it repeats the latest of it, since the
-    other may have died before it wrote them. (Derived ids: what is told twice is one span.)
+    other may have died before it wrote them. (Derived ids: what is written twice is one span.)
     """
 
     __slots__ = ("_waiting",)
