@@ -1,4 +1,4 @@
-"""The one door to the wall clock: shells read it here, cores never do."""
+"""Wall clock: shells read it here, cores never do."""
 
 import time
 from collections.abc import Callable

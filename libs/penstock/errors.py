@@ -21,7 +21,7 @@ class LogError(PenstockError):
 
 
 class AppendFailed(LogError):
-    """The append's outcome is unknown: whoever decides on this log drops its state and folds again (LAW 3)."""
+    """The append's outcome is unknown: a placer that writes to this log drops its state and folds again (LAW 3)."""
 
 
 class OffsetTaken(AppendFailed):

@@ -1,4 +1,4 @@
-"""What cannot be read or applied is kept whole, with the reason, on the dead-letter topic; never dropped."""
+"""Dead-letter topic: a record that cannot be read or applied is stored there whole, with the reason; never dropped."""
 
 import base64
 

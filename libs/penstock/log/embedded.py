@@ -134,7 +134,7 @@ class EmbeddedLog:
             raise LogError(*self._lost.args) from self._lost.__cause__
 
     async def partition_ids(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Row ids; raises `LogError` for a partition that nobody created."""
+        """Row ids; raises `LogError` for a partition that does not exist."""
         wanted = list(partitions)
         async with self._ids_lock:
             if any(partition not in self._ids for partition in wanted):
@@ -214,7 +214,7 @@ class EmbeddedLog:
         connection.add_termination_listener(self._on_listener_gone)
         self._listener = connection
         self._listener_up.set()
-        self._look_again()  # whatever was committed while nobody listened
+        self._look_again()  # commits made while the listener was down
 
     def _on_listener_gone(self, connection: asyncpg.Connection | None) -> None:
         if self._closed or connection is None or connection is not self._listener:
@@ -304,7 +304,7 @@ class EmbeddedLog:
         except (*OUTAGES, asyncpg.PostgresError) as error:
             writer.terminate()
             self._writer_pid = 0  # its commit may still come, and then its notification is news
-            self._look_again()  # should it have been committed, nobody else will tell our readers
+            self._look_again()  # should it have been committed, no notification will wake our readers
             raise AppendFailed(f"{type(error).__name__}: {error}") from error
         offsets = [bases[slot - 1] + rank for slot, rank in zip(slots, ranks, strict=True)]
         self._fan_out(batch, offsets, slot_of, bases, stamp_ms)

@@ -171,7 +171,7 @@ class EmbeddedReader:
                 [ids[partition] for partition in wanted], first, MAX_READ_RECORDS
             )
             self._store(rows)
-        for partition in ids:  # whoever is still behind waits behind the others
+        for partition in ids:  # a partition that is still behind goes to the end of the queue
             self._behind.pop(partition, None)
             if partition in self._unsure or self._ends[partition] < self._heads[partition]:
                 self._behind[partition] = None

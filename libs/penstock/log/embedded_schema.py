@@ -16,7 +16,7 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-_VERSION = "penstock log 2"  # kept as the schema's comment; raised with every change below
+_VERSION = "penstock log 2"  # stored as the schema's comment; raised with every change below
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
 # 7,900 of the 8,000 bytes that Postgres allows per notification.

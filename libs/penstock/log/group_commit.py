@@ -23,7 +23,7 @@ Write = Callable[[list[Message]], Awaitable[list[int]]]
 
 
 class PartlyFailed(Exception):
-    """Raised by a `Write` that can tell, message by message, what was written (its offset) and what was not."""
+    """Raised by a `Write` that knows, message by message, what was written (its offset) and what was not."""
 
     def __init__(self, outcomes: Sequence[int | PenstockError]) -> None:
         super().__init__(
@@ -129,7 +129,7 @@ class GroupCommit:
                 self._resolve_partly(shares, error.outcomes)
             except PenstockError as error:
                 self._fail([call for call, _ in shares], error)
-            except Exception as error:  # noqa: BLE001 - told to every caller below; the writer itself must live on
+            except Exception as error:  # noqa: BLE001 - passed to every caller below; the writer itself must live on
                 failed = AppendFailed(f"{self._name}: {type(error).__name__}: {error}")
                 failed.__cause__ = error
                 self._fail([call for call, _ in shares], failed)
@@ -174,7 +174,7 @@ class GroupCommit:
     def _resolve_partly(
         self, shares: list[tuple[_Call, int]], outcomes: Sequence[int | PenstockError]
     ) -> None:
-        """Each call learns about its own messages only: somebody else's forbidden write is not its failure."""
+        """Each call learns about its own messages only: another call's forbidden write is not its failure."""
         at = 0
         for call, count in shares:
             part = outcomes[at : at + count]

@@ -148,7 +148,7 @@ class KafkaLog:
         self._closed = False
 
     async def start(self) -> Self:
-        """Waits for the cluster; raises `LogError` that says where and as whom we tried."""
+        """Waits for the cluster; raises `LogError` with the address and the identity that were tried."""
         self._admin = await self._started(self._clients.admin, START_LIMIT_S)
         return self
 
@@ -248,7 +248,7 @@ class KafkaLog:
         return await self._started(self._clients.consumer, START_LIMIT_S)
 
     async def require(self, partitions: Iterable[Partition]) -> None:
-        """Raises `LogError` for a partition that nobody created, `NotAllowed` for one we may not even see."""
+        """Raises `LogError` for a partition that does not exist, `NotAllowed` for one we may not even see."""
         wanted = list(partitions)
         async with self._counts_lock:  # first come, first served: appends keep their order
             unknown = {topic for topic, index in wanted if index >= self._counts.get(topic, 0)}
@@ -461,7 +461,7 @@ class _Writer:
 
 def _retrieve(future: "asyncio.Future[Any]") -> None:
     if not future.cancelled():
-        future.exception()  # else asyncio would complain about futures that nobody awaits any more
+        future.exception()  # else asyncio would warn about exceptions that were never retrieved
 
 
 async def _abandon(client: Any) -> None:

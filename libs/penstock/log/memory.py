@@ -43,7 +43,7 @@ class MemoryBroker:
                 self._records.setdefault(Partition(topic, index), [])
 
     def records(self, partition: Partition) -> list[Record]:
-        """All records of one partition, oldest first; raises `LogError` when nobody created it."""
+        """All records of one partition, oldest first; raises `LogError` when it does not exist."""
         try:
             return self._records[partition]
         except KeyError:

@@ -20,7 +20,7 @@ class Partition(NamedTuple):
     """One totally ordered sequence of records."""
 
     topic: str
-    index: int  # type: ignore[assignment]  # nobody asks a partition for the index of an element
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which has no use here
 
 
 class Message(NamedTuple):

@@ -27,7 +27,7 @@ __all__ = [
     "without_password",
 ]
 
-CHECK_TIMEOUT_S = 5.0  # for a server that somebody else runs: it is up, or the setting is wrong
+CHECK_TIMEOUT_S = 5.0  # for an external server: it is up, or the setting is wrong
 
 
 async def check_dsn(dsn: str) -> None:

@@ -28,7 +28,7 @@ class Binaries(NamedTuple):
 
 
 def _major_of(folder: Path) -> int | None:
-    """Major release as the folder's own path tells it, None when it does not (then it is taken as recent)."""
+    """Major release by the folder's path; None when the path has none (then it is taken as recent)."""
     for part in reversed(folder.parts):
         if match := re.fullmatch(r"(?:pginstall|pgsql-|postgresql-)?(\d{2})", part):
             return int(match[1])

@@ -131,7 +131,7 @@ class PostgresServer:
             self._process = None
 
     async def _choose_port(self) -> int:
-        """The port of our earlier life, for clients that hold the DSN, unless somebody else took it."""
+        """The port of the previous start, for clients that hold the DSN, unless it is taken."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + DYING_TIMEOUT_S
         while self._port is not None:
@@ -194,7 +194,7 @@ class PostgresServer:
     async def _launch(self, plan: "_Plan") -> int:
         """Starts the process and waits for it to answer; returns its port.
 
-        Waits for a dying predecessor on the same folder; takes another port if somebody was quicker.
+        Waits for a dying predecessor on the same folder; takes another port if that one was taken meanwhile.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + START_TIMEOUT_S
@@ -252,7 +252,7 @@ class _Log:
 
 
 def free_port() -> int:
-    """A loopback TCP port below the ephemeral range that nobody listens on right now."""
+    """A loopback TCP port below the ephemeral range without a listener right now."""
     for _ in range(200):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
         if _is_free(port):

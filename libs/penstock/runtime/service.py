@@ -1,4 +1,4 @@
-"""How a service runs: one coroutine, a stop event, signals, and a clear word when settings are wrong.
+"""How a service runs: one coroutine, a stop event, signals, and a clear message when settings are wrong.
 
 Every service exports `async def run(settings, stop, *, log=None, ready=None)`: it works until `stop` is
 set or cancelled; `log` is given when several services share one process; `ready` is set once it serves.
@@ -45,7 +45,7 @@ def settle_gc() -> None:
 def main(name: str, run: Run) -> None:
     """Runs one service in this process until SIGINT or SIGTERM; never returns.
 
-    Exit status: 0 stopped, 1 failed (the log says why), 2 a setting is missing or wrong.
+    Exit status: 0 stopped, 1 failed (see the log), 2 a setting is missing or wrong.
     """
     logging.basicConfig(
         level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(),
@@ -57,7 +57,7 @@ def main(name: str, run: Run) -> None:
     except ConfigurationError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(Exit.BAD_SPEC)
-    except PenstockError as error:  # says itself what is wrong; where it was raised helps nobody
+    except PenstockError as error:  # its message is enough; a traceback would add nothing
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(Exit.PROBLEM)
     sys.exit(0)

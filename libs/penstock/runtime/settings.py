@@ -108,7 +108,7 @@ class Settings(EnvironmentSettings):
         return found
 
     def need_dsn(self, who: str) -> str:
-        """The Postgres DSN, or `ConfigurationError` that says who needs it."""
+        """The Postgres DSN, or `ConfigurationError` with the service that needs it."""
         if not self.dsn:
             raise ConfigurationError(
                 f"PENSTOCK_DSN: not set, but {who} needs Postgres; give postgresql://user@host/db"

@@ -1,4 +1,4 @@
-"""Snapshots of a cell's fold, kept in Postgres beside the read models; whoever folds may start from one.
+"""Snapshots of a cell's state, stored in Postgres beside the read models; every replica may start from one.
 
 A snapshot only spares time: one that is damaged, of another version, or not there at all is passed over for an
 older one, and in the end for the beginning of the ledger.

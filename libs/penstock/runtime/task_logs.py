@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from urllib.parse import quote
 
-MAX_NAME_CHARS = 200  # file systems allow 255 bytes; suffixes need room
+MAX_NAME_CHARS = 200  # file systems allow 255 bytes; suffixes need the rest
 
 
 def file_name(identifier: str) -> str:

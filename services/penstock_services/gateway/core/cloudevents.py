@@ -1,6 +1,6 @@
 """CloudEvents over HTTP: binary mode (attributes in `ce-*` headers) and structured mode (one JSON object).
 
-Both become an `Envelope`, judged strictly: a typo in a field name is an error here, at the writer's door, while
+Both become an `Envelope`, judged strictly: a typo in a field name is an error here, where it is written, while
 readers of the log ignore what they do not know (style 5).
 """
 
@@ -121,7 +121,7 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
 
 
 def _read(attributes: Mapping[str, str | None], value: bytes) -> Envelope:
-    """Through the same reader as every other door, upcasters included."""
+    """By the same decoder as records of the log, upcasters included."""
     names = {"traceparent", "causationid", "correlationid"}
     headers = tuple(
         (name if name in names else f"ce_{name}", text.encode()) for name, text in attributes.items() if text

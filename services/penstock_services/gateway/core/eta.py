@@ -1,7 +1,7 @@
-"""How long a job still takes as of a moment: from the latest report of its training, else from its estimate. Pure.
+"""Remaining time (ETA) of a job as of a moment: from the latest report of its training, else from its estimate. Pure.
 
 The estimator's report counts from the moment it was made; what has passed since is taken off. It is of one attempt:
-after a failure it says nothing of the next one.
+after a failure it does not hold for the next one.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class EtaReport(msgspec.Struct, frozen=True):
 
 
 class Standing(NamedTuple):
-    """The job as of `now_ms`. Times in ms since the epoch; `run_ms`: what the estimate says of the whole run, if anything."""
+    """The job as of `now_ms`. Times in ms since the epoch; `run_ms`: the estimate of the whole run, if any."""
 
     job_id: str
     status: str
@@ -70,7 +70,7 @@ def remaining(job: Standing, report: EtaReport | None, now_ms: int) -> dict[str,
 
     `answer` is `waiting`, `told` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
     `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
-    told, `share` is of now, by the middle.
+    reported, `share` is of now, by the middle.
     """
     if job.status in WAITING:
         known: dict[str, Any] = {} if job.run_ms is None else {"run_ms": job.run_ms, "source": job.run_source}
@@ -99,7 +99,7 @@ def remaining(job: Standing, report: EtaReport | None, now_ms: int) -> dict[str,
 
 
 def _reported(report: EtaReport, now_ms: int) -> Mapping[str, Any]:
-    """What the report says now. It was made before the ledger took it in, whatever the node's clock says."""
+    """The report as of now. It was made before the ledger took it in, even where the node's clock is ahead."""
     made_ms = report.at_ms if report.recorded_ms is None else min(report.at_ms, report.recorded_ms)
     age_ms = max(0, now_ms - made_ms)
     left = {name: _whole(getattr(report.left_ms, name) - age_ms) for name in ("middle", "low", "high")}
@@ -130,7 +130,7 @@ FIELDS = (
     "attempt", "due", "left_ms", "ends_ms", "level", "done", "steps", "step_ms", "share", "source", "at_ms", "age_ms",
     "model_version", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step",
 )  # fmt: skip
-"""Keys of every answer beside the first four; null where they say nothing."""
+"""Keys of every answer beside the first four; null where unknown."""
 
 
 def _answer(job_id: str, status: str, answer: str, now_ms: int, **known: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What goes wrong at the door, as RFC 9457 problems: a status, a sentence, and every bad field with its remedy."""
+"""HTTP errors as RFC 9457 problems: a status, a sentence, and every bad field with its remedy."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from penstock.model.errors import EventError, Reason
 
-MAX_FIELDS = 50  # beyond that nobody reads on
+MAX_FIELDS = 50  # more would not be read
 CONTENT_TYPE = "application/problem+json"
 
 TITLES = {

@@ -99,7 +99,7 @@ def _split(field: str, text: str) -> BadField:
 
 
 def submission(job_id: str, spec: JobSpec) -> JobSubmitted:
-    """The event. Raises `Problem` when it is larger than any door lets through."""
+    """The event. Raises `Problem` when it exceeds the size limit of events."""
     event = JobSubmitted(job_id=job_id, spec=spec)
     size = len(encode(event))
     if size > MAX_EVENT_BYTES:

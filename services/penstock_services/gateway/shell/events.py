@@ -78,7 +78,7 @@ async def post(request: Request) -> Response:
 def _check_door(envelope: Envelope) -> None:
     """Old versions of a type reach this place upcast; the gateway is judged again on what they became.
 
-    What the placer would only reject is refused here, where somebody hears it.
+    What the placer would only reject is refused here, where the sender gets the answer.
     """
     if envelope.data.TOPIC not in INPUT_TOPICS:
         field = BadField(

@@ -16,7 +16,7 @@ from penstock.model.ledger_events import JobEnded
 from penstock.model.topics import Topic
 from penstock.runtime.crash_only import applying
 
-BATCH_MS = 20  # nobody waits for the replica but those who ask
+BATCH_MS = 20  # only queries wait for the replica
 MAX_ENDED_ROWS = 5_000  # ended jobs that are answered from memory until the tables surely have them
 MAX_PENDING = 20_000  # acknowledged submissions that the placer has not answered yet
 
@@ -72,7 +72,7 @@ class Follower:
         return self._moved
 
     def acknowledged(self, job_id: str, row: Row) -> None:
-        """A submission is in the log: the job exists from now on, whatever the tables say."""
+        """A submission is in the log: the job exists from now on, even if the tables do not have it yet."""
         if job_id not in self.state.jobs and job_id not in self.state.ended:
             self.pending[job_id] = row
             if len(self.pending) > MAX_PENDING:

@@ -40,7 +40,7 @@ class Gateway:
     submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
     """Idempotency key → its submission under way."""
     chained: "set[asyncio.Future[None]]" = field(default_factory=set)
-    """Keys that are being marked as done; held here so that nobody collects them."""
+    """Keys that are being marked as done; held here so that they are not garbage-collected."""
     streams: int = 0
     ledger_work: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One verify, rebuild or replay at a time."""

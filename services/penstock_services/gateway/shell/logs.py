@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 CHUNK_BYTES = 65_536
 MAX_TAIL_BYTES = 1 << 20
-MAX_WHOLE_BYTES = 64 << 20  # more than this is cut at the front, which is said
+MAX_WHOLE_BYTES = 64 << 20  # more than this is cut at the front, which the answer reports
 MAX_LINES = 10_000
 
 
@@ -114,7 +114,7 @@ async def _whole(path: Path, tail: int | None) -> AsyncIterator[bytes]:
 
 
 def _is_over(gateway: Gateway, job_id: str, task_id: str) -> bool:
-    """Whether the ledger says that the task has exited."""
+    """Whether the task has exited according to the ledger."""
     job = gateway.follower.state.jobs.get(job_id)
     task = None if job is None else job.tasks.get(task_id)
     return task is None or task.exited_ms is not None

@@ -49,7 +49,7 @@ def _impossible(error: asyncpg.DataError) -> Problem:
 
 
 class Store:
-    """One pool, and one connection that hears how far the projector has come."""
+    """One pool, and one connection that is notified of the projector's progress."""
 
     def __init__(self, dsn: str, cell: str, log_url: str) -> None:
         self._dsn = dsn
@@ -211,7 +211,7 @@ class Store:
                 spec_sha256,
                 job_id,
             )
-            if row is None:  # entered by somebody else between the two halves of the statement
+            if row is None:  # entered by another request between the two halves of the statement
                 row = await self.pool.fetchrow(
                     f"SELECT spec_sha256, job_id, appended, false FROM {self._own}.idempotency WHERE key = $1",
                     key,

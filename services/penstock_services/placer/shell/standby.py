@@ -1,7 +1,7 @@
 """Standing by without heartbeats: take over only when something stays unanswered.
 
-A placer in office answers every input with a record, and every due timer. So silence with nothing to answer
-says nothing, and an input without its record for `TAKEOVER_MS` says enough. Taking over wrongly is safe: the
+The active placer answers every input with a record, and every due timer. So silence with nothing to answer
+proves nothing, and an input without its record for `TAKEOVER_MS` is taken as its failure. Taking over wrongly is safe: the
 chain rule voids the loser's records (LAW 3).
 """
 

@@ -139,7 +139,7 @@ class Projection:
         self._forget()
         return batch
 
-    # ------------------------------------------------------------------------------ what a record says
+    # ------------------------------------------------------------------------------ effects of a record
 
     def _subjects(self, event: Event) -> tuple[str | None, str | None, str | None]:
         """(job, node, task) that a fact is about; tasks are looked up before they are folded away."""

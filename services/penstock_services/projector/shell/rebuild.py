@@ -63,7 +63,7 @@ async def verify(settings: Settings, log: Log) -> dict[str, Any]:
 
 
 async def rebuild(settings: Settings, log: Log) -> dict[str, Any]:
-    """Replaces every table by what the ledger says, in one transaction: readers see the old rows, then the new.
+    """Rebuilds every table from the ledger, in one transaction: readers see the old rows, then the new.
 
     A running projector finds its position moved, and goes on from the new one. Snapshots are taken anew.
     """

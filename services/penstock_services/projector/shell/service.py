@@ -1,7 +1,7 @@
 """The projector's shell: reads the ledger's partition, folds, writes rows and position together, takes snapshots.
 
 Any failure drops the fold and starts again from the stored position (crash-only). A second projector on the
-same cell loses the compare-and-set and stands back for a moment; the tables are right whoever writes them.
+same cell loses the compare-and-set and stands back for a moment; the tables are the same whichever writes them.
 """
 
 import asyncio
