@@ -1,4 +1,4 @@
-"""Who may come in, restarts and outages, and admin requests."""
+"""Access to the gateway (tokens, hosts), restarts and outages, and admin requests."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the gateway refuses before it reaches the log, so that the sender hears of it."""
+"""Requests that the gateway refuses before they reach the log, so that the sender gets the reason."""
 
 import pytest
 
