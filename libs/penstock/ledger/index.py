@@ -80,7 +80,7 @@ class Thermometer:
         else:
             for level in range(after + 1, before + 1):
                 sets[level] ^= bit
-        if unit > 1 and old != new:
+        if unit > 1:
             if old >= 0:
                 _drop(self.exact[before], old, bit)
             if new >= 0:

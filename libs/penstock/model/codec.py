@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import orjson
+from msgspec.structs import asdict
 from pydantic import ValidationError
 
 from penstock.model import external_events, ledger_events
@@ -41,10 +42,11 @@ def written(value: object) -> dict[str, Any]:
     Raises TypeError for anything else.
     """
     omitted = _omitted(type(value))  # type: ignore[arg-type]
-    fields = msgspec.structs.asdict(value)  # type: ignore[arg-type]
-    for name, default in omitted:
-        if fields[name] == default:
-            del fields[name]
+    fields = asdict(value)  # type: ignore[arg-type]
+    if omitted:
+        for name, default in omitted:
+            if fields[name] == default:
+                del fields[name]
     return fields
 
 

@@ -13,7 +13,7 @@ from penstock.policies.base import Chance, Plan, RunSet
 from penstock.policies.baselines import FirstFit
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import remaining_s
-from penstock.policies.waiting import Waiting, go_on, heads, in_order
+from penstock.policies.waiting import NOBODY, Waiting, go_on, heads, in_order
 
 Key = Callable[[CellState, JobState], float]
 """≥ 0; the smallest runs first."""
@@ -65,13 +65,16 @@ class Ordered:
         full: set[Shape] = set()
         chosen: list[str] = []
         while heap and (nodes.free or some_need_none):
-            _, _, job_id, shape, _ = heap[0]
-            if shape not in full and nodes.take(*shape):
-                chosen.append(job_id)
-                go_on(heap)
-            else:
+            _, _, job_id, shape, following = heap[0]
+            if shape in full or not nodes.take(*shape):
                 full.add(shape)
                 heappop(heap)
+                continue
+            chosen.append(job_id)
+            if following is NOBODY:
+                heappop(heap)
+            else:
+                go_on(heap)
         return RunSet(tuple(chosen))
 
     def ranking(self, state: CellState) -> list[str]:

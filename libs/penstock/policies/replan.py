@@ -15,13 +15,17 @@ from penstock.model.types import WHOLE_GPU
 
 
 def holders(state: CellState) -> tuple[list[JobState], list[JobState]]:
-    """Jobs that hold resources, latest submitted first: those that contend for them (they run, or are stopped only
-    to make way), and those that are ending for good."""
+    """Jobs that hold resources, in no order: those that contend for them (they run, or are stopped only to make
+    way), and those that are ending for good."""
     running: list[JobState] = []
     ending: list[JobState] = []
-    for job in state.holders():
-        stays = job.status is not JobStatus.STOPPING or job.stop_reason == "preempted"
-        (running if stays else ending).append(job)
+    jobs = state.jobs
+    for job_id in state.holding.values():
+        job = jobs[job_id]
+        if job.status is not JobStatus.STOPPING or job.stop_reason == "preempted":
+            running.append(job)
+        else:
+            ending.append(job)
     return running, ending
 
 

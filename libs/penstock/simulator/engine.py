@@ -85,6 +85,8 @@ class Simulation:
         self.cell = Cell(settings, sink)
         self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self.now_s = 0.0
+        self._now_ms = 0
+        """The same in the ledger's time."""
         self._work = work
         self._options = options
         self._nodes = SimulatedNodes(nodes, options.latency, self._later)
@@ -117,6 +119,7 @@ class Simulation:
             return False
         self.meter.at(now_s)
         self.now_s = now_s
+        self._now_ms = ceil(now_s * 1_000)
         self._steps = 0
         arriving = self._arrives_now()
         work_s = self._work.next_s()
@@ -134,9 +137,6 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------ time
 
-    def _now_ms(self) -> int:
-        return ceil(self.now_s * 1_000)
-
     def _at(self, at_s: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, _Due(at_s, next(self._order), act))
 
@@ -144,7 +144,7 @@ class Simulation:
         self._at(self.now_s + after_s, lambda: self._answer(node_id, given))
 
     def _answer(self, node_id: str, given: Input) -> None:
-        for event in self._nodes.feed(node_id, given, self._now_ms()):
+        for event in self._nodes.feed(node_id, given, self._now_ms):
             self._deliver(event)
         if self._nodes.terminated:
             self._interrupted()
@@ -182,9 +182,9 @@ class Simulation:
                 heapq.heappop(self._due).act()
                 continue
             due = self.cell.state.next_timer()
-            if due is None or due[0] > self._now_ms():
+            if due is None or due[0] > self._now_ms:
                 return
-            self._after(self.cell.fire(due[1], self._now_ms()))
+            self._after(self.cell.fire(due[1], self._now_ms))
 
     # ----------------------------------------------------------------------------------------- inputs
 
@@ -200,7 +200,7 @@ class Simulation:
             job = self.cell.state.jobs[job_id]
             for task_id, task in list(job.tasks.items()):
                 node_id = task.place.node_id
-                for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms()):
+                for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms):
                     self._deliver(event)
         return instant.told
 
@@ -290,14 +290,14 @@ class Simulation:
     # ---------------------------------------------------------------------------------------- answers
 
     def _obey(self, order: Order) -> None:
-        for event in self._nodes.obey(order, self._now_ms()):
+        for event in self._nodes.obey(order, self._now_ms):
             self._deliver(event)
         if self._nodes.terminated:
             self._interrupted()
 
     def _deliver(self, event: Event) -> None:
         """Brings an event to the placer: at once, and once."""
-        self._after(self.cell.record(event, self._now_ms()))
+        self._after(self.cell.record(event, self._now_ms))
 
     def _after(self, step: Step) -> None:
         """Books what a record says, and lets the nodes obey it."""
