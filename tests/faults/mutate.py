@@ -78,7 +78,7 @@ def _overtaking() -> None:
     def placement_decided(state: CellState, fact: Any) -> None:
         real(state, fact)
         for job in state.jobs.values():
-            job.overtaken = 0
+            job.backfill_count = 0
 
     replace(real, placement_decided)
 

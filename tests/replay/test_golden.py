@@ -26,6 +26,8 @@ from tests.simulation.test_profiles import run, trace  # noqa: F401 - `trace` is
 
 GOLDEN = Path(__file__).with_name("golden")
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
+RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
+"""Fields of the state: the name in `golden/state.json.gz` → the name now."""
 TRACE3_SRTF = "92b3635550cf62ea9cd6316ad800c523"
 
 
@@ -53,7 +55,14 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
         replica.take(record["value"].encode("latin1"), record["offset"])
     assert (replica.head.id, replica.head.seq) == (golden["head"], golden["seq"])
     assert check(replica.state) == []
-    assert json.loads(dump(replica.state)) == read("state.json.gz")
+    assert json.loads(dump(replica.state)) == renamed(read("state.json.gz"))
+
+
+def renamed(value: Any) -> Any:
+    """The state with the fields' present names."""
+    if isinstance(value, dict):
+        return {RENAMED.get(name, name): renamed(inner) for name, inner in value.items()}
+    return [renamed(inner) for inner in value] if isinstance(value, list) else value
 
 
 def changed(golden: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:

@@ -18,7 +18,7 @@ from penstock.model.ledger_events import PlacerSettings, StopTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
 from penstock.model.validation import checked
-from penstock_services.placer.core.orders import start_orders, stray_orders
+from penstock_services.placer.core.orders import orphan_orders, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
@@ -180,11 +180,11 @@ def test_a_node_that_was_given_up_wrongly_stops_what_runs_elsewhere_by_now(cell:
     running = (RunningTask(task_id="j1.1.w0", token=token),)
     cell.join(node_spec(node_id), tasks=running)
     joined = cell.head.seq
-    [stop] = stray_orders(cell.state, node_id, joined)
+    [stop] = orphan_orders(cell.state, node_id, joined)
     assert isinstance(stop, StopTask)
     assert (stop.task_id, stop.token) == ("j1.1.w0", joined)
     assert stop in cell.orders(), "a placer that dies before it has said so leaves it to the next one"
     other = cell.job("j1").tasks["j1.2.w0"].place.node_id
     kept = (RunningTask(task_id="j1.2.w0", token=cell.job("j1").token),)
     cell.join(node_spec(other), tasks=kept)
-    assert list(stray_orders(cell.state, other, cell.head.seq)) == []
+    assert list(orphan_orders(cell.state, other, cell.head.seq)) == []

@@ -128,14 +128,14 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
     job = state.jobs[fact.job_id]
     head = state.head_of_queue()
     if head is not None and head is not job:
-        head.overtaken += 1
+        head.backfill_count += 1
     _set_job(state, job, JobStatus.LAUNCHING)
     job.attempt = fact.attempt
     job.token = state.seq
     job.placed_ms = state.now_ms
     job.running_ms = job.stop_reason = job.exit_code = None
     job.failure = job.failure_cause = ""
-    job.overtaken = 0
+    job.backfill_count = 0
     _clear_unschedulable(state, job)
     _drop_timers(state, job.job_id, "queue_timeout")
     job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
@@ -177,12 +177,12 @@ def _job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
 
 def _work_progressed(state: CellState, fact: external_events.WorkProgressed) -> None:
     """Jobs that have ended meanwhile are passed over."""
-    for told in fact.jobs:
-        job = state.jobs.get(told.job_id)
+    for progress in fact.jobs:
+        job = state.jobs.get(progress.job_id)
         if job is not None:
-            job.attained_s = told.attained_s
-            job.remaining_s = told.remaining_s
-            job.told_ms = state.now_ms
+            job.attained_s = progress.attained_s
+            job.remaining_s = progress.remaining_s
+            job.progress_ms = state.now_ms
             if job.status is JobStatus.QUEUED:
                 state.change_log.add(job.job_id)
 
@@ -196,7 +196,7 @@ def _jobs_ranked(state: CellState, fact: ledger_events.JobsRanked) -> None:
 
 
 def _job_found_unschedulable(state: CellState, fact: ledger_events.JobFoundUnschedulable) -> None:
-    """Such a job stands beside the queue: nobody waits behind it."""
+    """Such a job stands beside the queue: no other job waits behind it."""
     job = state.jobs[fact.job_id]
     job.unschedulable = fact.reason
     state.unschedulable[job.job_id] = None
@@ -353,7 +353,7 @@ def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
         node.leaving = False
         node.faulted_gpu_mask = 0
     node.incarnation = max(node.incarnation, fact.incarnation)
-    node.strays = {task.task_id: state.seq for task in fact.tasks if task.task_id not in node.tasks}
+    node.orphan_tasks = {task.task_id: state.seq for task in fact.tasks if task.task_id not in node.tasks}
     _enter_spec(state, node, spec)
     state.reindex(node)
 

@@ -2,7 +2,7 @@
 
 Finding the nodes that can take a task costs a handful of big-integer operations whatever the size of the
 cell (10,000 nodes are 1,250 bytes), because every resource keeps one bit set per level of what is free.
-Levels are coarse for large resources; inside a level the exact values are kept, so every answer is exact.
+Levels are coarse for large resources; inside a level nodes are grouped by exact value, so every answer is exact.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
 class Thermometer:
     """Per level k the set of nodes with at least k units free; one unit is `unit` of the resource.
 
-    With `unit` > 1 the nodes of a level are also kept by their exact value. A change then costs one set per
+    With `unit` > 1 the nodes of a level are also grouped by their exact value. A change then costs one set per
     level crossed, a question at most one set per distinct value inside one level.
     """
 

@@ -17,7 +17,7 @@ class Replica:
     """In the ledger's partition, of the next record to read."""
 
     def take(self, value: bytes, offset: int, hook: Hook | None = None) -> RawRecord | None:
-        """Folds one record of the partition and returns it; None for a void one, which only moves the offset.
+        """Folds one record of the partition and returns it; None for a void one, which only advances the offset.
 
         `hook` folds each fact in place of `evolve`: for readers that derive something from single facts.
         """

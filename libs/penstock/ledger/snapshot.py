@@ -1,8 +1,8 @@
 """A cell's state as bytes and back. Canonical: equal states give equal bytes, whatever they were folded from.
 
-Only what cannot be derived is kept; the queue, the index of nodes and the heap of timers are built anew. The
-shape follows the state's own dataclasses, so a new field needs no change here; `FORMAT` tells the shapes of
-different versions apart, and a snapshot of another format is not read at all: folding from an older one, or
+Only what cannot be derived is stored; the queue, the index of nodes and the heap of timers are built anew. The
+shape follows the state's own dataclasses, so a new field needs no change here; `FORMAT` identifies the shape
+of a version, and a snapshot of another format is not read at all: folding from an older one, or
 from the beginning, is always right.
 """
 

@@ -19,7 +19,7 @@ from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, Resourc
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
-MAX_MASKS = 1 << 14  # kept of each function of masks: nodes are in few different states
+MAX_MASKS = 1 << 14  # cached results of each function of masks: nodes are in few different states
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
 
@@ -45,7 +45,7 @@ class JobState:
     job_id: str
     spec: JobSpec
     order: int
-    """Place in the queue: the seq of its submission; kept over retries."""
+    """Place in the queue: the seq of its submission; retries do not change it."""
     submitted_ms: int
     status: JobStatus = JobStatus.SUBMITTED
     estimate: Estimate | None = None
@@ -68,15 +68,15 @@ class JobState:
     """The attempt's first failure, for people; `failure_cause` is its task's cause."""
     failure_cause: str = ""
     unschedulable: str = ""
-    overtaken: int = 0
+    backfill_count: int = 0
     version: int = 0
     served_ms: int = 0
     """Time that earlier attempts ran."""
     attained_s: float | None = None
-    """As the job last told: time run, all attempts together. None: it never told; see `penstock.policies.service`."""
+    """As the job last reported: time run, all attempts together. None: no report; see `penstock.policies.service`."""
     remaining_s: float | None = None
-    told_ms: int = 0
-    """When it last told."""
+    progress_ms: int = 0
+    """Ledger time of its last progress report."""
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
 
@@ -161,7 +161,7 @@ class NodeState:
     """Of its latest joining; see `NodeJoined`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
-    strays: dict[str, int] = field(default_factory=dict)
+    orphan_tasks: dict[str, int] = field(default_factory=dict)
     """What it ran when it last joined and the cell had given up there: task id → seq of that joining."""
     version: int = 0
     entered: Free = NOT_PLACEABLE
@@ -179,7 +179,7 @@ class NodeState:
         return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
 
     def give(self, place: TaskPlacement) -> None:
-        """A task takes its place. A share of a GPU that a smaller inventory no longer has is not kept."""
+        """A task takes its place. A share of a GPU that a smaller inventory no longer has is dropped."""
         for gpu in place.gpus:
             self.free_gpu_mask &= ~(1 << gpu)
             if place.gpu_share_milli < WHOLE_GPU and gpu < len(self.spec.gpus):
@@ -275,7 +275,7 @@ MAX_CHANGES = 1 << 12
 
 
 class ChangeLog:
-    """Ids of jobs, in the order in which something about them changed; only the last MAX_CHANGES are kept.
+    """Ids of jobs, in the order in which something about them changed; only the last MAX_CHANGES stay.
 
     For caches of what could be computed from the state: a cache that has read up to `count` asks for what came
     since, and is made anew when that is no longer here. Nothing else may depend on it: it is history, not state.
@@ -301,14 +301,14 @@ class ChangeLog:
 
 @dataclass(slots=True)
 class CellState:
-    """Everything the ledger says. `jobs` holds only jobs that have not ended."""
+    """The state folded from the ledger. `jobs` holds only jobs that have not ended."""
 
     seq: int = 0
     now_ms: int = 0
     term: int = 0
     settings: PlacerSettings = field(default_factory=PlacerSettings)
     frozen: str = ""
-    """Why nothing is placed and nobody evicted; empty: not frozen."""
+    """Why nothing is placed or evicted; empty: not frozen."""
     jobs: dict[str, JobState] = field(default_factory=dict)
     ended: "OrderedDict[str, str]" = field(default_factory=OrderedDict)
     """Job id → outcome, oldest first, bounded."""

@@ -120,10 +120,10 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
     """It fits, so only the queue can hold it back."""
     head = state.head_of_queue()
     ahead = state.queue.bisect_left(job.order)
-    if head is not None and head is not job and head.overtaken >= settings.max_overtakes:
+    if head is not None and head is not job and head.backfill_count >= settings.max_overtakes:
         return (
             Reason.OVERTAKE_LIMIT,
-            f"{head.job_id} has been overtaken {head.overtaken} times; allowed are {settings.max_overtakes}",
+            f"{head.job_id} has been overtaken {head.backfill_count} times; allowed are {settings.max_overtakes}",
         )
     if ahead >= settings.backfill_window:
         return (

@@ -13,7 +13,7 @@ from penstock.policies.base import Chance, Plan, RunSet
 from penstock.policies.baselines import FirstFit
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import remaining_s
-from penstock.policies.waiting import NOBODY, Waiting, go_on, heads, in_order
+from penstock.policies.waiting import NO_MORE, Waiting, go_on, heads, in_order
 
 Key = Callable[[CellState, JobState], float]
 """≥ 0; the smallest runs first."""
@@ -24,7 +24,7 @@ shortest_remaining_time: Key = remaining_s
 
 
 def shortest_remaining_service(state: CellState, job: JobState) -> float:
-    """GPU seconds: what is left, times the gang's GPUs. Without GPUs it is none, even if nobody knows how long."""
+    """GPU seconds: what is left, times the gang's GPUs. Without GPUs it is 0, even if the time is unknown."""
     gpus = gpus_of(job)
     return remaining_s(state, job) * gpus if gpus else 0.0
 
@@ -53,7 +53,7 @@ class Ordered:
         return self._name
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """The lowest ordinals; chance is not used."""
+        """The lowest ordinals; no random choice."""
         return self._where.place(state, job, chance)
 
     def plan(self, state: CellState) -> RunSet:
@@ -71,7 +71,7 @@ class Ordered:
                 heappop(heap)
                 continue
             chosen.append(job_id)
-            if following is NOBODY:
+            if following is NO_MORE:
                 heappop(heap)
             else:
                 go_on(heap)

@@ -1,8 +1,8 @@
-"""What replanning policies share: who takes part, how many GPUs there are, and room for a gang that lacks it.
+"""First fit of gangs on empty nodes, for preemptive policies; and which jobs to migrate so that a gang fits.
 
 A plan is judged on GPUs alone, from empty nodes: the classical preemptive schedulers assume that a job can be
 stopped and started elsewhere at will. Where the chosen jobs would fit but for their present places,
-`make_room` names the smaller jobs that have to move.
+`make_room` names the smaller jobs that have to be migrated.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,17 +41,17 @@ class Nodes:
     __slots__ = ("_having", "free")
 
     def __init__(self, state: CellState, ending: Iterable[JobState]) -> None:
-        """`ending`: hold their GPUs until their exits; nobody can have these before."""
+        """`ending`: hold their GPUs until their exits; no job gets these before."""
         self._having = dict(state.index.sound)
-        """Free GPUs → nodes with exactly so many; 0 says nothing."""
+        """Free GPUs → nodes with exactly so many; an entry may be empty."""
         self.free = sum(gpus * nodes.bit_count() for gpus, nodes in self._having.items())
-        for node_id, kept in _kept(ending).items():
+        for node_id, held in _held(ending).items():
             node = state.nodes[node_id]
             if node.sound > 0:
-                self._move(node.bit, node.sound, max(0, node.sound - kept))
+                self._move(node.bit, node.sound, max(0, node.sound - held))
 
     def take(self, workers: int, gpus: int) -> bool:
-        """First fit of a gang of equal workers, all or nothing: each on the lowest ordinal that has room."""
+        """First fit of a gang of equal workers, all or nothing: each on the lowest ordinal with enough free GPUs."""
         if gpus == 0:
             return True
         if self.free < workers * gpus:
@@ -91,22 +91,22 @@ class Nodes:
         self._having[new] = self._having.get(new, 0) | bit
 
 
-def _kept(ending: Iterable[JobState]) -> dict[str, int]:
+def _held(ending: Iterable[JobState]) -> dict[str, int]:
     """Node id → GPUs held there by these jobs."""
-    kept: dict[str, int] = {}
+    held: dict[str, int] = {}
     for job in ending:
         for task in job.tasks.values():
             if task.status is not TaskStatus.EXITED:
                 place = task.place
-                kept[place.node_id] = kept.get(place.node_id, 0) + len(place.gpus)
-    return kept
+                held[place.node_id] = held.get(place.node_id, 0) + len(place.gpus)
+    return held
 
 
 def make_room(state: CellState, job: JobState) -> tuple[str, ...]:
     """Ids of smaller jobs to stop so that this gang fits as soon as they have ended; () if none would help.
 
-    Each worker goes to the node where the fewest GPUs have to move (ties: the lower ordinal). Only jobs with
-    fewer GPUs than one worker asks move, so that chains of moves end.
+    Each worker goes to the node where the fewest GPUs have to be migrated (ties: the lower ordinal). Only
+    jobs with fewer GPUs than one worker asks are migrated, so that chains of migrations end.
     """
     demand = job.demand
     need = demand.worker

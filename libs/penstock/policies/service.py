@@ -1,6 +1,6 @@
 """How long a job has run and how long it still needs, as far as the ledger knows.
 
-Ideal: the job tells (`WorkProgressed`). Departure, for jobs that never tell: the time since all of its tasks
+Ideal: the job reports it (`WorkProgressed`). Departure, for jobs that never report: the time since all of its tasks
 run, and the estimate of its run time less that. Seconds, real: thresholds are judged on them.
 """
 
@@ -16,22 +16,22 @@ def attained_s(state: CellState, job: JobState) -> float:
     """Time that the job has run, all attempts together, ≥ 0."""
     if job.attained_s is None:
         return (job.served_ms + _since(state, job, 0)) / 1_000
-    return job.attained_s + _since(state, job, job.told_ms) / 1_000
+    return job.attained_s + _since(state, job, job.progress_ms) / 1_000
 
 
 def remaining_s(state: CellState, job: JobState) -> float:
-    """Time that the job still needs, ≥ 0; infinite when neither it nor an estimate says so."""
+    """Time that the job still needs, ≥ 0; infinite without a report and an estimated run time."""
     if job.remaining_s is not None:
-        if job.running_ms is None or job.told_ms == state.now_ms:
+        if job.running_ms is None or job.progress_ms == state.now_ms:
             return job.remaining_s
-        return max(0.0, job.remaining_s - _since(state, job, job.told_ms) / 1_000)
+        return max(0.0, job.remaining_s - _since(state, job, job.progress_ms) / 1_000)
     run_ms = job.estimate.run_ms if job.estimate is not None else None
     return inf if run_ms is None else max(0.0, run_ms / 1_000 - attained_s(state, job))
 
 
-def _since(state: CellState, job: JobState, told_ms: int) -> int:
-    """Run time in the current attempt after `told_ms`. The ledger's time never goes back."""
+def _since(state: CellState, job: JobState, progress_ms: int) -> int:
+    """Run time in the current attempt after `progress_ms`. The ledger's time never goes back."""
     running_ms = job.running_ms
     if running_ms is None or job.status not in COMPUTING:
         return 0
-    return state.now_ms - (running_ms if running_ms > told_ms else told_ms)
+    return state.now_ms - (running_ms if running_ms > progress_ms else progress_ms)

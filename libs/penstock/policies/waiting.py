@@ -1,11 +1,11 @@
-"""The waiting contenders in rows, each in order: so that a plan looks at those who may run, not at all who wait.
+"""Sorted waiting lists, one per shape of job: a plan looks at the jobs that may run, not at all that wait.
 
-While a job waits and tells nothing, no key of it changes. So the rows are kept from plan to plan and only brought up
-to date with the jobs that the state has noted (`CellState.change_log`). They are a cache: what they hold is a function of
-the state alone, and a new policy object, or one that is shown another state, builds the same from nothing.
+While a job waits and reports nothing, its key does not change. So the rows are cached from plan to plan and updated
+with the jobs in `CellState.change_log`. Their content is a function of the state alone: a new policy object, or one
+that is given another state, builds the same rows from nothing.
 
-Within one plan free room only shrinks. So when one job of a row does not fit, nobody behind it in that row does, and
-the whole row is passed over: a plan costs O(jobs that run + rows), whoever waits behind.
+Within one plan free capacity only shrinks. So when one job of a row does not fit, no job behind it in that row does, and
+the whole row is passed over: a plan costs O(jobs that run + rows), however many wait.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,11 +20,11 @@ from penstock.model.transitions import JobStatus
 Row = TypeVar("Row", bound=tuple[object, ...])
 Entry = tuple[float, int, str]
 """(key, order, job id); no two are equal in the first two."""
-NOBODY: Iterator[Entry] = iter(())
+NO_MORE: Iterator[Entry] = iter(())
 
 
 class Waiting(Generic[Row]):
-    """`place`: a waiting job → (its row, its key there). Jobs of one row must need the same room."""
+    """`place`: a waiting job → (its row, its key there). Jobs of one row must have the same demand."""
 
     def __init__(self, place: Callable[[CellState, JobState], tuple[Row, float]]) -> None:
         self._place = place
@@ -75,7 +75,7 @@ def heads(
 
     `heappop` passes over the first entry and all that follow it in its row, `go_on` over the entry alone.
     """
-    found: list[Head[Row]] = [(*single, NOBODY) for single in singles]
+    found: list[Head[Row]] = [(*single, NO_MORE) for single in singles]
     for row, entries in rows.items():
         more = iter(entries)
         found.append((*next(more), row, more))

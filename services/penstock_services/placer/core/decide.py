@@ -52,7 +52,7 @@ class Decider:
         self.policy = policy_for(settings)
         self._replanner = self.policy if isinstance(self.policy, Replanning) else None
         self._swept = -1
-        """Capacity version at which `_sweep_unschedulable` last found nobody more; only saves work."""
+        """Capacity version at which `_sweep_unschedulable` last found no further job; only saves work."""
         self._queueing = self.policy if isinstance(self.policy, Queueing) else None
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
@@ -123,7 +123,7 @@ class Decider:
     # ----------------------------------------------------------------------------------------- queue
 
     def _arrived(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """A job has just queued. Nothing was freed, so nobody else needs to be tried again."""
+        """A job has just queued. Nothing was freed, so no other job is tried again."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
             yield from self._park(state, job, reason)
@@ -136,7 +136,7 @@ class Decider:
             yield from self._try(state, job)
 
     def _park(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
-        """It would not fit even the empty cell: nobody waits behind it, and it ends unless a node comes in time."""
+        """It would not fit even the empty cell: no job waits behind it, and it ends unless a node comes in time."""
         yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
         yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
 
@@ -152,7 +152,7 @@ class Decider:
             yield from self._park(state, job, why)
 
     def _sweep_unschedulable(self, state: CellState) -> Iterator[Event]:
-        """A replanning policy tries no head of the queue: whoever can never run is found when the cell changes."""
+        """A replanning policy tries no head of the queue: a job that can never run is found when the cell changes."""
         fitting: set[tuple[object, ...]] = set()
         found = 0
         for job_id in list(state.queue.values()):
@@ -174,7 +174,7 @@ class Decider:
         head = state.head_of_queue()
         if head is job:
             return True
-        if head is None or head.overtaken >= self.settings.max_overtakes:
+        if head is None or head.backfill_count >= self.settings.max_overtakes:
             return False
         return state.queue.bisect_left(job.order) < self.settings.backfill_window
 
@@ -227,7 +227,7 @@ class Decider:
             head = state.head_of_queue()
             if passed >= self.settings.backfill_window:
                 return
-            if head is not None and head is not job and head.overtaken >= self.settings.max_overtakes:
+            if head is not None and head is not job and head.backfill_count >= self.settings.max_overtakes:
                 return
             key = job.demand.key
             if key not in hopeless:

@@ -55,8 +55,8 @@ def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
     return None if event.token == job.token else "stale_token"
 
 
-def _told(state: CellState, event: external_events.EtaEstimated) -> str | None:
-    """Remaining time is of one attempt: what comes after its end says nothing of the next."""
+def _eta(state: CellState, event: external_events.EtaEstimated) -> str | None:
+    """Remaining time is of one attempt: what comes after its end does not apply to the next."""
     if event.job_id in state.ended:
         return "job_ended"
     job = state.jobs.get(event.job_id)
@@ -160,7 +160,7 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.TaskCheckpointed: _of_living_task,
         external_events.StepsMeasured: _of_living_task,
         external_events.StagesMeasured: _of_living_task,
-        external_events.EtaEstimated: _told,
+        external_events.EtaEstimated: _eta,
         external_events.OrderRefused: _refused,
         external_events.NodeJoined: _joined,
         external_events.NodeChanged: _changed,

@@ -8,7 +8,7 @@ from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import Order, Peer, PlacementDecided, StartTask, StopDecided, StopTask
 from penstock.model.transitions import TaskStatus
 
-STRAY_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
+ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
@@ -55,7 +55,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
     Only tokens ≤ `up_to`, the last record read back as valid: the state may have run ahead of it.
     """
     for node_id in node_ids:
-        yield from stray_orders(state, node_id, up_to)
+        yield from orphan_orders(state, node_id, up_to)
         for task_id, job_id in state.nodes[node_id].tasks.items():
             job = state.jobs[job_id]
             task = job.tasks[task_id]
@@ -65,19 +65,19 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
                 yield _stop(job, task)
 
 
-def stray_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
+def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
     """Stops what a joining node runs and the cell has given up there: its job may be running elsewhere by now.
 
     Ideal: there is no such task, since only proof makes a node Gone. Departure: proof comes from people and other
     systems too, and two machines may go by one name. Tokens and `up_to` as in `outstanding`.
     """
-    for task_id, token in state.nodes[node_id].strays.items():
+    for task_id, token in state.nodes[node_id].orphan_tasks.items():
         if token <= up_to:
             yield StopTask(
                 token=token,
                 node_id=node_id,
                 task_id=task_id,
-                grace_ms=STRAY_GRACE_MS,
+                grace_ms=ORPHAN_GRACE_MS,
                 reason="the cell has given it up on this node",
             )
 

@@ -1,10 +1,10 @@
 """Carrying out what a replanning policy wants: `RunSet` in, stops and placements out.
 
-A plan that stops somebody places nobody: it is made anew, and is the same, when the first of its stops is
+A plan that stops a job places none: it is made anew, and is the same, when the first of its stops is
 proven. So `place` finds the cell as the plan meant it.
 
 Ideal: who fits beside is placed at once. Departure: plans count GPUs, nodes are found later, and a job placed now may
-take the very node on which a larger one would have fitted; that one would then need others to move. Knowing that it
+take the very node on which a larger one would have fitted; that one would then need others to be migrated. Knowing that it
 does not means placing the whole plan on a copy of the nodes.
 """
 
@@ -28,7 +28,7 @@ Place = Callable[[CellState, JobState, Plan], Iterator[Event]]
 
 
 def carry_out_plan(state: CellState, policy: Replanning, chance: Chance, place: Place) -> Iterator[Event]:
-    """Stops who runs and shall not; if there is nobody to stop, places who shall run and waits."""
+    """Stops who runs and shall not; if there is none to stop, places who shall run and waits."""
     if state.frozen or not state.jobs:
         return
     plan = policy.plan(state)
@@ -54,7 +54,7 @@ def carry_out_plan(state: CellState, policy: Replanning, chance: Chance, place: 
 def _place_all(
     state: CellState, policy: Replanning, waiting: list[JobState], chance: Chance, place: Place
 ) -> Iterator[Event]:
-    """Largest workers first, so that small jobs do not take the room that a large one was promised."""
+    """Largest workers first, so that small jobs do not take the GPUs that the plan gives to a large one."""
     tasks = 0
     for placed, job in enumerate(waiting):
         tasks += job.demand.tasks
