@@ -18,7 +18,7 @@ def test_a_cell_draws_its_own_report(up: Installation, place: Path) -> None:
     page = place / "weekend.html"
     empty = up.run("report", "-o", "json")
     assert empty.returncode == 2
-    assert "nobody has submitted a job" in empty.stderr
+    assert "it holds no submitted job" in empty.stderr
     assert (
         up.run("submit", "--model", "gang", "--workers", "2", *needs, "2", "--", "sleep", "1").returncode == 0
     )

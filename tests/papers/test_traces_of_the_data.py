@@ -9,7 +9,7 @@ from penstock.simulator.commands.options import judge
 from penstock.simulator.generators.registry import of_summaries
 from penstock.simulator.traces.cluster import OPENB_SLICES_PER_CORE, cluster_of, gpu_count
 from penstock.simulator.traces.description import describe
-from penstock.simulator.traces.fitting import Room
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import SETS, locate, names_in, read_trace
 from tests.support.command_line import simulate_options
 
@@ -60,8 +60,8 @@ def test_openb_is_the_cluster_and_the_pods_of_the_published_figures() -> None:
     cluster = cluster_of("openb")
     assert (len(cluster.nodes), gpu_count(cluster.nodes)) == (1_213, 6_212)
     assert max(node.cores for node in cluster.nodes) == 128 * OPENB_SLICES_PER_CORE
-    room = Room(cluster.nodes, cluster.slices_per_core)
-    jobs = read_trace(locate("openb/default"), fits=room.problems).jobs
+    capacity = ClusterCapacity(cluster.nodes, cluster.slices_per_core)
+    jobs = read_trace(locate("openb/default"), fits=capacity.problems).jobs
     assert round(100 * sum(job.whole_gpus for job in jobs) / 6_212, 2) == 97.98
     assert sum(1 for job in jobs if not job.gpus) == 1_088
 

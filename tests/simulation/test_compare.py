@@ -65,10 +65,10 @@ def test_intervals_are_students() -> None:
 
 def test_paired_differences_are_narrower_than_the_means() -> None:
     """Two policies on ten generated days: the days differ much, the policies a little, and always the same way."""
-    chance = np.random.default_rng(2)
-    days = chance.normal(1_000.0, 200.0, size=10)
-    first = dict(enumerate((days + chance.normal(0.0, 2.0, size=10)).tolist()))
-    second = dict(enumerate((days - 10 + chance.normal(0.0, 2.0, size=10)).tolist()))
+    rng = np.random.default_rng(2)
+    days = rng.normal(1_000.0, 200.0, size=10)
+    first = dict(enumerate((days + rng.normal(0.0, 2.0, size=10)).tolist()))
+    second = dict(enumerate((days - 10 + rng.normal(0.0, 2.0, size=10)).tolist()))
     found = paired(second, first, exact=(False, False))
     assert found is not None
     interval = stats.ttest_rel(list(second.values()), list(first.values())).confidence_interval(0.95)

@@ -13,7 +13,7 @@ from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.simulator.engine import Options
-from penstock.simulator.job_models.model import End, Neighbour, Placement, Plain, Seat
+from penstock.simulator.job_models.model import Allocation, End, Neighbour, Placement, Plain
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.jobs import TraceJob
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_bytes(profile: str) -> None:
 
 
 class HalvedByNeighbours(Plain):
-    """A truth for this test: two jobs on one node run at half speed."""
+    """A job model for this test: two jobs on one node run at half speed."""
 
     name = "halved"
     neighbours_matter = True
@@ -126,16 +126,16 @@ def test_work_flows_by_the_neighbours() -> None:
     work = SteadyWork(HalvedByNeighbours())
     for one in (job("a", 0, 100), job("b", 40, 100)):
         work.admit(one, one.submit_s)
-    work.started("a", {"n": Seat()}, 0.0)
+    work.started("a", {"n": Allocation()}, 0.0)
     assert work.next_s() == 100
     assert work.advance(40.0).ended == []
-    work.started("b", {"n": Seat()}, 40.0)
+    work.started("b", {"n": Allocation()}, 40.0)
     assert work.next_s() == 160  # 60 s of a's work at half speed
     assert work.advance(160.0).ended == [End("a", 160.0)]
     assert work.next_s() == 200  # b has done 60 of 100
     work.stopped("b", 180.0)
     assert work.next_s() is None
-    work.started("b", {"m": Seat()}, 500.0)
+    work.started("b", {"m": Allocation()}, 500.0)
     assert work.next_s() == 520
 
 

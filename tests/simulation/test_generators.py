@@ -12,9 +12,9 @@ import pytest
 from penstock.model.ledger_events import PlacerSettings
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.generators.base import chance_of, poisson_arrivals
+from penstock.simulator.generators.base import poisson_arrivals, rng_of
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
-from penstock.simulator.job_models.catalogue import Run, wanted_truth, work_for
+from penstock.simulator.job_models.catalogue import Run, checked_job_model, work_for
 from penstock.simulator.traces.cluster import BadCluster, cluster_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -39,18 +39,18 @@ def jobs_of(name: str, seed: int = 0) -> Sequence[TraceJob]:
 
 def test_arrivals_are_poisson() -> None:
     """A thousand days at 10 an hour: the mean and the variance of a day's arrivals are both 240."""
-    days = [len(poisson_arrivals(chance_of(day, "test"), 10, 24)) for day in range(1_000)]
+    days = [len(poisson_arrivals(rng_of(day, "test"), 10, 24)) for day in range(1_000)]
     mean = fmean(days)
     assert mean == pytest.approx(240, rel=0.01)
     assert fmean((day - mean) ** 2 for day in days) == pytest.approx(240, rel=0.15)
-    times = poisson_arrivals(chance_of(0, "test"), 10, 24)
+    times = poisson_arrivals(rng_of(0, "test"), 10, 24)
     assert list(times) == sorted(times)
     assert 0 < times[0] < times[-1] < 86_400
 
 
 def test_seeds_of_different_purposes_have_nothing_in_common() -> None:
     draws = {
-        tuple(chance_of(seed, purpose).random(3).tolist())
+        tuple(rng_of(seed, purpose).random(3).tolist())
         for seed in (-1, 0, 1, 1 << 40)
         for purpose in ("a", "b")
     }
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_jobs(name: str) -> None:
     assert jobs != jobs_of(name, 4)
     assert [job.submit_s for job in jobs] == sorted(job.submit_s for job in jobs)
     assert len({job.job_id for job in jobs}) == len(jobs)
-    wanted_truth(GENERATORS[name].truth)
+    checked_job_model(GENERATORS[name].job_model)
 
 
 def run_twice(name: str) -> None:
@@ -113,7 +113,7 @@ def run_twice(name: str) -> None:
         cluster = cluster_of(generator.cluster)
         settings = PlacerSettings(profile="liquid", seed=1)
         run = Run(max(len(node.gpus) for node in cluster.nodes), nodes=cluster.nodes)
-        work = work_for(generator.truth, trace, Path(name), settings, run)
+        work = work_for(generator.job_model, trace, Path(name), settings, run)
         simulation = Simulation(cluster.nodes, settings, work, trace.jobs, Options())
         while simulation.step():
             pass

@@ -1,4 +1,4 @@
-"""Truth `colocation`: by hand on a small table of our own, and what the whole of Gavel's says."""
+"""Job model `colocation`: by hand on a small table of our own, and what the whole of Gavel's says."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from penstock.model.ledger_events import PlacerSettings
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.colocation import Colocation, Config
-from penstock.simulator.job_models.model import Neighbour, NotMeasured, Seat
+from penstock.simulator.job_models.model import Allocation, Neighbour, NotMeasured
 from penstock.simulator.job_models.sharing import Links
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.tables import COLOCATED, ISOLATED, read_throughputs
@@ -44,8 +44,8 @@ fast,tree,,1,tree,,1,0,0,4,4
 fast,net,8,2,net,8,2,12,12,18,18
 """,
 }
-FIRST, SECOND = Seat((0,)), Seat((1,))
-HALF = Seat((0,), share_milli=500)
+FIRST, SECOND = Allocation((0,)), Allocation((1,))
+HALF = Allocation((0,), share_milli=500)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def truth_of(folder: Path, *, split: bool = False) -> Colocation:
+def job_model_of(folder: Path, *, split: bool = False) -> Colocation:
     """Nodes of two GPUs: those named f… are fast, s… slow, all others fast too."""
     return Colocation(
         read_throughputs(folder), "fast", {"f": "fast", "s": "slow", "s2": "slow"}, 2, split=split
@@ -71,80 +71,82 @@ TREE = TraceJob("t", 0, 30.0, 1, "tree")
 
 def test_a_job_is_as_long_as_its_steps_take_packed(folder: Path) -> None:
     """180 steps: 18 s on one fast GPU, 10 s on two; who asks for slow ones is measured by them."""
-    truth = truth_of(folder)
-    assert truth.work_s(net()) == 18
-    assert truth.work_s(net(gpus=2)) == 10
-    assert truth.work_s(net()._replace(gpu_models=("SLOW",))) == 90
-    assert truth.work_s(TREE) == 30, "without steps its run time counts"
+    job_model = job_model_of(folder)
+    assert job_model.work_s(net()) == 18
+    assert job_model.work_s(net(gpus=2)) == 10
+    assert job_model.work_s(net()._replace(gpu_models=("SLOW",))) == 90
+    assert job_model.work_s(TREE) == 30, "without steps its run time counts"
     with pytest.raises(
         NotMeasured, match=r"colocation: net with batch 8 on 4 fast, consolidated, was never measured"
     ):
-        truth.work_s(net(gpus=4))  # the table holds 0
+        job_model.work_s(net(gpus=4))  # the table holds 0
 
 
 def test_the_place_decides(folder: Path) -> None:
     """Two GPUs on one node, on two nodes, on slow nodes, on one of each: the slow one sets the pace."""
-    truth, job = truth_of(folder), net(gpus=2)
-    assert truth.speed(job, {"f": Seat((0, 1))}, ()) == 1
-    assert truth.speed(job, {"f": FIRST, "f2": FIRST}, ()) == 0.5
-    assert truth.speed(job, {"s": Seat((0, 1))}, ()) == pytest.approx(4 / 18)
-    assert truth.speed(job, {"f": FIRST, "s": FIRST}, ()) == pytest.approx(5 / 18)
-    assert truth.speed(net(), {"f": Seat((0, 1))}, ()) == 1.8, "given more than it asked for"
-    assert truth.network_share(job, {"f": Seat((0, 1))}) == 0
+    job_model, job = job_model_of(folder), net(gpus=2)
+    assert job_model.speed(job, {"f": Allocation((0, 1))}, ()) == 1
+    assert job_model.speed(job, {"f": FIRST, "f2": FIRST}, ()) == 0.5
+    assert job_model.speed(job, {"s": Allocation((0, 1))}, ()) == pytest.approx(4 / 18)
+    assert job_model.speed(job, {"f": FIRST, "s": FIRST}, ()) == pytest.approx(5 / 18)
+    assert job_model.speed(net(), {"f": Allocation((0, 1))}, ()) == 1.8, "given more than it asked for"
+    assert job_model.network_share(job, {"f": Allocation((0, 1))}) == 0
     single = Colocation(read_throughputs(folder), "fast", {}, 1)
     assert single.speed(job, {"x": FIRST, "y": FIRST}, ()) == 1, (
         "nodes of one GPU: two of them are as near as can be"
     )
-    assert truth.network_share(job, {"f": FIRST, "f2": FIRST}) == 0.5
-    assert truth.network_share(job, {"s": FIRST, "s2": FIRST}) == 0, "spread was the faster one there"
+    assert job_model.network_share(job, {"f": FIRST, "f2": FIRST}) == 0.5
+    assert job_model.network_share(job, {"s": FIRST, "s2": FIRST}) == 0, "spread was the faster one there"
 
 
 def test_pairs_are_measured_and_each_side_has_its_own_speed(folder: Path) -> None:
     """A net and a tree on halves of one GPU keep 70 and 75 % of their speeds; on another GPU nobody disturbs."""
-    truth = truth_of(folder)
-    assert truth.speed(net(), {"f": HALF}, [Neighbour(TREE, {"f": HALF})]) == pytest.approx(0.7)
-    assert truth.speed(TREE, {"f": HALF}, [Neighbour(net(), {"f": HALF})]) == pytest.approx(0.75)
-    assert truth.speed(net(), {"f": HALF}, [Neighbour(net("b"), {"f": HALF})]) == pytest.approx(0.6)
-    assert truth.speed(net(), {"f": FIRST}, [Neighbour(TREE, {"f": SECOND})]) == 1
-    both = {"f": Seat((0, 1))}
-    assert truth.speed(net(gpus=2), both, [Neighbour(net("b", 2), both)]) == pytest.approx(12 / 18)
+    job_model = job_model_of(folder)
+    assert job_model.speed(net(), {"f": HALF}, [Neighbour(TREE, {"f": HALF})]) == pytest.approx(0.7)
+    assert job_model.speed(TREE, {"f": HALF}, [Neighbour(net(), {"f": HALF})]) == pytest.approx(0.75)
+    assert job_model.speed(net(), {"f": HALF}, [Neighbour(net("b"), {"f": HALF})]) == pytest.approx(0.6)
+    assert job_model.speed(net(), {"f": FIRST}, [Neighbour(TREE, {"f": SECOND})]) == 1
+    both = {"f": Allocation((0, 1))}
+    assert job_model.speed(net(gpus=2), both, [Neighbour(net("b", 2), both)]) == pytest.approx(12 / 18)
     apart = {"f": FIRST, "f2": FIRST}
-    assert truth.speed(net(gpus=2), apart, [Neighbour(net("b", 2), apart)]) == pytest.approx(0.5 * 12 / 18)
+    assert job_model.speed(net(gpus=2), apart, [Neighbour(net("b", 2), apart)]) == pytest.approx(
+        0.5 * 12 / 18
+    )
 
 
 def test_what_nobody_measured_is_refused(folder: Path) -> None:
     """Two trees did not fit together, three jobs were never tried: no speed is made up."""
-    truth = truth_of(folder)
+    job_model = job_model_of(folder)
     tree = Neighbour(TREE._replace(job_id="u"), {"f": HALF})
     with pytest.raises(NotMeasured, match=r"tree on 1 fast together with tree on 1 fast was never measured"):
-        truth.speed(TREE, {"f": HALF}, [tree])
+        job_model.speed(TREE, {"f": HALF}, [tree])
     with pytest.raises(NotMeasured, match=r"3 jobs on one GPU was never measured; .*unmeasured=split"):
-        truth.speed(net(), {"f": HALF}, [tree, Neighbour(net("b"), {"f": HALF})])
+        job_model.speed(net(), {"f": HALF}, [tree, Neighbour(net("b"), {"f": HALF})])
     with pytest.raises(NotMeasured, match=r"forest with batch 8 on 1 fast"):
-        truth.speed(net()._replace(model="forest"), {"f": FIRST}, ())
+        job_model.speed(net()._replace(model="forest"), {"f": FIRST}, ())
     with pytest.raises(NotMeasured, match="2 fast together with net with batch 8 on 1 fast"):
-        truth.speed(net(gpus=2), {"f": Seat((0, 1))}, [Neighbour(net("b"), {"f": FIRST})])
+        job_model.speed(net(gpus=2), {"f": Allocation((0, 1))}, [Neighbour(net("b"), {"f": FIRST})])
 
 
 def test_slices_of_time_stand_in_where_asked_for(folder: Path) -> None:
     """With `unmeasured=split`: the share that it was given, or an equal one; what was measured stays as measured."""
-    truth = truth_of(folder, split=True)
-    third = {"f": Seat((0,), share_milli=300)}
+    job_model = job_model_of(folder, split=True)
+    third = {"f": Allocation((0,), share_milli=300)}
     others = [Neighbour(net("b"), third), Neighbour(net("c"), third)]
-    assert truth.speed(net(), third, others) == pytest.approx(0.3)
+    assert job_model.speed(net(), third, others) == pytest.approx(0.3)
     whole = {"f": FIRST}
-    assert truth.speed(
+    assert job_model.speed(
         net(), whole, [Neighbour(net("b"), whole), Neighbour(net("c"), whole)]
     ) == pytest.approx(1 / 3)
-    assert truth.speed(net(), third, [Neighbour(TREE, third)]) == pytest.approx(0.7)
+    assert job_model.speed(net(), third, [Neighbour(TREE, third)]) == pytest.approx(0.7)
 
 
 def test_links_of_spread_jobs_are_shared(folder: Path) -> None:
     """Half of a spread step is network: two spread jobs on the same two nodes have 1.5 flows of load instead of 1."""
-    truth = Links(truth_of(folder))
+    job_model = Links(job_model_of(folder))
     apart, beside = {"f": FIRST, "f2": FIRST}, {"f": SECOND, "f2": SECOND}
-    assert truth.speed(net(gpus=2), apart, ()) == 0.5
-    assert truth.speed(net(gpus=2), apart, [Neighbour(net("b", 2), beside)]) == pytest.approx(0.5 / 1.25)
+    assert job_model.speed(net(gpus=2), apart, ()) == 0.5
+    assert job_model.speed(net(gpus=2), apart, [Neighbour(net("b", 2), beside)]) == pytest.approx(0.5 / 1.25)
 
 
 def test_a_table_with_holes_is_told_line_by_line(folder: Path) -> None:
@@ -194,7 +196,7 @@ def test_two_jobs_on_one_gpu_run_at_the_speed_of_their_pair(folder: Path) -> Non
     simulation = Simulation(
         nodes_of("1x2"),
         PlacerSettings(profile="fifo"),
-        SteadyWork(truth_of(folder)),
+        SteadyWork(job_model_of(folder)),
         jobs,
         Options(check_every_step=True),
     )

@@ -1,4 +1,4 @@
-"""Truth `convergence`: losses by hand on small curves, and what the measured ones say."""
+"""Job model `convergence`: losses by hand on small curves, and what the measured ones say."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.job_models.convergence import Convergence, LossCurve
-from penstock.simulator.job_models.model import Constant, NotMeasured, Seat
+from penstock.simulator.job_models.model import Allocation, Constant, NotMeasured
 from penstock.simulator.job_models.tables import read_charrnn, read_curves
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -23,27 +23,27 @@ FLAT = LossCurve([(0.0, 2.0), (1.0, 2.0)])
 
 def test_a_loss_is_told_between_one_and_its_best() -> None:
     """From 5 down to 1 and up again to 2: it starts at 1, is best in the middle, and ends a quarter above it."""
-    truth = Convergence(Constant(), {"m": FALLING, "flat": FLAT})
+    job_model = Convergence(Constant(), {"m": FALLING, "flat": FLAT})
     job = TraceJob("a", 0, 100.0, 1, "m")
-    told = [truth.loss(job, progress) for progress in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
+    told = [job_model.loss(job, progress) for progress in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
     assert told == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.125, 0.25])
-    assert truth.converged_at(job, 0.5) == pytest.approx(0.1)
-    assert truth.converged_at(job, 0.75) == pytest.approx(0.3)
-    assert truth.converged_at(job) == pytest.approx(0.46)
+    assert job_model.converged_at(job, 0.5) == pytest.approx(0.1)
+    assert job_model.converged_at(job, 0.75) == pytest.approx(0.3)
+    assert job_model.converged_at(job) == pytest.approx(0.46)
     flat = job._replace(model="flat")
-    assert [truth.loss(flat, 0.0), truth.loss(flat, 1.0)] == [0, 0]
-    assert truth.converged_at(flat) == 0, "it has nothing to gain"
+    assert [job_model.loss(flat, 0.0), job_model.loss(flat, 1.0)] == [0, 0]
+    assert job_model.converged_at(flat) == 0, "it has nothing to gain"
     with pytest.raises(NotMeasured, match="there is no curve 'tree'"):
-        truth.loss(job._replace(model="tree"), 0.0)
+        job_model.loss(job._replace(model="tree"), 0.0)
 
 
 def test_it_says_nothing_about_speed() -> None:
-    """How fast a job runs is the inner truth's word; it is only asked about neighbours where they matter there."""
-    truth = Convergence(Constant(), {"m": FALLING})
+    """How fast a job runs is up to the inner job model; it is only asked about neighbours where they matter there."""
+    job_model = Convergence(Constant(), {"m": FALLING})
     job = TraceJob("a", 0, 100.0, 1, "m")
-    assert truth.work_s(job) == 100
-    assert truth.speed(job, {"n": Seat((0,))}, ()) == 1
-    assert not truth.neighbours_matter
+    assert job_model.work_s(job) == 100
+    assert job_model.speed(job, {"n": Allocation((0,))}, ()) == 1
+    assert not job_model.neighbours_matter
 
 
 CURVES = {

@@ -1,4 +1,4 @@
-"""The text that names a truth, and what is told where it or the trace does not hold what it needs."""
+"""The text that names a job model, and what is told where it or the trace does not hold what it needs."""
 
 import ast
 import importlib
@@ -10,9 +10,9 @@ from penstock.model.external_events import TelemetrySampled
 from penstock.model.ledger_events import PlacerSettings
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.job_models.catalogue import TRUTHS, wanted_truth, work_for
+from penstock.simulator.job_models.catalogue import JOB_MODELS, checked_job_model, work_for
 from penstock.simulator.job_models.convergence import Convergence, LossCurve
-from penstock.simulator.job_models.expression import UnknownTruth, Wanted, parse
+from penstock.simulator.job_models.expression import UnknownJobModel, Wanted, parse
 from penstock.simulator.job_models.model import Constant, End
 from penstock.simulator.job_models.sharing import Phases
 from penstock.simulator.job_models.steady import SteadyWork
@@ -36,8 +36,8 @@ def test_truths_stand_around_each_other() -> None:
     text = " phases( links(colocation(gpu=k80,unmeasured = split)) , launch_s=20.5,save_s=0 ) "
     assert parse(text) == Wanted("phases", links, {"launch_s": "20.5", "save_s": "0"})
     assert parse("constant") == parse("constant()") == Wanted("constant", None, {})
-    for name in TRUTHS:
-        assert wanted_truth(name).name == name
+    for name in JOB_MODELS:
+        assert checked_job_model(name).name == name
 
 
 @pytest.mark.parametrize(
@@ -49,28 +49,28 @@ def test_truths_stand_around_each_other() -> None:
         ("links(cpu))", "')' was not expected"),
         ("links(cpu,,)", "links needs OPTION=VALUE in this place"),
         ("phases(save_s=1,save_s=2)", "save_s stands twice in phases"),
-        ("phases(save_s=-1)", "can stand in no truth"),
+        ("phases(save_s=-1)", "can stand in no job model"),
         ("phases(save_s=)", "',' or ')' is missing"),
-        ("a(b(c(d(e(f(g(h(i))))))))", "more than 8 truths around each other"),
-        ("links(muri)", "truth muri brings its own work: nothing can stand around it"),
-        ("muri(constant)", "truth muri stands around no other: leave out constant"),
-        ("cpu(constant)", "truth cpu stands around no other: leave out constant"),
-        ("magic", "'magic' is no truth model; there are bandwidth, colocation, constant"),
-        ("phases(speed=2)", "truth phases: no option speed; there are launch_s, save_s"),
-        ("cpu(speed=2)", "truth cpu: no option speed; it has none"),
+        ("a(b(c(d(e(f(g(h(i))))))))", "more than 8 job models around each other"),
+        ("links(muri)", "job model muri brings its own work: nothing can stand around it"),
+        ("muri(constant)", "job model muri stands around no other: leave out constant"),
+        ("cpu(constant)", "job model cpu stands around no other: leave out constant"),
+        ("magic", "'magic' is no job model; there are bandwidth, colocation, constant"),
+        ("phases(speed=2)", "job model phases: no option speed; there are launch_s, save_s"),
+        ("cpu(speed=2)", "job model cpu: no option speed; it has none"),
     ],
 )
 def test_a_text_that_names_no_truth_is_told_apart(text: str, told: str) -> None:
     """Typed in a hurry, on a command line: one line says what is wrong and what would be right."""
-    with pytest.raises(UnknownTruth) as caught:
-        wanted_truth(text)
+    with pytest.raises(UnknownJobModel) as caught:
+        checked_job_model(text)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_options_have_ranges() -> None:
     for text in ("phases(launch_s=long)", "phases(launch_s=1e9)"):
-        with pytest.raises(UnknownTruth, match=r"launch_s=.*: between 0 and 86,400 seconds"):
+        with pytest.raises(UnknownJobModel, match=r"launch_s=.*: between 0 and 86,400 seconds"):
             work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
 
 
@@ -83,7 +83,7 @@ def test_every_job_that_a_truth_knows_nothing_of_is_told_with_its_line() -> None
         "t.csv: line 2, column model: stages: job a has no stage times, or nothing beside its network",
         "t.csv: line 3, column model: stages: job b has no stage times, or nothing beside its network",
     ]
-    with pytest.raises(BadFile, match=r"line 2, column duration_s: truth shared-node needs run times"):
+    with pytest.raises(BadFile, match=r"line 2, column duration_s: job model shared-node needs run times"):
         work_for("shared-node", trace_of(job("a", 0, 0)), Path("t.csv"), SETTINGS)
 
 
@@ -92,7 +92,7 @@ def test_a_truth_without_its_table_says_where_it_is_looked_for(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
     for text, where in (("colocation", "gavel"), ("cpu", "synergy"), ("convergence", "charrnn")):
-        with pytest.raises(BadFile, match=f"truth {text} needs {where} in PENSTOCK_DATA"):
+        with pytest.raises(BadFile, match=f"job model {text} needs {where} in PENSTOCK_DATA"):
             work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
 
 

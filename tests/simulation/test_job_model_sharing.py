@@ -6,13 +6,20 @@ import msgspec
 import pytest
 
 from penstock.model.types import TaskPlacement
-from penstock.simulator.job_models.model import Constant, Neighbour, NotMeasured, Placement, Seat, seats
+from penstock.simulator.job_models.model import (
+    Allocation,
+    Constant,
+    Neighbour,
+    NotMeasured,
+    Placement,
+    allocations,
+)
 from penstock.simulator.job_models.sharing import Bandwidth, Links, Phases, SharedNode, flows_of, most_flows
 from penstock.simulator.job_models.steps import StageTimes
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
-WORKER, SERVER = Seat((0,), 1), Seat((), 1, workers=0, parameter_servers=1)
-BOTH = Seat((0,), 2, workers=1, parameter_servers=1)
+WORKER, SERVER = Allocation((0,), 1), Allocation((), 1, workers=0, parameter_servers=1)
+BOTH = Allocation((0,), 2, workers=1, parameter_servers=1)
 
 
 def with_server(job_id: str, network_ms: float = 60.0) -> TraceJob:
@@ -23,7 +30,7 @@ def with_server(job_id: str, network_ms: float = 60.0) -> TraceJob:
 
 APART: Placement = {"a": WORKER, "b": WORKER, "c": SERVER}
 HALF: Placement = {"a": BOTH, "b": WORKER}
-TOGETHER: Placement = {"a": Seat((0, 1), 3, workers=2, parameter_servers=1)}
+TOGETHER: Placement = {"a": Allocation((0, 1), 3, workers=2, parameter_servers=1)}
 
 
 def test_flows_are_the_pairs_with_one_end_on_a_node() -> None:
@@ -34,80 +41,86 @@ def test_flows_are_the_pairs_with_one_end_on_a_node() -> None:
     assert flows_of(one, TOGETHER) == {}
     assert most_flows(one, APART) == 2
     ring = TraceJob("r", 0, 100, 4)
-    assert flows_of(ring, {"a": Seat((0, 1)), "b": Seat((0, 1))}) == {"a": 1, "b": 1}
-    assert flows_of(ring, {"a": Seat((0, 1, 2, 3))}) == {}
+    assert flows_of(ring, {"a": Allocation((0, 1)), "b": Allocation((0, 1))}) == {"a": 1, "b": 1}
+    assert flows_of(ring, {"a": Allocation((0, 1, 2, 3))}) == {}
     assert flows_of(ring._replace(inference=True), {"a": WORKER, "b": WORKER}) == {}, "nothing to exchange"
 
 
 def test_network_time_is_paid_for_what_crosses() -> None:
     """40 ms on one node; 40 + 60 with every task apart; 40 + 30 when one worker sits beside the server."""
-    truth, one = StageTimes(), with_server("j")
-    assert truth.speed(one, TOGETHER, ()) == 1
-    assert truth.speed(one, APART, ()) == pytest.approx(0.4)
-    assert truth.speed(one, HALF, ()) == pytest.approx(4 / 7)
-    assert truth.network_share(one, TOGETHER) == 0
-    assert truth.network_share(one, APART) == pytest.approx(0.6)
-    assert truth.network_share(one, HALF) == pytest.approx(3 / 7)
+    job_model, one = StageTimes(), with_server("j")
+    assert job_model.speed(one, TOGETHER, ()) == 1
+    assert job_model.speed(one, APART, ()) == pytest.approx(0.4)
+    assert job_model.speed(one, HALF, ()) == pytest.approx(4 / 7)
+    assert job_model.network_share(one, TOGETHER) == 0
+    assert job_model.network_share(one, APART) == pytest.approx(0.6)
+    assert job_model.network_share(one, HALF) == pytest.approx(3 / 7)
     with pytest.raises(NotMeasured, match="job j has no stage times"):
-        truth.work_s(one._replace(stages=None))
+        job_model.work_s(one._replace(stages=None))
 
 
 def test_links_are_shared_by_the_time_that_others_send() -> None:
     """Two equal jobs apart on the same three nodes: each server's link carries 2 flows, and 2 more for 60 % of the
     time: 3.2 instead of 2. Network time grows by 1.6: 40 + 96 ms."""
-    truth = Links(StageTimes())
+    job_model = Links(StageTimes())
     one, other = with_server("j"), with_server("k")
-    assert truth.speed(one, APART, ()) == pytest.approx(0.4), "alone as the inner truth has it"
-    assert truth.speed(one, APART, [Neighbour(other, APART)]) == pytest.approx(40 / 136)
-    assert truth.speed(one, APART, [Neighbour(other, TOGETHER)]) == pytest.approx(0.4), "it crosses nothing"
-    assert truth.speed(one, TOGETHER, [Neighbour(other, APART)]) == 1, "it needs no link"
+    assert job_model.speed(one, APART, ()) == pytest.approx(0.4), "alone as the inner job model has it"
+    assert job_model.speed(one, APART, [Neighbour(other, APART)]) == pytest.approx(40 / 136)
+    assert job_model.speed(one, APART, [Neighbour(other, TOGETHER)]) == pytest.approx(0.4), (
+        "it crosses nothing"
+    )
+    assert job_model.speed(one, TOGETHER, [Neighbour(other, APART)]) == 1, "it needs no link"
     beside = {"c": WORKER, "x": WORKER, "y": SERVER}
     loads = 40 + 60 * (2 + 1 * 0.6) / 2  # one flow of the other on the server's link
-    assert truth.speed(one, APART, [Neighbour(other, beside)]) == pytest.approx(40 / loads)
+    assert job_model.speed(one, APART, [Neighbour(other, beside)]) == pytest.approx(40 / loads)
     aside = {"x": WORKER, "y": WORKER, "b": SERVER}
     loads = 40 + 60 * (1 + 2 * 0.6) / 2  # b's link is now busier than the server's: 2.2 instead of 2
-    assert truth.speed(one, APART, [Neighbour(other, aside)]) == pytest.approx(40 / loads)
+    assert job_model.speed(one, APART, [Neighbour(other, aside)]) == pytest.approx(40 / loads)
 
 
 def test_a_node_is_shared_in_proportion_to_cores() -> None:
     """Three containers on one node: a third each; with 2 cores of 4 in all, half; the slowest part sets the pace."""
-    truth = SharedNode(Constant())
+    job_model = SharedNode(Constant())
     one, other = TraceJob("j", 0, 100, 0), TraceJob("k", 0, 100, 0)
-    core, two = {"n": Seat((), 1)}, {"n": Seat((), 2)}
-    assert truth.speed(one, core, ()) == 1
-    assert truth.speed(one, core, [Neighbour(other, core), Neighbour(other, core)]) == pytest.approx(1 / 3)
-    assert truth.speed(one, two, [Neighbour(other, core), Neighbour(other, core)]) == pytest.approx(1 / 2)
-    apart = {"n": Seat((), 1), "m": Seat((), 1)}
-    assert truth.speed(one, apart, [Neighbour(other, {"m": Seat((), 3)})]) == pytest.approx(1 / 4)
+    core, two = {"n": Allocation((), 1)}, {"n": Allocation((), 2)}
+    assert job_model.speed(one, core, ()) == 1
+    assert job_model.speed(one, core, [Neighbour(other, core), Neighbour(other, core)]) == pytest.approx(
+        1 / 3
+    )
+    assert job_model.speed(one, two, [Neighbour(other, core), Neighbour(other, core)]) == pytest.approx(1 / 2)
+    apart = {"n": Allocation((), 1), "m": Allocation((), 1)}
+    assert job_model.speed(one, apart, [Neighbour(other, {"m": Allocation((), 3)})]) == pytest.approx(1 / 4)
 
 
 def test_memory_bandwidth_hurts_from_three_quarters_on() -> None:
     """A language model beside CPU jobs: nothing up to 75 % of the bandwidth, half its speed at 100 % and beyond."""
-    truth = Bandwidth(Constant())
-    place = {"n": Seat((0,), 1)}
+    job_model = Bandwidth(Constant())
+    place = {"n": Allocation((0,), 1)}
     bert = TraceJob("j", 0, 100, 1, "bert", memory_bandwidth=0.1)
 
     def beside(asked: float) -> float:
         hog = TraceJob("h", 0, 100, 0, memory_bandwidth=asked)
-        return truth.speed(bert, place, [Neighbour(hog, {"n": Seat((), 8)})])
+        return job_model.speed(bert, place, [Neighbour(hog, {"n": Allocation((), 8)})])
 
     assert beside(0.65) == 1
     assert beside(0.775) == pytest.approx(0.75)
     assert beside(0.9) == pytest.approx(0.5)
     assert beside(1.0) == pytest.approx(0.5)
     hog = TraceJob("h", 0, 100, 0, memory_bandwidth=1.0)
-    assert truth.speed(hog, place, [Neighbour(bert, place)]) == 1, "CPU jobs suffer nothing: an assumption"
+    assert job_model.speed(hog, place, [Neighbour(bert, place)]) == 1, (
+        "CPU jobs suffer nothing: an assumption"
+    )
     spread = TraceJob("s", 0, 100, 0, memory_bandwidth=1.0)
-    halves = {"n": Seat((), 4), "m": Seat((), 4)}
-    assert truth.speed(bert, place, [Neighbour(spread, halves)]) == 1, "half of its demand is elsewhere"
+    halves = {"n": Allocation((), 4), "m": Allocation((), 4)}
+    assert job_model.speed(bert, place, [Neighbour(spread, halves)]) == 1, "half of its demand is elsewhere"
 
 
 def test_phases_come_on_top_of_what_the_inner_truth_has() -> None:
     """A job that anyway needs 18 + 5 s, in a container that takes 10 s more to come and 1 s more to go."""
-    truth = Phases(Phases(Constant(), 18.0, 5.0), 10.0, 1.0)
+    job_model = Phases(Phases(Constant(), 18.0, 5.0), 10.0, 1.0)
     one = TraceJob("j", 0, 100, 1)
-    assert (truth.start_up_s(one), truth.save_s(one)) == (28, 6)
-    assert not truth.neighbours_matter
+    assert (job_model.start_up_s(one), job_model.save_s(one)) == (28, 6)
+    assert not job_model.neighbours_matter
     assert Phases(SharedNode(Constant())).neighbours_matter
 
 
@@ -127,9 +140,9 @@ def test_what_a_job_holds_is_gathered_node_by_node() -> None:
         task(0, "worker", "b", (0, 1), 4), task(1, "worker", "b", (3,), 2),
         task(2, "worker", "a", (2,), 2), task(3, "ps", "b", (), 1),
     ]  # fmt: skip
-    found = seats(tasks)
+    found = allocations(tasks)
     assert list(found) == ["b", "a"]
-    assert found["b"] == Seat((0, 1, 3), 7, 1_000, workers=2, parameter_servers=1, host_memory_mib=300)
-    assert found["a"] == Seat((2,), 2, 1_000, workers=1, parameter_servers=0, host_memory_mib=100)
+    assert found["b"] == Allocation((0, 1, 3), 7, 1_000, workers=2, parameter_servers=1, host_memory_mib=300)
+    assert found["a"] == Allocation((2,), 2, 1_000, workers=1, parameter_servers=0, host_memory_mib=100)
     half = msgspec.structs.replace(tasks[2], gpu_share_milli=500)
-    assert seats([half])["a"].share_milli == 500
+    assert allocations([half])["a"].share_milli == 500

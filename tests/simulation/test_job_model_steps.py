@@ -1,20 +1,20 @@
-"""Truth `step-times`: iterations on measured placements, by hand on a model of our own."""
+"""Job model `step-times`: iterations on measured placements, by hand on a model of our own."""
 
 from pathlib import Path
 
 import pytest
 
 from penstock.simulator.job_models.measured import read_model
-from penstock.simulator.job_models.model import NotMeasured, Seat
+from penstock.simulator.job_models.model import Allocation, NotMeasured
 from penstock.simulator.job_models.placement_table import RESTART_S
 from penstock.simulator.job_models.steps import StepTimes
 from penstock.simulator.traces.jobs import TraceJob
 
-ONE, TWO = Seat((0,)), Seat((0, 1))
+ONE, TWO = Allocation((0,)), Allocation((0, 1))
 
 
 @pytest.fixture
-def truth(tmp_path: Path) -> StepTimes:
+def job_model(tmp_path: Path) -> StepTimes:
     """One model: a GPU needs 0.5 s for 8 samples and 1 s for 16; two on one node exchange for 0.1 s, apart for 0.6."""
     folder = tmp_path / "tiny"
     folder.mkdir()
@@ -34,36 +34,36 @@ def tiny(gpus: int, batch: int, inference: bool = False) -> TraceJob:
     return TraceJob("a", 0, 0, gpus, "tiny", batch, iterations=100, inference=inference)
 
 
-def test_a_task_is_its_iterations_on_what_it_asked_for(truth: StepTimes) -> None:
+def test_a_task_is_its_iterations_on_what_it_asked_for(job_model: StepTimes) -> None:
     """100 iterations of 16 samples: on one GPU 100 s, on two of one node 60 s; of 32 on one GPU in two passes 200 s."""
-    assert truth.work_s(tiny(1, 8)) == pytest.approx(50)
-    assert truth.work_s(tiny(2, 16)) == pytest.approx(60)
-    assert truth.work_s(tiny(1, 32)) == pytest.approx(200)
-    assert truth.start_up_s(tiny(1, 8)) == RESTART_S
+    assert job_model.work_s(tiny(1, 8)) == pytest.approx(50)
+    assert job_model.work_s(tiny(2, 16)) == pytest.approx(60)
+    assert job_model.work_s(tiny(1, 32)) == pytest.approx(200)
+    assert job_model.start_up_s(tiny(1, 8)) == RESTART_S
 
 
-def test_more_gpus_and_nearer_ones_are_faster(truth: StepTimes) -> None:
+def test_more_gpus_and_nearer_ones_are_faster(job_model: StepTimes) -> None:
     """A task that asked for one GPU gets two: 16 samples take 0.6 s on one node, 1.1 s on two, against 1 s alone."""
     task = tiny(1, 16)
     alone_s = 1.0
-    assert truth.speed(task, {"n": ONE}, ()) == 1
-    assert truth.speed(task, {"n": TWO}, ()) == pytest.approx(alone_s / 0.6)
-    assert truth.speed(task, {"n": ONE, "m": ONE}, ()) == pytest.approx(alone_s / 1.1)
-    assert truth.network_share(task, {"n": TWO}) == 0
-    assert truth.network_share(task, {"n": ONE, "m": ONE}) == pytest.approx(0.6 / 1.1)
+    assert job_model.speed(task, {"n": ONE}, ()) == 1
+    assert job_model.speed(task, {"n": TWO}, ()) == pytest.approx(alone_s / 0.6)
+    assert job_model.speed(task, {"n": ONE, "m": ONE}, ()) == pytest.approx(alone_s / 1.1)
+    assert job_model.network_share(task, {"n": TWO}) == 0
+    assert job_model.network_share(task, {"n": ONE, "m": ONE}) == pytest.approx(0.6 / 1.1)
 
 
-def test_inference_exchanges_nothing(truth: StepTimes) -> None:
+def test_inference_exchanges_nothing(job_model: StepTimes) -> None:
     """The same task, only forward: two GPUs are twice as fast as one, wherever they are."""
     task = tiny(1, 16, inference=True)
-    assert truth.speed(task, {"n": TWO}, ()) == pytest.approx(2)
-    assert truth.speed(task, {"n": ONE, "m": ONE}, ()) == pytest.approx(2)
-    assert truth.network_share(task, {"n": ONE, "m": ONE}) == 0
+    assert job_model.speed(task, {"n": TWO}, ()) == pytest.approx(2)
+    assert job_model.speed(task, {"n": ONE, "m": ONE}, ()) == pytest.approx(2)
+    assert job_model.network_share(task, {"n": ONE, "m": ONE}) == 0
 
 
-def test_what_nobody_measured_is_refused(truth: StepTimes) -> None:
+def test_what_nobody_measured_is_refused(job_model: StepTimes) -> None:
     """Three nodes are beyond all measurements of this model; another model was never measured."""
     with pytest.raises(NotMeasured, match="tiny on"):
-        truth.speed(tiny(1, 24), {"n": ONE, "m": ONE, "o": ONE}, ())
+        job_model.speed(tiny(1, 24), {"n": ONE, "m": ONE, "o": ONE}, ())
     with pytest.raises(NotMeasured, match="step-times: huge was never measured"):
-        truth.work_s(tiny(1, 8)._replace(model="huge"))
+        job_model.work_s(tiny(1, 8)._replace(model="huge"))

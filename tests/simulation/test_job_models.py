@@ -1,4 +1,4 @@
-"""Truth models on numbers that can be followed by hand."""
+"""job models on numbers that can be followed by hand."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from penstock.model.external_events import JobProgress
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.job_models.measured import read_model
-from penstock.simulator.job_models.model import End, NotMeasured, Seat
+from penstock.simulator.job_models.model import Allocation, End, NotMeasured
 from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.placement_table import RESTART_S, TableWork, interpolate
 from penstock.simulator.traces.jobs import Stages, TraceJob
@@ -31,15 +31,15 @@ def test_muri_loses_the_start_up_between_any_two_moments() -> None:
     work = MuriWork(START_UP_S)
     assert work.admit(muri_job("a", 100), 0.0) == JobProgress(job_id="a", attained_s=0.0, remaining_s=100.0)
     work.admit(muri_job("b", 200), 0.0)
-    work.started("a", {"n": Seat()}, 0.0)
-    work.started("b", {"n": Seat()}, 0.0)
+    work.started("a", {"n": Allocation()}, 0.0)
+    work.started("b", {"n": Allocation()}, 0.0)
     assert work.next_s() == 100, "the prediction knows nothing of the loss"
     instant = work.advance(40.0)
-    assert [(told.attained_s, told.remaining_s) for told in instant.told] == [(40, 65), (40, 165)]
+    assert [(report.attained_s, report.remaining_s) for report in instant.progress] == [(40, 65), (40, 165)]
     assert work.next_s() == 105
     instant = work.advance(105.0)
     assert instant.ended == [End("a", 105.0)], "complete, although 5 s of work are left"
-    assert [(told.attained_s, told.remaining_s) for told in instant.told] == [(105, 105)]
+    assert [(report.attained_s, report.remaining_s) for report in instant.progress] == [(105, 105)]
     work.stopped("b", 105.0)
     assert work.next_s() is None
 
@@ -49,11 +49,11 @@ def test_muri_ends_equal_jobs_in_one_moment_and_reports_at_limits() -> None:
     work = MuriWork(START_UP_S, limits_gpu_s=(60.0,))
     for name, gpus in (("a", 1), ("b", 1), ("c", 2)):
         work.admit(muri_job(name, 50, gpus), 0.0)
-        work.started(name, {"n": Seat(tuple(range(gpus)))}, 0.0)
+        work.started(name, {"n": Allocation(tuple(range(gpus)))}, 0.0)
     assert work.next_s() == 30
     instant = work.advance(30.0)
     assert instant.ended == []
-    assert [told.attained_s for told in instant.told] == [30, 30, 30]
+    assert [report.attained_s for report in instant.progress] == [30, 30, 30]
     assert work.next_s() == 55, "the limit of the one-GPU jobs comes at 60, their end at 55"
     assert [end.job_id for end in work.advance(55.0).ended] == ["a", "b", "c"]
 
@@ -107,13 +107,13 @@ def test_a_start_costs_half_a_minute_and_a_stop_keeps_progress(measured: Path) -
     one = TraceJob("a", 0, 0, 2, "tiny", 32)
     assert work.alone_s(one) == pytest.approx(200 * 1.1)
     work.admit(one, 0.0)
-    work.started("a", {"n": Seat((0,)), "m": Seat((0,))}, 0.0)
+    work.started("a", {"n": Allocation((0,)), "m": Allocation((0,))}, 0.0)
     assert work.next_s() == pytest.approx(RESTART_S + 200 * 1.3)
     work.advance(RESTART_S + 70 * 1.3)
     work.stopped("a", RESTART_S + 70 * 1.3)
     assert work.next_s() is None
     work.advance(1_000.0)
-    work.started("a", {"n": Seat((0, 1))}, 1_000.0)
+    work.started("a", {"n": Allocation((0, 1))}, 1_000.0)
     end_s = work.next_s()
     assert end_s == pytest.approx(1_000 + RESTART_S + 130 * 1.1)
     assert end_s is not None
@@ -121,10 +121,10 @@ def test_a_start_costs_half_a_minute_and_a_stop_keeps_progress(measured: Path) -
 
 
 def test_ticks_round_epochs_to_whole_seconds_as_the_source_does(measured: Path) -> None:
-    """100 iterations of 1.1 s: the first 60 s hold 30 s of work; the end is told with its own time at the tick."""
+    """100 iterations of 1.1 s: the first 60 s hold 30 s of work; the end is reported with its own time at the tick."""
     work = TableWork({"tiny": read_model(measured)}, gpus_per_node=4, tick_s=60.0)
     work.admit(TraceJob("a", 0, 0, 2, "tiny", 32), 0.0)
-    work.started("a", {"n": Seat((0, 1))}, 0.0)
+    work.started("a", {"n": Allocation((0, 1))}, 0.0)
     ended: list[End] = []
     while not ended:
         now_s = work.next_s()
@@ -138,7 +138,7 @@ def test_an_epoch_that_lacks_a_fraction_of_a_second_goes_on_after_the_tick(measu
     """A quarter of a second is missing at the tick: the job keeps its GPUs for one step more, and ended at the tick."""
     work = TableWork({"tiny": read_model(measured)}, gpus_per_node=4, tick_s=54.0)
     work.admit(TraceJob("a", 0, 0, 2, "tiny", 18), 0.0)
-    work.started("a", {"n": Seat((0, 1))}, 0.0)
+    work.started("a", {"n": Allocation((0, 1))}, 0.0)
     assert [work.advance(54.0 * step).ended for step in (1, 2, 3)] == [[], [], []]
     assert work.advance(216.0).ended == [End("a", 162.0)]
 

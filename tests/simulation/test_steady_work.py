@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.simulator.job_models.model import Constant, End, LossTold, PhaseChange, Placement, Plain, Seat
+from penstock.simulator.job_models.model import (
+    Allocation,
+    Constant,
+    End,
+    LossReport,
+    PhaseChange,
+    Placement,
+    Plain,
+)
 from penstock.simulator.job_models.sharing import Phases, SharedNode
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.jobs import TraceJob
@@ -16,11 +24,11 @@ from .stories import job
 
 LAUNCH_S, SAVE_S = 7.0, 3.0
 NODES = ("n0", "n1", "n2")
-ON_N = {"n": Seat((0,), cores=1)}
+ON_N = {"n": Allocation((0,), cores=1)}
 
 
 class Falling(Constant):
-    """A truth for this test: the loss falls evenly from 1 to 0."""
+    """A job model for this test: the loss falls evenly from 1 to 0."""
 
     def loss(self, job: TraceJob, progress: float) -> float:
         return 1.0 - progress
@@ -103,7 +111,7 @@ def test_all_work_is_done_at_the_speeds_that_there_were(
                 work.stopped(name, now_s)
                 del book.at[name]
             else:
-                placement = {NODES[node]: Seat((index,), cores=1) for node in nodes}
+                placement = {NODES[node]: Allocation((index,), cores=1) for node in nodes}
                 work.started(name, placement, now_s)
                 book.at[name] = placement, now_s + launch_s
         now_s += wait_s
@@ -175,7 +183,7 @@ def test_losses_are_told_by_progress_and_not_by_time() -> None:
     work.admit(job("a", 0, 100), 0.0)
     work.started("a", ON_N, 0.0)
     told = list(work.advance(20.0).losses)
-    assert told == [LossTold("a", 0.8, 0.2, 20.0)]
+    assert told == [LossReport("a", 0.8, 0.2, 20.0)]
     work.admit(job("b", 0, 1_000), 20.0)
     work.started("b", ON_N, 20.0)  # from here on a goes at half speed
     told = list(work.advance(60.0).losses)
@@ -206,10 +214,10 @@ def test_a_truth_without_neighbours_is_asked_once_per_start() -> None:
             self.asked += 1
             return 1.0
 
-    truth = Counted()
-    work = SteadyWork(truth)
+    job_model = Counted()
+    work = SteadyWork(job_model)
     for index in range(10):
         work.admit(job(f"j{index}", 0, 10), 0.0)
         work.started(f"j{index}", ON_N, 0.0)
     assert len(run_out(work)) == 10
-    assert truth.asked == 10
+    assert job_model.asked == 10

@@ -1,4 +1,4 @@
-"""Jobs drawn after the sums that a cluster published."""
+"""Jobs generator_from after the sums that a cluster published."""
 
 from math import exp, log
 from pathlib import Path
@@ -7,7 +7,7 @@ from statistics import NormalDist, median
 import pytest
 
 from penstock.runtime.csv_import import BadFile
-from penstock.simulator.generators.summary import JOBS, LOAD, MOST_S, Law, Sums, drawn, law_of
+from penstock.simulator.generators.summary import JOBS, LOAD, MOST_S, Law, Sums, generator_from, law_of
 from penstock.simulator.traces.cluster import nodes_of
 
 VENUS = Sums("Venus", 1_022, 125_303, 13_040.6, 204.0, 6.736, 12.3456e9)
@@ -48,7 +48,7 @@ def test_the_law_has_the_published_sums(sums: Sums) -> None:
 
 def test_jobs_are_drawn_from_the_law_at_the_assumed_load() -> None:
     """A day of Earth, for policies to be compared on: another seed, another day with the same sums."""
-    generator = drawn(EARTH, Path("summary.csv"))
+    generator = generator_from(EARTH, Path("summary.csv"))
     jobs = generator.make(1)
     assert len(jobs) == JOBS
     assert generator.make(1) == jobs
@@ -73,4 +73,4 @@ def test_jobs_are_drawn_from_the_law_at_the_assumed_load() -> None:
 def test_sums_that_no_cluster_can_have_are_told(sums: Sums, told: str) -> None:
     """Half a GPU on average, a median above the mean of a long tail, less GPU time than run time: a broken table."""
     with pytest.raises(BadFile, match=told):
-        drawn(sums, Path("summary.csv"))
+        generator_from(sums, Path("summary.csv"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.cluster import nodes_of
-from penstock.simulator.traces.fitting import Room
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.writing import COLUMNS, trace_lines, write_lines
@@ -108,7 +108,7 @@ def test_tiresias_counts_in_seconds(trace: Path) -> None:
 
 
 def test_a_users_own_columns(trace: Path) -> None:
-    """Cores, memory, shares and GPU types may stand in a plain CSV; an empty field is one that is not told."""
+    """Cores, memory, shares and GPU types may stand in a plain CSV; an empty field has no value."""
     trace.write_text(
         "job_id,submit_s,duration_s,gpus,cores,gpu_share_milli,gpu_models,workers,patience_s\n"
         "a,0,60,1,2.5,250,T4|P100,,\nb,0,,4,,,,2,30\nc,0,5,0,16,,,,\n"
@@ -178,14 +178,14 @@ def test_places_that_hold_no_file(tmp_path: Path) -> None:
 
 def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -> None:
     """GPU types that the cluster lacks, more GPUs of a type than there are, more cores or memory than any node has."""
-    room = Room(nodes_of("2x8+1x4"))
+    capacity = ClusterCapacity(nodes_of("2x8+1x4"))
     trace.write_text(
         "job_id,submit_s,duration_s,gpus,gpu_models,cores,host_memory_mib,workers\n"
         "fits,0,60,16,,,,\nh100,0,60,1,H100|A100,,,\nlarge,0,60,21,,,,\nfat,0,60,8,,,9999999,\n"
         "wide,0,60,1,,97,,\nany,0,60,4,GPU|H100,48,,2\ncut,0,60,18,,,,2\n"
     )
     with pytest.raises(BadFile) as caught:
-        read_trace(trace, fits=room.problems)
+        read_trace(trace, fits=capacity.problems)
     assert [str(problem) for problem in caught.value.problems] == [
         "line 3, column gpu_models: no node has H100 or A100; there are GPU",
         "line 4, column gpus: 21 GPUs; the whole cluster has 20",
@@ -193,7 +193,7 @@ def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -
         "line 6, column cores: 1 GPUs, 97 cores: no node holds that",
         "line 8, column gpus: 2 workers of 9 GPUs: the nodes hold 0",
     ]
-    assert [job.job_id for job in read_trace(trace, fits=room.problems, skip_bad=True).jobs] == [
+    assert [job.job_id for job in read_trace(trace, fits=capacity.problems, skip_bad=True).jobs] == [
         "fits",
         "any",
     ]
@@ -201,11 +201,11 @@ def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -
 
 def test_gpus_of_the_wrong_type_do_not_count(trace: Path) -> None:
     """Sixteen GPUs are there, but only four of the type that the job will do with."""
-    room = Room(nodes_of("2x8x32@V100+1x4x16@T4"))
+    capacity = ClusterCapacity(nodes_of("2x8x32@V100+1x4x16@T4"))
     trace.write_text(
         "job_id,submit_s,duration_s,gpus,gpu_models\na,0,60,8,T4\nb,0,60,4,T4\nc,0,60,16,T4|V100\nd,0,60,17,V100\n"
     )
-    read = read_trace(trace, fits=room.problems, skip_bad=True)
+    read = read_trace(trace, fits=capacity.problems, skip_bad=True)
     assert [job.job_id for job in read.jobs] == ["b", "c"]
     assert [str(problem) for problem in read.skipped] == [
         "line 2, column gpus: 8 GPUs; the whole cluster has 4 of T4",

@@ -185,8 +185,8 @@ def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_p
     ("options", "told"),
     [
         (("--profile", "fastest"), "'fastest' is no profile; there are"),
-        (("--truth", "mine"), "'mine' is no truth model; there are bandwidth, colocation"),
-        (("--truth", "muri"), "truth muri needs stage times"),
+        (("--truth", "mine"), "'mine' is no job model; there are bandwidth, colocation"),
+        (("--truth", "muri"), "job model muri needs stage times"),
         (("--cluster", "8"), "is not <nodes>x<GPUs per node>"),
         (("--set", "backfill_window=none"), "the value is no JSON"),
         (("--set", "backfill_window=0"), "settings: backfill_window"),
@@ -211,7 +211,7 @@ def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace
         "good,0,60,4,\nuntold,0,,4,\nbroken,x,60,4,\nwide,0,60,9,\nother,0,60,1,H100\n"
     )
     told = [
-        "line 3, column duration_s: truth constant needs run times",
+        "line 3, column duration_s: job model constant needs run times",
         "line 4, column submit_s: 'x' is no number",
         "line 5, column gpus: 9 GPUs; the whole cluster has 8",
         "line 6, column gpu_models: no node has H100; there are GPU",

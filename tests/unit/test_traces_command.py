@@ -96,7 +96,7 @@ def test_describe_tells_sizes_times_and_the_load(data: Path, capsys: pytest.Capt
     assert "work 450.0% of its GPUs over the span" in text
     assert "1 jobs can never run there" in text
     assert main(["traces", "describe", "gavel/small"]) == 0
-    assert "not told: a truth" in capsys.readouterr().out
+    assert "not given: a job model" in capsys.readouterr().out
 
 
 def test_sums_are_shown_and_jobs_are_drawn_only_where_they_suffice(
@@ -106,7 +106,7 @@ def test_sums_are_shown_and_jobs_are_drawn_only_where_they_suffice(
     assert main(["traces", "describe", "helios"]) == 0
     told = capsys.readouterr().out
     assert "Venus" in told
-    assert "jobs are drawn with these sums as helios/Venus, helios/Earth" in told
+    assert "jobs are sampled with these sums as helios/Venus, helios/Earth" in told
     assert main(["traces", "describe", "helios/Earth", "-o", "json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
     assert (found["jobs"], found["format"]) == (20_000, "generated")

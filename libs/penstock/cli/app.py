@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
                     target=f"{SIMULATOR}.traces:describe", extra="simulator",
                 ),
                 "convert": Entry(
-                    help="Write a trace as our own CSV, and say what of it has no place there.",
+                    help="Write a trace as our own CSV, and list the columns that have no place there.",
                     target=f"{SIMULATOR}.traces:convert", extra="simulator",
                 ),
             },

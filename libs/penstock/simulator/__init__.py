@@ -1,1 +1,1 @@
-"""The same cores in virtual time: traces, simulated nodes, truth models, and what came of it."""
+"""The same cores in virtual time: traces, simulated nodes, job models, and what came of it."""

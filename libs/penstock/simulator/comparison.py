@@ -14,7 +14,7 @@ COUNTED = tuple(name for name in Figures._fields if name != "ledger_hash")
 
 
 class Standing(NamedTuple):
-    """How one profile did. `exact`: it leaves nothing to chance, so that one run stands for every seed."""
+    """How one profile did. `exact`: it is deterministic, so that one run stands for every seed."""
 
     profile: str
     exact: bool

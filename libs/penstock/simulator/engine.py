@@ -7,7 +7,7 @@ One moment, in this order (ties inside a class: first scheduled, first served):
   3  the placer's timers that are due
 and again from 2 until nothing is left at this moment. The engine keeps exact time as seconds in doubles; the
 ledger's time is the same, rounded up to whole milliseconds, so a timer never fires before what it waits for.
-The engine draws no chance at all: what is random is seeded inside the cores.
+The engine itself uses no random numbers: they are seeded inside the cores.
 """
 
 import heapq
@@ -26,7 +26,7 @@ from penstock.model.ledger_events import Order, PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.simulator.cell import Cell
-from penstock.simulator.job_models.model import LossTold, PhaseChange, Work, seats
+from penstock.simulator.job_models.model import LossReport, PhaseChange, Work, allocations
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
@@ -45,7 +45,7 @@ class Unsound(Exception):
 
 
 class Options(NamedTuple):
-    """How to simulate, beside cluster, settings and truth."""
+    """How to simulate, beside cluster, settings and job model."""
 
     latency: Latency = Latency()
     durations_known: bool = True
@@ -123,14 +123,14 @@ class Simulation:
         self._steps = 0
         arriving = self._arrives_now()
         work_s = self._work.next_s()
-        told: list[external_events.JobProgress] = []
+        reports: list[external_events.JobProgress] = []
         if arriving or (work_s is not None and work_s <= now_s):
-            told += self._flow()
+            reports += self._flow()
         for job in arriving:
             first = self._submit(job)
             if first is not None:
-                told.append(first)
-        self._report(told)
+                reports.append(first)
+        self._report(reports)
         self._settle()
         self.meter.waiting = len(self.cell.state.queue)
         return True
@@ -192,9 +192,9 @@ class Simulation:
         """Lets the work flow until now; returns what the running jobs report of themselves."""
         instant = self._work.advance(self.now_s)
         for change in instant.phases:
-            self._tell_phase(change)
-        for told in instant.losses:
-            self._tell_loss(told)
+            self._report_phase(change)
+        for loss in instant.losses:
+            self._report_loss(loss)
         for job_id, at_s in instant.ended:
             self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
@@ -202,10 +202,10 @@ class Simulation:
                 node_id = task.place.node_id
                 for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms):
                     self._deliver(event)
-        return instant.told
+        return instant.progress
 
-    def _tell_phase(self, change: PhaseChange) -> None:
-        """Each task of the gang says so, as a training script does."""
+    def _report_phase(self, change: PhaseChange) -> None:
+        """Each task of the gang reports it, as a training script does."""
         job = self.cell.state.jobs[change.job_id]
         for task_id, task in list(job.tasks.items()):
             self._deliver(
@@ -218,29 +218,29 @@ class Simulation:
                 )
             )
 
-    def _tell_loss(self, told: LossTold) -> None:
-        """The chief says so. The placer does not read telemetry: it goes to whoever listens."""
+    def _report_loss(self, report: LossReport) -> None:
+        """The chief reports it. The placer does not read telemetry: it goes to the subscriber, if there is one."""
         listen = self._options.telemetry
         if listen is not None:
-            task_id, task = next(iter(self.cell.state.jobs[told.job_id].tasks.items()))
-            at_ms = ceil(told.at_s * 1_000)
+            task_id, task = next(iter(self.cell.state.jobs[report.job_id].tasks.items()))
+            at_ms = ceil(report.at_s * 1_000)
             listen(
                 external_events.TelemetrySampled(
-                    node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=told.loss
+                    node_id=task.place.node_id, task_id=task_id, at_ms=at_ms, loss=report.loss
                 )
             )
 
-    def _report(self, told: Sequence[external_events.JobProgress]) -> None:
+    def _report(self, reports: Sequence[external_events.JobProgress]) -> None:
         """All that jobs report at this moment; of the jobs that have just come, too."""
-        for first in range(0, len(told), MAX_JOBS_PER_REPORT):
-            jobs = tuple(told[first : first + MAX_JOBS_PER_REPORT])
+        for first in range(0, len(reports), MAX_JOBS_PER_REPORT):
+            jobs = tuple(reports[first : first + MAX_JOBS_PER_REPORT])
             self._deliver(external_events.WorkProgressed(node_id=self.cell.state.node_at[0], jobs=jobs))
 
     def _submit(self, job: TraceJob) -> external_events.JobProgress | None:
-        """What the job says of itself, if anything."""
+        """Submits a job; returns the first progress it reports, if any."""
         self.meter.arrived(job)
         self._alone_s[job.job_id] = self._work.alone_s(job)
-        told = self._work.admit(job, self.now_s)
+        progress = self._work.admit(job, self.now_s)
         shape = gang_of(job, self._gpus_per_node, self._options.single_gpu_workers)
         request, need = self._need(job, shape)
         spec = self._spec(job, shape, request)
@@ -249,7 +249,7 @@ class Simulation:
         if self._options.durations_known and alone_s > 0:
             need = msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
         self._deliver(external_events.JobEstimated(job_id=job.job_id, estimate=need))
-        return told
+        return progress
 
     def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
         """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
@@ -300,7 +300,7 @@ class Simulation:
         self._after(self.cell.record(event, self._now_ms))
 
     def _after(self, step: Step) -> None:
-        """Books what a record says, and lets the nodes obey it."""
+        """Applies a record to the figures, and lets the nodes execute its orders."""
         self._steps += 1
         if self._steps > MAX_STEPS_PER_MOMENT:
             raise Unsound(
@@ -338,7 +338,7 @@ class Simulation:
         job = self.cell.state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.RUNNING:
             return
-        self._work.started(job_id, seats(task.place for task in job.tasks.values()), self.now_s)
+        self._work.started(job_id, allocations(task.place for task in job.tasks.values()), self.now_s)
         self.meter.started(job_id, self.now_s)
 
     def _freed(

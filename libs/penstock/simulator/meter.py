@@ -29,7 +29,7 @@ class Figures(NamedTuple):
     """Per second of processor time: this runs on one core."""
     full_load_allocation: float
     """Mean share of all GPUs that jobs held after each arrival at which all jobs so far asked for 100 % of the
-    GPUs, rounded to a whole per cent; 0 if they never did. Says something where no job ends."""
+    GPUs, rounded to a whole per cent; 0 if they never did. Meaningful where no job ends."""
     ledger_hash: str
     """Id of the last record: it covers every byte of the ledger."""
     finished_jobs: int

@@ -51,7 +51,7 @@ class SimulatedNodes:
         """Ids of tasks that have just got SIGTERM: they compute no more. The engine empties it."""
 
     def obey(self, order: Order, now_ms: int) -> Sequence[Event]:
-        """What the node says at once about an order."""
+        """The node's immediate answers to an order."""
         return self.feed(order.node_id, OrderRead(order, now_ms), now_ms)
 
     def finish(self, node_id: str, task_id: str, token: int, now_ms: int) -> Sequence[Event]:
@@ -71,7 +71,7 @@ class SimulatedNodes:
         return sent
 
     def _act(self, node_id: str, decision: Decision, now_ms: int) -> None:
-        """What the machine would do, and when it tells of it."""
+        """What the machine does, and when it reports it."""
         match decision:
             case Spawn(order=order):
                 self._pid += 1

@@ -43,7 +43,7 @@ class Failed(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """`failed` and `results` in order of their ends; whoever shows them sorts."""
+    """`failed` and `results` in order of their ends, not sorted."""
 
     results: list[Result] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -135,7 +135,7 @@ def _start(task: Task, do: Do) -> tuple[Connection, BaseProcess]:
 
 
 def _work(writer: Connection, reader: Connection, do: Do, task: Task, parent: int) -> None:
-    """In the new process. Ctrl-C is the parent's; without a parent there is nobody to work for."""
+    """In the new process. Ctrl-C is the parent's; the process ends when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     reader.close()

@@ -16,7 +16,7 @@ from penstock.simulator.meter import Figures
 from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series_of
 from penstock.simulator.report.timeline import Timeline
 
-STEPS_PER_TELLING = 256
+STEPS_PER_REPORT = 256
 Sink = Callable[[bytes], object]
 
 
@@ -44,7 +44,7 @@ class Result:
     jobs: int
     figures: Figures
     drew: bool
-    """Whether a policy drew from its chance: if not, and the trace is no matter of the seed, each seed gives the same."""
+    """Whether a policy used random numbers: if not, and the trace does not depend on the seed, every seed gives the same."""
     jct_s: Reals
     """Of finished jobs, ascending; as exact as the figures."""
     queue_s: Reals
@@ -59,7 +59,7 @@ class Result:
 
 
 class Recorder:
-    """Hands each record on to a file and to a timeline, where there is one, and notes whether chance was drawn."""
+    """Hands each record on to a file and to a timeline, where there is one, and notes whether random numbers were used."""
 
     def __init__(self, file: Sink | None = None, *, draws: bool = False) -> None:
         self.timeline = Timeline() if draws else None
@@ -94,7 +94,7 @@ def perform(
     wall, busy = time.perf_counter(), time.process_time()
     interrupted, problem, steps = False, "", 0
 
-    def told() -> bool:
+    def keep_going() -> bool:
         meter = simulation.meter
         share = meter.events / (simulation.jobs * (1 if endless else 2))
         return report(Progress(share, meter.finished, meter.events, time.perf_counter() - wall))
@@ -102,7 +102,7 @@ def perform(
     try:
         while simulation.step():
             steps += 1
-            if steps % STEPS_PER_TELLING == 0 and not told():
+            if steps % STEPS_PER_REPORT == 0 and not keep_going():
                 interrupted = True
                 break
     except (Unsound, NotMeasured) as error:

@@ -37,7 +37,7 @@ class Mean(NamedTuple):
 def mean_of(values: Sequence[float], *, exact: bool = False) -> Mean:
     """The mean with Student's interval at 95 %: `t(0.975, n−1) · s / √n`. At least one value.
 
-    `exact`: nothing in these values is left to chance; then one is enough, and the interval is 0.
+    `exact`: the values are deterministic; then one is enough, and the interval is 0.
     """
     count = len(values)
     if exact:
@@ -53,7 +53,7 @@ def paired(
 ) -> Mean | None:
     """Differences to `base`, seed by seed; None if they have no seed in common.
 
-    `exact`: whether either does without chance: its one value then stands for every seed.
+    `exact`: whether either is deterministic: its one value then stands for every seed.
     """
     own = dict.fromkeys(base, next(iter(values.values()))) if exact[0] and not exact[1] and values else values
     other = dict.fromkeys(values, next(iter(base.values()))) if exact[1] and not exact[0] and base else base

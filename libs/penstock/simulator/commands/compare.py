@@ -55,8 +55,8 @@ class CompareOptions(SimulationOptions, ReportOptions):
         int,
         typer.Option(
             metavar="N",
-            help="Runs per profile, with seeds SEED … SEED+N-1; one is enough, and all there is, where nothing is "
-            "left to chance.",
+            help="Runs per profile, with seeds SEED … SEED+N-1; one is enough, and all there is, where the run "
+            "is deterministic.",
         ),
     ] = 10
     jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; by default the cores.")] = _cores()
@@ -91,8 +91,8 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     standings = comparison.compare(profiles, outcome.results, seeded=seeded)
     _show(asked, standings, outcome, trace.skipped_lines)
     if not standings:
-        errors.print("penstock: no run was finished" + ("; no report" if asked.drawn else ""))
-    elif asked.drawn:
+        errors.print("penstock: no run was finished" + ("; no report" if asked.wanted else ""))
+    elif asked.wanted:
         seeds = f"{asked.seed} … {asked.seed + asked.seeds - 1}" if asked.seeds > 1 else f"{asked.seed}"
         about = reporting.background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
         reporting.write(
@@ -134,7 +134,7 @@ def _run_all(
             return ()
         return [Task(result.profile, seed, False) for seed in rest]
 
-    tasks = [Task(profile, first, asked.drawn) for profile in profiles]
+    tasks = [Task(profile, first, asked.wanted) for profile in profiles]
     if seeded:
         tasks += [Task(profile, seed, False) for seed in rest for profile in profiles]
     with bar(errors, "comparing") as draw:

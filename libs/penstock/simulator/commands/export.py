@@ -14,7 +14,7 @@ from penstock.ledger.record import GENESIS, read_valid
 from penstock.runtime.csv_import import BadFile, Problem
 from penstock.runtime.json_lines import json_lines
 from penstock.simulator.commands.options import bad_input_stops, errors_console
-from penstock.simulator.traces.history import History, Left, Told, node_rows
+from penstock.simulator.traces.history import History, Left, PastJob, node_rows
 from penstock.simulator.traces.writing import trace_lines, write_lines
 
 UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
@@ -80,7 +80,7 @@ def export(
     found, left = history.jobs(since_ms, until_ms)
     if not found:
         raise BadCommand(
-            f"no job that ran was submitted in this time; {_told_left(left) or 'none at all was'}"
+            f"no job that ran was submitted in this time; {_left_out(left) or 'none at all was'}"
         )
     try:
         write_lines(output, lines_of(found))
@@ -88,27 +88,27 @@ def export(
             write_lines(nodes, node_rows(history.nodes))
             mixed = [node.node_id for node in history.nodes.values() if node.mixed]
             if mixed:
-                told = f"{len(mixed)} nodes have GPUs of several kinds and stand there with the first: {mixed[0]}, …"
-                errors.print(f"penstock: {told}", markup=False)
+                message = f"{len(mixed)} nodes have GPUs of several kinds and stand there with the first: {mixed[0]}, …"
+                errors.print(f"penstock: {message}", markup=False)
     except OSError as error:
         raise BadCommand(f"{error.filename or output}: {error.strerror}") from error
-    told = _told_left(left)
-    errors.print(f"penstock: {len(found)} jobs written{f'; {told}' if told else ''}", markup=False)
+    message = _left_out(left)
+    errors.print(f"penstock: {len(found)} jobs written{f'; {message}' if message else ''}", markup=False)
 
 
-def lines_of(found: Sequence[Told]) -> Iterator[Sequence[str]]:
+def lines_of(found: Sequence[PastJob]) -> Iterator[Sequence[str]]:
     """A trace's lines, with each job's outcome as a column for people."""
     yield from trace_lines([one.job for one in found], {"outcome": [one.outcome for one in found]})
 
 
-def _told_left(left: Left) -> str:
+def _left_out(left: Left) -> str:
     parts = []
     if left.still_running:
         parts.append(f"{left.still_running} of them still run, and stand there with the time so far")
     if left.never_ran:
         parts.append(f"{left.never_ran} never ran and are left out")
     if left.unknown:
-        parts.append(f"{left.unknown} were submitted before the first record that is kept and are left out")
+        parts.append(f"{left.unknown} were submitted before the first record of the ledger and are left out")
     return "; ".join(parts)
 
 
@@ -144,12 +144,12 @@ def read_ledger(path: Path, history: History) -> Iterator[str]:
         except msgspec.DecodeError as error:
             raise BadFile(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error
     if head.seq == 0:
-        told = (
+        message = (
             f"no ledger: none of its {line} lines is a first record"
             if line
             else "empty: a ledger was expected"
         )
-        raise BadFile(str(path), [Problem(0, "", told)])
+        raise BadFile(str(path), [Problem(0, "", message)])
     if void:
         yield f"{path}: {len(void)} records do not follow the one before and are void; the first in line {void[0]}"
 

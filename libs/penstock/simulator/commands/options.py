@@ -23,16 +23,22 @@ from penstock.sdk.units import duration_ms
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
-from penstock.simulator.job_models.catalogue import TRUTHS, Run, UnknownTruth, wanted_truth, work_for
+from penstock.simulator.job_models.catalogue import (
+    JOB_MODELS,
+    Run,
+    UnknownJobModel,
+    checked_job_model,
+    work_for,
+)
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.arrivals import Endless, fill
 from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
-from penstock.simulator.traces.fitting import Room
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.formats import FORMATS
 from penstock.simulator.traces.importing import SETS, Trace, locate, read_trace
 from penstock.simulator.traces.resources import typical_of
 
-CLUSTER, TRUTH = "8x8", "constant"  # where nobody says otherwise
+CLUSTER, JOB_MODEL = "8x8", "constant"  # defaults
 MAX_SECONDS = 86_400  # of latencies and ticks
 
 
@@ -41,7 +47,7 @@ def bad_input_stops() -> Iterator[None]:
     """For a whole command: what is wrong with its input ends it with a line each and exit code 2."""
     try:
         yield
-    except (BadCluster, BadFile, UnknownProfile, UnknownTruth) as error:
+    except (BadCluster, BadFile, UnknownProfile, UnknownJobModel) as error:
         raise BadCommand(str(error.args[0])) from error
     except KeyboardInterrupt as error:
         raise Stop(Exit.INTERRUPTED, "stopped before anything was finished") from error
@@ -102,13 +108,14 @@ class SimulationOptions:
         Literal["recorded", "fill"] | None,
         typer.Option(
             help="recorded: when the trace says; fill: in a seeded order, one a second and never ending, until they "
-            "ask for 101 % of the GPUs (full_load_allocation tells how well they packed). Default: fill for openb."
+            "ask for 101 % of the GPUs (full_load_allocation shows how well they packed). Default: fill for openb."
         ),
     ] = None
-    truth: Annotated[
+    job_model: Annotated[
         str | None,
         typer.Option(
-            help=f"How fast jobs run: {', '.join(TRUTHS)} (default constant, or what a generator needs)."
+            "--truth",
+            help=f"How fast jobs run: {', '.join(JOB_MODELS)} (default constant, or what a generator needs).",
         ),
     ] = None
     seed: Annotated[
@@ -142,7 +149,7 @@ class Given:
     asked: SimulationOptions
     cluster: Cluster
     options: Options
-    truth: str
+    job_model: str
     path: Path
     generator: Generator | None = None
     """Makes the trace, where it is no file."""
@@ -155,12 +162,12 @@ class Given:
 
     def trace(self, seed: int) -> Trace:
         """The trace under this seed. Raises `BadCommand`, `BadFile`."""
-        room = Room(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
+        capacity = ClusterCapacity(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
         if self.generator is not None:
-            return generate(self.asked.trace, self.generator, seed, room.problems)
+            return generate(self.asked.trace, self.generator, seed, capacity.problems)
         if self.path not in self.read:
             self.read[self.path] = self._judged(
-                read_trace(self.path, fits=room.problems, skip_bad=True), seed
+                read_trace(self.path, fits=capacity.problems, skip_bad=True), seed
             )
         trace = self.read[self.path]
         if not self.fills(trace):
@@ -173,12 +180,12 @@ class Given:
     def _judged(self, trace: Trace, seed: int) -> Trace:
         """Without its bad lines, where they may be left out. Raises `BadFile` with all of them, else.
 
-        A line is bad by itself, because no node can hold its job, or because the truth knows nothing of it.
+        A line is bad by itself, because no node can hold its job, or because the job model knows nothing of it.
         """
         unknown: Sequence[Problem] = ()
         if not self.fills(trace):
             try:
-                work_for(self.truth, trace, self.path, PlacerSettings(), self._run(seed))
+                work_for(self.job_model, trace, self.path, PlacerSettings(), self._run(seed))
             except BadFile as error:
                 unknown = error.problems
         problems = sorted([*trace.skipped, *unknown], key=lambda problem: problem.line)
@@ -205,7 +212,7 @@ class Given:
         return settings
 
     def _typical(self, settings: PlacerSettings, trace: Trace) -> PlacerSettings:
-        """With the trace's own kinds of tasks, for a profile that judges by them and was not told any."""
+        """With the trace's own kinds of tasks, for a profile that scores by them and has none in its settings."""
         if settings.profile not in WANT_TYPICAL_TASKS or settings.typical_tasks:
             return settings
         jobs = self.read.get(self.path, trace).jobs  # each once, also where they fill the cluster
@@ -221,10 +228,10 @@ class Given:
     def simulation(
         self, profile: str, seed: int, trace: Trace, sink: Callable[[bytes], object] | None = None
     ) -> Simulation:
-        """One run, about to begin. Raises `BadFile`, `UnknownTruth`, and what `settings` raises."""
+        """One run, about to begin. Raises `BadFile`, `UnknownJobModel`, and what `settings` raises."""
         settings = self._typical(self.settings(profile, seed), trace)
         run = self._run(seed)
-        work = Endless() if self.fills(trace) else work_for(self.truth, trace, self.path, settings, run)
+        work = Endless() if self.fills(trace) else work_for(self.job_model, trace, self.path, settings, run)
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, self.options, sink)
 
 
@@ -234,12 +241,12 @@ def judge(asked: SimulationOptions) -> Given:
     cluster = cluster_of(
         asked.cluster or (generator.cluster if generator is not None else _home(asked.trace))
     )
-    truth = asked.truth or (generator.truth if generator is not None else TRUTH)
-    wanted_truth(truth)
+    job_model = asked.job_model or (generator.job_model if generator is not None else JOB_MODEL)
+    checked_job_model(job_model)
     if asked.arrivals == "fill" and generator is not None:
         raise BadCommand("--arrivals fill: a generator has arrivals of its own; give a trace")
-    if asked.arrivals == "fill" and truth != TRUTH:
-        raise BadCommand(f"--truth {truth}: jobs that fill a cluster never end; leave one of both out")
+    if asked.arrivals == "fill" and job_model != JOB_MODEL:
+        raise BadCommand(f"--truth {job_model}: jobs that fill a cluster never end; leave one of both out")
     for name in ("start_latency", "stop_latency", "ticks"):
         if not 0 <= getattr(asked, name) <= MAX_SECONDS:
             raise BadCommand(f"--{name.replace('_', '-')}: between 0 and {MAX_SECONDS:,} seconds")
@@ -252,7 +259,7 @@ def judge(asked: SimulationOptions) -> Given:
         slices_per_core=cluster.slices_per_core,
     )
     path = Path(asked.trace) if generator is not None else locate(asked.trace)
-    return Given(asked, cluster, options, truth, path, generator)
+    return Given(asked, cluster, options, job_model, path, generator)
 
 
 def _home(trace: str) -> str:
@@ -280,7 +287,7 @@ def settings_of(profile: str, seed: int, pairs: Sequence[str]) -> PlacerSettings
 
 
 def report_skipped(trace: Trace, errors: Console) -> None:
-    """Which lines `--skip-bad` has left out, and columns that were not read though somebody will think so."""
+    """Which lines `--skip-bad` has left out, and columns of the file that no format reads."""
     for column, meant in trace.likely.items():
         errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)
     for problem in trace.skipped[:MAX_SHOWN]:

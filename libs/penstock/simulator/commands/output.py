@@ -104,19 +104,19 @@ def _means_table(standings: Sequence[Standing], shown_here: Sequence[Standing]) 
     table.add_column("figure", no_wrap=True)
     for one in shown_here:
         runs = (
-            "no chance: 1 run"
+            "deterministic: 1 run"
             if one.exact
             else f"{len(one.results)} seed{'s' if len(one.results) > 1 else ''}"
         )
         table.add_column(f"{one.profile}\n[dim]{runs}[/]", no_wrap=True, justify="right")
-    for name in _told(standings):
+    for name in _shown_figures(standings):
         best = best_of(standings, name, METRICS[name].better)
         table.add_row(name, *(_marked(one.means[name], best, name) for one in shown_here))
     return table
 
 
-def _told(standings: Sequence[Standing]) -> Sequence[str]:
-    """Figures that say something in this comparison."""
+def _shown_figures(standings: Sequence[Standing]) -> Sequence[str]:
+    """Figures that have a meaning in this comparison."""
     return [
         name
         for name in COUNTED
@@ -141,7 +141,7 @@ def _differences_table(first: str, others: Sequence[Standing]) -> Table:
     table.add_column(f"against {first}", no_wrap=True)
     for one in others:
         table.add_column(one.profile, no_wrap=True, justify="right")
-    for name in _told(others):
+    for name in _shown_figures(others):
         if METRICS[name].better and all(name in one.differences for one in others):
             table.add_row(name, *(_difference(one.differences[name], name) for one in others))
     return table

@@ -1,4 +1,4 @@
-"""Progress on stderr, where somebody watches: how far, how fast, how long still."""
+"""Progress on stderr, on a terminal: share done, speed, time left."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -62,13 +62,13 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
     if void:
         errors.print(f"penstock: {void} records do not follow the one before, and are void", markup=False)
     if not timeline.jobs:
-        raise BadCommand(f"{name}: nobody has submitted a job")
+        raise BadCommand(f"{name}: it holds no submitted job")
     figures = figures_of(timeline, ledger_hash)
     if asked.output == "json":
         write_json(figures)
     else:
         stdout().print(figures_table(figures))
-    if asked.drawn:
+    if asked.wanted:
         series = series_of(timeline)
         about = Background(
             command=session.line,

@@ -33,7 +33,7 @@ class ReportOptions:
     ] = None
 
     @property
-    def drawn(self) -> bool:
+    def wanted(self) -> bool:
         return self.report is not None or self.png is not None
 
 
@@ -70,7 +70,7 @@ def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, 
         title=f"{asked.trace}, {gpus:,} GPUs",
         trace=jobs,
         cluster=cluster,
-        truth="none: no job ends" if given.fills(trace) else given.truth,
+        truth="none: no job ends" if given.fills(trace) else given.job_model,
         more=more,
     )
 
@@ -90,7 +90,7 @@ def write(
 def write_report(asked: ReportOptions, report: Page, errors: Console) -> None:
     """Raises `BadCommand` where the disk refuses."""
     try:
-        if not asked.drawn:
+        if not asked.wanted:
             return
         from penstock.charts.render import html, save_all  # Altair takes 0.3 s
 

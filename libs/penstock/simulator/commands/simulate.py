@@ -68,7 +68,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
             def file(value: bytes) -> object:
                 return ledger.write(value + b"\n")
 
-        result = _go(asked, given, trace, Recorder(file, draws=asked.drawn), errors)
+        result = _go(asked, given, trace, Recorder(file, draws=asked.wanted), errors)
     if result.problem:
         errors.print(f"penstock: {result.problem}", markup=False)
     keys = run_keys(result, trace.skipped_lines)
@@ -76,7 +76,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
         write_json(keys)
     else:
         stdout().print(figures_table(keys))
-    if asked.drawn:
+    if asked.wanted:
         standings = compare([result.profile], [result], seeded=given.seeded(trace))
         about = reporting.background(ctx.find_root().obj.line, given, trace)
         reporting.write(asked, about, standings, [result], _warning(result), errors)

@@ -28,7 +28,7 @@ from penstock.simulator.generators.registry import GENERATORS, generate, generat
 from penstock.simulator.traces import description
 from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count, read_nodes
 from penstock.simulator.traces.description import Description, Load, load_on
-from penstock.simulator.traces.fitting import Room
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import (
     DATA_VARIABLE,
     DEFAULT_DATA,
@@ -44,7 +44,7 @@ from penstock.simulator.traces.writing import trace_lines, write_lines
 
 OUR_COLUMNS = (
     "Columns: job_id; submit_s, from the trace's start; duration_s, alone on what it asked for, empty where it is not "
-    "told; gpus, of all its workers. Further ones, written where some job has a value: model; batch_size; owner; "
+    "given; gpus, of all its workers. Further ones, written where some job has a value: model; batch_size; owner; "
     "iterations; cores and host_memory_mib, of all its workers, cores also in parts; gpu_memory_mib, on each GPU; "
     "gpu_share_milli, thousandths of its only GPU; gpu_models, those allowed, separated by |; workers; "
     "parameter_servers; server_gpus, of each of those; patience_s, after which it leaves if it still waits; inference, "
@@ -67,7 +67,7 @@ def _screen() -> Console:
 
 
 class Listed(NamedTuple):
-    """A trace of a data set; without `found` it cannot be read, and `problem` says why."""
+    """A trace of a data set; without `found` it cannot be read, and `problem` is the reason."""
 
     name: str
     format: str
@@ -128,8 +128,8 @@ def _generators() -> Mapping[str, Generator]:
 
 
 def _data_from() -> str:
-    told = os.environ.get(DATA_VARIABLE)
-    return f"{DATA_VARIABLE}={told}" if told else f"{DEFAULT_DATA}, for {DATA_VARIABLE} is not set"
+    message = os.environ.get(DATA_VARIABLE)
+    return f"{DATA_VARIABLE}={message}" if message else f"{DEFAULT_DATA}, for {DATA_VARIABLE} is not set"
 
 
 def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> None:
@@ -161,8 +161,10 @@ def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> No
         for name, file in NODE_SETS.items():
             if (root / file).is_file():
                 cluster = read_nodes(root / file)
-                told = f"{len(cluster.nodes):,} nodes, {gpu_count(cluster.nodes):,} GPUs; `--cluster {name}`"
-                screen.print(f"{name}: {told}", markup=False)
+                message = (
+                    f"{len(cluster.nodes):,} nodes, {gpu_count(cluster.nodes):,} GPUs; `--cluster {name}`"
+                )
+                screen.print(f"{name}: {message}", markup=False)
     for name, generator in _generators().items():
         screen.print(f"{name}: generated; {generator.text}", markup=False)
 
@@ -202,8 +204,8 @@ def describe(
     found, load = description.describe(opened.jobs), None
     if cluster is not None:
         nodes = cluster_of(cluster)
-        room = Room(nodes.nodes, nodes.slices_per_core)
-        misfits = sum(1 for job in opened.jobs if any(True for _ in room.problems(job)))
+        capacity = ClusterCapacity(nodes.nodes, nodes.slices_per_core)
+        misfits = sum(1 for job in opened.jobs if any(True for _ in capacity.problems(job)))
         load = load_on(gpu_count(nodes.nodes), misfits, found)
     if output == "json":
         keys: dict[str, object] = {"trace": trace, "format": opened.format}
@@ -229,13 +231,13 @@ def _overview(title: str, trace: Trace, found: Description, cluster: str | None,
     facts.add_row("jobs", f"{found.jobs:,}")
     facts.add_row("arrive over", f"{span(found.span_s)}, from {span(found.first_s)} on")
     if found.run_s is not None:
-        untold = f"; {found.untold_run_times:,} jobs without run time" if found.untold_run_times else ""
-        facts.add_row("GPU hours", f"{found.gpu_hours:,.1f}{untold}")
+        unknown = f"; {found.unknown_run_times:,} jobs without run time" if found.unknown_run_times else ""
+        facts.add_row("GPU hours", f"{found.gpu_hours:,.1f}{unknown}")
         times = "  ".join(f"[dim]{name}[/] {span(value)}" for name, value in found.run_s.percentiles.items())
         facts.add_row("run time", f"mean {span(found.run_s.mean)}, most {span(found.run_s.most)}")
         facts.add_row("", times)
     else:
-        facts.add_row("run time", "not told: a truth that computes it from measurements is needed")
+        facts.add_row("run time", "not given: a job model that computes it from measurements is needed")
     facts.add_row("models", _names(found.models))
     facts.add_row("owners", _names(found.owners))
     if trace.left_out:
@@ -244,8 +246,8 @@ def _overview(title: str, trace: Trace, found: Description, cluster: str | None,
         work = "" if load.work is None else f"work {load.work:.1%} of its GPUs over the span; "
         misfits = f"; [red]{load.misfits:,} jobs can never run there[/]" if load.misfits else ""
         asked_for = f"{load.asked:.1%}" if load.asked < 2 else f"{load.asked:,.1f} times as many"
-        told = f"{load.gpus:,} GPUs: {work}all jobs at once ask for {asked_for}{misfits}"
-        facts.add_row(f"on {escape(str(cluster))}", told)
+        message = f"{load.gpus:,} GPUs: {work}all jobs at once ask for {asked_for}{misfits}"
+        facts.add_row(f"on {escape(str(cluster))}", message)
     return facts
 
 
@@ -265,14 +267,14 @@ def _sizes(found: Description) -> Table:
 
 def _names(counts: Mapping[str, int]) -> str:
     if not counts:
-        return "not told"
+        return "not given"
     named = ", ".join(f"{escape(name)} [dim]{count:,}[/]" for name, count in list(counts.items())[:MAX_NAMED])
     more = len(counts) - MAX_NAMED
     return f"{named} and {more:,} more" if more > 0 else named
 
 
 def span(seconds: float) -> str:
-    """A time as people say it: `45 s`, `12.5 min`, `3.2 h`, `45.1 d`."""
+    """A time for people: `45 s`, `12.5 min`, `3.2 h`, `45.1 d`."""
     if seconds < 2 * MINUTE_S:
         return f"{seconds:.3g} s"
     if seconds < 2 * HOUR_S:
@@ -304,8 +306,10 @@ def _summarise(name: str, output: str) -> None:
     screen = _screen()
     screen.print(table)
     names = [one for one in of_summaries() if one.startswith(f"{name}/")]
-    drawn = f"; jobs are drawn with these sums as {', '.join(names)}" if names else ""
-    screen.print(f"\nSums over whole clusters, times in seconds; no single job is told{drawn}.", markup=False)
+    sampled = f"; jobs are sampled with these sums as {', '.join(names)}" if names else ""
+    screen.print(
+        f"\nSums over whole clusters, times in seconds; no single job is published{sampled}.", markup=False
+    )
 
 
 # ---------------------------------------------------------------------------------------------- convert
@@ -333,7 +337,7 @@ def convert(
     errors_console().print(f"penstock: {len(opened.jobs):,} jobs written{left_out}", markup=False)
 
 
-convert.__doc__ = f"""Write a trace as our own CSV, and say what of it has no place there.
+convert.__doc__ = f"""Write a trace as our own CSV, and list the columns that have no place there.
 
 {OUR_COLUMNS}
 """

@@ -14,25 +14,25 @@ class Generator(NamedTuple):
     """A workload, and what it is meant to run on."""
 
     text: str
-    """One line that says what it is."""
+    """One line that describes it."""
     cluster: str
     """Of the source, as `--cluster` takes it."""
-    truth: str
+    job_model: str
     """What its jobs need, as `--truth` takes it."""
     make: Callable[[int], Sequence[TraceJob]]
     """Seed → jobs by arrival. Raises `BadFile` where it lacks a table."""
 
 
-def chance_of(seed: int, purpose: str) -> np.random.Generator:
+def rng_of(seed: int, purpose: str) -> np.random.Generator:
     """Of its own for each purpose, so that one generator's draws never shift another's. Any whole seed."""
     return np.random.default_rng(np.random.SeedSequence((abs(seed), int(seed < 0), *purpose.encode())))
 
 
-def poisson_arrivals(chance: np.random.Generator, per_hour: float, hours: float) -> Sequence[float]:
+def poisson_arrivals(rng: np.random.Generator, per_hour: float, hours: float) -> Sequence[float]:
     """Times of arrival in seconds, rising, below `hours`; on average `per_hour` in each hour."""
     times: list[float] = []
-    now_s = float(chance.exponential(HOUR_S / per_hour))
+    now_s = float(rng.exponential(HOUR_S / per_hour))
     while now_s < hours * HOUR_S:
         times.append(now_s)
-        now_s += float(chance.exponential(HOUR_S / per_hour))
+        now_s += float(rng.exponential(HOUR_S / per_hour))
     return times

@@ -2,18 +2,18 @@
 
 Arrivals are Poisson over 24 hours; 5, 35 and 60 % of the tasks are urgent, prior and normal; half of them train, half
 only infer; the type is one of Pollux's six measured models (the source's four were not published). The total batch is
-drawn evenly from the measured ones, the iterations so that the task takes 10 – 60 minutes alone on one GPU, evenly in
+sampled evenly from the measured ones, the iterations so that the task takes 10 – 60 minutes alone on one GPU, evenly in
 the logarithm: assumptions, the source gives neither.
 
-Each task asks for one GPU: a policy that chooses ⟨n, g⟩ itself may give it others (truth `step-times` knows them). What
-it expects stands in its labels, for whoever judges: `qos`, and `ect_s`, seconds after its arrival. Source: GENIE eq. 4:
+Each task asks for one GPU: a policy that chooses ⟨n, g⟩ itself may give it others (job model `step-times` knows them). What
+it expects stands in its labels, for the evaluation: `qos`, and `ect_s`, seconds after its arrival. Source: GENIE eq. 4:
 urgent 0, prior the latency alone on one GPU, normal twice that; the latency has the 30 s of a start in it (ν, eq. 2).
 """
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
 
-from penstock.simulator.generators.base import Generator, chance_of, poisson_arrivals
+from penstock.simulator.generators.base import Generator, poisson_arrivals, rng_of
 from penstock.simulator.generators.sources import source
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.placement_table import RESTART_S, Model
@@ -33,28 +33,28 @@ def genie(per_hour: int) -> Generator:
     """`per_hour` > 0."""
 
     def make(seed: int) -> Sequence[TraceJob]:
-        chance = chance_of(seed, f"genie/{per_hour}")
+        rng = rng_of(seed, f"genie/{per_hour}")
         folder = source("genie", "pollux/traces")
         models = {name: read_model(folder / name) for name in MODELS}
-        truth = StepTimes(models, gpus_per_node=4)
+        job_model = StepTimes(models, gpus_per_node=4)
         jobs: list[TraceJob] = []
-        for index, submit_s in enumerate(poisson_arrivals(chance, per_hour, HOURS)):
-            name = MODELS[int(chance.integers(len(MODELS)))]
+        for index, submit_s in enumerate(poisson_arrivals(rng, per_hour, HOURS)):
+            name = MODELS[int(rng.integers(len(MODELS)))]
             batches = _batches(models[name])
-            alone_s = exp(float(chance.uniform(log(SHORTEST_S), log(LONGEST_S))))
+            alone_s = exp(float(rng.uniform(log(SHORTEST_S), log(LONGEST_S))))
             one = TraceJob(
                 job_id=f"genie-{index}-{name}",
                 submit_s=submit_s,
                 duration_s=0.0,
                 gpus=1,
                 model=name,
-                batch_size=batches[int(chance.integers(len(batches)))],
+                batch_size=batches[int(rng.integers(len(batches)))],
                 owner="genie",
                 iterations=1,
-                inference=bool(chance.random() < 0.5),
+                inference=bool(rng.random() < 0.5),
             )
-            service = CLASSES[int(chance.choice(len(CLASSES), p=OF_TASKS))]
-            iteration_s = truth.work_s(one)
+            service = CLASSES[int(rng.choice(len(CLASSES), p=OF_TASKS))]
+            iteration_s = job_model.work_s(one)
             iterations = max(1, round(alone_s / iteration_s))
             work_s = iterations * iteration_s
             expected_s = EXPECTED[service] * (work_s + RESTART_S)

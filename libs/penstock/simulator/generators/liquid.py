@@ -4,8 +4,8 @@ Each job has one parameter server and two workers, each task with one GPU; 4 · 
 50 · U{4…20} iterations. A batch is 4 ResNet-50, 2 Inception V3 and 2 VGG-16 per 5 nodes of 2 GPUs, all submitted at
 once, in a seeded order. Immediate: one job at a time, each long after the one before has ended.
 
-Stage times are measured ones, but nobody measured these jobs on these machines. Each iteration has a part that is paid
-on one node and a part that is paid only across nodes (truth `stages`):
+Stage times are measured ones, but not of these jobs on these machines. Each iteration has a part that is paid
+on one node and a part that is paid only across nodes (job model `stages`):
 - ResNet-50: Pollux's `imagenet` on T4, two GPUs on one node and on two, at the worker's batch;
 - Inception V3: as ResNet-50, a stand-in with as many parameters: no table holds it;
 - VGG-16: Muri's profile, 2 GPUs (one node) and 16 (two nodes), measured at batch 16 only, on V100.
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.runtime.csv_import import Row
-from penstock.simulator.generators.base import Generator, chance_of
+from penstock.simulator.generators.base import Generator, rng_of
 from penstock.simulator.generators.sources import source
 from penstock.simulator.job_models.measured import read_all, read_model
 from penstock.simulator.job_models.placement_table import Model
@@ -32,44 +32,46 @@ IMMEDIATE_JOBS = 40
 APART_S = 1_800.0  # longer than the longest job takes across nodes
 ONE_NODE, TWO_NODES = (2,), (1, 1)
 VGG, VGG_ONE_NODE, VGG_TWO_NODES = "vgg16", 2, 16
-TRUTH = "links(stages)"
+JOB_MODEL = "links(stages)"
 
 
 def batch(nodes: int) -> Generator:
     """On a multiple of 5 nodes."""
 
     def make(seed: int) -> Sequence[TraceJob]:
-        chance = chance_of(seed, f"liquid/batch-{nodes}")
+        rng = rng_of(seed, f"liquid/batch-{nodes}")
         models = [model for model, count in BATCH.items() for _ in range(count * nodes // 5)]
-        order = chance.permutation(len(models)).tolist()
-        return _jobs(chance, [models[index] for index in order], [0.0] * len(models))
+        order = rng.permutation(len(models)).tolist()
+        return _jobs(rng, [models[index] for index in order], [0.0] * len(models))
 
     jobs = sum(BATCH.values()) * nodes // 5
     return Generator(
         f"Liquid's batch run: {jobs} jobs with a parameter server and two workers, all at once",
         f"{nodes}x2@T4",
-        TRUTH,
+        JOB_MODEL,
         make,
     )
 
 
 def immediate() -> Generator:
     def make(seed: int) -> Sequence[TraceJob]:
-        chance = chance_of(seed, "liquid/immediate")
+        rng = rng_of(seed, "liquid/immediate")
         kinds = [model for model, count in BATCH.items() for _ in range(count)]
-        models = [kinds[int(chance.integers(len(kinds)))] for _ in range(IMMEDIATE_JOBS)]
-        return _jobs(chance, models, [APART_S * index for index in range(IMMEDIATE_JOBS)])
+        models = [kinds[int(rng.integers(len(kinds)))] for _ in range(IMMEDIATE_JOBS)]
+        return _jobs(rng, models, [APART_S * index for index in range(IMMEDIATE_JOBS)])
 
-    return Generator(f"Liquid's immediate run: {IMMEDIATE_JOBS} jobs, one at a time", "5x2@T4", TRUTH, make)
+    return Generator(
+        f"Liquid's immediate run: {IMMEDIATE_JOBS} jobs, one at a time", "5x2@T4", JOB_MODEL, make
+    )
 
 
-def _jobs(chance: np.random.Generator, models: Sequence[str], times: Sequence[float]) -> Sequence[TraceJob]:
+def _jobs(rng: np.random.Generator, models: Sequence[str], times: Sequence[float]) -> Sequence[TraceJob]:
     imagenet = read_model(source("liquid", "pollux/traces/imagenet"))
     vgg_ms = _vgg_ms()
     jobs: list[TraceJob] = []
     for index, (model, submit_s) in enumerate(zip(models, times, strict=True)):
-        samples = SAMPLES * int(chance.integers(1, MOST_SAMPLES + 1))
-        iterations = ITERATIONS * int(chance.integers(FEWEST_ITERATIONS, MOST_ITERATIONS + 1))
+        samples = SAMPLES * int(rng.integers(1, MOST_SAMPLES + 1))
+        iterations = ITERATIONS * int(rng.integers(FEWEST_ITERATIONS, MOST_ITERATIONS + 1))
         near_ms, far_ms = vgg_ms if model == "vgg-16" else _resnet_ms(imagenet, samples)
         jobs.append(
             TraceJob(

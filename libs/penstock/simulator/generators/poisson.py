@@ -7,7 +7,7 @@ minutes and σ = 1.2, within a minute and a day.
 
 from collections.abc import Sequence
 
-from penstock.simulator.generators.base import Generator, chance_of, poisson_arrivals
+from penstock.simulator.generators.base import Generator, poisson_arrivals, rng_of
 from penstock.simulator.traces.jobs import TraceJob
 
 HOURS = 24.0
@@ -21,16 +21,16 @@ def poisson(per_hour: int) -> Generator:
     """`per_hour` > 0."""
 
     def make(seed: int) -> Sequence[TraceJob]:
-        chance = chance_of(seed, f"poisson/{per_hour}")
+        rng = rng_of(seed, f"poisson/{per_hour}")
         return [
             TraceJob(
                 job_id=f"poisson-{index}",
                 submit_s=submit_s,
-                duration_s=min(MOST_S, max(LEAST_S, MEDIAN_S * float(chance.lognormal(0.0, SIGMA)))),
-                gpus=int(chance.choice(GPUS, p=OF_JOBS)),
-                owner=f"user-{int(chance.integers(OWNERS))}",
+                duration_s=min(MOST_S, max(LEAST_S, MEDIAN_S * float(rng.lognormal(0.0, SIGMA)))),
+                gpus=int(rng.choice(GPUS, p=OF_JOBS)),
+                owner=f"user-{int(rng.integers(OWNERS))}",
             )
-            for index, submit_s in enumerate(poisson_arrivals(chance, per_hour, HOURS))
+            for index, submit_s in enumerate(poisson_arrivals(rng, per_hour, HOURS))
         ]
 
     return Generator(f"a day with {per_hour} jobs an hour, mostly small and short", "8x8", "constant", make)

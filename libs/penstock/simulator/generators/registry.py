@@ -11,7 +11,7 @@ from penstock.simulator.generators.genie import RATES, genie
 from penstock.simulator.generators.liquid import NODES, batch, immediate
 from penstock.simulator.generators.poisson import poisson
 from penstock.simulator.generators.specon import SCHEDULES, specon
-from penstock.simulator.generators.summary import drawn, read_sums
+from penstock.simulator.generators.summary import generator_from, read_sums
 from penstock.simulator.traces.importing import DATA_VARIABLE, SUMMARIES, Fits, Trace, data_root
 
 FORMAT = "generated"
@@ -30,12 +30,12 @@ HELIOS = "helios"
 
 
 def of_summaries() -> Mapping[str, Generator]:
-    """Those that are drawn after the sums of the data sets that are here. Raises `BadFile` for a broken one."""
+    """Those that sample jobs after the sums of the data sets that are here. Raises `BadFile` for a broken one."""
     root = data_root()
     if root is None or not (root / SUMMARIES[HELIOS]).is_file():
         return {}
     path = root / SUMMARIES[HELIOS]
-    return {f"{HELIOS}/{sums.cluster}": drawn(sums, path) for sums in read_sums(path)}
+    return {f"{HELIOS}/{sums.cluster}": generator_from(sums, path) for sums in read_sums(path)}
 
 
 def generator_of(name: str) -> Generator | None:
@@ -43,10 +43,10 @@ def generator_of(name: str) -> Generator | None:
     if name.startswith(f"{HELIOS}/"):
         there = of_summaries()
         if name not in there:
-            told = (
+            message = (
                 f"there are {', '.join(there)}" if there else f"{SUMMARIES[HELIOS]} is not in {DATA_VARIABLE}"
             )
-            raise BadFile(name, [Problem(0, "", f"no such cluster; {told}")])
+            raise BadFile(name, [Problem(0, "", f"no such cluster; {message}")])
         return there[name]
     found = GENERATORS.get(name)
     if found is None and (match := POISSON.fullmatch(name)) is not None:
@@ -55,12 +55,12 @@ def generator_of(name: str) -> Generator | None:
 
 
 def generate(name: str, generator: Generator, seed: int, fits: Fits | None = None) -> Trace:
-    """Its jobs under a seed, as a trace. Raises `BadFile` with all jobs that `fits` says something of."""
+    """Its jobs under a seed, as a trace. Raises `BadFile` with all jobs that `fits` finds a problem in."""
     jobs = generator.make(seed)
     problems = [
-        Problem(0, field, f"job {job.job_id}: {told}")
+        Problem(0, field, f"job {job.job_id}: {message}")
         for job in jobs
-        for field, told in (fits(job) if fits is not None else ())
+        for field, message in (fits(job) if fits is not None else ())
     ]
     if problems:
         raise BadFile(name, problems)

@@ -10,6 +10,8 @@ def source(generator: str, where: str) -> Path:
     """A file or folder below the data. Raises `BadFile` where it is not there."""
     root = data_root()
     if root is None or not (root / where).exists():
-        told = f"this generator takes its times from {where}; set {DATA_VARIABLE} to the folder that holds it"
-        raise BadFile(f"{generator}/…", [Problem(0, "", told)])
+        message = (
+            f"this generator takes its times from {where}; set {DATA_VARIABLE} to the folder that holds it"
+        )
+        raise BadFile(f"{generator}/…", [Problem(0, "", message)])
     return root / where

@@ -8,20 +8,20 @@
 | `random-50` | 50 | in [0, 1,200] s | any | 8 |
 
 A model is one of the measured loss curves of a character model, its run the curve stretched to 5 – 30 minutes alone on
-a node, drawn evenly, once for each model (the source's own five models were not published). Nodes have 8 cores; each
-job asks for one, and has the node's speed in proportion while it runs (truth `shared-node`).
+a node, sampled evenly, once for each model (the source's own five models were not published). Nodes have 8 cores; each
+job asks for one, and has the node's speed in proportion while it runs (job model `shared-node`).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.simulator.generators.base import Generator, chance_of
+from penstock.simulator.generators.base import Generator, rng_of
 from penstock.simulator.generators.sources import source
 from penstock.simulator.job_models.tables import read_charrnn
 from penstock.simulator.traces.jobs import TraceJob
 
 SHORTEST_S, LONGEST_S = 300.0, 1_800.0
-TRUTH = "shared-node(convergence)"
+JOB_MODEL = "shared-node(convergence)"
 
 
 class Schedule(NamedTuple):
@@ -47,15 +47,15 @@ def specon(name: str) -> Generator:
     schedule = SCHEDULES[name]
 
     def make(seed: int) -> Sequence[TraceJob]:
-        chance = chance_of(seed, f"specon/{name}")
+        rng = rng_of(seed, f"specon/{name}")
         curves = sorted(read_charrnn(source("specon", "charrnn")))
-        alone_s = {curve: float(chance.uniform(SHORTEST_S, LONGEST_S)) for curve in curves}
+        alone_s = {curve: float(rng.uniform(SHORTEST_S, LONGEST_S)) for curve in curves}
         if schedule.one_model:
-            curves = [curves[int(chance.integers(len(curves)))]]
+            curves = [curves[int(rng.integers(len(curves)))]]
         times = [EVERY_S * index for index in range(schedule.jobs)]
         if schedule.within_s is not None:
-            times = sorted(chance.uniform(0.0, schedule.within_s, schedule.jobs).tolist())
-        models = [curves[int(chance.integers(len(curves)))] for _ in times]
+            times = sorted(rng.uniform(0.0, schedule.within_s, schedule.jobs).tolist())
+        models = [curves[int(rng.integers(len(curves)))] for _ in times]
         return [
             TraceJob(
                 job_id=f"specon-{index}",
@@ -71,4 +71,4 @@ def specon(name: str) -> Generator:
 
     when = "every 50 s" if schedule.within_s is None else f"within {schedule.within_s:g} s"
     text = f"SpeCon's {schedule.jobs} jobs {when}, sharing the cores of {schedule.nodes} nodes"
-    return Generator(text, f"{schedule.nodes}x0x8", TRUTH, make)
+    return Generator(text, f"{schedule.nodes}x0x8", JOB_MODEL, make)

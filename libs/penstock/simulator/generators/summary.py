@@ -1,6 +1,6 @@
-"""`helios/<cluster>`: jobs drawn so that they have the sums that a cluster published.
+"""`helios/<cluster>`: jobs sampled so that they have the sums that a cluster published.
 
-Helios' summary tells, per cluster, its GPUs, the number of GPU jobs, mean and median of their run times and of
+Helios' summary holds, per cluster, its GPUs, the number of GPU jobs, mean and median of their run times and of
 their GPU counts, and their GPU time; no job by itself. One law has exactly these sums:
 
 * GPU counts are powers of two up to the cluster, each so many times rarer than the one before that the mean comes
@@ -10,7 +10,7 @@ their GPU counts, and their GPU time; no job by itself. One law has exactly thes
 
 What the summary does not tell is assumed, and no result rests on it that the simulator is judged by: arrivals are
 Poisson at the rate that asks for LOAD of the GPUs, owners are none, nodes have 8 GPUs, and what would run longer than
-MOST_S ends then. JOBS of them are drawn, not the month's hundreds of thousands: the rate stays.
+MOST_S ends then. JOBS of them are sampled, not the month's hundreds of thousands: the rate stays.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.runtime.csv_import import BadFile, Problem, Row
-from penstock.simulator.generators.base import Generator, chance_of
+from penstock.simulator.generators.base import Generator, rng_of
 from penstock.simulator.job_models.measured import read_all
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -31,7 +31,7 @@ HALVINGS = 200  # of an interval of doubles: more change nothing
 
 
 class Sums(NamedTuple):
-    """What a cluster tells of its GPU jobs; seconds, GPU seconds."""
+    """Published sums of a cluster's GPU jobs; seconds, GPU seconds."""
 
     cluster: str
     gpus: int
@@ -124,7 +124,7 @@ def _root(of: Callable[[float], float], low: float, high: float, name: str) -> f
     return (low + high) / 2
 
 
-def drawn(sums: Sums, path: Path) -> Generator:
+def generator_from(sums: Sums, path: Path) -> Generator:
     """Jobs with the cluster's sums. Raises `BadFile` where no law has them."""
     try:
         law = law_of(sums)
@@ -133,10 +133,10 @@ def drawn(sums: Sums, path: Path) -> Generator:
     rate = LOAD * sums.gpus * sums.jobs / sums.gpu_s
 
     def make(seed: int) -> Sequence[TraceJob]:
-        chance = chance_of(seed, f"helios/{sums.cluster}")
-        times = chance.exponential(1 / rate, JOBS).cumsum().tolist()
-        kinds = chance.choice(len(law.shares), size=JOBS, p=law.shares).tolist()
-        normals = chance.normal(size=JOBS).tolist()
+        rng = rng_of(seed, f"helios/{sums.cluster}")
+        times = rng.exponential(1 / rate, JOBS).cumsum().tolist()
+        kinds = rng.choice(len(law.shares), size=JOBS, p=law.shares).tolist()
+        normals = rng.normal(size=JOBS).tolist()
         return [
             TraceJob(
                 job_id=f"{sums.cluster}-{number}",
@@ -151,5 +151,5 @@ def drawn(sums: Sums, path: Path) -> Generator:
     cluster = "+".join(
         part for part in (f"{whole}x{GPUS_PER_NODE}" * bool(whole), f"1x{rest}" * bool(rest)) if part
     )
-    text = f"{JOBS:,} jobs drawn with the sums that Helios' cluster {sums.cluster} published"
+    text = f"{JOBS:,} jobs sampled with the sums that Helios' cluster {sums.cluster} published"
     return Generator(text, cluster, "constant", make)

@@ -1,7 +1,7 @@
 """Registry of job models by name, each built for one trace. Source data is read here, so that the models stay pure.
 
 Two job models bring work of their own and stand alone (`WORKS`); all others make speeds and can be put around each
-other (`MODELS`). What a trace lacks for a truth is told before anything runs, each job with its line.
+other (`MODELS`). What a trace lacks for a job model is reported before anything runs, each job with its line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,27 +18,27 @@ from penstock.simulator.job_models import tables
 from penstock.simulator.job_models.colocation import Colocation
 from penstock.simulator.job_models.convergence import Convergence
 from penstock.simulator.job_models.cores import Cpu
-from penstock.simulator.job_models.expression import UnknownTruth as UnknownTruth
+from penstock.simulator.job_models.expression import UnknownJobModel as UnknownJobModel
 from penstock.simulator.job_models.expression import Wanted, parse
 from penstock.simulator.job_models.measured import read_all, read_model
-from penstock.simulator.job_models.model import Constant, NotMeasured, Truth, Work
+from penstock.simulator.job_models.model import Constant, JobModel, NotMeasured, Work
 from penstock.simulator.job_models.muri import MuriWork
 from penstock.simulator.job_models.placement_table import Model, TableWork
 from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Bandwidth, Links, Phases, SharedNode
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StageTimes, StepTimes
-from penstock.simulator.traces.cluster import UNTOLD_GPU
+from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.importing import DATA_VARIABLE, Trace, data_root
 
 STAGE_PROFILES = "stage_profiles.csv"
 MEASURED = "pollux/traces"
 GAVEL, SYNERGY = "gavel", "synergy"
-DEFAULT_GPU = "v100"  # of nodes that do not tell their type: the newest that Gavel measured
+DEFAULT_GPU = "v100"  # of nodes without a GPU model: the newest that Gavel measured
 MOST_S = 86_400.0
 
 
 class Run(NamedTuple):
-    """What a truth may have to know of the run."""
+    """What a job model may have to know of the run."""
 
     gpus_per_node: int = 8
     tick_s: float = 0.0
@@ -46,11 +46,11 @@ class Run(NamedTuple):
     slices_per_core: int = 1
     """What the nodes count as a core."""
     loss_reports: int = 0
-    """How often a job with a loss tells it; 0: nobody listens."""
+    """How often a job reports its training loss; 0: never."""
 
 
 class Asked(NamedTuple):
-    """For whom a truth is made, and its own options."""
+    """For whom a job model is made, and its own options."""
 
     trace: Trace
     path: Path
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     wanted: Wanted
 
     def number(self, option: str, default: float) -> float:
-        """Seconds. Raises `UnknownTruth`."""
+        """Seconds. Raises `UnknownJobModel`."""
         text = self.wanted.options.get(option)
         if text is None:
             return default
@@ -68,17 +68,17 @@ class Asked(NamedTuple):
         except ValueError:
             value = -1.0
         if not 0 <= value <= MOST_S:
-            raise UnknownTruth(
-                f"truth {self.wanted.name}: {option}={text}: between 0 and {MOST_S:,.0f} seconds"
+            raise UnknownJobModel(
+                f"job model {self.wanted.name}: {option}={text}: between 0 and {MOST_S:,.0f} seconds"
             )
         return value
 
     def choice(self, option: str, default: str, known: Sequence[str]) -> str:
-        """Raises `UnknownTruth`."""
+        """Raises `UnknownJobModel`."""
         text = self.wanted.options.get(option, default)
         if text not in known:
-            raise UnknownTruth(
-                f"truth {self.wanted.name}: {option}={text}: there are {', '.join(sorted(known))}"
+            raise UnknownJobModel(
+                f"job model {self.wanted.name}: {option}={text}: there are {', '.join(sorted(known))}"
             )
         return text
 
@@ -86,8 +86,8 @@ class Asked(NamedTuple):
         """A place below the data. Raises `BadFile` where it is not there."""
         root = data_root()
         if root is None or not (root / where).exists():
-            told = f"truth {self.wanted.name} needs {where} in {DATA_VARIABLE}"
-            raise BadFile(str(self.path), [Problem(0, "", told)])
+            message = f"job model {self.wanted.name} needs {where} in {DATA_VARIABLE}"
+            raise BadFile(str(self.path), [Problem(0, "", message)])
         return root / where
 
 
@@ -95,7 +95,7 @@ def _muri(asked: Asked) -> Work:
     """Stage times from the trace, start-up times from `stage_profiles.csv` beside it, above it or in the data."""
     trace, path = asked.trace, asked.path
     if any(job.stages is None for job in trace.jobs):
-        raise BadFile(str(path), [Problem(0, "", "truth muri needs stage times: a trace of format muri")])
+        raise BadFile(str(path), [Problem(0, "", "job model muri needs stage times: a trace of format muri")])
     start_up_s = _start_up(path)
     unknown = [
         trace.problem(
@@ -119,7 +119,7 @@ def _start_up(path: Path) -> dict[tuple[str, int], float]:
         places.append(root / "muri" / STAGE_PROFILES)
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise BadFile(str(path), [Problem(0, "", f"truth muri needs {STAGE_PROFILES} beside the trace")])
+        raise BadFile(str(path), [Problem(0, "", f"job model muri needs {STAGE_PROFILES} beside the trace")])
 
     def read(row: Row) -> tuple[tuple[str, int], float]:
         return (row.name("model"), row.whole("num_gpu", least=1)), row.number("startup_overhead_s")
@@ -138,62 +138,66 @@ def _pollux(asked: Asked) -> Mapping[str, Model]:
     problems: list[Problem] = []
     for job in trace.jobs:
         if job.model not in known:
-            told = (
-                f"{job.model} was not measured" if job.model else f"truth {asked.wanted.name} needs a model"
+            message = (
+                f"{job.model} was not measured"
+                if job.model
+                else f"job model {asked.wanted.name} needs a model"
             )
-            problems.append(trace.problem(job, "model", f"{told}; there are {', '.join(sorted(known))}"))
+            problems.append(trace.problem(job, "model", f"{message}; there are {', '.join(sorted(known))}"))
         if job.batch_size is None:
-            problems.append(trace.problem(job, "batch_size", f"truth {asked.wanted.name} needs it"))
+            problems.append(trace.problem(job, "batch_size", f"job model {asked.wanted.name} needs it"))
     if problems:
         raise BadFile(str(asked.path), problems)
     return {name: read_model(folder / name) for name in sorted({job.model for job in trace.jobs})}
 
 
-def _step_times(asked: Asked) -> Truth:
+def _step_times(asked: Asked) -> JobModel:
     without = [job for job in asked.trace.jobs if job.iterations is None]
     if without:
-        problems = [asked.trace.problem(job, "iterations", "truth step-times needs them") for job in without]
+        problems = [
+            asked.trace.problem(job, "iterations", "job model step-times needs them") for job in without
+        ]
         raise BadFile(str(asked.path), problems)
     return StepTimes(_pollux(asked), asked.run.gpus_per_node)
 
 
-def _colocation(asked: Asked) -> Truth:
+def _colocation(asked: Asked) -> JobModel:
     table = tables.read_throughputs(asked.data(GAVEL))
     gpu = asked.choice("gpu", DEFAULT_GPU, sorted(table.gpu_types))
     split = asked.choice("unmeasured", "refuse", ("refuse", "split")) == "split"
     gpu_of = {
         node.node_id: node.gpus[0].model.lower()
         for node in asked.run.nodes
-        if node.gpus and node.gpus[0].model != UNTOLD_GPU
+        if node.gpus and node.gpus[0].model != UNKNOWN_GPU
     }
     return Colocation(table, gpu, gpu_of, asked.run.gpus_per_node, split=split)
 
 
-def _cpu(asked: Asked) -> Truth:
+def _cpu(asked: Asked) -> JobModel:
     return Cpu(tables.read_sensitivity(asked.data(SYNERGY) / tables.SENSITIVITY), asked.run.slices_per_core)
 
 
-def _convergence(asked: Asked, inner: Truth) -> Truth:
+def _convergence(asked: Asked, inner: JobModel) -> JobModel:
     return Convergence(inner, tables.read_curves(asked.data("charrnn").parent))
 
 
-def _phases(asked: Asked, inner: Truth) -> Truth:
+def _phases(asked: Asked, inner: JobModel) -> JobModel:
     return Phases(inner, asked.number("launch_s", LAUNCH_S), asked.number("save_s", SAVE_S))
 
 
 class Base(NamedTuple):
-    """A truth that stands on its own feet."""
+    """A job model without an inner one."""
 
-    make: Callable[[Asked], Truth]
+    make: Callable[[Asked], JobModel]
     options: Sequence[str] = ()
 
 
 class Wrap(NamedTuple):
-    """A truth around another."""
+    """A job model around another."""
 
-    make: Callable[[Asked, Truth], Truth]
+    make: Callable[[Asked, JobModel], JobModel]
     inner: str
-    """Where none is told."""
+    """The default."""
     options: Sequence[str] = ()
 
 
@@ -212,35 +216,37 @@ MODELS: Mapping[str, Base | Wrap] = MappingProxyType(
         "shared-node": Wrap(lambda asked, inner: SharedNode(inner), "constant"),
     }
 )
-TRUTHS: Sequence[str] = (*WORKS, *MODELS)
-"""All names, for those who ask."""
+JOB_MODELS: Sequence[str] = (*WORKS, *MODELS)
+"""All names."""
 
 
-def wanted_truth(text: str) -> Wanted:
-    """What a text asks for, if there is such a truth. Raises `UnknownTruth`."""
+def checked_job_model(text: str) -> Wanted:
+    """Parses the expression and checks its names and options. Raises `UnknownJobModel`."""
     wanted = parse(text)
     if wanted.name in WORKS:
         if wanted.inner is not None:
-            raise UnknownTruth(f"truth {wanted.name} stands around no other: leave out {wanted.inner.name}")
+            raise UnknownJobModel(
+                f"job model {wanted.name} stands around no other: leave out {wanted.inner.name}"
+            )
         _refuse_options(wanted, ())
         return wanted
     at: Wanted | None = wanted
     while at is not None:
         kind = MODELS.get(at.name)
         if kind is None and at.name in WORKS:
-            raise UnknownTruth(f"truth {at.name} brings its own work: nothing can stand around it")
+            raise UnknownJobModel(f"job model {at.name} brings its own work: nothing can stand around it")
         if kind is None:
-            raise UnknownTruth(f"{at.name!r} is no truth model; there are {', '.join(sorted(TRUTHS))}")
+            raise UnknownJobModel(f"{at.name!r} is no job model; there are {', '.join(sorted(JOB_MODELS))}")
         if isinstance(kind, Base) and at.inner is not None:
-            raise UnknownTruth(f"truth {at.name} stands around no other: leave out {at.inner.name}")
+            raise UnknownJobModel(f"job model {at.name} stands around no other: leave out {at.inner.name}")
         _refuse_options(at, kind.options)
         at = at.inner
     return wanted
 
 
-def work_for(truth: str, trace: Trace, path: Path, settings: PlacerSettings, run: Run = Run()) -> Work:  # noqa: B008
-    """The work of a run. Raises `UnknownTruth`, or `BadFile` where the trace lacks what the truth rests on."""
-    wanted = wanted_truth(truth)
+def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings, run: Run = Run()) -> Work:  # noqa: B008
+    """The work of a run. Raises `UnknownJobModel`, or `BadFile` where the trace lacks what the job model rests on."""
+    wanted = checked_job_model(job_model)
     asked = Asked(trace, path, settings, run, wanted)
     if wanted.name in WORKS:
         return WORKS[wanted.name](asked)
@@ -249,8 +255,8 @@ def work_for(truth: str, trace: Trace, path: Path, settings: PlacerSettings, run
     return SteadyWork(model, run.loss_reports)
 
 
-def _model(asked: Asked) -> Truth:
-    """The truth with all that it stands around. Raises `UnknownTruth`, `BadFile`."""
+def _model(asked: Asked) -> JobModel:
+    """The job model with all that it stands around. Raises `UnknownJobModel`, `BadFile`."""
     kind = MODELS[asked.wanted.name]
     if isinstance(kind, Base):
         return kind.make(asked)
@@ -262,11 +268,11 @@ def _refuse_options(wanted: Wanted, known: Sequence[str]) -> None:
     unknown = sorted(set(wanted.options) - set(known))
     if unknown:
         there = f"there are {', '.join(known)}" if known else "it has none"
-        raise UnknownTruth(f"truth {wanted.name}: no option {', '.join(unknown)}; {there}")
+        raise UnknownJobModel(f"job model {wanted.name}: no option {', '.join(unknown)}; {there}")
 
 
-def _judge(model: Truth, asked: Asked) -> None:
-    """Raises `BadFile` for every job that the truth knows nothing of, even alone on what it asked for."""
+def _judge(model: JobModel, asked: Asked) -> None:
+    """Raises `BadFile` with every job that the job model has no measurement or run time for."""
     problems: list[Problem] = []
     for job in asked.trace.jobs:
         try:
@@ -276,7 +282,9 @@ def _judge(model: Truth, asked: Asked) -> None:
             problems.append(asked.trace.problem(job, "model", str(error)))
             continue
         if work_s <= 0:
-            told = f"truth {asked.wanted.name} needs run times; format {asked.trace.format} has none here"
-            problems.append(asked.trace.problem(job, "duration_s", told))
+            message = (
+                f"job model {asked.wanted.name} needs run times; format {asked.trace.format} has none here"
+            )
+            problems.append(asked.trace.problem(job, "duration_s", message))
     if problems:
         raise BadFile(str(asked.path), problems)

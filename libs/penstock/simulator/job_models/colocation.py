@@ -11,7 +11,7 @@ spreading costs alone (pairs were only measured consolidated: an assumption).
 Not measured, and refused with `NotMeasured`: three and more jobs on a GPU, pairs with different numbers of GPUs,
 pairs whose table holds 0 (they did not run together, mostly for lack of memory), other models, batch sizes, GPU
 counts and types. With `split` the sharing that was not measured is taken as a slice of time instead: the job's own
-share of the GPU, or an equal one where whole GPUs are shared. That is an assumption; no table says so.
+share of the GPU, or an equal one where whole GPUs are shared. That is an assumption; no table measures it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,16 +107,16 @@ class Colocation(Plain):
         if not together:
             return 1.0
         config = self._config(job, placement)
-        told = f"{len(together) + 1} jobs on one GPU"
+        message = f"{len(together) + 1} jobs on one GPU"
         if len(together) == 1:
             other = self._config(together[0].job, together[0].placement)
             found = self._table.pairs.get((config, other))
             if found is not None:
                 return found / self._consolidated(config)
-            told = f"{config} together with {other}"
+            message = f"{config} together with {other}"
         if not self._split:
-            raise NotMeasured(f"colocation: {told} was never measured; {SPLIT_HELPS}")
-        share_milli = min(seat.share_milli for seat in placement.values())
+            raise NotMeasured(f"colocation: {message} was never measured; {SPLIT_HELPS}")
+        share_milli = min(allocation.share_milli for allocation in placement.values())
         return share_milli / WHOLE_GPU_MILLI if share_milli < WHOLE_GPU_MILLI else 1 / (len(together) + 1)
 
     def _config(self, job: TraceJob, placement: Placement) -> Config:
@@ -143,11 +143,11 @@ SPLIT_HELPS = "`colocation(unmeasured=split)` takes it as slices of time"
 
 
 def _held(placement: Placement) -> int:
-    return sum(len(seat.gpus) for seat in placement.values())
+    return sum(len(allocation.gpus) for allocation in placement.values())
 
 
 def _shares_gpu(one: Placement, other: Placement) -> bool:
     return any(
-        node_id in other and not set(seat.gpus).isdisjoint(other[node_id].gpus)
-        for node_id, seat in one.items()
+        node_id in other and not set(allocation.gpus).isdisjoint(other[node_id].gpus)
+        for node_id, allocation in one.items()
     )

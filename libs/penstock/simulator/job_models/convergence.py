@@ -1,7 +1,7 @@
 """Job model `convergence`: how the loss of a job falls while it runs, from measured curves.
 
-It stands around another truth, which says how fast the job runs: `convergence(shared-node)`. A job's model is the
-name of a curve; its run is the curve, stretched to the job's work. Losses are told as the sources that were read
+It stands around another job model, which determines how fast the job runs: `convergence(shared-node)`. A job's model is the
+name of a curve; its run is the curve, stretched to the job's work. Losses are reported as the sources that were read
 for this normalise them: 1 at the first point, 0 at the best that was ever measured; in between linear.
 
 | curves | source | what falls |
@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.simulator.job_models.model import Around, NotMeasured, Truth
+from penstock.simulator.job_models.model import Around, JobModel, NotMeasured
 from penstock.simulator.traces.jobs import TraceJob
 
 CONVERGED = 0.95
@@ -64,11 +64,11 @@ class LossCurve:
 
 
 class Convergence(Around):
-    """`curves` by name. Neighbours matter where they matter for the inner truth."""
+    """`curves` by name. Neighbours matter where they matter for the inner job model."""
 
     name = "convergence"
 
-    def __init__(self, inner: Truth, curves: Mapping[str, LossCurve]) -> None:
+    def __init__(self, inner: JobModel, curves: Mapping[str, LossCurve]) -> None:
         super().__init__(inner)
         self.neighbours_matter = inner.neighbours_matter
         self._curves = curves
@@ -77,7 +77,7 @@ class Convergence(Around):
         return self._curve(job).normalised(progress)
 
     def converged_at(self, job: TraceJob, share: float = CONVERGED) -> float:
-        """The truth of when it is converged: the progress at which this share of its gain is had."""
+        """When the run has converged: the progress at which this share of its gain is had."""
         return self._curve(job).gained_by(share)
 
     def _curve(self, job: TraceJob) -> LossCurve:

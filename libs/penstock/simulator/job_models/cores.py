@@ -46,10 +46,12 @@ class Cpu(Plain):
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
         if job.gpus == 0:
             return 1.0
-        cores = sum(seat.cores for seat in placement.values()) / self._slices_per_core
+        cores = sum(allocation.cores for allocation in placement.values()) / self._slices_per_core
         memory_gb = None
         if job.host_memory_mib is not None:
-            memory_gb = sum(seat.host_memory_mib for seat in placement.values()) / MIB_PER_GB / job.gpus
+            memory_gb = (
+                sum(allocation.host_memory_mib for allocation in placement.values()) / MIB_PER_GB / job.gpus
+            )
         return self.relative(job.model, cores / job.gpus, memory_gb, job.gpus) / self._as_asked(job)
 
     def relative(self, model: str, cores: float, memory_gb: float | None = None, gpus: int = 1) -> float:

@@ -1,6 +1,6 @@
 """Parser of the expression that names a job model (`--truth`): `constant`, `links(stages)`, `phases(colocation(gpu=k80), launch_s=20)`.
 
-A name, and in brackets the truth that it stands around, if it stands around one, and its options as NAME=VALUE.
+A name, then in brackets its inner job model, if any, and its options as NAME=VALUE.
 """
 
 import re
@@ -12,12 +12,12 @@ NAME = re.compile(r"[a-z][a-z_-]*")
 MAX_DEPTH = 8
 
 
-class UnknownTruth(LookupError):
-    """The text names no truth; the message says what would."""
+class UnknownJobModel(LookupError):
+    """Not a valid job model expression; the message names the valid forms."""
 
 
 class Wanted(NamedTuple):
-    """A truth as asked for."""
+    """A job model as asked for."""
 
     name: str
     inner: "Wanted | None"
@@ -25,31 +25,33 @@ class Wanted(NamedTuple):
 
 
 def parse(text: str) -> Wanted:
-    """Raises `UnknownTruth`."""
+    """Raises `UnknownJobModel`."""
     tokens: list[str] = []
     at = 0
     while text[at:].strip():
         match = TOKEN.match(text, at)
         if match is None:
-            raise UnknownTruth(f"truth {text!r}: {text[at:].strip()[:20]!r} can stand in no truth; {FORM}")
+            raise UnknownJobModel(
+                f"job model {text!r}: {text[at:].strip()[:20]!r} can stand in no job model; {FORM}"
+            )
         tokens.append(match[1])
         at = match.end()
     wanted, rest = _wanted(text, tokens, 0)
     if rest != len(tokens):
-        raise UnknownTruth(f"truth {text!r}: {tokens[rest]!r} was not expected; {FORM}")
+        raise UnknownJobModel(f"job model {text!r}: {tokens[rest]!r} was not expected; {FORM}")
     return wanted
 
 
-FORM = "write NAME, NAME(TRUTH) or NAME(TRUTH, OPTION=VALUE)"
+FORM = "write NAME, NAME(MODEL) or NAME(MODEL, OPTION=VALUE)"
 
 
 def _wanted(text: str, tokens: list[str], at: int, depth: int = 1) -> tuple[Wanted, int]:
-    """The truth that begins at a token, and the place after it."""
+    """The job model that begins at a token, and the place after it."""
     if at >= len(tokens) or not NAME.fullmatch(tokens[at]):
         found = repr(tokens[at]) if at < len(tokens) else "its end"
-        raise UnknownTruth(f"truth {text!r}: a name was expected, not {found}; {FORM}")
+        raise UnknownJobModel(f"job model {text!r}: a name was expected, not {found}; {FORM}")
     if depth > MAX_DEPTH:
-        raise UnknownTruth(f"truth {text!r}: more than {MAX_DEPTH} truths around each other")
+        raise UnknownJobModel(f"job model {text!r}: more than {MAX_DEPTH} job models around each other")
     name, at = tokens[at], at + 1
     inner: Wanted | None = None
     options: dict[str, str] = {}
@@ -61,14 +63,16 @@ def _wanted(text: str, tokens: list[str], at: int, depth: int = 1) -> tuple[Want
             return Wanted(name, inner, options), at + 1
         if tokens[at + 1 : at + 2] == ["="] and at + 2 < len(tokens) and tokens[at + 2] not in "(),=":
             if tokens[at] in options:
-                raise UnknownTruth(f"truth {text!r}: {tokens[at]} stands twice in {name}; {FORM}")
+                raise UnknownJobModel(f"job model {text!r}: {tokens[at]} stands twice in {name}; {FORM}")
             options[tokens[at]] = tokens[at + 2]
             at += 3
         elif inner is None and not options:
             inner, at = _wanted(text, tokens, at, depth + 1)
         else:
-            raise UnknownTruth(f"truth {text!r}: {name} needs OPTION=VALUE in this place; {FORM}")
+            raise UnknownJobModel(f"job model {text!r}: {name} needs OPTION=VALUE in this place; {FORM}")
         if tokens[at : at + 1] == [")"]:
             return Wanted(name, inner, options), at + 1
         if tokens[at : at + 1] != [","]:
-            raise UnknownTruth(f"truth {text!r}: ',' or ')' is missing after {tokens[at - 1]!r}; {FORM}")
+            raise UnknownJobModel(
+                f"job model {text!r}: ',' or ')' is missing after {tokens[at - 1]!r}; {FORM}"
+            )

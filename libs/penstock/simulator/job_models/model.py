@@ -1,8 +1,8 @@
 """Interface of job models: how far simulated jobs get, and when they end.
 
-A *truth model* says how fast a job runs; it is measured data, never a model that Penstock decides with. The
+A *job model* says how fast a job runs; it is measured data, never a model that Penstock decides with. The
 *work* of a run turns speeds into ends. Most job models share `SteadyWork` (`steady.py`): work flows at a constant
-speed between changes. A truth whose source counts otherwise brings its own.
+speed between changes. A job model whose source counts otherwise brings its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 Phase = Literal["train", "save"]
 
 
-class Seat(NamedTuple):
+class Allocation(NamedTuple):
     """What a job holds on one node, all of its tasks there together."""
 
     gpus: tuple[int, ...] = ()
@@ -28,17 +28,17 @@ class Seat(NamedTuple):
     host_memory_mib: int = 0
 
 
-NOTHING = Seat(workers=0)
-Placement = Mapping[str, Seat]
+NOTHING = Allocation(workers=0)
+Placement = Mapping[str, Allocation]
 """Node id → what one job holds there; nodes in order of rank."""
 
 
-def seats(tasks: Iterable[TaskPlacement]) -> Placement:
+def allocations(tasks: Iterable[TaskPlacement]) -> Placement:
     """What the tasks of a gang hold, node by node; the tasks in order of rank."""
-    found: dict[str, Seat] = {}
+    found: dict[str, Allocation] = {}
     for place in tasks:
         before = found.get(place.node_id, NOTHING)
-        found[place.node_id] = Seat(
+        found[place.node_id] = Allocation(
             before.gpus + place.gpus,
             before.cores + len(place.cores),
             min(before.share_milli, place.gpu_share_milli),
@@ -57,10 +57,10 @@ class Neighbour(NamedTuple):
 
 
 class NotMeasured(LookupError):
-    """The truth's table says nothing about this; the message names what it lacks."""
+    """The job model's table has no entry for this; the message names what it lacks."""
 
 
-class Truth(Protocol):
+class JobModel(Protocol):
     """How fast jobs run."""
 
     @property
@@ -92,7 +92,7 @@ class Truth(Protocol):
         ...
 
     def loss(self, job: TraceJob, progress: float) -> float | None:
-        """What it would tell of itself when so much of its work is done, 0 – 1; None: it tells nothing."""
+        """Its training loss at a share of its work, 0 – 1; None: it reports none."""
         ...
 
 
@@ -118,7 +118,7 @@ class Plain:
 
 
 class Constant(Plain):
-    """Truth `constant`: a job runs as long as its trace says, wherever it is placed."""
+    """Job model `constant`: a job runs as long as its trace says, wherever it is placed."""
 
     name = "constant"
 
@@ -127,11 +127,11 @@ class Constant(Plain):
 
 
 class Around:
-    """A truth around another: what it does not change is the inner one's. Its neighbours matter."""
+    """A job model around another: what it does not change is the inner one's. Its neighbours matter."""
 
     neighbours_matter = True
 
-    def __init__(self, inner: Truth) -> None:
+    def __init__(self, inner: JobModel) -> None:
         self.inner = inner
 
     def work_s(self, job: TraceJob) -> float:
@@ -168,8 +168,8 @@ class PhaseChange(NamedTuple):
     at_s: float
 
 
-class LossTold(NamedTuple):
-    """A job has told its loss; `progress`: how much of its work was done, 0 – 1."""
+class LossReport(NamedTuple):
+    """A job has reported its loss; `progress`: share of its work done, 0 – 1."""
 
     job_id: str
     loss: float
@@ -181,10 +181,10 @@ class Instant(NamedTuple):
     """What the jobs did up to a moment; each part in order of time."""
 
     ended: Sequence[End]
-    told: Sequence[JobProgress]
+    progress: Sequence[JobProgress]
     """What jobs report of themselves."""
     phases: Sequence[PhaseChange] = ()
-    losses: Sequence[LossTold] = ()
+    losses: Sequence[LossReport] = ()
 
 
 class Work(Protocol):
@@ -195,7 +195,7 @@ class Work(Protocol):
         ...
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
-        """The job exists; what it says of itself, if anything."""
+        """The job exists; the first progress it reports, if any."""
         ...
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None: ...

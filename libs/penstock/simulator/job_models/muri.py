@@ -41,7 +41,7 @@ class _Run:
         self.attained_s = 0.0
         self.level = 0
 
-    def told(self) -> JobProgress:
+    def progress(self) -> JobProgress:
         return JobProgress(
             job_id=self.job_id,
             attained_s=self.attained_s,
@@ -70,7 +70,7 @@ class MuriWork:
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         run = _Run(job, self._start_up_s[job.model, job.gpus])
         self._all[job.job_id] = run
-        return run.told()
+        return run.progress()
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         self._running[job_id] = self._all[job_id]
@@ -126,5 +126,5 @@ class MuriWork:
         self._moment_s = now_s
         self._next = None
         return Instant(
-            [End(job_id, now_s) for job_id in ended], [run.told() for run in self._running.values()]
+            [End(job_id, now_s) for job_id in ended], [run.progress() for run in self._running.values()]
         )

@@ -181,7 +181,7 @@ class TableWork:
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._running[job_id] = self._runs[job_id]
         self._flow(now_s)
-        run.place(tuple(len(seat.gpus) for seat in placement.values()))
+        run.place(tuple(len(allocation.gpus) for allocation in placement.values()))
         self._next_s = None
 
     def stopped(self, job_id: str, now_s: float) -> None:

@@ -4,12 +4,12 @@
 - `shared-node`: a node's cores are shared by all that compute there;
 - `bandwidth`: a node's memory bandwidth is overloaded;
 - `phases`: a run launches before it trains, and saves after it.
-Each leaves a job that is alone as the inner truth has it, except for `phases`.
+Each leaves a job that is alone as the inner job model has it, except for `phases`.
 """
 
 from collections.abc import Mapping, Sequence
 
-from penstock.simulator.job_models.model import Around, Neighbour, Placement, Truth
+from penstock.simulator.job_models.model import Around, JobModel, Neighbour, Placement
 from penstock.simulator.traces.jobs import TraceJob
 
 Flows = Mapping[str, int]
@@ -34,12 +34,12 @@ def flows_of(job: TraceJob, placement: Placement) -> Flows:
         return {}
     if not job.parameter_servers:
         return dict.fromkeys(placement, 1)
-    workers = sum(seat.workers for seat in placement.values())
-    servers = sum(seat.parameter_servers for seat in placement.values())
+    workers = sum(allocation.workers for allocation in placement.values())
+    servers = sum(allocation.parameter_servers for allocation in placement.values())
     found: dict[str, int] = {}
-    for node_id, seat in placement.items():
-        here = seat.workers * (servers - seat.parameter_servers)
-        here += seat.parameter_servers * (workers - seat.workers)
+    for node_id, allocation in placement.items():
+        here = allocation.workers * (servers - allocation.parameter_servers)
+        here += allocation.parameter_servers * (workers - allocation.workers)
         if here:
             found[node_id] = here
     return found
@@ -49,12 +49,12 @@ def most_flows(job: TraceJob, placement: Placement) -> int:
     """On one link when no two tasks of the job are on one node."""
     if not job.parameter_servers:
         return 1
-    workers = sum(seat.workers for seat in placement.values())
+    workers = sum(allocation.workers for allocation in placement.values())
     return max(workers, job.parameter_servers)
 
 
 class Links(Around):
-    """Equal flows over a node's link get equal parts of it (an assumption: nobody measured it).
+    """Equal flows over a node's link get equal parts of it (an assumption, not measured).
 
     Another job's flows are in the way for the share of its time that it sends alone. The busiest of the job's links,
     seen from its own flows, lengthens the part of its time that it sends: speed = inner / (1 + share · (load − 1)),
@@ -90,8 +90,8 @@ class SharedNode(Around):
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
         share = 1.0
-        for node_id, seat in placement.items():
-            own = max(1, seat.cores)
+        for node_id, allocation in placement.items():
+            own = max(1, allocation.cores)
             others = (other.placement[node_id] for other in neighbours if node_id in other.placement)
             share = min(share, own / (own + sum(max(1, held.cores) for held in others)))
         return self.inner.speed(job, placement, neighbours) * share
@@ -105,7 +105,7 @@ class Bandwidth(Around):
 
     name = "bandwidth"
 
-    def __init__(self, inner: Truth, sensitivity: Mapping[str, float] = SENSITIVITY) -> None:
+    def __init__(self, inner: JobModel, sensitivity: Mapping[str, float] = SENSITIVITY) -> None:
         super().__init__(inner)
         self._sensitivity = sensitivity
 
@@ -125,10 +125,10 @@ class Bandwidth(Around):
 
 def _demand(job: TraceJob, placement: Placement, node_id: str) -> float:
     """Of the node's bandwidth, 0 – 1."""
-    seat = placement.get(node_id)
-    if seat is None or not job.memory_bandwidth:
+    allocation = placement.get(node_id)
+    if allocation is None or not job.memory_bandwidth:
         return 0.0
-    return job.memory_bandwidth * seat.workers / sum(held.workers for held in placement.values())
+    return job.memory_bandwidth * allocation.workers / sum(held.workers for held in placement.values())
 
 
 class Phases(Around):
@@ -136,7 +136,7 @@ class Phases(Around):
 
     name = "phases"
 
-    def __init__(self, inner: Truth, launch_s: float = LAUNCH_S, save_s: float = SAVE_S) -> None:
+    def __init__(self, inner: JobModel, launch_s: float = LAUNCH_S, save_s: float = SAVE_S) -> None:
         super().__init__(inner)
         self.neighbours_matter = inner.neighbours_matter
         self._launch_s = launch_s

@@ -13,11 +13,11 @@ from penstock.model.external_events import JobProgress
 from penstock.simulator.job_models.model import (
     End,
     Instant,
-    LossTold,
+    JobModel,
+    LossReport,
     Neighbour,
     PhaseChange,
     Placement,
-    Truth,
 )
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -51,28 +51,28 @@ class _Run:
 
 
 class SteadyWork:
-    """`loss_reports`: how often a job with a loss tells it in the course of its work, evenly; 0: never."""
+    """`loss_reports`: how often a job reports its training loss, evenly over its work; 0: never."""
 
-    def __init__(self, truth: Truth, loss_reports: int = 0) -> None:
-        self._truth = truth
+    def __init__(self, job_model: JobModel, loss_reports: int = 0) -> None:
+        self._job_model = job_model
         self._loss_reports = loss_reports
         self._runs: dict[str, _Run] = {}
         self._on_node: dict[str, dict[str, None]] = {}
-        """Who computes on a node; kept only where neighbours matter."""
+        """Node → the jobs that compute on it; empty unless neighbours matter."""
         self._moments: list[tuple[float, str, int]] = []
 
     def alone_s(self, job: TraceJob) -> float:
-        return self._truth.work_s(job)
+        return self._job_model.work_s(job)
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
-        self._runs[job.job_id] = _Run(job, self._truth.work_s(job))
+        self._runs[job.job_id] = _Run(job, self._job_model.work_s(job))
         return None
 
     def started(self, job_id: str, placement: Placement, now_s: float) -> None:
         run = self._runs[job_id]
         run.placement = placement
         run.seen = Neighbour(run.job, placement)
-        start_up_s = self._truth.start_up_s(run.job)
+        start_up_s = self._job_model.start_up_s(run.job)
         if start_up_s > 0:
             run.at = _At.LAUNCH
             self._at(run, now_s + start_up_s)
@@ -100,7 +100,7 @@ class SteadyWork:
 
     def advance(self, now_s: float) -> Instant:
         ended: list[End] = []
-        losses: list[LossTold] = []
+        losses: list[LossReport] = []
         phases: list[PhaseChange] = []
         while (due_s := self.next_s()) is not None and due_s <= now_s:
             run = self._runs[heapq.heappop(self._moments)[1]]
@@ -126,7 +126,7 @@ class SteadyWork:
     def _train(self, run: _Run, now_s: float) -> None:
         run.at = _At.TRAIN
         run.since_s = now_s
-        if self._truth.neighbours_matter:
+        if self._job_model.neighbours_matter:
             for node_id in run.placement:
                 self._on_node.setdefault(node_id, {})[run.job.job_id] = None
         self._set_speed(run)
@@ -136,16 +136,16 @@ class SteadyWork:
         """Its work is done; how long it saves."""
         run.left_s = 0.0
         self._compute_no_more(run, now_s)
-        return self._truth.save_s(run.job)
+        return self._job_model.save_s(run.job)
 
-    def _report(self, run: _Run, now_s: float) -> LossTold:
+    def _report(self, run: _Run, now_s: float) -> LossReport:
         self._settle(run, now_s)
         run.reports += 1
         progress = run.reports / self._loss_reports
-        loss = self._truth.loss(run.job, progress)
+        loss = self._job_model.loss(run.job, progress)
         assert loss is not None, run.job
         self._set_moment(run)
-        return LossTold(run.job.job_id, loss, progress, now_s)
+        return LossReport(run.job.job_id, loss, progress, now_s)
 
     def _settle(self, run: _Run, now_s: float) -> None:
         """Books the work done since the last change."""
@@ -154,24 +154,24 @@ class SteadyWork:
 
     def _set_speed(self, run: _Run) -> None:
         neighbours: list[Neighbour] = []
-        if self._truth.neighbours_matter:
+        if self._job_model.neighbours_matter:
             neighbours = [self._runs[other].seen for other in self._others(run)]
-        run.speed = self._truth.speed(run.job, run.placement, neighbours)
+        run.speed = self._job_model.speed(run.job, run.placement, neighbours)
         self._set_moment(run)
 
     def _set_moment(self, run: _Run) -> None:
-        """When its work ends, or when it tells its loss before that."""
+        """When its work ends, or when it reports its loss before that."""
         until_s = run.left_s
         run.to_report = False
         if self._loss_reports and run.reports + 1 < self._loss_reports:
             to_report_s = run.left_s - run.work_s * (1 - (run.reports + 1) / self._loss_reports)
-            if to_report_s < run.left_s and self._truth.loss(run.job, 0.0) is not None:
+            if to_report_s < run.left_s and self._job_model.loss(run.job, 0.0) is not None:
                 until_s = max(0.0, to_report_s)
                 run.to_report = True
         self._at(run, run.since_s + until_s / run.speed)
 
     def _compute_no_more(self, run: _Run, now_s: float) -> None:
-        if self._truth.neighbours_matter:
+        if self._job_model.neighbours_matter:
             for node_id in run.placement:
                 del self._on_node[node_id][run.job.job_id]
             self._others_change(run, now_s)
@@ -185,7 +185,7 @@ class SteadyWork:
         return sorted(ids)
 
     def _others_change(self, run: _Run, now_s: float) -> None:
-        if self._truth.neighbours_matter:
+        if self._job_model.neighbours_matter:
             for other in self._others(run):
                 self._settle(self._runs[other], now_s)
                 self._set_speed(self._runs[other])

@@ -1,13 +1,13 @@
 """Job models from measured iterations, for jobs whose size is a number of iterations.
 
-`step-times`: Pollux's placement table, one iteration at a time. Unlike truth `placement-table`, which trains to the
+`step-times`: Pollux's placement table, one iteration at a time. Unlike job model `placement-table`, which trains to the
 end of the measured epochs, a job here is a number of iterations of its total batch, on whatever GPUs it is given:
 samples per second where it is, over those on the GPUs that it asked for, packed. An iteration of inference does not
 synchronise. Each start costs the source's 30 s. Source: GENIE's tasks ⟨b, r⟩ need exactly this.
 
 `stages`: the job's own stage times. Its iteration was measured across nodes; what of it is network is paid only for
 the flows that really cross: iteration = rest + network · (most flows over one link) / (those with every task on a
-node of its own). A job is as long as its trace says when it is on one node.
+node of its own). On one node a job runs as long as in its trace.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class StepTimes(Plain):
         return job.iterations * job.batch_size / self._rate(job, self._packed(job.gpus))
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
-        held = tuple(len(seat.gpus) for seat in placement.values() if seat.gpus)
+        held = tuple(len(allocation.gpus) for allocation in placement.values() if allocation.gpus)
         return self._rate(job, held) / self._rate(job, self._packed(job.gpus))
 
     def start_up_s(self, job: TraceJob) -> float:
@@ -41,7 +41,7 @@ class StepTimes(Plain):
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
         """Synchronising over all of an iteration, where it crosses nodes."""
-        held = tuple(len(seat.gpus) for seat in placement.values() if seat.gpus)
+        held = tuple(len(allocation.gpus) for allocation in placement.values() if allocation.gpus)
         if len(held) < 2 or job.inference:
             return 0.0
         passes_s, sync_s, _ = self._iteration(job, held)

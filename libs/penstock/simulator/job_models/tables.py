@@ -121,7 +121,7 @@ def _even(losses: Sequence[float]) -> Points:
 
 
 def _validation(path: Path) -> Points:
-    """A point per epoch; the run starts before the first of them, at a loss that nobody measured."""
+    """A point per epoch; the run starts before the first of them, at a loss that was not measured."""
     rows = read_all(path, {"progress", "metric"}, lambda row: (row.number("progress"), row.number("metric")))
     sign = -1 if path.parent.name in RISES else 1
     return _from_zero([(progress, sign * metric) for progress, metric in rows])

@@ -1,6 +1,6 @@
 """Arrivals until the cluster is full, of jobs that never end: measures fragmentation of a packing.
 
-Source: the evaluation of the openb traces. Its rules: a seeded permutation of the jobs, then single ones drawn with
+Source: the evaluation of the openb traces. Its rules: a seeded permutation of the jobs, then single ones sampled with
 replacement, until they ask for more than the cluster has; one job a second; what finds no place at once is gone,
 but counts as arrived. `Figures.full_load_allocation` is what such a run is about.
 """
@@ -18,30 +18,30 @@ UNTIL = 1.01
 """Of the cluster's GPUs: what the jobs ask for in the end. The figure at 100 % needs no more."""
 APART_S = 1.0
 PATIENCE_S = 0.001  # long enough for one try: the ledger counts whole milliseconds
-MAX_DRAWN = 1_000_000
+MAX_ARRIVALS = 1_000_000
 
 
 def fill(jobs: Sequence[TraceJob], gpus: int, seed: int, until: float = UNTIL) -> Sequence[TraceJob]:
     """The jobs in a seeded order and again, until they ask for more than `until` of `gpus`.
 
-    Those drawn again are named `<job>.2`, `<job>.3`, … Raises ValueError where they ask for no GPU at all.
+    Those sampled again are named `<job>.2`, `<job>.3`, … Raises ValueError where they ask for no GPU at all.
     """
     if not any(job.gpus for job in jobs):
         raise ValueError("no job asks for a GPU: a cluster cannot be filled with them")
-    chance = np.random.default_rng(seed)
-    drawn: list[TraceJob] = []
+    rng = np.random.default_rng(seed)
+    arrivals: list[TraceJob] = []
     times = [0] * len(jobs)
     asked = 0.0
-    for index in chance.permutation(len(jobs)).tolist():
+    for index in rng.permutation(len(jobs)).tolist():
         if asked > until * gpus:
-            return drawn
-        asked += _draw(drawn, times, jobs, index)
-    while asked <= until * gpus and len(drawn) < MAX_DRAWN:
-        asked += _draw(drawn, times, jobs, int(chance.integers(len(jobs))))
-    return drawn
+            return arrivals
+        asked += _sample(arrivals, times, jobs, index)
+    while asked <= until * gpus and len(arrivals) < MAX_ARRIVALS:
+        asked += _sample(arrivals, times, jobs, int(rng.integers(len(jobs))))
+    return arrivals
 
 
-def _draw(drawn: list[TraceJob], times: list[int], jobs: Sequence[TraceJob], index: int) -> float:
+def _sample(arrivals: list[TraceJob], times: list[int], jobs: Sequence[TraceJob], index: int) -> float:
     """Appends one arrival; the GPUs that it asks for."""
     times[index] += 1
     job = jobs[index]
@@ -49,9 +49,9 @@ def _draw(drawn: list[TraceJob], times: list[int], jobs: Sequence[TraceJob], ind
     if len(name) > MAX_JOB_ID_CHARS:
         name = f"again-{index}.{times[index]}"
     arrival = job._replace(
-        job_id=name, submit_s=len(drawn) * APART_S, duration_s=0.0, patience_s=PATIENCE_S, stages=None
+        job_id=name, submit_s=len(arrivals) * APART_S, duration_s=0.0, patience_s=PATIENCE_S, stages=None
     )
-    drawn.append(arrival)
+    arrivals.append(arrival)
     return arrival.whole_gpus
 
 

@@ -1,6 +1,6 @@
 """Clusters to simulate on: a short text, a file that lists nodes, or the nodes of a data set.
 
-`8x8` is 8 nodes with 8 GPUs, `4x8+2x4` mixes them, `80x5x28@V100` tells cores per node and the GPU model, `4x0x8` has
+`8x8` is 8 nodes with 8 GPUs, `4x8+2x4` mixes them, `80x5x28@V100` adds cores per node and the GPU model, `4x0x8` has
 no GPUs; `nodes.csv` has a line per node; `openb` is the data set's.
 
 | file | columns that it must have | may have |
@@ -28,7 +28,7 @@ MAX_NODES = 20_000
 CORES_PER_GPU = 12
 HOST_MEMORY_PER_GPU_MIB = 65_536
 GPU_MEMORY_MIB = 32_768
-UNTOLD_GPU = "GPU"  # the model of GPUs of which nobody says it
+UNKNOWN_GPU = "GPU"  # of GPUs whose model is not given
 NODES_PER_RACK = 16
 MAX_MEMORY_MIB = 1 << 30
 BANDWIDTH_MBPS, MAX_BANDWIDTH_MBPS = 10_000, 10_000_000
@@ -46,7 +46,7 @@ PART = re.compile(
 
 
 class BadCluster(ValueError):
-    """The text describes no cluster; the message says what would."""
+    """Not a valid cluster; the message names the valid forms."""
 
 
 class Cluster(NamedTuple):
@@ -86,7 +86,7 @@ def cluster_of(text: str) -> Cluster:
 def nodes_of(text: str) -> tuple[NodeSpec, ...]:
     """The nodes, `n00000` first. Raises `BadCluster`.
 
-    Memory, and cores where the text tells none, are so plenty that only GPUs bind: most traces say nothing about them.
+    Memory, and cores where the text has none, are so plenty that only GPUs bind: most traces do not hold them.
     """
     found: list[NodeSpec] = []
     for part in text.split("+"):
@@ -105,7 +105,7 @@ def nodes_of(text: str) -> tuple[NodeSpec, ...]:
         if len(found) + nodes > MAX_NODES:
             raise BadCluster(f"cluster {text!r}: at most {MAX_NODES} nodes can be simulated")
         memory_mib = HOST_MEMORY_PER_GPU_MIB * max(1, gpus)
-        model = match[4] or UNTOLD_GPU
+        model = match[4] or UNKNOWN_GPU
         found += [
             _node(f"n{index:05}", cores, memory_mib, gpus, model, rack=_rack(index))
             for index in range(len(found), len(found) + nodes)
@@ -128,8 +128,8 @@ def read_nodes(path: Path) -> Cluster:
     for line, node in rows(text, columns, read, problems):
         assert node is not None, f"line {line}: no problem and no node"
         if node.node_id in nodes:
-            told = f"node {node.node_id} stands already in line {lines[node.node_id]}"
-            problems.append(Problem(line, "", told))
+            message = f"node {node.node_id} stands already in line {lines[node.node_id]}"
+            problems.append(Problem(line, "", message))
         nodes.setdefault(node.node_id, node)
         lines.setdefault(node.node_id, line)
     if len(nodes) > MAX_NODES:
@@ -159,7 +159,7 @@ def _our_node(row: Row) -> NodeSpec | None:
 
 
 def _openb_node(row: Row) -> NodeSpec | None:
-    """Racks and the GPUs' memory are nowhere told: 16 nodes a rack, and memory enough for all."""
+    """The source has no racks and no GPU memory: 16 nodes a rack, and memory enough for all."""
     gpus = row.whole("gpu", most=MAX_GPUS_PER_NODE)
     most_milli = MAX_CORES_PER_NODE * 1_000 // OPENB_SLICES_PER_CORE
     values = (
@@ -185,7 +185,7 @@ def _node(
     cores: int,
     host_memory_mib: int,
     gpus: int,
-    model: str = UNTOLD_GPU,
+    model: str = UNKNOWN_GPU,
     gpu_memory_mib: int | None = None,
     rack: str = "rack-0",
     domain: str = "domain-0",

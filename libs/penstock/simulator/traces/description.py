@@ -36,10 +36,10 @@ class Description(NamedTuple):
     span_s: float
     """From the first arrival to the last."""
     run_s: Times | None
-    """Of the jobs whose run time is told; None where none is."""
-    untold_run_times: int
+    """Of the jobs whose run time is known; None where none is."""
+    unknown_run_times: int
     gpu_hours: float
-    """Of the jobs whose run time is told."""
+    """Of the jobs whose run time is known."""
     asked_gpus: float
     """By all jobs together."""
     largest_gpus: int
@@ -56,14 +56,14 @@ class Load(NamedTuple):
     asked: float
     """GPUs of all jobs together, over those of the cluster."""
     work: float | None
-    """GPU seconds over GPUs × span: above 1 the queue only grows; None where no run time or no span is told."""
+    """GPU seconds over GPUs × span: above 1 the queue only grows; None where no run time or no span is known."""
     misfits: int
     """Jobs that can never run there."""
 
 
 def describe(jobs: Sequence[TraceJob]) -> Description:
     """`jobs`: at least one, by arrival."""
-    told = sorted(job.duration_s for job in jobs if job.duration_s > 0)
+    known = sorted(job.duration_s for job in jobs if job.duration_s > 0)
     groups: dict[tuple[int, int], list[TraceJob]] = {}
     for job in jobs:
         shared = job.gpu_share_milli < WHOLE_GPU_MILLI
@@ -76,8 +76,8 @@ def describe(jobs: Sequence[TraceJob]) -> Description:
         jobs=len(jobs),
         first_s=jobs[0].submit_s,
         span_s=jobs[-1].submit_s - jobs[0].submit_s,
-        run_s=_times(told) if told else None,
-        untold_run_times=len(jobs) - len(told),
+        run_s=_times(known) if known else None,
+        unknown_run_times=len(jobs) - len(known),
         gpu_hours=sum(map(_gpu_hours, jobs)),
         asked_gpus=sum(job.whole_gpus for job in jobs),
         largest_gpus=max(job.gpus for job in jobs),
@@ -98,11 +98,11 @@ def _gpu_hours(job: TraceJob) -> float:
     return job.whole_gpus * job.duration_s / HOUR_S
 
 
-def _times(told: Sequence[float]) -> Times:
-    """`told`: rising, at least one."""
-    last = len(told) - 1
-    percentiles = {f"p{percent}": told[round(last * percent / 100)] for percent in PERCENTILES}
-    return Times(sum(told) / len(told), told[0], told[-1], percentiles)
+def _times(known: Sequence[float]) -> Times:
+    """`known`: rising, at least one."""
+    last = len(known) - 1
+    percentiles = {f"p{percent}": known[round(last * percent / 100)] for percent in PERCENTILES}
+    return Times(sum(known) / len(known), known[0], known[-1], percentiles)
 
 
 def _counted(names: Iterable[str]) -> Mapping[str, int]:

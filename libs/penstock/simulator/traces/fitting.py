@@ -17,7 +17,7 @@ MAX_WORKERS = 256  # of a gang
 MAX_NAMED = 8  # kinds of GPUs in a message
 
 
-class Room:
+class ClusterCapacity:
     """What a cluster has, by kinds of nodes."""
 
     def __init__(
@@ -48,8 +48,10 @@ class Room:
             return
         workers, gpus = gang_of(job, self._largest, self._single)
         if workers > MAX_WORKERS:
-            told = f"{job.gpus} GPUs on nodes of {self._largest} are {workers} workers; at most {MAX_WORKERS}"
-            yield "gpus", told
+            message = (
+                f"{job.gpus} GPUs on nodes of {self._largest} are {workers} workers; at most {MAX_WORKERS}"
+            )
+            yield "gpus", message
             return
         kinds = [kind for kind in self._kinds if not job.gpu_models or kind.gpu_model in job.gpu_models]
         least_mib = (job.gpu_memory_mib or 0) if job.gpus else 0
@@ -59,7 +61,7 @@ class Room:
         if job.parameter_servers and job.server_gpus > max(kind.gpus for kind in kinds):
             yield "server_gpus", f"{job.server_gpus} GPUs; no node has so many"
             return
-        cores = self._slices * max(1, gpus)  # as much as a job that tells nothing asks for
+        cores = self._slices * max(1, gpus)  # the default request of a job that gives none
         if job.cores is not None:
             cores = cores_of(job, workers, self._slices)
         worker = ResourceVector(
@@ -80,8 +82,8 @@ class Room:
             return
         left = sum(kind.cores * self._kinds[kind] for kind in kinds) - workers * cores
         if job.parameter_servers > left:
-            told = f"{job.parameter_servers} beside the workers; there are cores for {left}"
-            yield "parameter_servers", told
+            message = f"{job.parameter_servers} beside the workers; there are cores for {left}"
+            yield "parameter_servers", message
 
 
 def _blamed(worker: ResourceVector, kinds: Sequence[NodeShape]) -> str:

@@ -1,4 +1,4 @@
-"""Parsers of trace formats, line by line. The table in `importing.py` says what a format must have."""
+"""Parsers of trace formats, line by line. The table in `importing.py` lists the columns that a format must have."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -81,7 +81,7 @@ def _philly(row: Row) -> TraceJob:
 
 
 def _pollux(row: Row) -> TraceJob:
-    """Its run time is nowhere told: it follows from the measured step times (truth `placement-table`)."""
+    """It has no run time: that follows from the measured step times (job model `placement-table`)."""
     return TraceJob(
         job_id=row.name("name", most=MAX_JOB_ID_CHARS),
         submit_s=row.number("time"),
@@ -93,7 +93,7 @@ def _pollux(row: Row) -> TraceJob:
 
 
 def _gavel(row: Row) -> TraceJob:
-    """Its run time follows from the measured steps per second (truth `colocation`). The line is the job's id."""
+    """Its run time follows from the measured steps per second (job model `colocation`). The line is the job's id."""
     model, batch_size = _model_and_batch(row)
     return TraceJob(
         job_id=f"gavel-{row.line - 1}",
@@ -121,7 +121,7 @@ def _model_and_batch(row: Row) -> tuple[str, int | None]:
 
 
 def _openb(row: Row) -> TraceJob:
-    """A pod: one worker on one node. Its times, where told, are when it ran; pods that never ran have no run time."""
+    """A pod: one worker on one node. Its times, where given, are when it ran; pods that never ran have no run time."""
     gpus = row.whole("num_gpu", most=16)
     milli = row.whole("gpu_milli", most=WHOLE_GPU_MILLI)
     if gpus and not milli:
@@ -208,8 +208,8 @@ def _labels(row: Row, column: str) -> tuple[tuple[str, str], ...]:
         return row.bad(column, "a name comes twice", ())
     length = sum(len(name) + len(value) for name, value in labels.items())
     if len(labels) > MAX_LABELS or length > MAX_LABELS_CHARS:
-        told = f"{len(labels)} labels, {length} characters; at most {MAX_LABELS} and {MAX_LABELS_CHARS}"
-        return row.bad(column, told, ())
+        message = f"{len(labels)} labels, {length} characters; at most {MAX_LABELS} and {MAX_LABELS_CHARS}"
+        return row.bad(column, message, ())
     return tuple(labels.items())
 
 

@@ -1,7 +1,7 @@
 """Export of a cell's jobs from its ledger: a fold over its events gives a trace to simulate.
 
 A job's run time is what was measured by the ledger's own clock: from the moment when all its tasks ran to the one
-when the last had ended or the attempt was told to stop; all attempts together. A job that never ran has none: it
+when the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has none: it
 cannot be part of a trace, and is counted. A job that still runs at the end counts with what it has run so far.
 """
 
@@ -94,7 +94,7 @@ class NodeLine(msgspec.Struct):
 
     @property
     def mixed(self) -> bool:
-        """Whether its GPUs are of several kinds: a line can tell only one."""
+        """Whether its GPUs are of several kinds: a line holds only one."""
         return len({(gpu.model, gpu.memory_mib) for gpu in self.gpus}) > 1
 
 
@@ -132,10 +132,10 @@ class Left(NamedTuple):
     still_running: int
     """In it, with the time so far."""
     unknown: int
-    """Submitted before the first record that is kept."""
+    """Submitted before the first record of the ledger."""
 
 
-class Told(NamedTuple):
+class PastJob(NamedTuple):
     """A job of the past, and how it ended."""
 
     job: TraceJob
@@ -161,7 +161,7 @@ class History:
             shape, take = found
             take(self, at_ms, msgspec.json.decode(data, type=shape))
 
-    def jobs(self, from_ms: int | None = None, until_ms: int | None = None) -> tuple[list[Told], Left]:
+    def jobs(self, from_ms: int | None = None, until_ms: int | None = None) -> tuple[list[PastJob], Left]:
         """Those submitted in the window, in order; times count from its begin, or from the first of them."""
         chosen = {
             job_id: life
@@ -175,11 +175,11 @@ class History:
             if life.ran_ms or life.began_ms is not None or life.outcome == "succeeded"
         }
         base_ms = min((life.submitted_ms for life in ran.values()), default=0) if from_ms is None else from_ms
-        told = [self._told(job_id, life, base_ms) for job_id, life in ran.items()]
-        running = sum(1 for one in told if one.outcome == STILL_RUNNING)
-        return told, Left(len(chosen) - len(ran), running, len(self._unknown))
+        found = [self._past_job(job_id, life, base_ms) for job_id, life in ran.items()]
+        running = sum(1 for one in found if one.outcome == STILL_RUNNING)
+        return found, Left(len(chosen) - len(ran), running, len(self._unknown))
 
-    def _told(self, job_id: str, life: _Life, base_ms: int) -> Told:
+    def _past_job(self, job_id: str, life: _Life, base_ms: int) -> PastJob:
         spec, need = life.spec, life.need or life.spec.resources
         ran_ms = life.ran_ms + (0 if life.began_ms is None else self.last_ms - life.began_ms)
         gpus = spec.workers * (need.gpus or 0) if life.gpus is None else life.gpus
@@ -202,7 +202,7 @@ class History:
             patience_s=None if spec.queue_timeout_ms is None else spec.queue_timeout_ms / 1_000,
             labels=tuple(spec.labels.items()),
         )
-        return Told(job, life.outcome or STILL_RUNNING)
+        return PastJob(job, life.outcome or STILL_RUNNING)
 
     # ------------------------------------------------------------------------------------------ facts
 

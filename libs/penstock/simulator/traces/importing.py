@@ -42,7 +42,7 @@ class Trace(NamedTuple):
     lines: Mapping[str, int] = MappingProxyType({})
     """Job id → the line that it stands in."""
     left_out: Sequence[str] = ()
-    """What the file tells and no job here can hold, by column."""
+    """What the file holds and no job here can, by column."""
     likely: Mapping[str, str] = MappingProxyType({})
     """Columns that were not read → the one that was probably meant."""
 
@@ -52,7 +52,7 @@ class Trace(NamedTuple):
         return len({problem.line for problem in self.skipped})
 
     def problem(self, job: TraceJob, field: str, text: str) -> Problem:
-        """Something wrong with a job that only shows later, told with its line and column."""
+        """Something wrong with a job that only shows later, reported with its line and column."""
         column = FORMATS[self.format].names.get(field, field) if self.format in FORMATS else field
         return Problem(self.lines.get(job.job_id, 0), column, text)
 
@@ -96,8 +96,8 @@ SUMMARIES: Mapping[str, str] = MappingProxyType(
 
 def data_root() -> Path | None:
     """Where the data sets lie: the environment's PENSTOCK_DATA, else `../shared/data`; None if neither is there."""
-    told = os.environ.get(DATA_VARIABLE)
-    root = Path(told) if told else Path(DEFAULT_DATA)
+    found = os.environ.get(DATA_VARIABLE)
+    root = Path(found) if found else Path(DEFAULT_DATA)
     return root if root.is_dir() else None
 
 
@@ -119,8 +119,8 @@ def locate(name: str) -> Path:
         return path
     data_set, _, rest = name.partition("/")
     if data_set in SUMMARIES:
-        told = f"only sums over whole clusters are here, no jobs; `penstock traces describe {data_set}` shows them"
-        raise BadFile(shown(name), [Problem(0, "", told)])
+        message = f"only sums over whole clusters are here, no jobs; `penstock traces describe {data_set}` shows them"
+        raise BadFile(shown(name), [Problem(0, "", message)])
     if data_set not in SETS or not rest:
         known = ", ".join(f"{known}/…" for known in SETS)
         raise BadFile(shown(name), [Problem(0, "", f"no such file, and no trace of a data set ({known})")])
@@ -132,8 +132,8 @@ def locate(name: str) -> Path:
     names = names_in(root, data_set)
     begun = [found for found in names if found.startswith(rest)]
     if rest not in names and len(begun) != 1:
-        told = f"no such trace; there are {', '.join(names) or 'none'}"
-        raise BadFile(shown(name), [Problem(0, "", told)])
+        message = f"no such trace; there are {', '.join(names) or 'none'}"
+        raise BadFile(shown(name), [Problem(0, "", message)])
     chosen = rest if rest in names else begun[0]
     return root / SETS[data_set].folder / SETS[data_set].pattern.format(chosen)
 
@@ -143,7 +143,7 @@ def read_trace(
 ) -> Trace:
     """Reads a trace; jobs in order of arrival, equal times in the order of the file.
 
-    `most_gpus`: a larger job is a problem of its line; so is one that `fits` says something of. Raises `BadFile`
+    `most_gpus`: a larger job is a problem of its line; so is one that `fits` finds a problem in. Raises `BadFile`
     with all problems; with `skip_bad` only for those that no line can be blamed for.
     """
     text = text_of(path)
@@ -155,8 +155,8 @@ def read_trace(
     reading = rows(text, columns, form.read, problems, delimiter=form.delimiter, header=form.header)
     for line, job in reading:
         found = [
-            Problem(line, form.names.get(field, field), told)
-            for field, told in _too_much(job, most_gpus, fits)
+            Problem(line, form.names.get(field, field), message)
+            for field, message in _too_much(job, most_gpus, fits)
         ]
         earlier = first_seen.get(job.job_id)
         first_seen.setdefault(job.job_id, line)
@@ -206,14 +206,14 @@ def _format(path: Path, text: str) -> tuple[str, Format, Sequence[str]]:
         if known.issuperset(form.columns):
             return name, form, columns
     if len(columns) == 1 and (other := next((mark for mark in OTHER_DELIMITERS if mark in first), None)):
-        told = f"no comma, but {other!r}: put commas between the columns"
-        raise BadFile(str(path), [Problem(1, "", told)])
+        message = f"no comma, but {other!r}: put commas between the columns"
+        raise BadFile(str(path), [Problem(1, "", message)])
     nearest = sorted(headed.items(), key=lambda item: item[0] != "csv")
     name, form = max(
         nearest, key=lambda item: len(known.intersection(item[1].columns)) / len(item[1].columns)
     )
     if known.isdisjoint(form.columns):
-        told = f"no header of any format; our own needs {', '.join(FORMATS['csv'].columns)}"
-        raise BadFile(str(path), [Problem(1, "", told)])
+        message = f"no header of any format; our own needs {', '.join(FORMATS['csv'].columns)}"
+        raise BadFile(str(path), [Problem(1, "", message)])
     missing = [column for column in form.columns if column not in known]
     raise BadFile(str(path), [Problem(1, column, f"missing (format {name})") for column in sorted(missing)])

@@ -15,7 +15,7 @@ class Stages(NamedTuple):
 
 
 class TraceJob(NamedTuple):
-    """One row. `duration_s`: its run time alone on what it asked for, as the trace tells it; 0: the trace does not."""
+    """One row. `duration_s`: its run time alone on what it asked for; 0: not in the trace."""
 
     job_id: str
     submit_s: float
@@ -28,7 +28,7 @@ class TraceJob(NamedTuple):
     iterations: int | None = None
     stages: Stages | None = None
     cores: float | None = None
-    """Of all its workers, like its memory; parts of a core count. None: not told, and then only GPUs bind."""
+    """Of all its workers, like its memory; parts of a core count. None: not given, and then only GPUs bind."""
     host_memory_mib: int | None = None
     gpu_memory_mib: int | None = None
     """On each of its GPUs."""
@@ -48,7 +48,7 @@ class TraceJob(NamedTuple):
     memory_bandwidth: float = 0.0
     """What it takes of the memory bandwidth of a node, 0 – 1; of all its workers."""
     labels: tuple[tuple[str, str], ...] = ()
-    """What else the user said of it: service class, category."""
+    """Further attributes: service class, category."""
 
     @property
     def whole_gpus(self) -> float:

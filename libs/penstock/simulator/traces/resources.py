@@ -15,7 +15,7 @@ GPU_MEMORY_MIB = 1_024
 
 
 def cores_of(job: TraceJob, workers: int, slices_per_core: int) -> int:
-    """Of one worker whose job tells its cores, ≥ 1. Whole cores are rounded up: half a core cannot be given.
+    """Of one worker whose job gives its cores, ≥ 1. Whole cores are rounded up: half a core cannot be given.
 
     Slices are rounded to the nearest: the error is at most 1/16 of a core and evens out, while rounding up would
     ask for more cores than the trace does (openb: 0.4 points of allocation under dot-product).

@@ -60,10 +60,10 @@ def trace_lines(
     `more`: further columns for people; the reader ignores them.
     """
     columns = {name: [text(job) for job in jobs] for name, text in COLUMNS.items()}
-    kept = {name: values for name, values in columns.items() if name in NEEDED or any(values)}
-    kept.update({name: list(values) for name, values in more.items()})
-    yield list(kept)
-    yield from zip(*kept.values(), strict=True)
+    written = {name: values for name, values in columns.items() if name in NEEDED or any(values)}
+    written.update({name: list(values) for name, values in more.items()})
+    yield list(written)
+    yield from zip(*written.values(), strict=True)
 
 
 def write_lines(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
