@@ -117,7 +117,7 @@ def takes(kind: type[T]) -> Callable[[Callable[[typer.Context, T], R]], Callable
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
             annotation=hints[field.name],
         )
-        for field in fields(kind)  # type: ignore[arg-type]  # a dataclass; no type says so
+        for field in fields(kind)  # type: ignore[arg-type]  # a dataclass; the type does not show it
         if field.init
     ]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -147,8 +147,8 @@ def run(command: Command, arguments: Sequence[str], prog: str, obj: object = Non
     except TyperException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else prog
-        told = error.format_message().rstrip(".")
-        return _report(prog, f"{told}; see `{where} --help`" if told else "", error.exit_code)
+        message = error.format_message().rstrip(".")
+        return _report(prog, f"{message}; see `{where} --help`" if message else "", error.exit_code)
     except typer.Abort:
         return Exit.INTERRUPTED
     return code if isinstance(code, int) else Exit.OK

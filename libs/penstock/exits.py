@@ -65,7 +65,7 @@ class Stop(Exception):
 
 
 class BadCommand(Stop):
-    """The command line asks for something that does not exist; the message says what does."""
+    """The command line asks for something that does not exist; the message lists what does."""
 
     def __init__(self, text: str) -> None:
         super().__init__(Exit.BAD_SPEC, text)

@@ -207,7 +207,7 @@ def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation) -
         (("doctor",), ("placer", "2 of 2 ready")),
         (("projections", "verify"), ("ok: true",)),
         (("projections", "rebuild"), ("ok: true",)),
-        (("queue",), ("Nobody waits",)),
+        (("queue",), ("No job waits",)),
         (("version",), ("penstock 0",)),
     ],
     ids=lambda value: " ".join(value),

@@ -14,7 +14,7 @@ from penstock.simulator.commands.export import lines_of, read_ledger
 from penstock.simulator.engine import Options
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import cluster_of
-from penstock.simulator.traces.history import History, Left, Told, node_rows
+from penstock.simulator.traces.history import History, Left, PastJob, node_rows
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.writing import write_lines
@@ -39,7 +39,7 @@ def ran(
     return {job_id: end_s - submitted[job_id] for job_id, end_s in found.items()}, history
 
 
-def written(told: list[Told], folder: Path) -> list[TraceJob]:
+def written(told: list[PastJob], folder: Path) -> list[TraceJob]:
     write_lines(folder / "trace.csv", lines_of(told))
     return list(read_trace(folder / "trace.csv").jobs)
 

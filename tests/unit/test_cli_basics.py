@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from penstock.cli import story
+from penstock.cli import event_text
 from penstock.cli.app import COMMANDS, hoist, tree
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.output import duration, memory
@@ -260,10 +260,10 @@ def test_every_event_of_a_job_has_words() -> None:
         if kind.split(".")[1] in ("job", "task", "placement", "stop", "node", "gpu", "cell")
     }
     known = {kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind for kind in shown}
-    assert known <= set(story.WORDS)
+    assert known <= set(event_text.WORDS)
 
 
 def test_an_event_from_the_future_is_still_shown() -> None:
     """The gateway is newer than the command line on somebody's laptop."""
-    assert story.tell("penstock.job.teleported.v1", {"x": 1}) == ("job.teleported", "")
-    assert story.tell("penstock.task.exited", {"task_id": "j.1.w0"}) == ("exited", "")
+    assert event_text.describe("penstock.job.teleported.v1", {"x": 1}) == ("job.teleported", "")
+    assert event_text.describe("penstock.task.exited", {"task_id": "j.1.w0"}) == ("exited", "")

@@ -65,7 +65,7 @@ def shown(answer: dict[str, Any], now: int | None = None) -> str:
         (-5_000, (600_000, 480_000, 900_000), "later", "10m 00s left"),
         (540_000, (60_000, 0, 360_000), "later", "1m 00s left (0.00 s to 6m 00s)"),
         (600_000, (0, 0, 300_000), "any_moment", "due any moment, within 5m 00s"),
-        (900_000, (0, 0, 0), "overdue", "overdue: it takes longer than was said"),
+        (900_000, (0, 0, 0), "overdue", "overdue: it takes longer than estimated"),
         (9_999_999, (0, 0, 0), "overdue", "overdue"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_has_passed_since_the_word_is_taken_off(
     text = shown(found)
     assert words in text
     assert (
-        f"{found['share']:.0%} done; told {duration(max(0, since_ms))} ago: 3,000 of 10,000 iterations"
+        f"{found['share']:.0%} done; reported {duration(max(0, since_ms))} ago: 3,000 of 10,000 iterations"
         in text
     )
     assert "steps-1" in text

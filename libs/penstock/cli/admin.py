@@ -25,7 +25,7 @@ NVIDIA_SMI_TIMEOUT_S = 10.0
 def cancel(
     ctx: typer.Context,
     job: JobArgument,
-    reason: Annotated[str, typer.Option(help="Kept in the record.")] = "asked by the user",
+    reason: Annotated[str, typer.Option(help="Stored with the cancellation.")] = "asked by the user",
     output: Output = Format.TABLE,
 ) -> None:
     """Cancel a job: SIGTERM, its grace, SIGKILL."""
@@ -39,7 +39,7 @@ def cancel(
 
 
 class Finding(NamedTuple):
-    """One thing looked at. `remedy` is empty when all is well."""
+    """One check. `remedy` is empty when it passed."""
 
     what: str
     well: bool
@@ -94,7 +94,7 @@ def _look(client: Gateway) -> Iterator[Finding]:
 
 
 def _services(status: dict[str, Any]) -> Iterator[Finding]:
-    """What the gateway says of the others: who decides, how far the read models are, what could not be read."""
+    """State of the other services: the deciding placer, the lag of the read models, dead letters."""
     term, profile = status["term"], status["profile"]
     yield Finding(
         "placer",

@@ -1,4 +1,4 @@
-"""Talking to the gateway: requests, its event stream, and errors that say what to do.
+"""HTTP client of the gateway: requests, its event stream, and errors with a remedy.
 
 Every failure becomes `Stop` with the exit code of `exits.py` and one line: what, where, remedy.
 """
@@ -144,20 +144,20 @@ class Gateway:
     def _refused(self, response: httpx.Response) -> Stop:
         """The gateway's problem+json (RFC 9457) as one line with our exit code."""
         problem = _problem(response)
-        told = problem.get("detail") or problem.get("title") or f"HTTP {response.status_code}"
+        detail = problem.get("detail") or problem.get("title") or f"HTTP {response.status_code}"
         status = response.status_code
         if status in (401, 403):
             return Stop(
                 Exit.NOT_ALLOWED,
-                f"{self.server}: {told}; name the file that holds the gateway's token with --token-file or PENSTOCK_TOKEN_FILE",
+                f"{self.server}: {detail}; name the file that holds the gateway's token with --token-file or PENSTOCK_TOKEN_FILE",
             )
         if status == 409 and response.request.method == "POST" and response.request.url.path == "/v1/jobs":
-            return Stop(Exit.KEY_CONFLICT, f"{told}")
+            return Stop(Exit.KEY_CONFLICT, f"{detail}")
         if status in (400, 413, 415, 422):
-            return Stop(Exit.BAD_SPEC, told)
+            return Stop(Exit.BAD_SPEC, detail)
         if status in PASSING:
-            return Stop(Exit.UNREACHABLE, f"{self.server}: {told}; it stayed so, try again later")
-        return Stop(Exit.PROBLEM, f"{told}")
+            return Stop(Exit.UNREACHABLE, f"{self.server}: {detail}; it stayed so, try again later")
+        return Stop(Exit.PROBLEM, f"{detail}")
 
 
 def gateway_from(server: str | None, token_file: Path | None) -> Gateway:

@@ -72,7 +72,7 @@ def of_job(client: Gateway, job_id: str) -> dict[str, Any] | None:
 
 
 def in_short(answer: Answer | None) -> str:
-    """For a column: `12m 40s`, `any moment`, `overdue`; `about` before what no training told; `–`."""
+    """For a column: `12m 40s`, `any moment`, `overdue`; `about` before an estimate without reported progress; `–`."""
     if answer is None or answer["due"] is None:
         return "–"
     if answer["due"] != "later":
@@ -121,9 +121,9 @@ def _headline(answer: Answer) -> str:
             if answer["ran_ms"] is None
             else f"it has run for {duration(answer['ran_ms'])}"
         )
-        return f"not known: {ran}, and its training has not told how far it is"
+        return f"not known: {ran}, and its training reports no progress"
     if answer["due"] == "overdue":
-        return "overdue: it takes longer than was said"
+        return "overdue: it takes longer than estimated"
     if kind == "estimated":
         return f"about {duration(left['middle'])} left"
     if answer["due"] == "any_moment":
@@ -139,7 +139,7 @@ def _details(answer: Answer) -> list[str]:
         return [f"by its estimate: {answer['source']}"] if answer["source"] else []
     if kind == "estimated":
         when = f"ends about {clock(ends['middle'])}; " if answer["due"] == "later" else ""
-        return [f"{when}its training told nothing, so this is the estimate's: {answer['source']}"]
+        return [f"{when}its training reports no progress, so this is the estimate: {answer['source']}"]
     if kind != "told":
         return []
     lines = []
@@ -148,10 +148,10 @@ def _details(answer: Answer) -> list[str]:
         lines.append(f"ends {_between(ends)}, {sure}")
     steps = answer["steps"]
     whole = f"{'' if steps['low'] == steps['high'] else 'about '}{answer['done'] + steps['middle']:,.0f}"
-    told = f"{answer['done']:,} of {whole} iterations"
+    progress = f"{answer['done']:,} of {whole} iterations"
     share = "" if answer["share"] is None else f"{answer['share']:.0%} done; "
     lines.append(
-        f"{share}told {duration(answer['age_ms'])} ago: {told}, {answer['step_ms']['middle']:.4g} ms each"
+        f"{share}reported {duration(answer['age_ms'])} ago: {progress}, {answer['step_ms']['middle']:.4g} ms each"
     )
     model = f" · {answer['model_version']}" if answer["model_version"] else ""
     lines.append(f"known by: {answer['source']}{model}")
@@ -165,7 +165,7 @@ def _between(ends: Answer) -> str:
 
 
 def later(answer: Answer, now: int | None) -> Answer:
-    """The same word some time later: what has passed since is taken off. None: as it was given."""
+    """The answer some time later: the time passed since is taken off. None: unchanged."""
     passed = 0 if now is None else max(0, now - answer["now_ms"])
     if not passed:
         return answer
@@ -194,13 +194,13 @@ def _watch(client: Gateway, job: dict[str, Any], output: Format) -> int:
         _draw(client, job)
     elif job["outcome"] is None:
         for _ in _changes(client, job):
-            _tell(client.get(path), output)
+            _print(client.get(path), output)
     else:
-        _tell(client.get(path), output)
+        _print(client.get(path), output)
     return follow.exit_code(client.get(f"/v1/jobs/{job_id}"), propagate=False)
 
 
-def _tell(answer: Answer, output: Format) -> None:
+def _print(answer: Answer, output: Format) -> None:
     if output is Format.JSON:
         print(json.dumps(answer, ensure_ascii=False), flush=True)
     elif output is Format.YAML:
@@ -222,7 +222,7 @@ def _changes(client: Gateway, job: Answer) -> Iterator[str]:
 
 
 def _draw(client: Gateway, job: dict[str, Any]) -> None:
-    """Redraws each second; asks the gateway when an event says that something is new."""
+    """Redraws each second; asks the gateway when an event may change the answer."""
     path = f"/v1/jobs/{job['job_id']}/eta"
     answer, base = client.get(path), now_ms()
     changes: queue.SimpleQueue[str | Stop] = queue.SimpleQueue()

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.markup import escape
 
+from penstock.cli.event_text import reason_of
 from penstock.cli.output import console, duration, plain_table, state
-from penstock.cli.story import reason_of
 
 MAX_NODES_SHOWN = 4
 
@@ -43,7 +43,7 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
         return reason_of(job) or str(answer.get("text") or "")
     value, feasible = placement.get("margin"), placement["feasible"]
     if value is None or feasible == 1:
-        text = "the only node with room" if feasible == 1 else "the only choice"
+        text = "the only node that fits" if feasible == 1 else "the only choice"
     elif value == 0:
         text = f"first of equals among {feasible} nodes"
     else:

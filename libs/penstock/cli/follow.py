@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock import exits
 from penstock.cli.client import Gateway
+from penstock.cli.event_text import QUIET, describe
 from penstock.cli.output import console, duration
-from penstock.cli.story import QUIET, tell
 
 TAIL_LINES = 15  # of a failed job's output
 ENDED = "penstock.job.ended"
@@ -39,7 +39,7 @@ def to_end(client: Gateway, job_id: str, *, quiet: bool) -> dict[str, Any]:
 
 def print_event(event: dict[str, Any], since_ms: int) -> None:
     """One line: time since submission, word, sentence."""
-    word, sentence = tell(event["type"], event["data"])
+    word, sentence = describe(event["type"], event["data"])
     style = STYLES.get(word, "bold")
     screen = console()
     screen.print(f"{duration(since_ms):>9}  [{style}]{word:<15}[/]", end="" if sentence else "\n")
@@ -55,7 +55,7 @@ def _print_end(client: Gateway, job: dict[str, Any]) -> None:
             screen.print("[dim]│[/] ", end="")
             screen.print(line, markup=False, soft_wrap=True)
     if job["outcome"] == "unschedulable":
-        screen.print(f"{'':>9}  `penstock why {job['job_id']}` says what would have to change", markup=False)
+        screen.print(f"{'':>9}  `penstock why {job['job_id']}` lists what would have to change", markup=False)
     queue, launch, run = phases_ms(job)
     if run is not None:
         screen.print(

@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.event_text import QUIET, describe, needs, reason_of
 from penstock.cli.output import Format, console, dump, duration, memory, plain_table, short_id, state
-from penstock.cli.story import QUIET, needs, reason_of, tell
 from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
 from penstock.exits import Exit, Stop
 
@@ -89,8 +89,8 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
         "Submitted": clock(found["submitted_ms"]),
         "Times": f"queued {duration(queue_ms)} · launched in {duration(launch_ms)} · ran {duration(run_ms)}",
     }
-    if told := _told(spec):
-        facts["Training"] = escape(told)
+    if training := _training(spec):
+        facts["Training"] = escape(training)
     if remaining is not None and found.get("outcome") is None:
         facts["Remaining"] = escape(eta.in_a_line(remaining))
     if found.get("labels"):
@@ -106,8 +106,8 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     )
 
 
-def _told(spec: dict[str, Any]) -> str:
-    """What the user said of the training itself: `resnet50, batches of 64, cv, pipelined, 20,000 iterations`."""
+def _training(spec: dict[str, Any]) -> str:
+    """The attributes of the training that the user gave: `resnet50, batches of 64, cv, pipelined, 20,000 iterations`."""
     parts = [spec.get("model") or ""]
     parts.append(f"batches of {spec['batch_size']:,}" if spec.get("batch_size") else "")
     parts += [spec.get("category") or "", *(trait.replace("_", " ") for trait in spec.get("traits") or ())]
@@ -219,7 +219,7 @@ def _print_event(event: dict[str, Any], output: Format) -> None:
         return
     if event["type"] in QUIET and output is not Format.WIDE:
         return
-    word, sentence = tell(event["type"], event["data"])
+    word, sentence = describe(event["type"], event["data"])
     kind = f"  [dim]{event['type']}[/]" if output is Format.WIDE else ""
     console().print(
         f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}  [bold]{word:<15}[/]{escape(sentence)}{kind}",
@@ -235,7 +235,7 @@ def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
         return
     waiting = rows_of(answer, "jobs")
     if not waiting:
-        console().print("Nobody waits.")
+        console().print("No job waits.")
         return
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"))
     for number, row in enumerate(waiting, start=1):

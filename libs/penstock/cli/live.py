@@ -20,8 +20,8 @@ from rich.text import Text
 from penstock.cli import follow
 from penstock.cli.client import Gateway, StreamEvent
 from penstock.cli.common import find_job, gateway, rows_of
+from penstock.cli.event_text import QUIET, describe
 from penstock.cli.output import console, short_id
-from penstock.cli.story import QUIET, tell
 from penstock.cli.tables import clock, jobs_table, nodes_table
 from penstock.exits import Stop
 
@@ -122,6 +122,6 @@ def _lines(client: Gateway) -> None:
         data: dict[str, Any] = event.data
         if data["type"] in QUIET:
             continue
-        word, sentence = tell(data["type"], data["data"])
+        word, sentence = describe(data["type"], data["data"])
         who = short_id(data.get("job_id") or data.get("node_id") or "")
         screen.print(f"{clock(data['at_ms'])}  {who:<12}  {word:<15}{escape(sentence)}", soft_wrap=True)

@@ -23,7 +23,7 @@ class Format(StrEnum):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """No colour when piped or with NO_COLOR; never narrower than a table needs when nobody watches."""
+    """No colour when piped or with NO_COLOR; never narrower than a table needs when piped."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
     return Console(file=stream, highlight=False, soft_wrap=False, width=width, emoji=False)

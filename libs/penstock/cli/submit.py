@@ -23,14 +23,12 @@ CommandWords = Annotated[
 ]
 ModelFlag = Annotated[str | None, typer.Option(help="Name of the network, to learn from earlier runs.")]
 CategoryFlag = Annotated[
-    str | None, typer.Option(metavar=CATEGORIES, help="What it learns from; says how many cores it needs.")
+    str | None, typer.Option(metavar=CATEGORIES, help="What it works on; its cores depend on it.")
 ]
 TraitFlag = Annotated[
     list[str] | None, typer.Option(metavar=TRAITS, help="What its training does with cores; may be repeated.")
 ]
-IterationsFlag = Annotated[
-    int | None, typer.Option(help="How many it will run: its remaining time is told from them.")
-]
+IterationsFlag = Annotated[int | None, typer.Option(help="How many it will run; for its remaining time.")]
 TargetLossFlag = Annotated[
     float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
 ]

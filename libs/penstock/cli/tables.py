@@ -7,9 +7,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cli.event_text import reason_of
 from penstock.cli.follow import phases_ms
 from penstock.cli.output import duration, memory, plain_table, short_id, state
-from penstock.cli.story import reason_of
 
 Row = Mapping[str, Any]
 MAX_REASON_CHARS = 60

@@ -1,6 +1,6 @@
 """A child process that never outlives us, is restarted when it crashes, and is stopped within a bound.
 
-Ideal: a child exists exactly as long as the block that wanted it. Departure: after a kill -9 of ours nobody
+Ideal: a child exists exactly as long as the block that wanted it. Departure: after a kill -9 of ours no process
 is left to clean up, so the kernel signals the child for us (PDEATHSIG).
 """
 
@@ -31,11 +31,11 @@ async def all_ready(
 ) -> bool:
     """Waits until all are set; False on time-out. Raises what `failed` holds if that comes first."""
 
-    async def everybody() -> None:
+    async def all_set() -> None:
         for event in events:
             await event.wait()
 
-    waiting = asyncio.ensure_future(everybody())
+    waiting = asyncio.ensure_future(all_set())
     try:
         await asyncio.wait((waiting, failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done() and failed.done():
@@ -65,7 +65,7 @@ async def keep_running(
 ) -> None:
     """Runs the child until cancelled; sets `ready` after its first line "ready" on stdout.
 
-    When it exits, `on_crash(name, exit code, back-off in s)` is told and it is started again.
+    When it exits, `on_crash(name, exit code, back-off in s)` is called and it is started again.
     Raises `ChildFailed` when it never became ready.
     """
     backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)

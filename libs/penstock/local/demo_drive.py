@@ -9,20 +9,20 @@ from typing import Any
 import httpx
 import httpx_sse
 
-from penstock.cli.story import QUIET
+from penstock.cli.event_text import QUIET
 from penstock.errors import PenstockError
 from penstock.local.demo_jobs import DemoJob
 from penstock.local.demo_screen import Show
 from penstock.model.codec import as_written
 
-TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event tells of a change
+TICK_S = 0.5  # running times on the screen; the gateway is asked only when an event brings a change
 BURST_S = 0.1  # events of so long lead to one look
 REQUEST_TIMEOUT_S = 10.0
 STARTED, ENDED = "penstock.task.started", "penstock.job.ended"
 
 
 class DemoFailed(PenstockError):
-    """The demo could not be carried through; the message says why."""
+    """The demo could not be carried through; the message gives the reason."""
 
 
 async def drive(url: str, jobs: list[DemoJob], show: Show) -> None:
@@ -94,7 +94,7 @@ class _Driver:
         job_id = event.get("job_id")
         if job_id is None or event["type"] in QUIET:
             return
-        self._show.tell(event)
+        self._show.print_event(event)
         job = self._show.jobs.get(job_id)
         if (
             event["type"] == STARTED

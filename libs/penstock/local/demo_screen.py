@@ -1,4 +1,4 @@
-"""What the demo shows: a table that lives, or lines where nobody watches; then the summary."""
+"""Screen of the demo: a live table on a terminal, else a line per event; then the summary."""
 
 import re
 import time
@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
+from penstock.cli.event_text import describe
 from penstock.cli.explain import in_short
 from penstock.cli.follow import phases_ms
 from penstock.cli.output import duration, plain_table
-from penstock.cli.story import tell
 from penstock.cli.tables import bar, nodes_of, now_ms, status_of
 from penstock.local.demo_jobs import DemoJob
 
@@ -24,7 +24,7 @@ PICTURE_COLUMNS = 124  # wide enough for the reasons
 
 
 class Show:
-    """What the demo knows while it runs. `rows` and `why`: job id → the gateway's answer."""
+    """State of the demo while it runs. `rows` and `why`: job id → the gateway's answer."""
 
     def __init__(self, console: Console, expected: int) -> None:
         self.console = console
@@ -42,7 +42,7 @@ class Show:
 
     @contextmanager
     def screen(self) -> Iterator[None]:
-        """On a terminal the table lives inside the block, and its last state stays."""
+        """On a terminal the table is live inside the block, and its last state stays."""
         if not self.console.is_terminal:
             yield
             return
@@ -60,11 +60,11 @@ class Show:
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """Without a terminal: a line for what happened."""
+    def print_event(self, event: Mapping[str, Any]) -> None:
+        """Without a terminal: prints a line for an event."""
         if self.console.is_terminal:
             return
-        word, sentence = tell(event["type"], event["data"])
+        word, sentence = describe(event["type"], event["data"])
         job = self.jobs.get(event["job_id"])
         name = job.spec.name if job is not None else self._name(event)
         passed_s = time.perf_counter() - self._began_s
@@ -128,8 +128,8 @@ def save_picture(show: Show, took_s: float, folder: Path, target: Path) -> None:
     out.print("[dim]$[/] make demo\n")
     out.print(show.busiest)
     print_summary(show, took_s, folder, out)
-    drawn = out.export_svg(title="penstock demo")
-    target.write_text(re.sub(r"@font-face\s*{[^}]*}", "", drawn))  # they would be fetched from elsewhere
+    picture = out.export_svg(title="penstock demo")
+    target.write_text(re.sub(r"@font-face\s*{[^}]*}", "", picture))  # they would be fetched from elsewhere
 
 
 def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list[str]:

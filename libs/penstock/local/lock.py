@@ -13,7 +13,7 @@ from penstock.runtime.postgres import without_password
 
 
 class FolderLock:
-    """The held lock; it also tells others where the gateway is."""
+    """The held lock; its file also holds the URL of the gateway."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -64,8 +64,8 @@ def same_log(folder: Path, log_url: str | None) -> None:
 
 def _holder(text: str) -> str:
     try:
-        told = json.loads(text)
+        holder = json.loads(text)
     except ValueError:
         return ""
-    where = f" at {told['url']}" if told.get("url") else ""
-    return f" (process {told.get('pid')}{where})"
+    where = f" at {holder['url']}" if holder.get("url") else ""
+    return f" (process {holder.get('pid')}{where})"

@@ -53,7 +53,7 @@ class Services:
         if not await all_ready(ready.values(), self.failed, START_TIMEOUT_S):
             late = ", ".join(name for name, event in ready.items() if not event.is_set())
             raise ServiceFailed(
-                f"not ready within {START_TIMEOUT_S:.0f} s: {late}; {self._log_file} says why"
+                f"not ready within {START_TIMEOUT_S:.0f} s: {late}; {self._log_file} has the reason"
             )
 
     async def stop(self) -> None:
@@ -69,7 +69,7 @@ class Services:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         if not self.failed.cancel():
-            self.failed.exception()  # whoever waited for it has been told
+            self.failed.exception()  # marks the exception as retrieved
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:
         if task.cancelled() or self._stopping or self.failed.done():

@@ -1,6 +1,6 @@
 """Everything of one local installation: started in order, watched, ended in the opposite order.
 
-Postgres → log → services (this process) → one node-reporter process per node. What is kept lies in the
+Postgres → log → services (this process) → one node-reporter process per node. All state lies in the
 folder: `postgres/`, `nodes/<id>/`, `logs/`. Nothing is written elsewhere.
 """
 
@@ -56,9 +56,9 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    options: Options, say: Callable[[str], None], step: Callable[[str, str], None]
+    options: Options, warn: Callable[[str], None], step: Callable[[str, str], None]
 ) -> AsyncIterator[Running]:
-    """A whole installation inside the block; `step(what, detail)` is told each part that is up, `say` each mishap.
+    """A whole installation inside the block; `step(what, detail)` is called for each part that is up, `warn` for each failure.
 
     Raises `ConfigurationError` (folder in use, port taken, …) or the error of the service that cannot start.
     """
@@ -73,13 +73,13 @@ async def running(
         stack.callback(handler.close)
         stack.callback(logging.getLogger().removeHandler, handler)
         port = _port(options.port)
-        dsn = await _postgres(options.folder / "postgres", say, stack)
+        dsn = await _postgres(options.folder / "postgres", warn, stack)
         step("Postgres", DSN_VARIABLE if os.environ.get(DSN_VARIABLE) else "embedded")
         settings = Settings(log_url=options.log or dsn, dsn=dsn, otlp=options.otlp)
         log = await _log(settings, stack)
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
-            say(
-                f"the database's user cannot reach {options.folder}: nothing is kept after the end; use another --folder"
+            warn(
+                f"the database's user cannot reach {options.folder}: nothing is stored after the end; use another --folder"
             )
         step("log", "Kafka" if options.log else "in Postgres")
         bind = {
@@ -94,28 +94,28 @@ async def running(
         nodes = asyncio.get_running_loop().create_future()
         stack.callback(nodes.cancel)
         stack.callback(end_leftover_tasks, options.folder / "nodes")
-        await stack.enter_async_context(_node_reporters(options, settings, say, nodes))
+        await stack.enter_async_context(_node_reporters(options, settings, warn, nodes))
         step("nodes", _describe_nodes(options))
         url = f"http://127.0.0.1:{port}"
         lock.announce(url)
         yield Running(url, dsn, settings, services, nodes)
 
 
-async def _postgres(folder: Path, say: Callable[[str], None], stack: AsyncExitStack) -> str:
+async def _postgres(folder: Path, warn: Callable[[str], None], stack: AsyncExitStack) -> str:
     """The DSN of the configured server, or of one of our own that is started again whenever it dies."""
     dsn, server = await resolve_dsn(folder)
     if server is not None:
         stack.push_async_callback(server.stop)
-        keeping = asyncio.create_task(_keep_postgres(server, folder, say), name="postgres")
+        keeping = asyncio.create_task(_keep_postgres(server, folder, warn), name="postgres")
         stack.push_async_callback(_cancelled, keeping)
     return dsn
 
 
-async def _keep_postgres(server: PostgresServer, folder: Path, say: Callable[[str], None]) -> None:
+async def _keep_postgres(server: PostgresServer, folder: Path, warn: Callable[[str], None]) -> None:
     """Ends only by cancellation, or when the server cannot be started again."""
     while server.pid is not None:
         await _ended(server.pid)
-        say("Postgres died; starting it again")
+        warn("Postgres died; starting it again")
         await asyncio.sleep(FIRST_BACKOFF_S)
         await server.start(folder)
 
@@ -156,12 +156,12 @@ async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
 
 @asynccontextmanager
 async def _node_reporters(
-    options: Options, settings: Settings, say: Callable[[str], None], failed: "asyncio.Future[None]"
+    options: Options, settings: Settings, warn: Callable[[str], None], failed: "asyncio.Future[None]"
 ) -> AsyncIterator[None]:
     """One process per node, restarted when it crashes; all ended, side by side, when the block ends."""
 
     def on_crash(name: str, code: int, backoff_s: float) -> None:
-        say(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")
+        warn(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")
 
     def on_end(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and not failed.done() and (error := task.exception()) is not None:

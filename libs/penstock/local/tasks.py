@@ -1,8 +1,8 @@
-"""The last broom: training processes that outlived their node-reporter are ended, each proven to be ours.
+"""Cleanup of orphan processes: training processes that outlived their node-reporter are ended, each proven to be ours.
 
 A node-reporter stops its tasks before it ends. Departure from that ideal: one that was killed could not; its
 tasks' guardians then live on (that is how a restarted reporter finds them again), and when all of Penstock
-ends on this machine somebody must end them.
+ends on this machine they must be ended here.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ def adopt_orphans() -> None:
 
 
 def reap_orphans() -> None:
-    """Reaps everything that has ended. To be called last: nobody may still wait for a child of ours."""
+    """Reaps everything that has ended. To be called last: no other code may still wait for a child of ours."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue
@@ -48,14 +48,14 @@ def _guardians_alive(nodes: Path) -> bool:
 
 
 def _guardians(nodes: Path) -> Iterator[int]:
-    """Process ids of living guardians, by what they wrote down: pid and start time name one process."""
+    """Process ids of living guardians, from their state files: pid and start time name one process."""
     for path in nodes.glob("*/**/started.json"):
         if (path.parent / "exit.json").exists():
             continue
         with suppress(OSError, ValueError, KeyError):
-            told = json.loads(path.read_text())
-            if told["shim_start"] is not None and _start_ticks(told["shim"]) == told["shim_start"]:
-                yield int(told["shim"])
+            started = json.loads(path.read_text())
+            if started["shim_start"] is not None and _start_ticks(started["shim"]) == started["shim_start"]:
+                yield int(started["shim"])
 
 
 def _start_ticks(pid: int) -> int | None:

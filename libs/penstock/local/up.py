@@ -1,4 +1,4 @@
-"""`penstock up`: what is up is printed part by part; then it stays until it is told to stop."""
+"""`penstock up`: what is up is printed part by part; then it stays until it is interrupted."""
 
 import asyncio
 import time
@@ -24,11 +24,11 @@ async def up(options: Options) -> int:
         console.print(f"  [bold]{what:<10}[/] {detail:<52} [dim]{now_s - last_s:5.1f} s[/]")
         last_s = now_s
 
-    def say(text: str) -> None:
+    def warn(text: str) -> None:
         console.print(f"  [yellow]![/] {text}", soft_wrap=True)
 
     try:
-        async with running(options, say, step) as stack:
+        async with running(options, warn, step) as stack:
             took_s = time.perf_counter() - start_s
             console.print(f"  [bold]{'gateway':<10}[/] [cyan]{stack.url}[/]")
             console.print(f"\n[green]Ready[/] after {took_s:.1f} s. In another terminal:\n")

@@ -45,12 +45,12 @@ from penstock.sdk.units import (
     show,
 )
 
-MAX_PROBLEMS = 50  # beyond that nobody reads on
+MAX_PROBLEMS = 50  # more would not be read
 MAX_SHOWN = 80  # characters of a wrong value in a message
 
 
 def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
-    """What editors are told about a field that is written with a unit."""
+    """JSON Schema of a field that is written with a unit, for editors."""
     text = {"type": "string", "pattern": pattern, "examples": [example]}
     return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": plain}]})
 
@@ -269,7 +269,7 @@ def job_schema() -> dict[str, Any]:
         for field, info in model.model_fields.items():
             entry, units = places["properties"][field], _units(info)
             if "$ref" in entry:
-                entry.pop("default")  # its own fields say theirs
+                entry.pop("default")  # its fields have their own defaults
             if units is not None:
                 _as_written(entry, info.default, units)
     return {

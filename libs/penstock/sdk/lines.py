@@ -1,16 +1,14 @@
-"""Lines that a training script tells its node: what `phases`, `progress` and `stages` have in common.
+"""Lines that a training script writes to its node-reporter: what `phases`, `progress` and `stages` have in common.
 
 Penstock names a FIFO in PENSTOCK_PHASE_FILE. A line in it is a phase's name, or a JSON object with one field,
-`steps` or `stages` (`libs/sdk/README.md` shows both). Whoever writes is never blocked and never fails: where nobody
-listens, or the FIFO is full, the line is lost.
+`steps` or `stages` (`README.md` shows both). A write never blocks and never fails: without a
+reader, or when the FIFO is full, the line is lost.
 """
 
 import os
 
 FIFO = "PENSTOCK_PHASE_FILE"
-LINE_BYTES = (
-    4_096  # with its end; PIPE_BUF on Linux: so much is written whole or not at all, whoever else writes
-)
+LINE_BYTES = 4_096  # with its end; PIPE_BUF on Linux: a write of so much is atomic
 
 
 def write_line(text: str) -> bool:
@@ -29,5 +27,5 @@ def write_line(text: str) -> bool:
 
 
 def leads() -> bool:
-    """Whether this process runs under Penstock and speaks for its gang: rank 0, or a script without ranks."""
+    """Whether this process runs under Penstock and reports for its gang: rank 0, or a script without ranks."""
     return bool(os.environ.get(FIFO)) and os.environ.get("RANK", "") in ("", "0")

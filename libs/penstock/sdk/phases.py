@@ -1,6 +1,6 @@
-"""A training script tells its phase: `phase("launch")` while it loads, `phase("train")`, `phase("save")`.
+"""Phase reports of a training script: `phase("launch")` while it loads, `phase("train")`, `phase("save")`.
 
-Outside of Penstock, and whenever nobody listens, it does nothing. Source of the phases: Liquid §3 eq. 1.
+Outside of Penstock, and without a reader, it does nothing. Source of the phases: Liquid §3 eq. 1.
 """
 
 from typing import Literal
@@ -9,5 +9,5 @@ from penstock.sdk.lines import write_line
 
 
 def phase(name: Literal["launch", "train", "save"]) -> None:
-    """Says that this phase begins now. Costs one small write; never blocks and never fails."""
+    """Reports that this phase begins now. Costs one small write; never blocks and never fails."""
     write_line(name)

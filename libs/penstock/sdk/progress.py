@@ -1,8 +1,8 @@
-"""A training script tells how far it is: `progress(done, total, loss)`, once per iteration.
+"""Progress reports of a training script: `progress(done, total, loss)`, once per iteration.
 
 Most calls cost a comparison. A line is written at the first one, then whenever the distance from the first has grown
 by a tenth, half a second apart at least, at iteration `total`, and when the script ends. Ideal: every iteration is
-told; departure: a job of 10 million of them is told in 170 lines, and what lies between two is their mean.
+reported; departure: a job of 10 million of them writes 170 lines, and what lies between two is their mean.
 """
 
 import atexit
@@ -15,17 +15,17 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 from penstock.sdk.lines import leads, write_line
 
 GROWTH_TENTHS = 11  # a line when the iterations since the first one are 1.1 times those of the last line
-LEAST_S = 0.5  # between lines; a shorter window says little of the time of a step
+LEAST_S = 0.5  # between lines; a shorter window measures the time of a step badly
 MAX_DONE = 1 << 53
 MAX_LOSS = 1e100  # what an event takes; NaN, infinities and more are left out
 MAX_STEP_MS = 1e9
 Number = TypeVar("Number", int, float)
 UNFIT = (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError)
-"""What numbers that are none raise, tensors' included."""
+"""What values that are not numbers raise, tensors' included."""
 
 
 class Meter:
-    """Decides when a line is worth writing. `clock`: monotonic seconds; `write`: takes a line, says whether it got away."""
+    """Decides when to write a line. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, write: Callable[[str], bool] = write_line
@@ -33,10 +33,10 @@ class Meter:
         self._clock = clock
         self._write = write
         self._off = False
-        self._begun = 0  # iterations before the first one told
+        self._begun = 0  # iterations before the first one reported
         self._due = 0
-        self._told = 0
-        self._told_at = 0.0
+        self._reported = 0
+        self._reported_at = 0.0
         self._tried_at = -LEAST_S
         self._seen = 0
         self._total: Any = None
@@ -51,18 +51,18 @@ class Meter:
             if done < self._due and done != total:
                 return
             now = self._clock()
-            if done > self._told and (done == total or now - self._tried_at >= LEAST_S):
-                self._tell(int(done), total, loss, now)
+            if done > self._reported and (done == total or now - self._tried_at >= LEAST_S):
+                self._report(int(done), total, loss, now)
         except UNFIT:
             return
 
     def finish(self) -> None:
-        """The script ends: tells the last iteration, unless that was told."""
+        """The script ends: reports the last iteration, unless that was reported."""
         with suppress(*UNFIT):
-            if not self._off and self._seen > self._told:
-                self._tell(int(self._seen), self._total, None, self._clock())
+            if not self._off and self._seen > self._reported:
+                self._report(int(self._seen), self._total, None, self._clock())
 
-    def _tell(self, done: int, total: Any, loss: Any, now: float) -> None:
+    def _report(self, done: int, total: Any, loss: Any, now: float) -> None:
         self._tried_at = now
         if done > MAX_DONE or not leads():
             self._off = True
@@ -71,24 +71,24 @@ class Meter:
         planned = _number(total, int)
         if planned is not None and done <= planned <= MAX_DONE:
             line["total"] = planned
-        if self._told:
-            step_ms = 1_000 * (now - self._told_at) / (done - self._told)
+        if self._reported:
+            step_ms = 1_000 * (now - self._reported_at) / (done - self._reported)
             if 0 <= step_ms <= MAX_STEP_MS:
-                line |= {"steps": done - self._told, "step_ms": round(step_ms, 6)}
+                line |= {"steps": done - self._reported, "step_ms": round(step_ms, 6)}
         reached = _number(loss, float)
         if reached is not None and abs(reached) <= MAX_LOSS:
             line["loss"] = reached
         if not self._write(json.dumps({"steps": line}, separators=(",", ":"))):
             return
-        if not self._told:
+        if not self._reported:
             self._begun = done - 1
             atexit.register(self.finish)
-        self._told, self._told_at = done, now
+        self._reported, self._reported_at = done, now
         self._due = self._begun + (GROWTH_TENTHS * (done - self._begun) + 9) // 10
 
 
 def _number(value: Any, kind: type[Number]) -> Number | None:
-    """None for what is none."""
+    """None for a value that is not a number."""
     if value is None:
         return None
     try:
@@ -101,10 +101,10 @@ _METER = Meter()
 
 
 def progress(done: int, total: int | None = None, loss: SupportsFloat | SupportsIndex | None = None) -> None:
-    """Says that `done` iterations are over, of `total` if that is known. Call it after each one.
+    """Reports that `done` iterations are over, of `total` if that is known. Call it after each one.
 
-    `done` counts since the job began: a script that resumes goes on counting from its checkpoint. What is not more
-    than before is not told. `loss` may be whatever `float` takes; it is looked at only when a line is written, so
+    `done` counts since the job began: a script that resumes goes on counting from its checkpoint. A count that is not
+    higher than before is not reported. `loss` may be whatever `float` takes; it is looked at only when a line is written, so
     that a loss on a GPU is not waited for in every iteration.
 
     Costs less than a microsecond, and some ten where a line is written. Never blocks, never fails; does nothing outside of

@@ -1,4 +1,4 @@
-"""A training script tells what an iteration spends its time in: `iteration()` and `with stage("storage")`.
+"""Stage profile of a training script, where an iteration spends its time: `iteration()` and `with stage("storage")`.
 
     for batch in range(batches):
         iteration()
@@ -7,9 +7,9 @@
         with stage("gpu"):
             step(samples)
 
-Once 20 whole iterations are over, one line says how much of their time each stage had; another one only if that has
+Once 20 whole iterations are over, one line reports the share of time of each stage; another one only if that has
 changed. Source: Muri §5 (tens of iterations make a stable profile). Ideal: usage is sampled from counters, piece by
-piece; departure: the script marks it, so a stage is either used or not, and all pieces of a stage are told as their sum,
+piece; departure: the script marks it, so a stage is either used or not, and all pieces of a stage are reported as their sum,
 which is all that a profile is made of.
 """
 
@@ -69,7 +69,7 @@ _NO_MARK = _NoMark()
 
 
 class Recorder:
-    """Adds up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, says whether it got away."""
+    """Adds up the time of each stage. `clock`: monotonic seconds; `write`: takes a line, returns whether it was written."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, write: Callable[[str], bool] = write_line
@@ -85,7 +85,7 @@ class Recorder:
         self._since = 0.0
         self._sums = [0.0] * (IDLE + 1)
         self._count = -WARM_UP
-        self._told: list[float] | None = None
+        self._reported: list[float] | None = None
         self._lines = 0
         self._differed = False
 
@@ -132,17 +132,17 @@ class Recorder:
         self._since, self._now = now, index
 
     def _judge(self, sums_ms: list[float], count: int) -> None:
-        """Tells the first profile, then one that two windows in a row make another: a checkpoint is no change."""
+        """Reports the first profile, then one that two windows in a row make another: a checkpoint is no change."""
         if not any(sums_ms[:IDLE]) or sum(sums_ms) > MAX_WINDOW_MS:
             return
         profile = [part / count for part in sums_ms]
-        if self._told is not None:
-            apart = sum(abs(one - other) for one, other in zip(profile, self._told, strict=True))
-            before, self._differed = self._differed, apart > CHANGED * sum(self._told)
+        if self._reported is not None:
+            apart = sum(abs(one - other) for one, other in zip(profile, self._reported, strict=True))
+            before, self._differed = self._differed, apart > CHANGED * sum(self._reported)
             if not (before and self._differed):
                 return
         if self._write(_line(sums_ms, count)):
-            self._told, self._differed = profile, False
+            self._reported, self._differed = profile, False
             self._lines += 1
             if self._lines == MAX_LINES:
                 self._thread = None
@@ -174,6 +174,6 @@ def stage(name: StageName) -> Mark:
 
     Only marks of the thread that calls `iteration` count, so a loader in the background is the stage that the
     training waits for it in. GPUs work on after a call returns: wait for them (`loss.item()`) within the block.
-    An unknown name marks nothing. Costs about a microsecond, nearly nothing where nobody listens.
+    An unknown name marks nothing. Costs about a microsecond, nearly nothing without a reader.
     """
     return _RECORDER.stage(name)

@@ -8,7 +8,7 @@ their GPU counts, and their GPU time; no job by itself. One law has exactly thes
 * run times are log-normal around a median that grows with the count by a fixed power: three parameters for mean,
   median and GPU time.
 
-What the summary does not tell is assumed, and no result rests on it that the simulator is judged by: arrivals are
+What the summary does not hold is assumed, and no result that validates the simulator rests on it: arrivals are
 Poisson at the rate that asks for LOAD of the GPUs, owners are none, nodes have 8 GPUs, and what would run longer than
 MOST_S ends then. JOBS of them are sampled, not the month's hundreds of thousands: the rate stays.
 """

@@ -1,4 +1,4 @@
-"""Events in words: one line each, for `submit`, `events` and `watch`."""
+"""Text of ledger events for people, one line each, for `submit`, `events` and `watch`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -154,10 +154,10 @@ WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.proposal.answered": ("proposal", lambda d: f"{d['proposer']}: {d['verdict']} {d.get('reason', '')}"),
     }
 )  # fmt: skip
-"""Event type → (word, what else to say)."""
+"""Event type → (word, the sentence after it)."""
 
 QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer.cancelled"})
-"""The placer's own clockwork: shown by `events -o wide` only."""
+"""The placer's timers: shown by `events -o wide` only."""
 
 
 def _short(data: Data) -> str:
@@ -165,16 +165,16 @@ def _short(data: Data) -> str:
     return str(data["task_id"]).rpartition(".")[2]
 
 
-def tell(kind: str, data: Data) -> tuple[str, str]:
+def describe(kind: str, data: Data) -> tuple[str, str]:
     """(word, sentence) for an event; one of a newer kind is named by its type."""
     kind = kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind
     found = WORDS.get(kind)
     if found is None:
         return kind.removeprefix("penstock."), ""
-    word, say = found
+    word, sentence = found
     if kind == "penstock.job.ended":
         word = ENDINGS.get(str(data.get("outcome")), word)
     try:
-        return word, say(data).strip()
-    except (KeyError, TypeError, ValueError):  # an event of a newer version may lack what we know
+        return word, sentence(data).strip()
+    except (KeyError, TypeError, ValueError):  # an event of a newer version may lack a field
         return word, ""
