@@ -116,7 +116,7 @@ def test_without_a_word_the_estimate_answers_and_says_so() -> None:
         "estimated", "later", 60_000, None,
     )  # fmt: skip
     assert "about 1m 00s left" in shown(found)
-    assert "so this is the estimate's: 5 runs of the same job" in shown(found)
+    assert "so this is the estimate: 5 runs of the same job" in shown(found)
     late = remaining(standing(run_ms=120_000), None, 700_000)
     assert (late["due"], late["left_ms"]["middle"]) == ("overdue", 0)
     launching = remaining(standing("launching", 120_000, None), None, 700_000)

@@ -13,8 +13,9 @@ from rich.markup import escape
 
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.output import Format, console, dump, plain_table
+from penstock.cli.output import Format, dump
 from penstock.exits import Exit, Stop
+from penstock.screen import console, plain_table
 
 MIN_PYTHON = (3, 11)
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector

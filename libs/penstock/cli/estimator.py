@@ -7,9 +7,10 @@ import typer
 from rich.markup import escape
 
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.output import Format, console, dump, plain_table
+from penstock.cli.output import Format, dump
 from penstock.cli.tables import clock
 from penstock.exits import Exit, Stop
+from penstock.screen import console, plain_table
 
 PATIENCE_S = 600.0  # a check may fold the whole ledger
 

@@ -17,9 +17,10 @@ from rich.text import Text
 from penstock.cli import follow
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway
-from penstock.cli.output import Format, console, dump, duration, state
+from penstock.cli.output import Format, dump, duration, state
 from penstock.cli.tables import clock, now_ms
 from penstock.exits import Exit, Stop
+from penstock.screen import console
 
 Answer = Mapping[str, Any]
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from penstock.cli.client import Gateway
-from penstock.cli.output import console, remark
+from penstock.cli.output import remark
 from penstock.exits import Exit, Stop
+from penstock.screen import console
 
 
 def cell_events(client: Gateway, cell: str | None = None) -> Iterator[bytes]:

@@ -6,7 +6,8 @@ from typing import Any
 from rich.markup import escape
 
 from penstock.cli.event_text import reason_of
-from penstock.cli.output import console, duration, plain_table, state
+from penstock.cli.output import duration, state
+from penstock.screen import console, plain_table
 
 MAX_NODES_SHOWN = 4
 

@@ -6,7 +6,8 @@ from typing import Any
 from penstock import exits
 from penstock.cli.client import Gateway
 from penstock.cli.event_text import QUIET, describe
-from penstock.cli.output import console, duration
+from penstock.cli.output import duration
+from penstock.screen import console
 
 TAIL_LINES = 15  # of a failed job's output
 ENDED = "penstock.job.ended"

@@ -10,9 +10,10 @@ from rich.markup import escape
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.event_text import QUIET, describe, needs, reason_of
-from penstock.cli.output import Format, console, dump, duration, memory, plain_table, short_id, state
+from penstock.cli.output import Format, dump, duration, memory, short_id, state
 from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
 from penstock.exits import Exit, Stop
+from penstock.screen import console, plain_table
 
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
 AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
@@ -237,7 +238,7 @@ def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     if not waiting:
         console().print("No job waits.")
         return
-    table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"))
+    table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"), wrap=("WHY",))
     for number, row in enumerate(waiting, start=1):
         table.add_row(
             str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name", "")), state(row["status"]),

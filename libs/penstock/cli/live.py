@@ -21,9 +21,10 @@ from penstock.cli import follow
 from penstock.cli.client import Gateway, StreamEvent
 from penstock.cli.common import find_job, gateway, rows_of
 from penstock.cli.event_text import QUIET, describe
-from penstock.cli.output import console, short_id
+from penstock.cli.output import short_id
 from penstock.cli.tables import clock, jobs_table, nodes_table
 from penstock.exits import Stop
+from penstock.screen import console
 
 BURST_S = 0.2  # events of so long lead to one look: a gang's start is a dozen of them
 TICKS_PER_S = 2  # running times on the screen; nothing is asked of the gateway for them

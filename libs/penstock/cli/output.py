@@ -1,17 +1,15 @@
-"""What goes to the screen: one console for answers, one for remarks, and the formats of `-o`."""
+"""Formats of `-o`, and states, durations and sizes as text."""
 
 import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
-PIPED_WIDTH = 1_000  # nothing is cut that goes into a pipe or a file
+from penstock.screen import console
+
 SHORT_ID_CHARS = 12  # 55 bits of the gateway's ids: enough to name a job with, see `find_job`
 
 
@@ -20,13 +18,6 @@ class Format(StrEnum):
     WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
-
-
-def console(*, stderr: bool = False) -> Console:
-    """No colour when piped or with NO_COLOR; never narrower than a table needs when piped."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH
-    return Console(file=stream, highlight=False, soft_wrap=False, width=width, emoji=False)
 
 
 def remark(text: str) -> None:
@@ -41,19 +32,6 @@ def dump(data: Any, form: Format) -> None:
     else:
         sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
-
-
-def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A calm table: no lines, bold heads; columns named in `right` hold numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in right else "left",
-            overflow="fold",
-            no_wrap=name not in ("WHY", "COMMAND"),
-        )
-    return table
 
 
 STATE_STYLE: Mapping[str, str] = {

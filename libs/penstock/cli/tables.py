@@ -9,7 +9,8 @@ from rich.table import Table
 
 from penstock.cli.event_text import reason_of
 from penstock.cli.follow import phases_ms
-from penstock.cli.output import duration, memory, plain_table, short_id, state
+from penstock.cli.output import duration, memory, short_id, state
+from penstock.screen import plain_table
 
 Row = Mapping[str, Any]
 MAX_REASON_CHARS = 60

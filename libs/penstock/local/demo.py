@@ -9,7 +9,6 @@ import shutil
 import time
 from pathlib import Path
 
-from penstock.cli.output import console as make_console
 from penstock.errors import ConfigurationError
 from penstock.local.demo_drive import DemoFailed, drive
 from penstock.local.demo_jobs import checkout, demo_jobs
@@ -17,6 +16,7 @@ from penstock.local.demo_screen import Show, print_summary, save_picture
 from penstock.local.lock import folder_lock
 from penstock.local.options import DemoOptions
 from penstock.local.stack import running
+from penstock.screen import console as make_console
 
 DEADLINE_S = 110.0  # the demo must be over in 2 minutes, also when something hangs
 UNSCHEDULABLE_GRACE_MS = 3_000  # the default, 5 minutes, leaves time for a node to join

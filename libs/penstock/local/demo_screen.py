@@ -16,9 +16,10 @@ from rich.text import Text
 from penstock.cli.event_text import describe
 from penstock.cli.explain import in_short
 from penstock.cli.follow import phases_ms
-from penstock.cli.output import duration, plain_table
+from penstock.cli.output import duration
 from penstock.cli.tables import bar, nodes_of, now_ms, status_of
 from penstock.local.demo_jobs import DemoJob
+from penstock.screen import plain_table
 
 PICTURE_COLUMNS = 124  # wide enough for the reasons
 
@@ -136,7 +137,15 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
     """Where the time of each job went and why it went where it went; returns the differences."""
     out.print("\n[bold]Summary[/]\n")
     table = plain_table(
-        "JOB", "ENDED", "QUEUE", "LAUNCH", "RUN", "WHERE", "WHY", right=("QUEUE", "LAUNCH", "RUN")
+        "JOB",
+        "ENDED",
+        "QUEUE",
+        "LAUNCH",
+        "RUN",
+        "WHERE",
+        "WHY",
+        right=("QUEUE", "LAUNCH", "RUN"),
+        wrap=("WHY",),
     )
     for job_id in show.jobs:
         row = show.rows[job_id]

@@ -13,6 +13,7 @@ from rich.console import Console
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
+from penstock.screen import console, write_json
 from penstock.simulator import comparison
 from penstock.simulator.commands import reporting
 from penstock.simulator.commands.options import (
@@ -20,7 +21,6 @@ from penstock.simulator.commands.options import (
     SimulationOptions,
     bad_input_stops,
     collect_rarely,
-    errors_console,
     judge,
     report_skipped,
 )
@@ -28,7 +28,6 @@ from penstock.simulator.commands.output import (
     comparison_keys,
     print_comparison,
     stdout,
-    write_json,
 )
 from penstock.simulator.commands.progress import Bar, bar
 from penstock.simulator.commands.reporting import ReportOptions
@@ -70,7 +69,7 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     Exit codes: 0 done; 1 a run broke off; 2 bad command line or trace; 130 stopped by Ctrl-C, with what was finished.
     """
     collect_rarely()
-    errors = errors_console()
+    errors = console(stderr=True, soft_wrap=True)
     profiles = _profiles(asked)
     given = judge(asked)
     for profile in profiles:

@@ -13,7 +13,8 @@ from penstock.exits import BadCommand
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.runtime.csv_import import BadFile, Problem
 from penstock.runtime.json_lines import json_lines
-from penstock.simulator.commands.options import bad_input_stops, errors_console
+from penstock.screen import console
+from penstock.simulator.commands.options import bad_input_stops
 from penstock.simulator.traces.history import History, Left, PastJob, node_rows
 from penstock.simulator.traces.writing import trace_lines, write_lines
 
@@ -64,7 +65,7 @@ def export(
     Each job with what it asked for and how long it ran, measured by the ledger's clock. Jobs that never ran are
     left out and counted; those that still run stand there with the time so far.
     """
-    errors = errors_console()
+    errors = console(stderr=True, soft_wrap=True)
     for name, text in (("--from", since), ("--until", until)):
         _moment_ms(text, 0, name)
     history = History()

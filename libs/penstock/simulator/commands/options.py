@@ -59,11 +59,6 @@ def collect_rarely() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def errors_console() -> Console:
-    """For everything beside the result: on stderr, lines as long as they are."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
 def seconds(text: str) -> float:
     """≥ 0, from `60s`, `5m`, `1h30m` or plain seconds. Raises `BadParameter` with the remedy."""
     with suppress(ValueError):

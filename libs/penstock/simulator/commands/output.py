@@ -1,13 +1,12 @@
-"""Results on stdout: a table for people, JSON with fixed keys for programs."""
+"""Figures of runs and comparisons: tables for people, JSON with fixed keys for programs."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from math import isclose
 
-import orjson
 from rich.console import Console
 from rich.table import Table
 
+from penstock.screen import console, plain_table
 from penstock.simulator.comparison import COUNTED, Standing, best_of
 from penstock.simulator.report.metrics import METRICS, says_something, shown, spread
 from penstock.simulator.runs import Result
@@ -18,15 +17,9 @@ WIDE = 240  # columns
 NAME_COLUMNS, PROFILE_COLUMNS = 22, 16
 
 
-def write_json(value: object) -> None:
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.buffer.flush()
-
-
 def stdout() -> Console:
-    """Where nobody watches, tables are as wide as they are."""
-    found = Console(highlight=False, soft_wrap=True)
-    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=WIDE)
+    """Tables are as wide as they are, up to WIDE columns when piped."""
+    return console(soft_wrap=True, piped_width=WIDE)
 
 
 def run_keys(result: Result, skipped: int) -> Mapping[str, object]:
@@ -42,9 +35,7 @@ def run_keys(result: Result, skipped: int) -> Mapping[str, object]:
 
 def figures_table(keys: Mapping[str, object]) -> Table:
     """One run: name, value, meaning."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("figure", no_wrap=True)
-    table.add_column("value", no_wrap=True, justify="right")
+    table = plain_table("figure", "value", right=("value",))
     table.add_column("", style="dim", overflow="fold")
     finished = bool(keys["finished_jobs"])
     for name, value in keys.items():
@@ -100,8 +91,7 @@ def print_comparison(standings: Sequence[Standing], out: Console) -> None:
 
 def _means_table(standings: Sequence[Standing], shown_here: Sequence[Standing]) -> Table:
     """A row per figure, a column per profile. Best is judged among all."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("figure", no_wrap=True)
+    table = plain_table("figure")
     for one in shown_here:
         runs = (
             "deterministic: 1 run"
@@ -137,8 +127,7 @@ def _marked(mean: Mean, best: Mean | None, name: str) -> str:
 
 def _differences_table(first: str, others: Sequence[Standing]) -> Table:
     """What changes against the first profile."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column(f"against {first}", no_wrap=True)
+    table = plain_table(f"against {first}")
     for one in others:
         table.add_column(one.profile, no_wrap=True, justify="right")
     for name in _shown_figures(others):

@@ -13,10 +13,11 @@ from penstock.exits import BadCommand, Exit
 from penstock.ledger.record import GENESIS, read_valid
 from penstock.model.errors import EventError
 from penstock.runtime.csv_import import BadFile, Problem
+from penstock.screen import console, write_json
 from penstock.simulator.commands import reporting
 from penstock.simulator.commands.export import CELL, Streamed, ledger_lines
-from penstock.simulator.commands.options import Output, bad_input_stops, errors_console
-from penstock.simulator.commands.output import figures_table, stdout, write_json
+from penstock.simulator.commands.options import Output, bad_input_stops
+from penstock.simulator.commands.output import figures_table, stdout
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.report.build import Background, ledger_report
 from penstock.simulator.report.figures import figures_of
@@ -52,7 +53,7 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
 
     Everything comes from the ledger, so it must be there from its first record on.
     """
-    errors, session = errors_console(), ctx.find_root().obj
+    errors, session = console(stderr=True, soft_wrap=True), ctx.find_root().obj
     reporting.judge_report(asked)
     name = asked.ledger.name if asked.ledger is not None else "the cell"
     if asked.ledger is not None:

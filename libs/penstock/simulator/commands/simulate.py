@@ -11,17 +11,17 @@ from rich.console import Console
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
+from penstock.screen import console, write_json
 from penstock.simulator.commands import reporting
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
     bad_input_stops,
     collect_rarely,
-    errors_console,
     judge,
     report_skipped,
 )
-from penstock.simulator.commands.output import figures_table, run_keys, stdout, write_json
+from penstock.simulator.commands.output import figures_table, run_keys, stdout
 from penstock.simulator.commands.progress import bar
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.comparison import compare
@@ -50,7 +50,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     trace; 130 stopped by Ctrl-C, with the figures so far.
     """
     collect_rarely()
-    errors = errors_console()
+    errors = console(stderr=True, soft_wrap=True)
     given = judge(asked)
     given.settings(asked.profile, asked.seed)
     reporting.judge_report(asked)

@@ -1,7 +1,6 @@
 """`penstock traces ls|describe|convert`: which traces there are, what they are like, and as our own CSV."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -13,16 +12,15 @@ from rich.table import Table
 
 from penstock.exits import BadCommand, Exit
 from penstock.runtime.csv_import import BadFile, Problem, header_of, text_of
+from penstock.screen import PIPED_WIDTH, console, plain_table, write_json
 from penstock.simulator.commands.options import (
     Output,
     Seed,
     SkipBad,
     TraceName,
     bad_input_stops,
-    errors_console,
     report_skipped,
 )
-from penstock.simulator.commands.output import write_json
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
 from penstock.simulator.traces import description
@@ -54,13 +52,6 @@ MAX_NAMED = 8  # models and owners in the table; JSON has all
 BAR_CHARS = 24
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 NAME_CHARS = 48  # of a trace, on a screen; the start of a name is enough to name it
-PIPED_CHARS = 1_000  # nothing is cut that goes into a pipe or a file
-SPACE = (0, 2, 0, 0)
-
-
-def _screen() -> Console:
-    piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return Console(highlight=False, width=PIPED_CHARS if piped else None)
 
 
 # --------------------------------------------------------------------------------------------------- ls
@@ -83,7 +74,7 @@ def ls(ctx: typer.Context, output: Output = "table") -> int:
     if output == "json":
         write_json(_ls_keys(root, listed))
     else:
-        _show_ls(_screen(), root, listed)
+        _show_ls(console(), root, listed)
     return Exit.PROBLEM if any(one.found is None for one in listed) else Exit.OK
 
 
@@ -136,8 +127,8 @@ def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> No
     if root is None:
         screen.print(f"No data sets: there is no folder {_data_from()}", markup=False)
     else:
-        table = Table(box=None, pad_edge=False, padding=SPACE)
-        most = NAME_CHARS if screen.width < PIPED_CHARS else None
+        table = plain_table()
+        most = NAME_CHARS if screen.width < PIPED_WIDTH else None
         table.add_column("trace", no_wrap=True, overflow="ellipsis", max_width=most)
         table.add_column("format", no_wrap=True)
         for column in ("jobs", "GPUs", "arrive over", "GPU hours"):
@@ -178,7 +169,7 @@ def _open(name: str, seed: int, *, skip_bad: bool) -> Trace:
     if generator is not None:
         return generate(name, generator, seed)
     trace = read_trace(locate(name), skip_bad=skip_bad)
-    report_skipped(trace, errors_console())
+    report_skipped(trace, console(stderr=True, soft_wrap=True))
     return trace
 
 
@@ -217,14 +208,15 @@ def describe(
         keys["load"] = None if load is None else {"cluster": cluster, **load._asdict()}
         write_json(keys)
         return
-    screen = _screen()
+    screen = console()
     screen.print(_overview(f"{trace} (format {opened.format})", opened, found, cluster, load))
     screen.print()
     screen.print(_sizes(found))
 
 
 def _overview(title: str, trace: Trace, found: Description, cluster: str | None, load: Load | None) -> Table:
-    facts = Table(box=None, pad_edge=False, show_header=False, padding=SPACE)
+    facts = plain_table()
+    facts.show_header = False
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
     facts.add_row("trace", escape(title))
@@ -252,9 +244,7 @@ def _overview(title: str, trace: Trace, found: Description, cluster: str | None,
 
 
 def _sizes(found: Description) -> Table:
-    table = Table(box=None, pad_edge=False, padding=SPACE)
-    for column in ("GPUs", "jobs", ""):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = plain_table("GPUs", "jobs", "", right=("GPUs", "jobs", ""))
     table.add_column("", no_wrap=True, min_width=BAR_CHARS)
     table.add_column("GPU hours", justify="right", no_wrap=True)
     most = max(size.jobs for size in found.sizes)
@@ -297,13 +287,12 @@ def _summarise(name: str, output: str) -> None:
     if output == "json":
         write_json({"trace": name, "format": "summary", "clusters": clusters})
         return
-    table = Table(box=None, pad_edge=False, padding=SPACE)
-    table.add_column("", style="bold", no_wrap=True)
-    for cluster in clusters:
-        table.add_column(escape(cluster[columns[0]]), justify="right", no_wrap=True)
+    heads = [escape(cluster[columns[0]]) for cluster in clusters]
+    table = plain_table("", *heads, right=heads)
+    table.columns[0].style = "bold"
     for column in columns[1:]:
         table.add_row(column, *(escape(cluster.get(column, "")) or "–" for cluster in clusters))
-    screen = _screen()
+    screen = console()
     screen.print(table)
     names = [one for one in of_summaries() if one.startswith(f"{name}/")]
     sampled = f"; jobs are sampled with these sums as {', '.join(names)}" if names else ""
@@ -334,7 +323,9 @@ def convert(
     staged = sum(1 for job in opened.jobs if job.stages is not None)
     lost = [*opened.left_out, *([f"the stage times of {staged:,} jobs"] if staged else [])]
     left_out = f"; left out: {', '.join(lost)}" if lost else "; nothing left out"
-    errors_console().print(f"penstock: {len(opened.jobs):,} jobs written{left_out}", markup=False)
+    console(stderr=True, soft_wrap=True).print(
+        f"penstock: {len(opened.jobs):,} jobs written{left_out}", markup=False
+    )
 
 
 convert.__doc__ = f"""Write a trace as our own CSV, and list the columns that have no place there.
