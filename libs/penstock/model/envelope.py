@@ -92,8 +92,8 @@ def to_wire(envelope: Envelope) -> tuple[Headers, bytes]:
 def from_wire(wire_headers: Headers, value: bytes, topic: str | None = None) -> Envelope:
     """Reads one record. Raises an `EventError` whose `reason` a dead letter can carry.
 
-    With `topic`, an event that belongs to another topic is `Undecodable`: a door must not be used to
-    slip facts past their owner.
+    With `topic`, an event that belongs to another topic is `Undecodable`: it must not
+    bypass its owner.
     """
     found: dict[str, str] = {}
     try:

@@ -21,7 +21,7 @@ class Event(Value, frozen=True, gc=False):
     VERSION: ClassVar[int] = 1
     TOPIC: ClassVar[Topic | None] = None
     MAX_BYTES: ClassVar[int] = MAX_EVENT_BYTES
-    """Of the JSON value at every door."""
+    """Of the JSON value on every topic."""
 
     def subject(self) -> str:
         """What the event is about (CloudEvents `subject`): the first identifier field."""

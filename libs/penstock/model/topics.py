@@ -24,7 +24,7 @@ NODE_PARTITIONS = 16
 """Partitions of orders and telemetry, keyed by node. More nodes than partitions share one and skip."""
 
 MAX_EVENT_BYTES = 65_536
-"""Of an event's JSON value at every door; larger ones are dead-lettered."""
+"""Of an event's JSON value on every topic; larger ones are dead-lettered."""
 
 
 def node_partition(node_id: str) -> int:

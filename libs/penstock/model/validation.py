@@ -2,7 +2,7 @@
 
 Decoding with msgspec is fast and stops at the first mistake. People and programs want all of them, each with
 its field, and numbers in texts read as numbers. So each struct has a form: a pydantic model with the same
-fields, constraints and rules, made when it is first needed. It refuses unknown fields unless told otherwise,
+fields, constraints and rules, made when it is first needed. It refuses unknown fields unless asked otherwise,
 and its result is the struct.
 """
 

@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 class Chance:
-    """Seeded chance: a generator per input event, from (run seed, event id); equal in every replay."""
+    """Seeded random numbers: one generator per input event, from (run seed, event id); equal in every replay."""
 
     def __init__(self, seed: int, event_id: str) -> None:
         self._seed = seed
@@ -38,7 +38,7 @@ class Chance:
 
     @property
     def generator(self) -> np.random.Generator:
-        """Made at first use: most policies never draw."""
+        """Made at first use: most policies use no random numbers."""
         if self._generator is None:
             entropy = (self._seed, *self._event_id.encode())
             self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
@@ -46,7 +46,7 @@ class Chance:
 
     @property
     def drawn(self) -> bool:
-        """Whether somebody has drawn: if never, the run's seed is no matter."""
+        """Whether the generator was used: if not, the run does not depend on its seed."""
         return self._generator is not None
 
 
@@ -70,7 +70,7 @@ class Preemptive(Policy, Protocol):
     def victims(self, state: CellState, job: JobState) -> tuple[str, ...]:
         """Ids of LAUNCHING or RUNNING jobs to stop so that `job` fits once they have ended; () to let it wait.
 
-        Called again on every occasion until `job` is placed: what is STOPPING already counts as room to come.
+        Called again on every occasion until `job` is placed: what is STOPPING already counts as capacity to come.
         A victim queues again at its old place, so it must come after `job` in the queue's order.
         """
         ...
@@ -112,7 +112,7 @@ class Replanning(Policy, Protocol):
         ...
 
     def ranking(self, state: CellState) -> Sequence[str]:
-        """Ids of all jobs that may run, first claim first, whether there is room for them or not; for `why`."""
+        """Ids of all jobs that may run, first claim first, whether they fit or not; for `why`."""
         ...
 
 

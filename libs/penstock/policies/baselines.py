@@ -1,7 +1,7 @@
 """Baselines: `fifo` and `fifo-strict` (first fit), `random`, and `even`.
 
-Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit is the textbook rule. The order of the queue is the placer's affair (FIFO with a bounded window): here only
-nodes are chosen.
+Sources: random and even are immediate-mode baselines of Liquid §7.4; first fit is the textbook rule. The placer
+orders the queue (FIFO with a bounded window); here only nodes are chosen.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class FirstFit:
         return self._name
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """The lowest ordinals; chance is not used."""
+        """The lowest ordinals; no random choice."""
         return place_greedily(self._name, state, job, self._rank)
 
     @staticmethod
@@ -49,7 +49,7 @@ class MostFree:
         return self._name
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """Looks at classes of equal load, not at nodes; chance is not used."""
+        """Looks at classes of equal load, not at nodes; no random choice."""
         return place_greedily(self._name, state, job, self._rank)
 
     @staticmethod
@@ -113,7 +113,7 @@ class Even:
         return "even"
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """Looks at classes of equal load, not at nodes; chance is not used."""
+        """Looks at classes of equal load, not at nodes; no random choice."""
         return place_greedily(self.name, state, job, self._rank)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 Judged by node shapes, of which a cell has few, so that the cost does not grow with the number of nodes. Gone
 nodes do not count; silent nodes and faulted GPUs do, for both may come back. A false alarm would end a job
-that could have run, so *never* is said only when it is certain: for gangs of equal tasks the test is exact,
+that could have run, so the answer is *never* only when it is certain: for gangs of equal tasks the test is exact,
 with parameter servers it is a necessary condition only.
 """
 
@@ -37,14 +37,14 @@ def shortfall(index: NodeIndex, demand: Demand) -> Shortfall | None:
     if demand.parameter_servers:
         roles.append(("parameter server", demand.parameter_server, demand.parameter_servers))
     for role, need, wanted in roles:
-        room = _room(index, need, wanted, demand.gpu_models)
-        if room < wanted:
+        fits = _capacity(index, need, wanted, demand.gpu_models)
+        if fits < wanted:
             shapes = _alive(index)
             if not shapes:
                 return None
             return _one_task(shapes, role, need, demand.gpu_models) or Shortfall(
                 Reason.NEVER_FITS_GANG,
-                f"{wanted} {role}s must run at once; the empty cell has room for {room}",
+                f"{wanted} {role}s must run at once; the empty cell has room for {fits}",
             )
     return _together(_alive(index), demand) if demand.parameter_servers else None
 
@@ -54,19 +54,19 @@ def _alive(index: NodeIndex) -> Shapes:
     return [(shape, count) for shape, count in counted if count]
 
 
-def _room(index: NodeIndex, need: ResourceVector, wanted: int, gpu_models: tuple[str, ...]) -> int:
+def _capacity(index: NodeIndex, need: ResourceVector, wanted: int, gpu_models: tuple[str, ...]) -> int:
     """How many tasks of one role the empty cell holds, if the other role did not exist; counts up to `wanted`.
 
     Exact: equal tasks never block each other.
     """
-    room = 0
+    fits = 0
     for shape, nodes in index.shape.items():
         each = slots(shape, need, gpu_models, wanted)
         if each:
-            room += each * (nodes & ~index.gone).bit_count()
-            if room >= wanted:
+            fits += each * (nodes & ~index.gone).bit_count()
+            if fits >= wanted:
                 break
-    return room
+    return fits
 
 
 def suits(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...]) -> bool:

@@ -38,7 +38,7 @@ class DominantResourceFairness:
         return "drf"
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """The lowest ordinals; chance is not used."""
+        """The lowest ordinals; no random choice."""
         return self._where.place(state, job, chance)
 
     def order(self, state: CellState) -> Iterator[str]:

@@ -98,7 +98,7 @@ class BuddyCells:
         return "hived"
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """Looks at every open node; chance is not used."""
+        """Looks at every open node; no random choice."""
         search = _Search(state, job.demand.workers)
         plan = place_greedily(self.name, state, job, search.rank)
         return None if plan is None else search.gpus.named(plan, job)

@@ -257,6 +257,6 @@ class Liquid:
         return self._weight * cost + (1 - self._weight) * (fitness / FITNESS_UNITS)
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """See the module's docstring; chance is not used."""
+        """See the module's docstring; no random choice."""
         search = _Search(self, Network(state.index, self._pair_cost))
         return place_greedily(self._name, state, job, search.rank, distinct_nodes=self._distinct_nodes)

@@ -1,6 +1,6 @@
 """What is free on each node, GPU by GPU, as arrays: for policies that score every open node.
 
-A row says of one node what its scores may depend on. The table keeps the rows of a whole cell and makes anew
+A row holds what the scores of one node may depend on. The table holds the rows of a whole cell and makes anew
 only those of nodes that have changed since it was last asked; it holds nothing that is not in the state.
 """
 

@@ -66,7 +66,7 @@ class ScoredFit:
         return self._name
 
     def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
-        """Chance is not used."""
+        """No random choice."""
         demand = job.demand
         if not state.index.candidates(demand.worker, demand.gpu_models):
             return None  # most often so, while jobs wait; found without looking at nodes

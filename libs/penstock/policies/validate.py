@@ -141,7 +141,7 @@ def _take(
     gpu_models: tuple[str, ...],
     left: dict[str, _Left],
 ) -> str:
-    """Takes the task's resources off the overlay; says what is lacking, if anything is."""
+    """Takes the task's resources off the overlay; returns what is lacking, if anything is."""
     node = state.nodes.get(place.node_id)
     if node is None:
         return "no such node"
@@ -178,7 +178,7 @@ def _take(
 
 
 def _take_share(node: NodeState, place: TaskPlacement, need: ResourceVector, here: _Left) -> str:
-    """Takes the share off the GPU that the place names; says what is lacking, if anything is."""
+    """Takes the share off the GPU that the place names; returns what is lacking, if anything is."""
     [gpu] = place.gpus
     if gpu in here.shared and not node.faulted_gpu_mask >> gpu & 1:
         left = here.shared[gpu]
