@@ -7,18 +7,22 @@ from tests.faults.laboratory.patching import MUTANTS, replace
 
 ENOUGH = 0.95  # of the mutants
 PROMISED = 50
-SHARE = 3  # one of so many in the CI run, without the two that take the longest; `make faults` tries all
+SHARE = 3  # every third, by name from the first, in the CI run; `make faults` tries all
 
 
 @pytest.mark.timeout(400)
 def test_nearly_every_bug_is_noticed(scale: int) -> None:
-    """Somebody simplifies a line that looked superfluous, and all other tests still pass."""
-    names = list(MUTANTS)[2::SHARE] if scale == 1 else list(MUTANTS)
+    """Somebody simplifies a line that looked superfluous, and all other tests still pass.
+
+    The CI run chooses by name alone, not by how a mutant fares, and all of its share must be noticed.
+    """
+    names = sorted(MUTANTS)[::SHARE] if scale == 1 else list(MUTANTS)
     found = hunt_all(names, MUTANT_SEEDS, lambda hunt: None)
     for hunt in found:
         print(f"{hunt.name:60} {hunt.rule or 'SURVIVED':10} seed {hunt.seed}")
     survivors = [hunt.name for hunt in found if not hunt.rule]
-    assert len(survivors) <= (1 - ENOUGH) * len(found), survivors
+    allowed = 0 if scale == 1 else (1 - ENOUGH) * len(found)
+    assert len(survivors) <= allowed, survivors
 
 
 def test_there_are_as_many_mutants_as_were_promised() -> None:

@@ -166,7 +166,9 @@ class Laboratory:
 
     def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
         judge = self.judge
-        machine = Machine(self.world, spec, clock, judge.programs, judge.starts, judge.signalled)
+        machine = Machine(
+            self.world, spec, clock, judge.programs, judge.starts, judge.signalled, judge.unstopped
+        )
         nowhere = Path("nowhere")
         options = NodeOptions(spec.node_id, nowhere, nowhere, drain=drain, drain_grace_ms=5_000)
 
@@ -268,7 +270,7 @@ class Laboratory:
         world.calm = True
         world.trace("calm")
         for node_id, node in self.nodes.items():
-            node.machine.disk.full = node.machine.disk.sync_fails = False
+            node.machine.disk.full = node.machine.disk.sync_fails = node.machine.slow_start = False
             node.power_on()
             if node_id in self.nemesis.suspected:
                 node.reporter.kill("restarted by its operator")

@@ -55,6 +55,14 @@ class Disk:
         query = "SELECT count(*) FROM tasks WHERE task_id = ? AND token >= ?"
         return bool(self.versions) and _ask(self.versions[0], query, task_id, token) > 0
 
+    def has_stop(self, task_id: str, token: int) -> bool:
+        """Whether this task is to be stopped."""
+        query = (
+            "SELECT count(*) FROM tasks WHERE task_id = ? AND token = ?"
+            " AND json_extract(row, '$.stop_grace_ms') IS NOT NULL"
+        )
+        return bool(self.versions) and _ask(self.versions[-1], query, task_id, token) > 0
+
     @property
     def idle(self) -> bool:
         """Neither an unsent event nor a waiting or living task in the journal."""

@@ -8,7 +8,7 @@ Rules: `law2` (each input exactly one record), `time` (the ledger's time never g
 there and sound, whole gangs, when nothing of the job lives), `proof` (nothing is freed while it lives), `freeze` (no mass
 eviction), `outcome` (each job ends once, and rightly), `estimate` (one per job), `order` (orders and processes follow from
 valid records alone), `gpu` (a GPU is not overcommitted), `attempt` (one attempt of a job at a time, no task twice),
-`token` (tokens on a GPU never go back), `durable` (a task's token is on the disk before it starts), `signal` (nobody is stopped unasked), `report` (a node reports only what
+`token` (tokens on a GPU never go back), `durable` (a task's token is on the disk before it starts), `signal` (nobody is stopped unasked), `stop` (who is to be stopped gets a signal), `report` (a node reports only what
 happened), `letter` (dead letters match records), `check`, `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
 
@@ -317,6 +317,11 @@ class Judge:
         """A signal goes only to what was ordered to stop, or is drained."""
         if (machine.node_id, task_id) not in self.may_stop:
             raise Violation("signal", f"{machine.node_id} signals {task_id}, which nobody stopped")
+
+    def unstopped(self, machine: Machine, process: TaskProcess) -> None:
+        """What is to be stopped gets a signal."""
+        what = "came to its own end, and its stop was in the journal"
+        raise Violation("stop", f"{machine.node_id}: {process.key} {what}")
 
     def drained(self, machine: Machine) -> None:
         """Everything on a machine is about to be stopped."""

@@ -35,6 +35,8 @@ from tests.support.virtual_time import EPOCH_MS
 RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
 LONGEST_LAUNCH_S = 2.0
+LONGEST_SLOW_LAUNCH_S = 45.0  # beyond the cell's time-out for launches
+WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
 LOCK_PAUSE_S = 0.02
 STREAM_BYTES = 65_536
 RSS_KIB = 200 * 1_024
@@ -70,6 +72,8 @@ class TaskProcess:
     started_ms: int
     gpus: tuple[str, ...]
     """UUIDs."""
+    signalled: bool = False
+    """Its shim was asked to send a signal."""
     terminated: bool = False
     shim_alive: bool = True
     immortal_until_s: float = 0.0
@@ -81,7 +85,8 @@ class TaskProcess:
 
 
 class Machine:
-    """One node's hardware. `starting` is called before each program starts, `signalled` before each signal to a task."""
+    """One node's hardware. Callbacks: `starting` before each program starts, `signalled` before each signal to a task,
+    `unstopped` when a program ends by itself that its reporter should have stopped."""
 
     def __init__(
         self,
@@ -91,6 +96,7 @@ class Machine:
         programs: dict[str, Program],
         starting: Callable[["Machine", TaskProcess], None],
         signalled: Callable[["Machine", str], None],
+        unstopped: Callable[["Machine", TaskProcess], None],
     ) -> None:
         self.world = world
         self.spec = spec
@@ -109,6 +115,8 @@ class Machine:
         self._programs = programs
         self._starting = starting
         self.signalled = signalled
+        self._unstopped = unstopped
+        self.slow_start = False
         self.gpu_fault: Callable[[GpuFaulted], None] | None = None
         """Reports a fault to the reporter that runs."""
         self._pids = 100
@@ -164,6 +172,8 @@ class Machine:
         if self.processes.get(process.key) is not process or process.terminated:
             return
         order = process.order
+        if self._should_be_stopped(process):
+            self._unstopped(self, process)
         program = self._programs[order.job_id]
         if order.place.rank == 0 and program.fails_now(order.token):
             program.own_failures[order.token] = None
@@ -175,11 +185,19 @@ class Machine:
         program.good.setdefault(order.token, {})[order.place.rank] = None
         self._exit(process, code=0)
 
+    def _should_be_stopped(self, process: TaskProcess) -> bool:
+        """Whether a reporter that has watched it for long, on a sound disk, wrote down its stop and sent no signal."""
+        if process.signalled or not process.shim_alive or self.disk.full or self.disk.sync_fails:
+            return False
+        watched_s = 0.0 if self.launcher is None else self.launcher.watched_s(process.key)
+        return watched_s >= WATCHED_S and self.disk.has_stop(*process.key)
+
     def signal(self, key: Key, number: signal.Signals) -> None:
         """By the shim, if it lives."""
         process = self.processes.get(key)
         if process is None or not process.shim_alive:
             return
+        process.signalled = True
         job = self._programs[process.order.job_id].job
         if number is signal.SIGKILL:
             left_s = max(0.0, process.immortal_until_s - self.world.now_s)
@@ -320,15 +338,26 @@ class SimulatedLauncher:
         self._process = process
         self._callbacks = callbacks
         self._launching: dict[Key, StartTask] = {}
-        self._attached: dict[Key, None] = {}
+        self._attached: dict[Key, float] = {}
+        """Since when, in seconds."""
         machine.launcher = self
 
     def spawn(self, order: StartTask) -> None:
         self._process.step("before it asks its launcher")
         key = (order.task_id, order.token)
         self._launching[key] = order
-        after_s = self._machine.world.within(0.01, LONGEST_LAUNCH_S)
+        longest_s = LONGEST_SLOW_LAUNCH_S if self._machine.slow_start else LONGEST_LAUNCH_S
+        after_s = self._machine.world.within(0.01, longest_s)
         self._machine.world.at(after_s, lambda: self._launched(key))
+
+    def launching(self) -> list[str]:
+        """Jobs of which a task is about to start."""
+        return [order.job_id for order in self._launching.values()]
+
+    def watched_s(self, key: Key) -> float:
+        """For so long it has had this task's shim; 0 if it has not."""
+        now_s = self._machine.world.now_s
+        return now_s - self._attached.get(key, now_s)
 
     def _launched(self, key: Key) -> None:
         order = self._launching.pop(key, None)
@@ -337,10 +366,10 @@ class SimulatedLauncher:
         self._machine.launch(order)
         started = self._machine.started.get(key)
         if started is not None:
-            self._attached[key] = None
+            self._attached[key] = self._machine.world.now_s
             self._call(lambda: self._callbacks.started(key, started.pid, started.started_ms))
         if key not in self._machine.processes:
-            self._attached[key] = None
+            self._attached[key] = self._machine.world.now_s
             self.gone(key)
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
@@ -351,7 +380,7 @@ class SimulatedLauncher:
             or (shim, shim_start) != (process.shim, self._machine.boots)
         ):
             return False
-        self._attached[key] = None
+        self._attached[key] = self._machine.world.now_s
         return True
 
     def signal(self, key: Key, number: signal.Signals) -> None:
@@ -363,7 +392,7 @@ class SimulatedLauncher:
 
     def gone(self, key: Key) -> None:
         """A shim has ended."""
-        if self._attached.pop(key, "") is None:
+        if self._attached.pop(key, None) is not None:
             self._call(lambda: self._callbacks.gone(key))
 
     def die(self) -> None:

@@ -39,6 +39,8 @@ PLACER_STEPS = ("read inputs", "append ledger", "read ledger", "append orders")
 JOINED = f"{NodeJoined.TYPE}.v{NodeJoined.VERSION}".encode()
 WATCH = "watch"
 """Who reports about machines from outside: a cloud, an operator."""
+STUCK_S = (20.0, 60.0)
+POLL_S = 0.25
 
 
 class Nemesis:
@@ -280,6 +282,19 @@ class Nemesis:
         if launcher is not None:
             launcher.die()
 
+    def slow_start(self) -> None:
+        """A machine takes long to start programs, as with a cold cache or a busy file server; users lose patience."""
+        machine = self._node().machine
+        machine.slow_start = True
+        self._world.at(self._world.within(10, 90), lambda: setattr(machine, "slow_start", False))
+        if self._world.rng.random() < 0.5:
+            until_s = self._world.now_s + self._world.within(*STUCK_S)
+
+            def launching() -> list[str]:
+                return list(machine.launcher.launching()) if machine.launcher is not None else []
+
+            self._once(lambda: bool(launching()), lambda: self._lab.cancel(launching()[0]), until_s)
+
     def drain(self) -> None:
         """A machine is taken out of service in good order, and comes back."""
         node = self._node()
@@ -359,30 +374,68 @@ class Nemesis:
 
     def sleeper(self) -> None:
         """A dispatcher fell asleep between reading a placement back and sending its orders; now it sends them."""
-        judge, lab = self._lab.judge, self._lab
+        judge = self._lab.judge
         latest = list(judge.placed)[-LATEST:]
         unsent = [key for key in judge.placed if key not in judge.ordered]
         overtaken = [key for key in unsent if (judge.placed[key].place["node_id"], key[1]) in judge.may_stop]
         placed = overtaken[-LATEST:] or unsent[-LATEST:] or latest
         for _ in range(3):
             if placed:
-                key = placed[int(self._world.rng.integers(len(placed)))]
-                own = judge.placed[key]
-                order = StartTask(
-                    token=key[0],
-                    node_id=own.place["node_id"],
-                    task_id=key[1],
-                    job_id=own.job_id,
-                    attempt=int(key[1].rsplit(".", 2)[1]),
-                    boot_id=own.boot_id,
-                    incarnation=own.incarnation,
-                    command=("train",),
-                    place=msgspec.convert(own.place, TaskPlacement),
-                    peers=(),
-                    rendezvous_port=29_500,
-                    grace_ms=1_000,
-                )
-                lab.send(message(order, f"order-{key}", "/penstock/placer"))
+                self._send_start(placed[int(self._world.rng.integers(len(placed)))])
+
+    def overtake(self) -> None:
+        """Orders are stuck while a job that was just placed is cancelled; the next placer's stop overtakes the start."""
+        serving, judge, lab = self._lab.serving(), self._lab.judge, self._lab
+        if serving is None or serving.process is None:
+            return
+        until_s = self._world.now_s + self._world.within(*STUCK_S)
+        serving.process.sleep(until_s, "append orders")
+
+        def unsent() -> list[tuple[int, str]]:
+            jobs = judge.book.jobs
+            return [
+                key
+                for key, own in judge.placed.items()
+                if key not in judge.ordered and own.job_id in jobs and jobs[own.job_id].token == key[0]
+            ]
+
+        def cancel() -> None:
+            key = unsent()[-1]
+            own = judge.placed[key]
+            node_id, job = own.place["node_id"], judge.book.jobs[own.job_id]
+            lab.cancel(own.job_id)
+            self._once(lambda: job.stop_reason is not None, self.rival, until_s)
+            self._once(lambda: (node_id, key[1]) in judge.may_stop, lambda: self._send_start(key), until_s)
+
+        self._once(lambda: bool(unsent()), cancel, until_s)
+
+    def _once(self, holds: Callable[[], bool], act: Callable[[], object], until_s: float) -> None:
+        """Acts as soon as this holds; not in the calm phase, and not later than that."""
+        if self._world.calm or self._world.now_s > until_s:
+            return
+        if holds():
+            act()
+        else:
+            self._world.at(POLL_S, lambda: self._once(holds, act, until_s))
+
+    def _send_start(self, key: tuple[int, str]) -> None:
+        """The order that follows from a placement, as its placer would have sent it."""
+        own = self._lab.judge.placed[key]
+        order = StartTask(
+            token=key[0],
+            node_id=own.place["node_id"],
+            task_id=key[1],
+            job_id=own.job_id,
+            attempt=int(key[1].rsplit(".", 2)[1]),
+            boot_id=own.boot_id,
+            incarnation=own.incarnation,
+            command=("train",),
+            place=msgspec.convert(own.place, TaskPlacement),
+            peers=(),
+            rendezvous_port=29_500,
+            grace_ms=1_000,
+        )
+        self._lab.send(message(order, f"order-{key}", "/penstock/placer"))
 
     def stranger(self) -> None:
         """The placer of another cell, or of a restored backup, writes to this ledger: nothing of it may count."""
@@ -422,7 +475,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
         for name in (
             "crash", "upgrade", "zombie", "rival", "clock", "outage", "retention", "reboot", "power", "vanish", "silence",
             "disk", "full", "sync", "false_report", "gpu", "shim", "launcher", "drain", "garbage", "wrong_progress",
-            "duplicate", "cancel", "sleeper", "stranger", "propose",
+            "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )
     }
 )  # fmt: skip
