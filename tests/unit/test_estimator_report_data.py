@@ -62,6 +62,17 @@ def test_drift_shows_when_memory_grew_and_when_a_new_model_answered() -> None:
     assert [version for _, version in picture.versions] == ["m1", "m2"]
 
 
+def test_time_axes_are_readable_without_eval() -> None:
+    """The page forbids `eval`; Vega's interpreter then reads an expression, but not the form of literal moments."""
+    page = page_of(drawn([run(n, 900) for n in range(60)]), "penstock estimator report")
+    drifts = [panel.chart.to_dict() for section in page.sections if section.key == "drift" for panel in section.drawings[0].panels]  # fmt: skip
+    axes = [
+        layer["encoding"]["x"] for chart in drifts for layer in chart["layer"] if "x" in layer["encoding"]
+    ]
+    assert axes
+    assert all(set(axis["scale"]["domain"]) == {"expr"} for axis in axes)
+
+
 @pytest.mark.parametrize(
     "runs",
     [

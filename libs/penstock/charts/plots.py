@@ -135,7 +135,7 @@ def lines(series: Sequence[Series], x: alt.X, y: alt.Y, hover: str, *, height: i
     legend = alt.Legend(symbolType="stroke", symbolSize=300) if len(series) > 1 else None
 
     def scale(values: Sequence[Any]) -> alt.Scale:
-        return alt.Scale(domain=names, range=values)
+        return alt.Scale(type="ordinal", domain=names, range=values)  # a width has a point scale otherwise
 
     base = alt.Chart(data).transform_calculate(text=hover).encode(x=x, y=y)
     drawn = base.mark_line(interpolate="step-after", clip=True).encode(

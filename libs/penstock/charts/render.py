@@ -31,7 +31,7 @@ def html(page: Page) -> str:
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     charts = {
-        f"{section.key}-{number}-{place}": _columnar(panel.chart.to_dict())
+        f"{section.key}-{number}-{place}": _columnar(panel.chart.to_dict(validate=False))
         for section in page.sections
         for number, drawing in enumerate(section.drawings)
         for place, panel in enumerate(drawing.panels)

@@ -251,9 +251,10 @@ def _drifts(data: ReportData) -> Section | None:
 
 def _drift(drift: Drift, data: ReportData) -> Chart:
     low, high = limits([*drift.low, *drift.high, 1.0])
-    x = alt.X(
-        "at:T", title=None, scale=alt.Scale(type="utc", domain=[data.first_ms, data.last_ms], nice=False)
-    )
+    # An expression: Vega's interpreter cannot read the form in which Vega-Lite writes the numbers of a time axis.
+    span = alt.ExprRef(f"[{data.first_ms:.0f}, {data.last_ms:.0f}]")
+    axis = alt.Axis(title=None, tickCount=8, labelOverlap=True)
+    x = alt.X("at:T", axis=axis, scale=alt.Scale(type="utc", domain=span, nice=False))
     y = alt.Y("middle:Q", scale=_log(low, high), axis=_ratio_axis(None, low, high))
     rows = table(at=drift.at_ms, middle=drift.middle, low=drift.low, high=drift.high, runs=drift.runs)
     text = "format(datum.low, '.2f') + ' to ' + format(datum.high, '.2f')"

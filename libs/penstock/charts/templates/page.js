@@ -15,7 +15,7 @@
     const theme = themes[night.matches && !printing ? "dark" : "light"];
     const chart = charts[element.dataset.chart];
     const datasets = Object.fromEntries(Object.entries(chart.datasets).map(([name, columns]) => [name, rows(columns)]));
-    const spec = { ...chart, datasets, width: "container" };
+    const spec = { ...chart, datasets, width: "container", autosize: { type: "fit-x", contains: "padding" } };
     return vegaEmbed(element, spec, {
       config: { ...theme, legend: { ...theme.legend, disable: Boolean(element.closest(".grid")) } }, // there it is HTML
       actions: { export: true, source: false, compiled: false, editor: false },

@@ -1,1 +1,1 @@
-"""What happened in a run, told from its ledger alone: figures, charts, one page, pictures."""
+"""Report of a run from its ledger: figures, time series, charts, texts."""

@@ -1,4 +1,7 @@
-"""The figures of a run as its ledger alone tells them: in whole milliseconds, and without what only a truth knows."""
+"""Performance figures of a run from its ledger: JCT, makespan, queueing delay, GPU allocation, fragmentation.
+
+Times have a resolution of 1 ms. Figures that need the exact job model (utilisation) are absent.
+"""
 
 from collections.abc import Mapping
 
@@ -8,7 +11,7 @@ from penstock.simulator.report.timeline import NEVER, Timeline
 
 
 def figures_of(timeline: Timeline, ledger_hash: str = "") -> Mapping[str, float | str]:
-    """Keys and meanings as `Figures` of `penstock.simulator.meter`. `ledger_hash`: of the last record, where they are known."""
+    """Keys and meanings as `Figures` of `penstock.simulator.meter`. `ledger_hash`: of the last record; empty if records are not known."""
     done = [job for job in timeline.jobs if job.ended_ms != NEVER and job.outcome == "succeeded"]
     jcts = sorted(job.jct_ms / 1_000 for job in done)
     waited = sum(job.jct_ms - job.ran_ms for job in done) / 1_000

@@ -1,4 +1,4 @@
-"""The figures of a run, as people read them: what each means, its unit, and which way is better."""
+"""Metrics of a run: label, unit, meaning, whether lower or higher is better; number formats."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -110,7 +110,7 @@ def headline(*, finished: bool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As people say it: `4.2 s`, `3 min 20 s`, `5 h 3 min`, `12 d 4 h`."""
+    """Two units at most: `4.2 s`, `3 min 20 s`, `5 h 3 min`, `12 d 4 h`."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""Which part of which GPU is taken, and how many more jobs of each size could start at once."""
+"""GPU occupancy per node, and how many more jobs of each size could start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.model.types import WHOLE_GPU
 from penstock.simulator.traces.jobs import Shape, shape_of
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose room is watched: the sizes that traces are made of
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose free capacity is counted: the sizes in traces
 
 
 class Block(NamedTuple):
@@ -99,7 +99,7 @@ class Occupancy:
         self._count(node)
 
     def reopen(self, node_id: str) -> None:
-        """A Suspect node spoke again."""
+        """A Suspect node has recovered."""
         self._at[node_id].open = True
         self._count(self._at[node_id])
 
@@ -108,7 +108,7 @@ class Occupancy:
         self._count(self._at[node_id])
 
     def give(self, node: Node, gpus: Sequence[int], share: int) -> tuple[Block, ...]:
-        """Takes `share` thousandths of each; where that is drawn."""
+        """Takes `share` thousandths of each. Returns the rectangles that show it."""
         blocks: list[Block] = []
         for gpu in gpus:
             node.taken[gpu] += share
@@ -140,7 +140,7 @@ class Occupancy:
 
 
 def _shelve(blocks: list[Block], share: int, base: int) -> list[Block]:
-    """Puts a share into the gaps of its GPU, lowest first, in several pieces if it must; what finds none lies on top."""
+    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; what does not fit overlaps at the top."""
     pieces: list[Block] = []
     y, left = base, share
     for block in [*sorted(blocks), Block(base + WHOLE_GPU, 0)]:
