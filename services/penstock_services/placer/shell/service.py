@@ -19,7 +19,7 @@ from typing import NamedTuple
 import asyncpg
 
 from penstock.clock import LedgerClock
-from penstock.errors import OffsetTaken, PenstockError
+from penstock.errors import OffsetTaken
 from penstock.ledger.record import Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.dead_letters import dead_letter
@@ -40,13 +40,15 @@ from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.standby import stand_by
-from penstock_services.placer.shell.term import acquire, ledger_headers
+from penstock_services.placer.shell.term import Fenced, acquire, ledger_headers
 
 logger = logging.getLogger(__name__)
 
 MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
 MAX_TIMERS_PER_TURN = 256  # as above; after a long absence thousands are due at once
-MAX_APPEND_BYTES = 1 << 18  # of one append, beyond one read of inputs: the adapters hold a batch several times over
+MAX_APPEND_BYTES = (
+    1 << 18
+)  # of one append, beyond one read of inputs: the adapters hold a batch several times over
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
 INPUT_BATCH_MS = 10  # under load a poll costs more than the records that it brings
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
@@ -54,10 +56,6 @@ TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 def _bytes(messages: Sequence[Message]) -> int:
     return sum(len(message.value or b"") for message in messages)
-
-
-class Fenced(PenstockError):
-    """Another placer's valid record: this term is over."""
 
 
 class Pending(NamedTuple):

@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.clock import wall_ms
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Headers, Log, Message, Partition, Reader
@@ -21,6 +21,11 @@ from penstock.runtime.failpoints import hit
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
+
+
+class Fenced(PenstockError):
+    """Another placer's valid record: this term is over."""
+
 
 LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
 
@@ -88,7 +93,8 @@ async def acquire(
 ) -> None:
     """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record.
 
-    Tries again whenever another placer's record came first; each try is one append.
+    Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when another
+    placer's term came first: two that tried again would supersede each other for ever, so the loser stands by.
     """
     settings = placer_settings()
     end = (await log.end_offsets([ledger]))[ledger]
@@ -115,4 +121,6 @@ async def acquire(
             ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
             return
+        if replica.head.term >= term:
+            raise Fenced(f"another placer began term {replica.head.term} first")
         end = reader.position(ledger)
