@@ -23,7 +23,9 @@ from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.parts import prepare_for
 from penstock.runtime.postgres import resolve_dsn
 
-os.environ.pop("COLUMNS", None)  # a parallel run sets it to 80; what a command prints into a pipe must not be cut
+os.environ.pop(
+    "COLUMNS", None
+)  # a parallel run sets it to 80; what a command prints into a pipe must not be cut
 
 pytest.register_assert_rewrite("tests.support.log_conformance")
 
