@@ -9,7 +9,7 @@ import numpy as np
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock_services.estimator.core.resource_model.gpus import facts_of
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Card, FinishedRun, Given, about
+from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, job_info
 
 CARDS = (
     Card("T4", 15_360), Card("2080TI", 11_264), Card("V100", 32_510), Card("A10", 23_028), Card("A6000", 49_140),
@@ -59,7 +59,7 @@ class Month:
             gpu_utilisation_std=float(np.clip(3 + (100 - busy) / 5 * self._chance.uniform(0.5, 1.5), 0, 50)),
         )  # fmt: skip
         return FinishedRun(
-            seq, f"run-{seq}", about(job), Given(gpus, 1_000, 8, CARDS[kind]), None, measured, ""
+            seq, f"run-{seq}", job_info(job), Allocation(gpus, 1_000, 8, CARDS[kind]), None, measured, ""
         )
 
     def used(self, job: JobSpec, kind: int) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.history import History, Run, key_of
 from penstock_services.estimator.core.resources.nearest import Nearest
-from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
@@ -83,8 +83,10 @@ def _run(seq: int, chance: np.random.Generator) -> FinishedRun:
         iterations=iterations, step_ms=step_ms,
     )  # fmt: skip
     windows = tuple(step_ms * exp(chance.normal(0, 0.05)) for _ in range(WINDOWS))
-    given = Given(ring[0], 1_000, 4, Card(card, 16_384))
-    return FinishedRun(seq, f"job-{seq}", about(spec), given, None, measured, "", Steps(ring, windows, curve))
+    given = Allocation(ring[0], 1_000, 4, Card(card, 16_384))
+    return FinishedRun(
+        seq, f"job-{seq}", job_info(spec), given, None, measured, "", Steps(ring, windows, curve)
+    )
 
 
 def _spec(chance: np.random.Generator) -> JobSpec:

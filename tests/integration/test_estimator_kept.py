@@ -171,9 +171,9 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
     """Two kills of one command, then a run with more than the first had; another command's kill stands."""
 
     def of(seq: int, held_mib: int, key: bytes, aside: str = "out_of_memory: killed") -> object:
-        one = run(seq, key=key, set_aside=aside)
-        assert one.said is not None
-        return one._replace(said=one.said._replace(host_memory_mib=held_mib))
+        one = run(seq, key=key, rejected=aside)
+        assert one.estimate is not None
+        return one._replace(estimate=one.estimate._replace(host_memory_mib=held_mib))
 
     store = await RunStore.open(dsn, "default")
     runs = [
@@ -209,7 +209,7 @@ async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: 
     )
     await store.add([], 9, [StageRow(6, row("zoe", 25)), StageRow(7, row("ada", 30, batch=8))])
     assert await store.stages() == [row("zoe", 25), row("ada", 30), row("", 20), row("ada", 30, batch=8)]
-    monkeypatch.setattr(module, "STAGES_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_STAGES", 2)
     await store.forget()
     assert await store.stages() == [row("zoe", 25), row("ada", 30, batch=8)]
     await store.close()

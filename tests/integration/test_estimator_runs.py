@@ -7,22 +7,22 @@ import pytest
 from penstock.errors import StoreError
 from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.resources.history import History, Run
-from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock_services.estimator.core.runs import Allocation, Card, EstimateSummary, FinishedRun, JobInfo
 from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.store import RunStore
 
 pytestmark = pytest.mark.postgres
 
 
-def run(seq: int, *, key: bytes = b"k", memory_mib: float = 1_000, set_aside: str = "") -> FinishedRun:
+def run(seq: int, *, key: bytes = b"k", memory_mib: float = 1_000, rejected: str = "") -> FinishedRun:
     return FinishedRun(
         seq,
         f"job-{seq}",
-        About(key, "ada", None, 64, 2, 0, ("gpus",)),
-        Given(1, 500, 4, Card("T4", 15_360)),
-        Said("history", None, 0.5, None, 2, 900, 0, 100.0),
+        JobInfo(key, "ada", None, 64, 2, 0, ("gpus",)),
+        Allocation(1, 500, 4, Card("T4", 15_360)),
+        EstimateSummary("history", None, 0.5, None, 2, 900, 0, 100.0),
         Run(ended_ms=seq * 1_000.0, seq=seq, run_ms=60_000, gpus=1, host_memory_mib=memory_mib),
-        set_aside,
+        rejected,
     )
 
 
@@ -37,7 +37,7 @@ def same(one: FinishedRun, other: FinishedRun) -> bool:
 async def test_runs_come_back_as_they_were_and_only_once(dsn: str) -> None:
     """Killed between the append and its answer: the successor reads the same records again and writes them again."""
     store = await RunStore.open(dsn, "default")
-    await store.add([run(5), run(9, set_aside="gpu_memory_mib: 17300 on a card of 16384")], 12)
+    await store.add([run(5), run(9, rejected="gpu_memory_mib: 17300 on a card of 16384")], 12)
     await store.add([run(5), run(7)], 9)
     assert await store.position() == 12, "a position never goes back"
     found = await store.latest(10)
@@ -62,8 +62,8 @@ async def test_a_restart_knows_the_history(dsn: str) -> None:
 
 async def test_old_runs_go_and_the_model_in_use_stays(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell of years: neither runs nor models grow for ever, but what answers today must survive a restart."""
-    monkeypatch.setattr(module, "RUNS_KEPT", 3)
-    monkeypatch.setattr(module, "MODELS_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_RUNS", 3)
+    monkeypatch.setattr(module, "MAX_MODELS", 2)
     store = await RunStore.open(dsn, "a-cell")
     await store.add([run(seq) for seq in range(1, 9)], 9)
     for number in range(5):

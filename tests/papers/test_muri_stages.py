@@ -10,7 +10,7 @@ import pytest
 from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked
-from penstock_services.estimator.core.runs import about
+from penstock_services.estimator.core.runs import job_info
 from penstock_services.estimator.core.stages.profile import Sample, StageKey, stage_profile
 from penstock_services.estimator.core.stages.registry import StageRegistry
 
@@ -117,7 +117,7 @@ def test_shared_profiles_stand_noise_and_one_liar() -> None:
             fact = StagesMeasured(
                 node_id="n", task_id="t", token=1, at_ms=0, iterations=ITERATIONS, samples=told
             )
-            job = about(JobSpec(owner=owner, command=("x",), model=model, batch_size=64))
+            job = job_info(JobSpec(owner=owner, command=("x",), model=model, batch_size=64))
             assert log.measured(job, key.gpus, 1_000, fact) is not None, name
     news = list(log.news())
     assert len(news) == len(truths) == 48

@@ -15,7 +15,7 @@ import pytest
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.model_lifecycle import Trained
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.step_time.placements import Cell
 from penstock_services.estimator.core.step_time.training import STEPS, StepQuestion, answer
 from tests.papers.test_genie_model import MODELS, measured
@@ -62,9 +62,16 @@ def run(seq: int, network: str, cell: Cell, log_s: float) -> FinishedRun:
         ended_ms=1_000 * seq, seq=seq, run_ms=1_000 * step_ms, gpus=cell.placement[0], total_gpus=gpus,
         iterations=1_000, step_ms=step_ms,
     )  # fmt: skip
-    given = Given(cell.placement[0], 1_000, 4, Card("T4", 15_360))
+    given = Allocation(cell.placement[0], 1_000, 4, Card("T4", 15_360))
     return FinishedRun(
-        seq, f"job-{seq}", about(spec), given, None, measured_run, "", Steps(cell.placement, (step_ms,) * 4)
+        seq,
+        f"job-{seq}",
+        job_info(spec),
+        given,
+        None,
+        measured_run,
+        "",
+        Steps(cell.placement, (step_ms,) * 4),
     )
 
 

@@ -24,7 +24,7 @@ from penstock_services.estimator.core.resources.history import (
     Runs,
     key_of,
 )
-from penstock_services.estimator.core.runs import About, Card, Given
+from penstock_services.estimator.core.runs import Allocation, Card, JobInfo
 from penstock_services.estimator.core.state import State, begin_at
 from tests.support.driver import node_spec
 
@@ -292,7 +292,7 @@ def test_what_cannot_be_true_is_set_aside_with_its_reason(measured: Usage, run_m
     cell.record(NodeJoined(node=node_spec("node-1", 1)))
     cell.run("job-1", measured, run_ms=run_ms)
     assert estimate(SPEC, (HistoryTier(cell.ledger.history),)).tier == "default"
-    assert [run.set_aside[: len(why)] for run in kept] == [why]
+    assert [run.rejected[: len(why)] for run in kept] == [why]
     assert sum(cell.ledger.rejected.values()) == 1
 
 
@@ -311,12 +311,12 @@ def test_a_finished_run_says_what_the_job_was_got_and_was_told() -> None:
     cell.exit("job-1", usage(gpu_memory_mib=8_100, gpu_utilisation_percent=70, gpu_utilisation_std=9), rank=1)
     cell.record(JobEnded(job_id="job-1", outcome="succeeded"))
     [run] = kept
-    assert run.about == About(key_of(spec), "ada", "resnet18", 64, 2, 0, ("gpu_memory_mib",))
-    assert run.given == Given(2, 1_000, 0, Card("T4", 15_360))
-    assert run.said is not None
-    assert (run.said.tier, run.said.gpu_memory_mib) == ("default", 9_000)
+    assert run.info == JobInfo(key_of(spec), "ada", "resnet18", 64, 2, 0, ("gpu_memory_mib",))
+    assert run.allocation == Allocation(2, 1_000, 0, Card("T4", 15_360))
+    assert run.estimate is not None
+    assert (run.estimate.tier, run.estimate.gpu_memory_mib) == ("default", 9_000)
     assert (run.measured.gpu_memory_mib, run.measured.gpu_utilisation_percent) == (8_100, 65)
-    assert (run.measured.gpu_utilisation_std, run.set_aside) == (9, "")
+    assert (run.measured.gpu_utilisation_std, run.rejected) == (9, "")
 
 
 def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:

@@ -19,11 +19,11 @@ from penstock_services.estimator.core.resources.nearest import (
     NearestTier,
     distance,
 )
-from penstock_services.estimator.core.runs import About
+from penstock_services.estimator.core.runs import JobInfo
 
 
-def about(owner: str = "ada", model: str | None = "resnet50", batch: int | None = 64) -> About:
-    return About(b"k", owner, model, batch, 1, 0, ())
+def job_info(owner: str = "ada", model: str | None = "resnet50", batch: int | None = 64) -> JobInfo:
+    return JobInfo(b"k", owner, model, batch, 1, 0, ())
 
 
 def ran(seq: int, memory_mib: float, gpu_memory_mib: float = 4_000, run_ms: float = 60_000) -> Run:
@@ -41,7 +41,7 @@ def test_a_new_command_is_told_what_others_of_its_network_used() -> None:
     """Bob copies Ada's script and renames it: its key is new, its network is not."""
     nearest = Nearest()
     for seq in range(3):
-        nearest.add(about(), ran(seq, 1_000 + seq))
+        nearest.add(job_info(), ran(seq, 1_000 + seq))
     found = estimate(spec(), (NearestTier(nearest),))
     assert (found.tier, found.worker.host_memory_mib, found.worker.gpu_memory_mib) == (
         "nearest",
@@ -58,7 +58,7 @@ def test_the_nearest_batch_size_counts() -> None:
     nearest = Nearest()
     for batch, memory_mib in ((16, 500), (64, 2_000)):
         for owner in "abcdefgh":
-            nearest.add(about(owner, batch=batch), ran(batch, memory_mib))
+            nearest.add(job_info(owner, batch=batch), ran(batch, memory_mib))
     assert [run.host_memory_mib for _, run in nearest.to(spec(48))] == [2_000] * 8
     assert nearest.to(spec(1_024)) == []
     assert nearest.to(spec(None)) != [], "who tells no batch size is as far as may be, not beyond"
@@ -71,9 +71,9 @@ def test_one_owner_does_not_move_what_others_are_told() -> None:
     nearest = Nearest()
     for owner in "abcd":
         for seq in range(2):
-            nearest.add(about(owner), ran(seq, 1_000, run_ms=60_000))
+            nearest.add(job_info(owner), ran(seq, 1_000, run_ms=60_000))
     for seq in range(1_000):
-        nearest.add(about("mallory"), ran(10_000 + seq, 1 << 20, run_ms=1))
+        nearest.add(job_info("mallory"), ran(10_000 + seq, 1 << 20, run_ms=1))
     runs = nearest.to(spec())
     assert sum(run.run_ms == 1 for _, run in runs) == 2
     found = estimate(spec(), (NearestTier(nearest),))
@@ -84,22 +84,22 @@ def test_memory_is_bounded() -> None:
     """Everybody names his networks anew, and every student is an owner."""
     nearest = Nearest()
     for number in range(NEAREST_NETWORKS + 10):
-        nearest.add(about(f"o{number % 8}", f"m{number}"), ran(number, 1))
+        nearest.add(job_info(f"o{number % 8}", f"m{number}"), ran(number, 1))
     for number in range(NEAREST_OWNERS + 10):
-        nearest.add(about(f"o{number}", "last"), ran(number, 1))
+        nearest.add(job_info(f"o{number}", "last"), ran(number, 1))
     assert len(nearest) == NEAREST_NETWORKS
     assert len(nearest._networks.of_key("last")) == NEAREST_OWNERS
     assert nearest.to(spec(model="m0")) == []
-    nearest.add(about(model=None), ran(1, 1))
+    nearest.add(job_info(model=None), ran(1, 1))
     assert key_of(spec()) != key_of(spec(63))
 
 
 def test_a_sweep_pushes_out_only_its_own_networks() -> None:
     """Mallory names his network by the hour for a year; what Ada ran in spring is still known."""
     nearest = Nearest()
-    nearest.add(about(), ran(0, 1_000))
+    nearest.add(job_info(), ran(0, 1_000))
     for number in range(3 * NEAREST_NETWORKS):
-        nearest.add(about("mallory", f"m{number}"), ran(1 + number, 1))
+        nearest.add(job_info("mallory", f"m{number}"), ran(1 + number, 1))
     assert [run.host_memory_mib for _, run in nearest.to(spec())] == [1_000]
     assert len(nearest) == 1 + NEAREST_NETWORKS_OF_ONE
     assert nearest.to(spec(model="m0")) == []
@@ -114,10 +114,10 @@ def test_near_runs_are_found_as_by_looking_at_all_of_them() -> None:
             batch = (
                 chance.choice([None, 8, 9]) if chance.random() < 0.1 else chance.choice([8, 16, 32, 64, 100])
             )
-            job = About(b"k", f"user-{seq % 20}", "bert", batch, chance.choice([1, 2]), 0, ())
+            job = JobInfo(b"k", f"user-{seq % 20}", "bert", batch, chance.choice([1, 2]), 0, ())
             runs.append((job, Run(ended_ms=1.0, seq=float(seq), run_ms=5.0)))
             nearest.add(*runs[-1])
-            asked = About(b"k", "me", "bert", chance.choice([None, 1, 7, 16, 32]), 1, 0, ())
+            asked = JobInfo(b"k", "me", "bert", chance.choice([None, 1, 7, 16, 32]), 1, 0, ())
             ranked = sorted(
                 (
                     round(distance(one.batch_size, asked.batch_size), 9),

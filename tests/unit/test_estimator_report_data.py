@@ -5,9 +5,16 @@ from pathlib import Path
 import pytest
 
 from penstock.charts.render import html, save_all
-from penstock_services.estimator.core.accuracy import reckon
+from penstock_services.estimator.core.accuracy import accuracy_of
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said, ToldEta
+from penstock_services.estimator.core.runs import (
+    Allocation,
+    Card,
+    EstimateSummary,
+    EtaAtHalf,
+    FinishedRun,
+    JobInfo,
+)
 from penstock_services.estimator.report_charts import page_of
 from penstock_services.estimator.report_data import MAX_POINTS, ReportData, limits, report_data, time_text
 
@@ -15,15 +22,15 @@ SECOND_MS = 1_000.0
 
 
 def run(
-    number: int, used_mib: float, *, tier: str = "model", version: str = "m1", eta: ToldEta | None = None
+    number: int, used_mib: float, *, tier: str = "model", version: str = "m1", eta: EtaAtHalf | None = None
 ) -> FinishedRun:
     """Promised 1,000 MiB; ends in the minute of its number."""
     return FinishedRun(
         number,
         f"<b>job-{number}</b>",
-        About(b"%d" % number, "<script>ada</script>", "resnet50", 64, 1, 0, ()),
-        Given(1, 1_000, 2, Card("T4", 15_360)),
-        Said(tier, version, 0.8, None, 2, 0, 1_000, 50.0),
+        JobInfo(b"%d" % number, "<script>ada</script>", "resnet50", 64, 1, 0, ()),
+        Allocation(1, 1_000, 2, Card("T4", 15_360)),
+        EstimateSummary(tier, version, 0.8, None, 2, 0, 1_000, 50.0),
         Run(
             ended_ms=60_000.0 * number,
             seq=number,
@@ -37,14 +44,14 @@ def run(
 
 
 def drawn(runs: list[FinishedRun]) -> ReportData:
-    return report_data(runs, reckon(runs))
+    return report_data(runs, accuracy_of(runs))
 
 
 def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_told() -> None:
     """A year of a big cell: the page must still open, and say that points are left out."""
     picture = drawn([run(number, 900) for number in range(MAX_POINTS + 500)])
     [memory] = [points for points in picture.fields if points.field == "gpu_memory_mib"]
-    assert (len(memory.groups[0].said), memory.left_out) == (MAX_POINTS, 500)
+    assert (len(memory.groups[0].estimate), memory.left_out) == (MAX_POINTS, 500)
     assert memory.score is not None
     assert memory.score.runs == MAX_POINTS + 500, "figures are of all"
     assert "points are left out" in page_of(picture, "").sections[0].caption
@@ -80,7 +87,7 @@ def test_time_axes_are_readable_without_eval() -> None:
         [run(0, float("nan"))],
         [run(n, 1e-9) for n in range(40)],
         [run(n, 900, tier="oracle") for n in range(30)],
-        [run(0, 900, eta=ToldEta(1e308, 0, 1.7e308, 1_000)), run(1, 900, eta=ToldEta(0, 0, 0, 500))],
+        [run(0, 900, eta=EtaAtHalf(1e308, 0, 1.7e308, 1_000)), run(1, 900, eta=EtaAtHalf(0, 0, 0, 500))],
         [],
     ],
     ids=["one", "nothing-measured", "next-to-nothing-used", "a-tier-from-the-future", "absurd-times", "none"],

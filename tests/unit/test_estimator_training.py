@@ -19,7 +19,7 @@ from penstock_services.estimator.core.resource_model.training import (
 )
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import About, Card, FinishedRun, Given, Said
+from penstock_services.estimator.core.runs import Allocation, Card, EstimateSummary, FinishedRun, JobInfo
 from penstock_services.estimator.core.saved import BadModel
 from tests.support.driver import node_spec
 
@@ -28,7 +28,7 @@ PER_SAMPLE = {"resnet50": 90.0, "bert": 220.0, "vgg16": 120.0}
 
 
 def finished(
-    seq: int, model: str | None, batch: int, card: Card = T4, *, used_mib: float | None = None, said: Said | None = None,
+    seq: int, model: str | None, batch: int, card: Card = T4, *, used_mib: float | None = None, estimate: EstimateSummary | None = None,
     owner: str = "", share: int = 1_000,
 ) -> FinishedRun:  # fmt: skip
     noise = np.random.default_rng(seq)
@@ -36,9 +36,9 @@ def finished(
     return FinishedRun(
         seq,
         f"job-{seq}",
-        About(b"k", owner or f"user-{seq % 5}", model, batch, 1, 0, ()),
-        Given(1, share, 2, card),
-        said,
+        JobInfo(b"k", owner or f"user-{seq % 5}", model, batch, 1, 0, ()),
+        Allocation(1, share, 2, card),
+        estimate,
         Run(
             ended_ms=seq * 1_000, seq=seq, run_ms=60_000, gpus=1,
             gpu_memory_mib=memory * noise.uniform(0.98, 1.02), gpu_utilisation_percent=noise.uniform(68, 72),
@@ -130,7 +130,7 @@ def test_a_model_that_is_worse_on_recent_runs_is_not_promoted() -> None:
     assert good is not None
     chance = np.random.default_rng(1)
     mixed = [
-        finished(run.seq, run.about.model, run.about.batch_size or 1, run.given.card, used_mib=float(chance.uniform(900, 14_000)))
+        finished(run.seq, run.info.model, run.info.batch_size or 1, run.allocation.card, used_mib=float(chance.uniform(900, 14_000)))
         for run in cell(64, 200)
     ]  # fmt: skip
     worse = RESOURCES.train([*mixed, *cell(16, 300)], RESOURCES.read(good.body, good.sha256).model)
@@ -174,8 +174,8 @@ def test_a_model_is_due_by_runs_or_by_drift_never_by_the_clock() -> None:
     due.trained(1_000)
     due.seen(cell(100))
     assert due.reason == "", "a fifth more is due"
-    said = Said("model", "m", 0.8, None, 2, 0, 2_000, 70.0)
-    due.seen([finished(seq, "bert", 8, used_mib=2_500, said=said) for seq in range(13)])
+    promised = EstimateSummary("model", "m", 0.8, None, 2, 0, 2_000, 70.0)
+    due.seen([finished(seq, "bert", 8, used_mib=2_500, estimate=promised) for seq in range(13)])
     assert due.reason.startswith("drift: 13 of 13")
     due.trained(1_100)
     assert due.reason == ""

@@ -20,7 +20,7 @@ from penstock.model.codec import decode_fact
 from penstock.model.errors import EventError
 from penstock.model.topics import Topic
 from penstock.runtime.json_lines import json_lines
-from penstock_services.estimator.core.accuracy import Reckoning, reckon
+from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.state import HANDLERS, At, State, evolve
 from penstock_services.estimator.report_data import field_text, report_data, shown
@@ -72,7 +72,7 @@ def report(
             _fold_ledger(ledger, fold)
         else:
             _fold_events(session.events(), fold)
-        found = reckon(runs)
+        found = accuracy_of(runs)
         write(page, png, session.line, runs, found)
     except BadSource as error:
         raise BadCommand(str(error)) from error
@@ -110,7 +110,7 @@ def judge_places(page: Path | None, png: Path | None) -> None:
 
 
 def write(
-    html_path: Path | None, png: Path | None, line: str, runs: Sequence[FinishedRun], found: Reckoning
+    html_path: Path | None, png: Path | None, line: str, runs: Sequence[FinishedRun], found: Accuracy
 ) -> None:
     """Page and PNG files, if asked for; `line`: the command line, for the page.
 
@@ -170,11 +170,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise BadSource(f"{path}: {error.strerror or error}") from error
 
 
-def plain(found: Reckoning) -> Mapping[str, Any]:
+def plain(found: Accuracy) -> Mapping[str, Any]:
     """For JSON; what has no value there is null."""
     return {
         "runs": found.runs,
-        "set_aside": dict(found.set_aside),
+        "set_aside": dict(found.rejected),
         "killed_for_memory": found.killed,
         "tiers": {
             tier: {name: _numbers(score._asdict()) for name, score in fields.items()}
@@ -182,7 +182,10 @@ def plain(found: Reckoning) -> Mapping[str, Any]:
         },
         "drift": {name: list(values) for name, values in found.drift.items()},
         "over_asking": [one._asdict() for one in found.over_asking],
-        "worst": [one._asdict() for one in found.worst],
+        "worst": [
+            {"said" if name == "estimate" else name: value for name, value in one._asdict().items()}
+            for one in found.worst
+        ],
         "remaining": None
         if found.remaining is None
         else {**found.remaining._asdict(), "held": found.remaining.held._asdict()},
@@ -193,10 +196,10 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
 
 
-def show(found: Reckoning, console: Console) -> None:
+def show(found: Accuracy, console: Console) -> None:
     """For people: tiers, drift, who over-asks, the worst jobs."""
-    console.print(f"{found.runs} finished runs, {sum(found.set_aside.values())} of them set aside")
-    for reason, count in found.set_aside.items():
+    console.print(f"{found.runs} finished runs, {sum(found.rejected.values())} of them set aside")
+    for reason, count in found.rejected.items():
         console.print(f"  {count} × {reason} that cannot be true")
     if found.killed:
         console.print(f"{found.killed} workers were killed for more host memory than they were promised")
@@ -233,7 +236,7 @@ def show(found: Reckoning, console: Console) -> None:
     if found.worst:
         console.print("\nThe estimates that were farthest off:")
         for job in found.worst:
-            used, said = shown(job.field, job.used), shown(job.field, job.said)
+            used, said = shown(job.field, job.used), shown(job.field, job.estimate)
             console.print(
                 f"  {job.job_id} ({job.owner}): {field_text(job.field)} {used} used, {said} said by {job.tier}",
                 markup=False,

@@ -6,7 +6,7 @@ import altair as alt
 
 from penstock.charts.plots import WIDTH, Dot, dots, duration_axis, duration_text, table, zoom
 from penstock.charts.report import Cell, Chart, Drawing, Page, Panel, Section, Table
-from penstock_services.estimator.core.accuracy import FIELDS, USER, Reckoning
+from penstock_services.estimator.core.accuracy import FIELDS, USER, Accuracy
 from penstock_services.estimator.report_data import (
     TITLES,
     Drift,
@@ -49,13 +49,13 @@ def page_of(data: ReportData, command: str) -> Page:
         sections=[section for section in sections if section is not None],
         remarks=[
             f"{count:,} × {field_text(reason)} that cannot be true"
-            for reason, count in found.set_aside.items()
+            for reason, count in found.rejected.items()
         ],
     )
 
 
-def _lead(found: Reckoning) -> list[str]:
-    rejected = sum(found.set_aside.values())
+def _lead(found: Accuracy) -> list[str]:
+    rejected = sum(found.rejected.values())
     lines = [f"{found.runs:,} finished runs" + (f", {rejected:,} of them rejected." if rejected else ".")]
     if found.killed:
         lines.append(
@@ -87,7 +87,7 @@ def _factor(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
-def _figures(found: Reckoning) -> Section | None:
+def _figures(found: Accuracy) -> Section | None:
     rows = [
         [
             Cell(name_of(tier), colour=colour_of(tier)),
@@ -104,13 +104,13 @@ def _figures(found: Reckoning) -> Section | None:
     return Section("figures", "Figures", table=Table(heads, rows, 2)) if rows else None
 
 
-def _worst(found: Reckoning) -> Section | None:
+def _worst(found: Accuracy) -> Section | None:
     rows = [
         [
             Cell(text)
             for text in (
-                job.job_id, job.owner, name_of(job.tier), TITLES[job.field], shown(job.field, job.said),
-                shown(job.field, job.used), f"{job.said / job.used:.2g}",
+                job.job_id, job.owner, name_of(job.tier), TITLES[job.field], shown(job.field, job.estimate),
+                shown(job.field, job.used), f"{job.estimate / job.used:.2g}",
             )
         ]
         for job in found.worst
@@ -202,9 +202,9 @@ def _pair(points: FieldPoints, tiers: Sequence[str]) -> Panel:
             diagonal(f).mark_line(color=GREY, clip=True, strokeWidth=1, strokeDash=[2, 3]) for f in (0.5, 2)
         ]
     rows = table(
-        x=[value * unit for group in points.groups for value in group.said],
+        x=[value * unit for group in points.groups for value in group.estimate],
         y=[value * unit for group in points.groups for value in group.used],
-        tier=[name_of(group.tier) for group in points.groups for _ in group.said],
+        tier=[name_of(group.tier) for group in points.groups for _ in group.estimate],
         job=[text for group in points.groups for text in group.text],
     )
     names = [name_of(tier) for tier in tiers]
@@ -309,7 +309,7 @@ def _bounds(data: ReportData) -> Section | None:
     )
 
 
-def _owners(found: Reckoning) -> Section | None:
+def _owners(found: Accuracy) -> Section | None:
     if not found.over_asking:
         return None
     rows = [

@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeVar
 from penstock_services.estimator.core.accuracy import (
     FIELDS,
     USER,
+    Accuracy,
     Pair,
-    Reckoning,
     Score,
     Share,
+    bounded_eta,
     pairs_of,
-    reckonable,
     score,
     share,
 )
@@ -57,7 +57,7 @@ class Points(NamedTuple):
     """Of one tier. Columns of equal length; `text` is shown on hovering."""
 
     tier: str
-    said: Sequence[float]
+    estimate: Sequence[float]
     used: Sequence[float]
     text: Sequence[str]
 
@@ -112,7 +112,7 @@ class EtaPoint(NamedTuple):
 class ReportData(NamedTuple):
     """Everything that the report shows."""
 
-    found: Reckoning
+    found: Accuracy
     fields: Sequence[FieldPoints]
     drifts: Sequence[Drift]
     versions: Sequence[tuple[float, str]]
@@ -136,7 +136,7 @@ def name_of(tier: str) -> str:
     return TIERS.get(tier, OTHER_TIER)[1] or tier
 
 
-def report_data(runs: Sequence[FinishedRun], found: Reckoning) -> ReportData:
+def report_data(runs: Sequence[FinishedRun], found: Accuracy) -> ReportData:
     """`found`: of the same runs, which are in the order in which they ended."""
     pairs: dict[str, list[Pair]] = {name: [] for name in FIELDS}
     for pair in pairs_of(runs):
@@ -144,7 +144,7 @@ def report_data(runs: Sequence[FinishedRun], found: Reckoning) -> ReportData:
     etas = [
         EtaPoint(run.job_id, eta.left_ms, eta.low_ms, eta.high_ms, eta.actual_ms)
         for run in runs
-        if run.eta is not None and (eta := reckonable(run.eta)) is not None
+        if run.eta is not None and (eta := bounded_eta(run.eta)) is not None
     ]
     ended = [run.measured.ended_ms for run in runs]
     return ReportData(
@@ -171,11 +171,11 @@ def _points(name: str, pairs: Sequence[Pair]) -> FieldPoints:
         own = [pair for pair in pairs if pair.tier == tier]
         some = thinned(own)
         left_out += len(own) - len(some)
-        said, used = [pair.said for pair in some], [pair.used for pair in some]
+        said, used = [pair.estimate for pair in some], [pair.used for pair in some]
         groups.append(
-            Points(tier, said, used, [f"{pair.run.job_id} ({pair.run.about.owner})" for pair in some])
+            Points(tier, said, used, [f"{pair.run.job_id} ({pair.run.info.owner})" for pair in some])
         )
-    low, high = limits([value for pair in pairs for value in (pair.said, pair.used)])
+    low, high = limits([value for pair in pairs for value in (pair.estimate, pair.used)])
     estimated = [pair for pair in pairs if pair.tier != USER]
     return FieldPoints(name, groups, low, high, score(name, estimated) if estimated else None, left_out)
 
@@ -231,8 +231,8 @@ def _drift(name: str, pairs: Sequence[Pair]) -> Drift | None:
 def _versions(runs: Sequence[FinishedRun]) -> Sequence[tuple[float, str]]:
     first: dict[str, float] = {}
     for run in runs:
-        if run.said is not None and run.said.model_version is not None:
-            first.setdefault(run.said.model_version, run.measured.ended_ms)
+        if run.estimate is not None and run.estimate.model_version is not None:
+            first.setdefault(run.estimate.model_version, run.measured.ended_ms)
     return [(at, version) for version, at in first.items()][-MAX_VERSIONS:]
 
 
@@ -243,5 +243,7 @@ def _bounds(pairs: Mapping[str, Sequence[Pair]]) -> Sequence[Bound]:
         for tier in (tier for tier in TIERS if tier != USER and FIELDS[name].bound):
             own = [pair for pair in some if pair.tier == tier]
             if own:
-                found.append(Bound(tier, name, share(sum(pair.used <= pair.said for pair in own), len(own))))
+                found.append(
+                    Bound(tier, name, share(sum(pair.used <= pair.estimate for pair in own), len(own)))
+                )
     return found

@@ -17,7 +17,7 @@ from penstock.model.types import JobSpec, TaskPlacement
 from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import Card, FinishedRun, Given, Steps, about
+from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.state import State
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import Cell, usage
@@ -123,9 +123,9 @@ def ran(
         ended_ms=1_000 * seq, seq=seq, run_ms=iterations * step_ms, gpus=ring[0], total_gpus=sum(ring),
         iterations=iterations, step_ms=step_ms, launch_ms=3_000, train_ms=iterations * step_ms, save_ms=1_000,
     )  # fmt: skip
-    given = Given(ring[0], 1_000, 4, Card("T4", 15_360))
+    allocation = Allocation(ring[0], 1_000, 4, Card("T4", 15_360))
     return FinishedRun(
-        seq, f"job-{seq}", about(spec), given, None, measured, "", Steps(ring, (step_ms,) * 4, curve)
+        seq, f"job-{seq}", job_info(spec), allocation, None, measured, "", Steps(ring, (step_ms,) * 4, curve)
     )
 
 

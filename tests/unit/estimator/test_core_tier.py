@@ -9,7 +9,7 @@ from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.cores import CoresTier, PastCores
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import NO_CARD, Given, about
+from penstock_services.estimator.core.runs import NO_CARD, Allocation, job_info
 from tests.support.driver import node_spec
 
 
@@ -40,7 +40,7 @@ class Seen:
 
     def ran(self, spec: JobSpec, cores: int, busy: float = float("nan"), gpus: int = 1) -> None:
         run = Run(ended_ms=1, seq=1, busy_cores=busy)
-        self.past.add(about(spec), Given(gpus, 1_000, cores, NO_CARD), run)
+        self.past.add(job_info(spec), Allocation(gpus, 1_000, cores, NO_CARD), run)
 
     def cores(self, spec: JobSpec) -> int:
         return estimate(spec, (self.tier,)).worker.cores
@@ -136,9 +136,9 @@ def test_memory_is_bounded() -> None:
     """A year of jobs, and more people than a cell has."""
     past = PastCores()
     for number in range(CORE_OWNERS + 10):
-        past.add(about(job(owner=f"o{number}")), Given(1, 1_000, 2, NO_CARD), Run(1, 1))
+        past.add(job_info(job(owner=f"o{number}")), Allocation(1, 1_000, 2, NO_CARD), Run(1, 1))
     assert (len(past), past.of("o0")) == (CORE_OWNERS, ())
     for cores in range(1, 200):
-        past.add(about(job()), Given(1, 1_000, cores, NO_CARD), Run(1, 1))
+        past.add(job_info(job()), Allocation(1, 1_000, cores, NO_CARD), Run(1, 1))
     assert len(past.of("ada")) == CORE_RUNS_OF_ONE
     assert past.of("ada")[0].cores == 200 - CORE_RUNS_OF_ONE

@@ -14,7 +14,7 @@ from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
 from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.runs import about
+from penstock_services.estimator.core.runs import job_info
 from penstock_services.estimator.core.state import State, begin_at
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import SPEC, Cell, usage
@@ -165,13 +165,13 @@ def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
     kept = cell.ledger.finished
     cell.kill("job-1")
     [run] = kept
-    assert (run.job_id, run.about, run.set_aside) == (
+    assert (run.job_id, run.info, run.rejected) == (
         "job-1",
-        about(SPEC),
+        job_info(SPEC),
         "out_of_memory: killed with 2048 MiB of host memory",
     )
-    assert run.said is not None
-    assert run.said.host_memory_mib == 2_048
+    assert run.estimate is not None
+    assert run.estimate.host_memory_mib == 2_048
     assert run.measured.run_ms != run.measured.run_ms
     assert cell.ledger.rejected == {"out_of_memory": 1}
     assert len(cell.ledger.history) == 0
@@ -205,22 +205,22 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
 def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
     """Mallory's sweep is killed a thousand times; Ada's one kill is still known. A thousand more owners are too many."""
     killed = MemoryKills()
-    killed.add(about(SPEC), 2_048)
+    killed.add(job_info(SPEC), 2_048)
     for number in range(1_000):
-        killed.add(about(other(owner="mallory", command=("sweep", str(number)))), 2_048)
-    assert killed.floor(SPEC, about(SPEC).key, near=False) is not None
+        killed.add(job_info(other(owner="mallory", command=("sweep", str(number)))), 2_048)
+    assert killed.floor(SPEC, job_info(SPEC).key, near=False) is not None
     assert len(list(killed._kills.of_owner("mallory"))) == KILLS_OF_ONE
     for number in range(KILLS):
-        killed.add(about(other(owner=f"o{number}")), 2_048)
+        killed.add(job_info(other(owner=f"o{number}")), 2_048)
     assert len(killed) == KILLS
-    assert killed.floor(SPEC, about(SPEC).key, near=False) is None
+    assert killed.floor(SPEC, job_info(SPEC).key, near=False) is None
 
 
 def test_a_promise_below_the_default_is_raised_to_it_at_once() -> None:
     """Others' runs of the network were tiny: one kill costs less than eleven doublings from one MiB."""
     killed = MemoryKills()
-    killed.add(about(SPEC), 1)
-    least = killed.floor(SPEC, about(SPEC).key, near=False)
+    killed.add(job_info(SPEC), 1)
+    least = killed.floor(SPEC, job_info(SPEC).key, near=False)
     assert least is not None
     assert (least.memory_mib, least.held_mib) == (2_048, 1)
 
@@ -228,8 +228,8 @@ def test_a_promise_below_the_default_is_raised_to_it_at_once() -> None:
 def test_without_a_promise_a_kill_says_nothing() -> None:
     """The machine itself ran out of memory and killed a job that nobody had bounded."""
     killed = MemoryKills()
-    killed.add(about(SPEC), 0)
-    assert (len(killed), killed.floor(SPEC, about(SPEC).key, near=True)) == (0, None)
+    killed.add(job_info(SPEC), 0)
+    assert (len(killed), killed.floor(SPEC, job_info(SPEC).key, near=True)) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,13 @@ from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import MEMORY_PERCENT, HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.history import History, Run, bounded
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.runs import MAX_HOST_MEMORY_MIB, MAX_RUN_MS, NO_CARD, Given, about
+from penstock_services.estimator.core.runs import (
+    MAX_HOST_MEMORY_MIB,
+    MAX_RUN_MS,
+    NO_CARD,
+    Allocation,
+    job_info,
+)
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import StageRegistry
 from penstock_services.estimator.core.state import State
@@ -80,10 +86,10 @@ class Told:
 
     def ran(self, job: JobSpec, **run: float) -> None:
         self.seq += 1
-        measured, who = Run(ended_ms=self.seq, seq=self.seq, gpus=1, **run), about(job)
+        measured, who = Run(ended_ms=self.seq, seq=self.seq, gpus=1, **run), job_info(job)
         self.known.history.add(who.key, measured, who.owner)
         self.known.nearest.add(who, measured)
-        self.known.past_cores.add(who, Given(1, 1_000, 4, NO_CARD), measured)
+        self.known.past_cores.add(who, Allocation(1, 1_000, 4, NO_CARD), measured)
 
     def honest(self, owner: str, *batches: int) -> None:
         """Sound runs: some 3 GB, 2 cores, a minute."""
@@ -100,7 +106,7 @@ class Told:
             for number in range(one["times"]):
                 job = spec("mallory", f"{number}.py", **what)
                 self.ran(job, **one["run"])
-                self.known.kills.add(about(job), one["killed_with"])
+                self.known.kills.add(job_info(job), one["killed_with"])
 
     def told(self, job: JobSpec) -> Estimate:
         tiers: tuple[Tier, ...] = (
@@ -218,7 +224,7 @@ def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int,
             fact = StagesMeasured(
                 node_id="n", task_id="t", token=1, at_ms=0, iterations=iterations, samples=tuple(pieces)
             )
-            log.measured(about(spec(owner)), 4, 1_000, fact)
+            log.measured(job_info(spec(owner)), 4, 1_000, fact)
 
     for when, owner, stages_ms in (
         (0, "ada", (400, 200, 1_200, 200)),
@@ -269,7 +275,7 @@ def test_what_is_not_known_falls_back_a_tier_and_is_counted(past: list[str], job
     estimator = Estimator(Settings(log_url="x"), MemoryLog(MemoryBroker()), Tracing())
     for model in past:
         measured = Run(ended_ms=1, seq=1, run_ms=1, busy_cores=1, host_memory_mib=1, gpu_memory_mib=1, gpus=1)
-        ran = about(spec("ada", "ada.py", model=model))
+        ran = job_info(spec("ada", "ada.py", model=model))
         estimator.state.history.add(ran.key, measured, "ada")
         estimator.state.nearest.add(ran, measured)
     estimator._message("job-1", JobSubmitted(job_id="job-1", spec=job).spec, "cause", None)

@@ -10,7 +10,7 @@ from penstock.model.ledger_events import JobEnded
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
-from penstock_services.estimator.core.runs import About, about
+from penstock_services.estimator.core.runs import JobInfo, job_info
 from penstock_services.estimator.core.stages.profile import MIN_ITERATIONS, StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry, combined, moved
 from tests.unit.test_estimator import Cell
@@ -18,8 +18,8 @@ from tests.unit.test_estimator import Cell
 KEY = StageKey("resnet18", 64, 4)
 
 
-def who(owner: str = "ada", model: str | None = "resnet18", batch: int | None = 64) -> About:
-    return about(JobSpec(owner=owner, command=("python", "train.py"), model=model, batch_size=batch))
+def who(owner: str = "ada", model: str | None = "resnet18", batch: int | None = 64) -> JobInfo:
+    return job_info(JobSpec(owner=owner, command=("python", "train.py"), model=model, batch_size=batch))
 
 
 def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
@@ -130,7 +130,7 @@ def test_of_two_owners_the_first_counts() -> None:
     ],
 )
 def test_what_cannot_teach_is_set_aside(
-    job: About, gpus: int, share: int, told_ms: tuple[float, ...], reason: str
+    job: JobInfo, gpus: int, share: int, told_ms: tuple[float, ...], reason: str
 ) -> None:
     """Jobs that name nothing, shares of a GPU, broken counters: no profile, and each is counted."""
     log = StageRegistry()

@@ -97,14 +97,14 @@ def test_too_few_runs_make_no_model() -> None:
     """Among them runs without batch size, without network, on parts of a GPU, on unlike cards, with absurd steps."""
     runs = [ran(seq) for seq in range(MIN_TEACHING - 1)]
     bare = runs[0]
-    given, about_ = bare.given, bare.about
+    allocation, info = bare.allocation, bare.info
     runs += [
         bare._replace(steps=None),
-        bare._replace(about=about_._replace(batch_size=None)),
-        bare._replace(about=about_._replace(model=None)),
+        bare._replace(info=info._replace(batch_size=None)),
+        bare._replace(info=info._replace(model=None)),
         bare._replace(steps=Steps()),
-        bare._replace(given=given._replace(card=given.card._replace(model=""))),
-        bare._replace(set_aside="run_ms: wrong"),
+        bare._replace(allocation=allocation._replace(card=allocation.card._replace(model=""))),
+        bare._replace(rejected="run_ms: wrong"),
         *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (0, -1, 1e-9, 1e12)),
         *(bare._replace(measured=bare.measured._replace(step_ms=wrong)) for wrong in (math.nan, math.inf)),
     ]
@@ -227,7 +227,7 @@ def test_the_batch_is_shared_by_the_gpus() -> None:
     assert sample.cell == cell_of((2, 2, 4), 64), "the same ring, wherever it begins"
     assert sample.cell.local_batch == 8
     gang = ran(1, ring=(4, 4), batch=64)
-    two = sample_of(gang._replace(about=gang.about._replace(workers=2)))
+    two = sample_of(gang._replace(info=gang.info._replace(workers=2)))
     assert two is not None
     assert (two.cell.local_batch, two.batch) == (16, 128), "a job file tells the batch of one worker"
 

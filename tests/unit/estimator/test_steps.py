@@ -30,7 +30,7 @@ from penstock_services.estimator.core.progress import (
     ring_of,
 )
 from penstock_services.estimator.core.recall import MAX_RECALLED, recall, recall_from
-from penstock_services.estimator.core.runs import ToldEta
+from penstock_services.estimator.core.runs import EtaAtHalf
 from penstock_services.estimator.core.state import State, begin_at
 from penstock_services.estimator.core.step_time.training import MIN_NEW, STEPS
 from tests.unit.estimator.telling import JOB, Telling, ran
@@ -96,7 +96,7 @@ def test_a_script_that_tells_nothing_leaves_everything_unknown() -> None:
     cell.begin("job")
     cell.end("job")
     [run] = cell.kept
-    assert (run.steps, run.steps_aside, run.eta) == (None, "", None)
+    assert (run.steps, run.steps_rejected, run.eta) == (None, "", None)
     assert math.isnan(run.measured.launch_ms)
     assert math.isnan(run.measured.iterations)
 
@@ -169,8 +169,8 @@ def test_a_window_is_no_longer_than_its_task_has_run() -> None:
     assert (cell.progress("job").odd, cell.progress("job").windows.parts) == (1, [])
     cell.end("job")
     assert cell.kept[0].steps is None
-    assert cell.kept[0].steps_aside.startswith("steps: 1 reports that cannot be true")
-    assert not cell.kept[0].set_aside, "what else the run measured is sound"
+    assert cell.kept[0].steps_rejected.startswith("steps: 1 reports that cannot be true")
+    assert not cell.kept[0].rejected, "what else the run measured is sound"
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan, 1e200])
@@ -349,7 +349,7 @@ def test_what_was_told_is_judged_at_half_of_the_run() -> None:
     found.started_ms = 1_000
     found.publish(Published(11_000, Bounds(80_000, 70_000, 95_000)))
     found.publish(Published(71_000, Bounds(25_000, 20_000, 30_000)))
-    assert found.eta_at_half(101_000) == ToldEta(40_000, 30_000, 55_000, 50_000)
+    assert found.eta_at_half(101_000) == EtaAtHalf(40_000, 30_000, 55_000, 50_000)
     assert found.eta_at_half(12_000) is None, "nothing was told in the first half"
     assert blank().eta_at_half(1_000) is None
 
@@ -384,12 +384,12 @@ def test_a_model_of_steps_is_due_by_runs_or_by_missed_intervals() -> None:
     """Runs without steps do not count; once, a driver update makes every job slower than was told."""
     due = Due(STEPS)
     due.seen([ran(seq)._replace(steps=None) for seq in range(100)])
-    due.seen([ran(1)._replace(set_aside="run_ms: wrong")])
+    due.seen([ran(1)._replace(rejected="run_ms: wrong")])
     assert not due.reason
     due.seen([ran(seq) for seq in range(MIN_NEW)])
     assert due.reason.startswith(f"{MIN_NEW} new runs since")
     due.trained(1_000)
-    due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 10.5)) for seq in range(30)])
+    due.seen([ran(seq)._replace(eta=EtaAtHalf(10, 9, 11, 10.5)) for seq in range(30)])
     assert not due.reason
-    due.seen([ran(seq)._replace(eta=ToldEta(10, 9, 11, 12)) for seq in range(MAX_MISSED)])
+    due.seen([ran(seq)._replace(eta=EtaAtHalf(10, 9, 11, 12)) for seq in range(MAX_MISSED)])
     assert due.reason.startswith("drift: 13 of 43 runs")

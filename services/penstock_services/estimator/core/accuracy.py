@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock_services.estimator.core.eta.remaining import LEVEL
 from penstock_services.estimator.core.resources.memory_kills import REASON
-from penstock_services.estimator.core.runs import FinishedRun, ToldEta
+from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
 
 WORST = 10
 OWNERS = 10
@@ -24,14 +24,14 @@ NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
 class Field(NamedTuple):
     """One thing that an estimate says. `bound`: it is a promise that must hold, not a mean."""
 
-    said: Callable[[FinishedRun], float]
+    estimate: Callable[[FinishedRun], float]
     measured: Callable[[FinishedRun], float]
     bound: bool
 
 
 def _said(name: str) -> Callable[[FinishedRun], float]:
     def of(run: FinishedRun) -> float:
-        value = None if run.said is None else getattr(run.said, name)
+        value = None if run.estimate is None else getattr(run.estimate, name)
         return math.nan if value is None else float(value)
 
     return of
@@ -97,7 +97,7 @@ class Worst(NamedTuple):
     owner: str
     tier: str
     field: str
-    said: float
+    estimate: float
     used: float
 
 
@@ -111,11 +111,11 @@ class OverAsking(NamedTuple):
     """Median ratio."""
 
 
-class Reckoning(NamedTuple):
-    """The whole report. `set_aside`: reason (without numbers) → runs."""
+class Accuracy(NamedTuple):
+    """The whole report. `rejected`: reason (without numbers) → runs."""
 
     runs: int
-    set_aside: Mapping[str, int]
+    rejected: Mapping[str, int]
     tiers: Mapping[str, Mapping[str, Score]]
     """Tier → field → score. What the user asked for counts as tier `user`."""
     drift: Mapping[str, Sequence[float]]
@@ -135,28 +135,28 @@ class Pair(NamedTuple):
     field: str
     tier: str
     """`USER` for what he asked for himself."""
-    said: float
+    estimate: float
     used: float
 
     @property
     def ratio(self) -> float:
         """said / used."""
-        return self.said / self.used
+        return self.estimate / self.used
 
     @property
     def off(self) -> float:
         """|log(said / used)|."""
-        return abs(math.log(self.said / self.used))
+        return abs(math.log(self.estimate / self.used))
 
 
-def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
+def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
     """Runs in the order in which they ended."""
     ended = len(runs)
-    runs = [run for run in runs if not run.set_aside.startswith(REASON)]
+    runs = [run for run in runs if not run.rejected.startswith(REASON)]
     aside: dict[str, int] = {}
     for run in runs:
-        if run.set_aside:
-            reason = run.set_aside.partition(":")[0]
+        if run.rejected:
+            reason = run.rejected.partition(":")[0]
             aside[reason] = aside.get(reason, 0) + 1
     pairs = pairs_of(runs)
     groups: dict[tuple[str, str], list[Pair]] = {}
@@ -167,14 +167,14 @@ def reckon(runs: Sequence[FinishedRun]) -> Reckoning:
         tiers.setdefault(tier, {})[name] = score(name, groups[tier, name])
     estimated = [pair for pair in pairs if pair.tier != USER]
     worst = _worst(estimated)
-    return Reckoning(
+    return Accuracy(
         len(runs),
         dict(sorted(aside.items())),
         tiers,
         {name: _drift([pair for pair in estimated if pair.field == name]) for name in FIELDS},
         _over_asking([pair for pair in pairs if pair.tier == USER]),
         [
-            Worst(pair.run.job_id, pair.run.about.owner, pair.tier, pair.field, pair.said, pair.used)
+            Worst(pair.run.job_id, pair.run.info.owner, pair.tier, pair.field, pair.estimate, pair.used)
             for pair in worst
         ],
         remaining([run.eta for run in runs if run.eta is not None]),
@@ -186,31 +186,31 @@ def _worst(pairs: Sequence[Pair]) -> list[Pair]:
     """Of each job's kind and field only the worst, so that one command that ran often leaves room for others."""
     found: dict[tuple[bytes, str], Pair] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
-        found.setdefault((pair.run.about.key, pair.field), pair)
+        found.setdefault((pair.run.info.key, pair.field), pair)
     return list(found.values())[:WORST]
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
     """Of the sound ones, in their order."""
-    return [pair for run in runs if not run.set_aside for pair in _pairs(run)]
+    return [pair for run in runs if not run.rejected for pair in _pairs(run)]
 
 
 def _pairs(run: FinishedRun) -> list[Pair]:
     """Fields that were both said and measured; 0 says nothing (no demand on the card's size, nothing seen)."""
-    if run.said is None:
+    if run.estimate is None:
         return []
     found = []
     for name, field in FIELDS.items():
-        said, used = field.said(run), field.measured(run)
+        said, used = field.estimate(run), field.measured(run)
         if said > 0 and used > 0 and not math.isinf(said):
-            found.append(Pair(run, name, USER if name in run.about.asked else run.said.tier, said, used))
+            found.append(Pair(run, name, USER if name in run.info.asked else run.estimate.tier, said, used))
     return found
 
 
 def score(name: str, pairs: Sequence[Pair]) -> Score:
     """At least one pair."""
     ratios = sorted(pair.ratio for pair in pairs)
-    broken = sum(pair.used > pair.said for pair in pairs) / len(pairs) if FIELDS[name].bound else math.nan
+    broken = sum(pair.used > pair.estimate for pair in pairs) / len(pairs) if FIELDS[name].bound else math.nan
     return Score(len(pairs), median(ratios), math.exp(_p95([pair.off for pair in pairs])), broken)
 
 
@@ -222,16 +222,16 @@ def share(count: int, of: int) -> Share:
     return Share(of, value, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def reckonable(eta: ToldEta) -> ToldEta | None:
+def bounded_eta(eta: EtaAtHalf) -> EtaAtHalf | None:
     """With times from a millisecond to a century, so that every ratio of them is a number; None where nothing was left."""
     if not eta.actual_ms > 0:
         return None
-    return ToldEta(*(min(max(ms, 1.0), MOST_LEFT_MS) for ms in eta))
+    return EtaAtHalf(*(min(max(ms, 1.0), MOST_LEFT_MS) for ms in eta))
 
 
-def remaining(etas: Sequence[ToldEta]) -> Remaining | None:
-    """Of runs whose remaining time was predicted, in `reckonable` numbers; None for none."""
-    usable = [one for one in map(reckonable, etas) if one is not None]
+def remaining(etas: Sequence[EtaAtHalf]) -> Remaining | None:
+    """Of runs whose remaining time was predicted, in `bounded_eta` numbers; None for none."""
+    usable = [one for one in map(bounded_eta, etas) if one is not None]
     if not usable:
         return None
     early = sum(one.actual_ms < one.low_ms for one in usable)
@@ -257,7 +257,7 @@ def _drift(pairs: Sequence[Pair]) -> list[float]:
 def _over_asking(pairs: Sequence[Pair]) -> list[OverAsking]:
     by_owner: dict[tuple[str, str], list[float]] = {}
     for pair in pairs:
-        by_owner.setdefault((pair.run.about.owner, pair.field), []).append(pair.ratio)
+        by_owner.setdefault((pair.run.info.owner, pair.field), []).append(pair.ratio)
     found = [
         OverAsking(owner, field, len(ratios), median(ratios))
         for (owner, field), ratios in by_owner.items()

@@ -18,7 +18,7 @@ CORE_OWNERS, CORE_RUNS_OF_ONE = (
 
 # Nearest runs: each owner counts with few, and the median decides.
 NEAREST_OWNERS = 32  # of one network, the latest
-NEAREST_KEPT_OF_ONE = 4  # runs of a network that are kept
+NEAREST_STORED_OF_ONE = 4  # runs of a network that are kept
 NEAREST_RUNS_OF_ONE = 2  # of the eight that answer
 ABOVE_OTHERS = 2.0  # so many times may his memory, cores and time exceed the next owner's and be believed
 

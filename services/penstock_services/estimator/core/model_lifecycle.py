@@ -111,7 +111,7 @@ class Due:
     def seen(self, runs: Iterable[FinishedRun]) -> None:
         """Finished runs, each once; rejected ones do not count."""
         for run in runs:
-            if not run.set_aside and self._kind.counts(run):
+            if not run.rejected and self._kind.counts(run):
                 self.new += 1
                 if (missed := self._kind.missed(run)) is not None:
                     self._missed.append(missed)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.model.types import JobSpec, NodeSpec, TaskPlacement
-from penstock_services.estimator.core.runs import NO_CARD, Card, Given
+from penstock_services.estimator.core.runs import NO_CARD, Allocation, Card
 from penstock_services.estimator.core.step_time.placements import Placement, why_no_placement
 
 MAX_CACHED = 1_024  # answers; there are few kinds of questions
@@ -77,12 +77,12 @@ class NodeCapacity:
             self._named = tuple(sorted({card for card in self._cards.values() if card.model}))
         return self._named
 
-    def given(self, places: Sequence[TaskPlacement]) -> Given:
+    def allocation_of(self, places: Sequence[TaskPlacement]) -> Allocation:
         """Of an attempt's workers (at least one); all of them get the same. A gang on unlike cards has none by name."""
         first = places[0]
         found = {self._cards.get(place.node_id, NO_CARD) for place in places} if first.gpus else {NO_CARD}
         card = found.pop() if len(found) == 1 else Card("", min(card.memory_mib for card in found))
-        return Given(len(first.gpus), first.gpu_share_milli, len(first.cores), card)
+        return Allocation(len(first.gpus), first.gpu_share_milli, len(first.cores), card)
 
     def max(self, spec: JobSpec, gpus: int) -> Capacity | None:
         """For a worker with so many GPUs of the models that the job allows; None: there is no such node now."""

@@ -17,7 +17,7 @@ from penstock.model.types import JobSpec, TaskPlacement
 from penstock_services.estimator.core.eta.curves import MAX_VALUE
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.resources.history import UNKNOWN
-from penstock_services.estimator.core.runs import Steps, ToldEta
+from penstock_services.estimator.core.runs import EtaAtHalf, Steps
 from penstock_services.estimator.core.step_time.placements import (
     Cell,
     Measurement,
@@ -265,7 +265,7 @@ class Progress:
         known = [task.spent_ms for task in self.tasks.values() if task.reported and not task.broken]
         return {phase: max((spent.get(phase, 0.0) for spent in known), default=UNKNOWN) for phase in PHASES}
 
-    def eta_at_half(self, end_ms: int) -> ToldEta | None:
+    def eta_at_half(self, end_ms: int) -> EtaAtHalf | None:
         """What stood in the ledger at half of the attempt, less the time since then, against what was left."""
         began_ms = self.placed_ms if self.started_ms is None else self.started_ms
         lasted_ms = end_ms - began_ms
@@ -275,7 +275,7 @@ class Progress:
             return None
         gone_ms = half_ms - before[-1].at_ms
         middle, low, high = (max(0.0, part - gone_ms) for part in before[-1].left_ms)
-        return ToldEta(middle, low, high, end_ms - half_ms)
+        return EtaAtHalf(middle, low, high, end_ms - half_ms)
 
 
 def begun(

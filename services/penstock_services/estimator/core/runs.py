@@ -11,7 +11,7 @@ MAX_HOST_MEMORY_MIB = 1 << 30  # the wire types' range
 MEMORY_SLACK = 1.05  # drivers report a little more than the card is sold with
 
 
-class Said(NamedTuple):
+class EstimateSummary(NamedTuple):
     """The estimate that the job ran with."""
 
     tier: str
@@ -24,7 +24,7 @@ class Said(NamedTuple):
     gpu_utilisation_percent: float
 
 
-class About(NamedTuple):
+class JobInfo(NamedTuple):
     """The job, as far as learning needs it; small, since there is one for every live job."""
 
     key: bytes
@@ -48,7 +48,7 @@ class Card(NamedTuple):
 NO_CARD = Card("", 0)
 
 
-class Given(NamedTuple):
+class Allocation(NamedTuple):
     """What each worker of an attempt got."""
 
     gpus: int
@@ -68,7 +68,7 @@ class Steps(NamedTuple):
     """(iteration, loss), of all attempts, rising."""
 
 
-class ToldEta(NamedTuple):
+class EtaAtHalf(NamedTuple):
     """The remaining time that stood in the ledger when half of the last attempt was over, and what it turned out to be."""
 
     left_ms: float
@@ -78,26 +78,26 @@ class ToldEta(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """One succeeded job. `set_aside`: why nothing may be learned from it; empty: it is sound."""
+    """One succeeded job. `rejected`: why nothing may be learned from it; empty: it is sound."""
 
     seq: int
     """Of the ledger record that ended it."""
     job_id: str
-    about: About
-    given: Given
-    said: Said | None
+    info: JobInfo
+    allocation: Allocation
+    estimate: EstimateSummary | None
     measured: Run
-    set_aside: str
+    rejected: str
     steps: Steps | None = None
     """None: it reported nothing that can be used."""
-    steps_aside: str = ""
+    steps_rejected: str = ""
     """Why nothing may be learned from its steps although the rest is sound."""
-    eta: ToldEta | None = None
+    eta: EtaAtHalf | None = None
     """None: nothing was published in time."""
 
 
-def about(spec: JobSpec) -> About:
-    return About(
+def job_info(spec: JobSpec) -> JobInfo:
+    return JobInfo(
         key=key_of(spec),
         owner=spec.owner,
         model=spec.model,
@@ -109,9 +109,9 @@ def about(spec: JobSpec) -> About:
     )
 
 
-def said(estimate: Estimate) -> Said:
+def estimate_summary(estimate: Estimate) -> EstimateSummary:
     worker = estimate.worker
-    return Said(
+    return EstimateSummary(
         estimate.tier,
         estimate.model_version,
         estimate.confidence,
@@ -123,12 +123,12 @@ def said(estimate: Estimate) -> Said:
     )
 
 
-def doubt(measured: Run, given: Given) -> str:
+def implausible(measured: Run, allocation: Allocation) -> str:
     """Why these measurements cannot be true; empty if they can. One broken sensor must not teach anybody.
 
     NaN stands for *not measured*, which is no reason for doubt.
     """
-    memory_mib, card_mib = measured.gpu_memory_mib, given.card.memory_mib
+    memory_mib, card_mib = measured.gpu_memory_mib, allocation.card.memory_mib
     if card_mib and memory_mib > card_mib * MEMORY_SLACK:
         return f"gpu_memory_mib: {memory_mib:.0f} on a card of {card_mib}"
     if measured.host_memory_mib > MAX_HOST_MEMORY_MIB:

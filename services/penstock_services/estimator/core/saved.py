@@ -11,7 +11,7 @@ import numpy as np
 
 FORMAT = 1  # rises when the fields of a saved model change their meaning
 MAX_BYTES = 1 << 28
-KEPT_DIGITS = 12  # of the digest, in a version
+VERSION_DIGITS = 12  # of the digest, in a version
 
 Saved = TypeVar("Saved")
 
@@ -37,7 +37,7 @@ def digest_of(body: bytes) -> str:
 
 def version_of(kind: str, digest: str) -> str:
     """The model's name in estimates and events."""
-    return f"{kind}-{digest[:KEPT_DIGITS]}"
+    return f"{kind}-{digest[:VERSION_DIGITS]}"
 
 
 def from_bytes(body: bytes, digest: str, kind: type[Saved]) -> Saved:

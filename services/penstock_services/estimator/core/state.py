@@ -28,7 +28,15 @@ from penstock_services.estimator.core.resources.cores import PastCores
 from penstock_services.estimator.core.resources.history import UNKNOWN, History, Run, bounded
 from penstock_services.estimator.core.resources.memory_kills import REASON, MemoryKills
 from penstock_services.estimator.core.resources.nearest import Nearest
-from penstock_services.estimator.core.runs import About, FinishedRun, Given, Said, about, doubt, said
+from penstock_services.estimator.core.runs import (
+    Allocation,
+    EstimateSummary,
+    FinishedRun,
+    JobInfo,
+    estimate_summary,
+    implausible,
+    job_info,
+)
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer keeps
@@ -57,15 +65,15 @@ class StageRow(NamedTuple):
 class LiveJob:
     """A job that the ledger says was submitted and has not ended."""
 
-    about: About
+    info: JobInfo
     spec: JobSpec | None
     """None once it is estimated."""
     event_id: str
     """Of its submission."""
-    said: Said | None = None
+    estimate: EstimateSummary | None = None
     workers: dict[str, None] = field(default_factory=dict)
     """Worker tasks of the latest attempt; a new placement replaces them, what they got, and the exits."""
-    given: Given | None = None
+    allocation: Allocation | None = None
     exits: list[Run] = field(default_factory=list)
     partly: bool = False
     """Some of its workers had exited before this fold began: it teaches nothing."""
@@ -102,7 +110,7 @@ class State:
     """Offset after the last record of the jobs partition that the placer answered."""
     void: int = 0
     """Records that broke the chain and were skipped (LAW 3)."""
-    early: OrderedDict[str, Said] = field(default_factory=OrderedDict)
+    early: OrderedDict[str, EstimateSummary] = field(default_factory=OrderedDict)
     """Estimates of jobs that the ledger does not hold yet."""
     forgotten_early: OrderedDict[str, None] = field(default_factory=OrderedDict)
     estimate_again: list[str] = field(default_factory=list)
@@ -162,22 +170,24 @@ def begin_at(state: State, replica: Replica) -> None:
     state.jobs_offset = cell.positions.get((state.jobs_topic, state.jobs_partition), 0)
     for node in cell.nodes.values():
         state.nodes.put(node.spec, present=node.status is not NodeStatus.GONE)
-    state.early = OrderedDict((job_id, said(found)) for job_id, found in cell.early_estimates.items())
+    state.early = OrderedDict(
+        (job_id, estimate_summary(found)) for job_id, found in cell.early_estimates.items()
+    )
     for job in cell.jobs.values():
         estimate = job.estimate
         live = state.live[job.job_id] = LiveJob(
-            about(job.spec),
+            job_info(job.spec),
             job.spec if estimate is None else None,
             job.job_id,
-            None if estimate is None else said(estimate),
+            None if estimate is None else estimate_summary(estimate),
             goal=goal_of(job.spec),
         )
         workers = {t: task for t, task in job.tasks.items() if task.place.role == "worker"}
         if workers:
             places = [task.place for task in workers.values()]
-            live.given = state.nodes.given(places)
+            live.allocation = state.nodes.allocation_of(places)
             live.workers = dict.fromkeys(workers)
-            live.progress = begun(job.attempt, job.placed_ms or 0, places, live.given.card.model)
+            live.progress = begun(job.attempt, job.placed_ms or 0, places, live.allocation.card.model)
             live.progress.started_ms = job.running_ms
             live.partly = any(task.exited_ms is not None for task in workers.values())
             state.recall_seq = min(state.recall_seq or job.token, job.token)
@@ -190,16 +200,18 @@ def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None
         state.estimate_again.append(fact.job_id)
     spec = None if said_early is not None else fact.spec
     event_id = at.event_id or fact.job_id
-    state.live[fact.job_id] = LiveJob(about(fact.spec), spec, event_id, said_early, goal=goal_of(fact.spec))
+    state.live[fact.job_id] = LiveJob(
+        job_info(fact.spec), spec, event_id, said_early, goal=goal_of(fact.spec)
+    )
 
 
 def _estimated(state: State, at: At, fact: external_events.JobEstimated) -> None:
     job = state.live.get(fact.job_id)
     if job is not None:
         job.spec = None
-        job.said = said(fact.estimate)
+        job.estimate = estimate_summary(fact.estimate)
         return
-    state.early[fact.job_id] = said(fact.estimate)
+    state.early[fact.job_id] = estimate_summary(fact.estimate)
     if len(state.early) > MAX_EARLY:
         state.forgotten_early[state.early.popitem(last=False)[0]] = None
         if len(state.forgotten_early) > MAX_FORGOTTEN:
@@ -212,19 +224,19 @@ def _placed(state: State, at: At, fact: ledger_events.PlacementDecided) -> None:
         return
     _forget_attempt(state, job)
     workers = [place for place in fact.tasks if place.role == "worker"]
-    job.given = state.nodes.given(workers)
+    job.allocation = state.nodes.allocation_of(workers)
     job.workers = dict.fromkeys(place.task_id for place in workers)
-    job.progress = begun(fact.attempt, at.now_ms, workers, job.given.card.model, job.progress)
+    job.progress = begun(fact.attempt, at.now_ms, workers, job.allocation.card.model, job.progress)
     state.job_of_task.update(dict.fromkeys(job.workers, fact.job_id))
 
 
 def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     job_id = state.job_of_task.get(fact.task_id, "")
     job = state.live.get(job_id)
-    if job is None or job.given is None:
+    if job is None or job.allocation is None:
         return
     if fact.cause == "out_of_memory":
-        _killed(state, at, job_id, job, job.given)
+        _killed(state, at, job_id, job, job.allocation)
     if fact.cause != "exited" or fact.exit_code != 0:
         return
     if job.progress is not None:
@@ -235,7 +247,7 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
             ended_ms=at.now_ms,
             seq=at.seq,
             run_ms=run_ms if run_ms >= 0 else UNKNOWN,
-            gpus=job.given.gpus,
+            gpus=job.allocation.gpus,
             busy_cores=bounded(used.cpu_ms) / run_ms if run_ms > 0 else UNKNOWN,
             host_memory_mib=bounded(used.host_memory_mib),
             gpu_memory_mib=bounded(used.gpu_memory_mib),
@@ -245,16 +257,16 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     )
 
 
-def _killed(state: State, at: At, job_id: str, job: LiveJob, given: Given) -> None:
+def _killed(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
     """A worker took more host memory than it was promised: that promise is what it teaches, nothing else of it."""
     if not state.learning:
         return
-    held_mib = 0 if job.said is None else job.said.host_memory_mib
-    state.kills.add(job.about, held_mib)
+    held_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
+    state.kills.add(job.info, held_mib)
     state.rejected[REASON] += 1
     why = f"{REASON}: killed with {held_mib} MiB of host memory"
     measured = Run(ended_ms=at.now_ms, seq=at.seq)
-    state.finished.append(FinishedRun(at.seq, job_id, job.about, given, job.said, measured, why))
+    state.finished.append(FinishedRun(at.seq, job_id, job.info, allocation, job.estimate, measured, why))
 
 
 def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
@@ -262,36 +274,38 @@ def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
     if job is None:
         return
     teaches = fact.outcome == "succeeded" and state.learning and not job.partly
-    if teaches and job.exits and job.given is not None:
-        _learn(state, at, fact.job_id, job, job.given)
+    if teaches and job.exits and job.allocation is not None:
+        _learn(state, at, fact.job_id, job, job.allocation)
     _forget_attempt(state, job)
     state.stepped.pop(fact.job_id, None)
 
 
-def _learn(state: State, at: At, job_id: str, job: LiveJob, given: Given) -> None:
-    measured = whole_job(job.exits)._replace(total_gpus=given.gpus * max(1, len(job.workers)))
-    steps, steps_aside, eta = None, "", None
+def _learn(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
+    measured = whole_job(job.exits)._replace(total_gpus=allocation.gpus * max(1, len(job.workers)))
+    steps, steps_rejected, eta = None, "", None
     if job.progress is not None:
-        steps, steps_aside = steps_of(job.progress)
+        steps, steps_rejected = steps_of(job.progress)
         measured = measured._replace(**measured_steps(job.progress, steps))
         eta = job.progress.eta_at_half(at.now_ms)
-    why = doubt(measured, given)
+    why = implausible(measured, allocation)
     if why:
         state.rejected[why.partition(":")[0]] += 1
     else:
-        state.history.add(job.about.key, measured, job.about.owner)
-        state.nearest.add(job.about, measured)
-        state.past_cores.add(job.about, given, measured)
-        state.kills.ran(job.about, 0 if job.said is None else job.said.host_memory_mib)
+        state.history.add(job.info.key, measured, job.info.owner)
+        state.nearest.add(job.info, measured)
+        state.past_cores.add(job.info, allocation, measured)
+        state.kills.ran(job.info, 0 if job.estimate is None else job.estimate.host_memory_mib)
     state.finished.append(
-        FinishedRun(at.seq, job_id, job.about, given, job.said, measured, why, steps, steps_aside, eta)
+        FinishedRun(
+            at.seq, job_id, job.info, allocation, job.estimate, measured, why, steps, steps_rejected, eta
+        )
     )
 
 
 def _forget_attempt(state: State, job: LiveJob) -> None:
     for task_id in job.workers:
         state.job_of_task.pop(task_id, None)
-    job.workers, job.given, job.exits, job.partly = {}, None, [], False
+    job.workers, job.allocation, job.exits, job.partly = {}, None, [], False
 
 
 def _node(state: State, at: At, fact: external_events.NodeJoined | external_events.NodeChanged) -> None:
@@ -328,10 +342,10 @@ def _eta(state: State, at: At, fact: external_events.EtaEstimated) -> None:
 
 def _stages(state: State, at: At, fact: external_events.StagesMeasured) -> None:
     job = state.live.get(state.job_of_task.get(fact.task_id, ""))
-    if job is None or job.given is None or not state.learning:
+    if job is None or job.allocation is None or not state.learning:
         return
-    gpus, share_milli = job.given.gpus * len(job.workers), job.given.gpu_share_milli
-    row = state.stages.measured(job.about, gpus, share_milli, fact, at.event_id)
+    gpus, share_milli = job.allocation.gpus * len(job.workers), job.allocation.gpu_share_milli
+    row = state.stages.measured(job.info, gpus, share_milli, fact, at.event_id)
     if row is not None:
         state.stage_rows.append(StageRow(at.seq, row))
 

@@ -116,8 +116,8 @@ class Learner:
         begin_at(state, replica)
         known = await store.fill_history(state.history)
         for run in await store.latest(NEAREST_KNOWN):
-            state.nearest.add(run.about, run.measured)
-            state.past_cores.add(run.about, run.given, run.measured)
+            state.nearest.add(run.info, run.measured)
+            state.past_cores.add(run.info, run.allocation, run.measured)
         await store.fill_kills(state.kills, KILLS_KNOWN)
         for row in await store.stages():
             state.stages.put(row)

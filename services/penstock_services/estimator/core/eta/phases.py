@@ -12,14 +12,14 @@ from typing import Literal
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.resources.history import Runs
 from penstock_services.estimator.core.resources.nearest import Nearest, believed
-from penstock_services.estimator.core.runs import About
+from penstock_services.estimator.core.runs import JobInfo
 
 Around = Literal["launch_ms", "save_ms"]
 AROUND: tuple[Around, ...] = ("launch_ms", "save_ms")
 """What is around the training itself."""
 
 
-def phase_ms(name: Around, job: JobSpec | About, runs: Runs | None, nearest: Nearest) -> float:
+def phase_ms(name: Around, job: JobSpec | JobInfo, runs: Runs | None, nearest: Nearest) -> float:
     """The median of `runs`, which are the job's own, else of its nearest; 0 where nobody reported it.
 
     Of the nearest each owner counts with two runs at most and with no more than twice what the next one had, so that one

@@ -99,7 +99,7 @@ class EtaUpdates:
         if known is None or known.attempt != progress.attempt:
             known = _Job(progress.attempt, "", None)
         if known.version != version:
-            runs = self._state.history.get(job.about.key)
+            runs = self._state.history.get(job.info.key)
             prior = self._predicted(job, progress) or _own(runs, progress.gpus)
             known = known._replace(version=version, prior=prior)
             self._remember(job_id, known)
@@ -112,7 +112,7 @@ class EtaUpdates:
             self._jobs = {job_id: one for job_id, one in self._jobs.items() if job_id in live}
 
     def _estimate(self, job: LiveJob, progress: Progress, prior: tuple[float, float] | None) -> Eta | None:
-        runs = self._state.history.get(job.about.key)
+        runs = self._state.history.get(job.info.key)
         points = progress.curve.points()
         target = job.goal.target_loss
         asked = Asked(
@@ -126,19 +126,19 @@ class EtaUpdates:
             past_totals=runs.column("iterations") if runs else (),
             curve=curve(*zip(*points, strict=True)) if points and target is not None else None,
             target=target,
-            kind=kind_of(job.about.model),
-            after_s=phase_ms("save_ms", job.about, runs, self._state.nearest) / 1_000.0,
+            kind=kind_of(job.info.model),
+            after_s=phase_ms("save_ms", job.info, runs, self._state.nearest) / 1_000.0,
         )
         return eta(asked, UNKNOWN_KIND if self._model is None else self._model.model.eta)
 
     def _predicted(self, job: LiveJob, progress: Progress) -> tuple[float, float] | None:
-        about = job.about
-        if self._model is None or about.model is None or about.batch_size is None:
+        info = job.info
+        if self._model is None or info.model is None or info.batch_size is None:
             return None
         if not progress.ring or not progress.gpu:
             return None
-        cell = cell_of(progress.ring, about.batch_size, about.workers)
-        asked = StepQuestion(about.owner, about.model, progress.gpu, cell)
+        cell = cell_of(progress.ring, info.batch_size, info.workers)
+        asked = StepQuestion(info.owner, info.model, progress.gpu, cell)
         found = answer(self._model.model, [asked])[asked]
         return None if found is None or found.spread > MAX_SPREAD else (found.log_s, found.spread)
 

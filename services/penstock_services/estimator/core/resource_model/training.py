@@ -26,18 +26,18 @@ SEED = 0
 
 def measured(run: FinishedRun) -> tuple[Task, Mapping[str, float]] | None:
     """The run as the model sees it; None where it cannot teach: no named network, a shared GPU, absurd values."""
-    about, given = run.about, run.given
-    if run.set_aside or about.model is None or given.gpus < 1 or given.gpu_share_milli < WHOLE_GPU:
+    info, allocation = run.info, run.allocation
+    if run.rejected or info.model is None or allocation.gpus < 1 or allocation.gpu_share_milli < WHOLE_GPU:
         return None
     task = Task(
-        model=about.model,
-        gpu=given.card.model,
-        gpus=given.gpus * about.workers,
-        batch_size=math.nan if about.batch_size is None else about.batch_size,
-        card_mib=given.card.memory_mib or math.nan,
-        parameter_servers=about.parameter_servers,
-        workers=about.workers,
-        owner=about.owner,
+        model=info.model,
+        gpu=allocation.card.model,
+        gpus=allocation.gpus * info.workers,
+        batch_size=math.nan if info.batch_size is None else info.batch_size,
+        card_mib=allocation.card.memory_mib or math.nan,
+        parameter_servers=info.parameter_servers,
+        workers=info.workers,
+        owner=info.owner,
     )
     labels = {
         MEMORY: run.measured.gpu_memory_mib,
@@ -89,9 +89,9 @@ def judge(model: Model, runs: Sequence[FinishedRun]) -> dict[str, float]:
 
 def promise_broken(run: FinishedRun) -> bool | None:
     """Whether the run took more GPU memory than this model had promised; None: another tier, or the user, had."""
-    if run.said is None or run.said.tier != "model" or "gpu_memory_mib" in run.about.asked:
+    if run.estimate is None or run.estimate.tier != "model" or "gpu_memory_mib" in run.info.asked:
         return None
-    return run.measured.gpu_memory_mib > run.said.gpu_memory_mib
+    return run.measured.gpu_memory_mib > run.estimate.gpu_memory_mib
 
 
 RESOURCES = ModelKind(

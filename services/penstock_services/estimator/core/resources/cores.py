@@ -20,7 +20,7 @@ from penstock_services.estimator.core.node_capacity import Capacity, NodeCapacit
 from penstock_services.estimator.core.owner_table import OwnerTable
 from penstock_services.estimator.core.resources.estimate import CORES_HEADROOM, DEFAULT, DEFAULT_GPUS, Guess
 from penstock_services.estimator.core.resources.history import Run
-from penstock_services.estimator.core.runs import About, Given
+from penstock_services.estimator.core.runs import Allocation, JobInfo
 
 FIRST: dict[Category, int] = {"cv": 3, "nlp": 5, "speech": 5}
 """For an owner's first job. Source: CODA §V-B1."""
@@ -112,17 +112,17 @@ class PastCores:
     def __len__(self) -> int:
         return len(self._owners)
 
-    def add(self, about: About, given: Given, run: Run) -> None:
+    def add(self, info: JobInfo, allocation: Allocation, run: Run) -> None:
         """A sound run; one without GPUs is no training."""
         busy = run.busy_cores
-        cores = math.ceil(busy * CORES_HEADROOM) if 0 < busy <= MAX_CORES else given.cores
-        if given.gpus < 1 or cores < 1:
+        cores = math.ceil(busy * CORES_HEADROOM) if 0 < busy <= MAX_CORES else allocation.cores
+        if allocation.gpus < 1 or cores < 1:
             return
-        past = self._owners.get(about.owner, about.owner)
+        past = self._owners.get(info.owner, info.owner)
         if past is None:
             past = deque(maxlen=CORE_RUNS_OF_ONE)
-        past.append(PastJob(about.category, cores, given.gpus))
-        self._owners.put(about.owner, about.owner, past)
+        past.append(PastJob(info.category, cores, allocation.gpus))
+        self._owners.put(info.owner, info.owner, past)
         self.version += 1
 
     def of(self, owner: str) -> tuple[PastJob, ...]:

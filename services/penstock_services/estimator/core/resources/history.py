@@ -27,7 +27,7 @@ class Run(NamedTuple):
     """Of the ledger record that ended it."""
     run_ms: float = UNKNOWN
     gpus: float = UNKNOWN
-    """Given, per worker; how many of them it needed is not measured."""
+    """Allocation, per worker; how many of them it needed is not measured."""
     busy_cores: float = UNKNOWN
     """CPU time / run time."""
     host_memory_mib: float = UNKNOWN

@@ -15,7 +15,7 @@ from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable
 from penstock_services.estimator.core.resources.estimate import DEFAULT_HOST_MEMORY_MIB
 from penstock_services.estimator.core.resources.nearest import MAX_DISTANCE, distance
-from penstock_services.estimator.core.runs import About
+from penstock_services.estimator.core.runs import JobInfo
 
 RAISED = 2.0  # times what was promised when it was killed
 REASON = "out_of_memory"
@@ -48,20 +48,20 @@ class MemoryKills:
     def __len__(self) -> int:
         return len(self._kills)
 
-    def add(self, about: About, held_mib: float) -> None:
+    def add(self, info: JobInfo, held_mib: float) -> None:
         """A worker was killed while it was promised so much; without a promise (0) that says nothing."""
         if not held_mib > 0:
             return
-        known = self._kills.get(about.key, about.owner)
+        known = self._kills.get(info.key, info.owner)
         held_mib = max(held_mib, known.held_mib if known else 0.0)
-        self._kills.put(about.key, about.owner, Kill(held_mib, about.model, about.batch_size))
+        self._kills.put(info.key, info.owner, Kill(held_mib, info.model, info.batch_size))
 
-    def ran(self, about: About, held_mib: float) -> None:
+    def ran(self, info: JobInfo, held_mib: float) -> None:
         """A sound run of this key that was promised so much. With more than the killed one had it says what the job
         needs, and the kill is forgotten; with as little it was luck."""
-        known = self._kills.get(about.key, about.owner)
+        known = self._kills.get(info.key, info.owner)
         if known and held_mib > known.held_mib:
-            self._kills.remove(about.key, about.owner)
+            self._kills.remove(info.key, info.owner)
 
     def floor(self, spec: JobSpec, key: bytes, *, near: bool) -> Floor | None:
         """By the owner's kills of this key; with `near` also by those of the same network, as far as runs are near."""

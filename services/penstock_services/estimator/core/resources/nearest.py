@@ -14,11 +14,11 @@ from typing import NamedTuple
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.limits import (
     ABOVE_OTHERS,
-    NEAREST_KEPT_OF_ONE,
     NEAREST_NETWORKS,
     NEAREST_NETWORKS_OF_ONE,
     NEAREST_OWNERS,
     NEAREST_RUNS_OF_ONE,
+    NEAREST_STORED_OF_ONE,
 )
 from penstock_services.estimator.core.owner_table import OwnerTable
 from penstock_services.estimator.core.resources.estimate import (
@@ -28,7 +28,7 @@ from penstock_services.estimator.core.resources.estimate import (
     held_memory_mib,
 )
 from penstock_services.estimator.core.resources.history import Run, Runs, bounded
-from penstock_services.estimator.core.runs import About
+from penstock_services.estimator.core.runs import JobInfo
 
 NEAREST = 8  # runs of all owners together; odd counts are as good, more say less about this batch size
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
@@ -57,17 +57,17 @@ class Nearest:
     def __len__(self) -> int:
         return len(self._networks)
 
-    def add(self, about: About, run: Run) -> None:
+    def add(self, info: JobInfo, run: Run) -> None:
         """A sound run; one without the name of its network is near to nothing."""
-        if about.model is None:
+        if info.model is None:
             return
-        runs = self._networks.get(about.model, about.owner)
+        runs = self._networks.get(info.model, info.owner)
         if runs is None:
-            runs = deque(maxlen=NEAREST_KEPT_OF_ONE)
-        runs.append(_Entry(_log(about.batch_size), about.workers, Run(*map(bounded, run))))
-        self._networks.put(about.model, about.owner, runs)
+            runs = deque(maxlen=NEAREST_STORED_OF_ONE)
+        runs.append(_Entry(_log(info.batch_size), info.workers, Run(*map(bounded, run))))
+        self._networks.put(info.model, info.owner, runs)
 
-    def to(self, spec: JobSpec | About) -> list[tuple[str, Run]]:
+    def to(self, spec: JobSpec | JobInfo) -> list[tuple[str, Run]]:
         """The nearest runs with their owners, nearest first, few of each owner; [] if none is near enough."""
         mine = _log(spec.batch_size)
         ranked = [

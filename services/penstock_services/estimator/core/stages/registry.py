@@ -15,7 +15,7 @@ from penstock.model import external_events
 from penstock.model.types import WHOLE_GPU
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.owner_table import NOBODY, OwnerTable
-from penstock_services.estimator.core.runs import About
+from penstock_services.estimator.core.runs import JobInfo
 from penstock_services.estimator.core.stages.profile import (
     MIN_ITERATIONS,
     Sample,
@@ -72,7 +72,7 @@ class StageRegistry:
 
     def measured(
         self,
-        about: About,
+        info: JobInfo,
         gpus: int,
         share_milli: int,
         fact: external_events.StagesMeasured,
@@ -82,16 +82,16 @@ class StageRegistry:
 
         Returns the owner's profile as it now is, None if they taught nothing.
         """
-        why, profile = _profile(about, gpus, share_milli, fact)
-        if profile is None or about.model is None or about.batch_size is None:
+        why, profile = _profile(info, gpus, share_milli, fact)
+        if profile is None or info.model is None or info.batch_size is None:
             self.rejected[why] += 1
             return None
-        key = StageKey(about.model, about.batch_size, gpus)
-        known = self._profiles.get(key, about.owner)
+        key = StageKey(info.model, info.batch_size, gpus)
+        known = self._profiles.get(key, info.owner)
         if known is None and len(self._profiles.of_key(key).keys() - {NOBODY}) >= STAGE_OWNERS:
             self.rejected["enough owners have measured it"] += 1
             return None
-        row = self.put(Owned(key, about.owner, profile if known is None else mean_profile(known, profile)))
+        row = self.put(Owned(key, info.owner, profile if known is None else mean_profile(known, profile)))
         self._changed[key] = cause
         return row
 
@@ -151,10 +151,10 @@ def moved(before: StageProfile | None, now: StageProfile) -> bool:
 
 
 def _profile(
-    about: About, gpus: int, share_milli: int, fact: external_events.StagesMeasured
+    info: JobInfo, gpus: int, share_milli: int, fact: external_events.StagesMeasured
 ) -> tuple[str, StageProfile | None]:
     """(why it teaches nothing, None) or ("", the profile). The reasons are few, since they are counted."""
-    if about.model is None or about.batch_size is None:
+    if info.model is None or info.batch_size is None:
         return "the job names no model or no batch size", None
     if gpus < 1:
         return "the job has no GPU", None

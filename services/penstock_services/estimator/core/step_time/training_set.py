@@ -86,17 +86,24 @@ def cell_of(placement: tuple[int, ...], batch_size: float, workers: int = 1) -> 
 
 def sample_of(run: FinishedRun) -> Sample | None:
     """None where something is missing or cannot be true."""
-    about, steps, step_s = run.about, run.steps, run.measured.step_ms / 1_000.0
-    if run.set_aside or steps is None or not steps.placement or not isfinite(step_s):
+    info, steps, step_s = run.info, run.steps, run.measured.step_ms / 1_000.0
+    if run.rejected or steps is None or not steps.placement or not isfinite(step_s):
         return None
-    if about.model is None or about.batch_size is None or not run.given.card.model:
+    if info.model is None or info.batch_size is None or not run.allocation.card.model:
         return None
-    cell = cell_of(steps.placement, about.batch_size, about.workers)
+    cell = cell_of(steps.placement, info.batch_size, info.workers)
     if why_rejected(Measurement(cell, step_s)):
         return None
     gpus = sum(steps.placement)
     return Sample(
-        run.seq, about.owner, about.model, run.given.card.model, cell, step_s, gpus, cell.local_batch * gpus
+        run.seq,
+        info.owner,
+        info.model,
+        run.allocation.card.model,
+        cell,
+        step_s,
+        gpus,
+        cell.local_batch * gpus,
     )
 
 
@@ -239,7 +246,7 @@ def kind_of(network: str | None) -> str:
 
 def _curves(runs: Sequence[FinishedRun]) -> list[tuple[str, Curve]]:
     logs_of = [
-        (run.about.owner, (kind_of(run.about.model), curve(*zip(*run.steps.curve, strict=True))))
+        (run.info.owner, (kind_of(run.info.model), curve(*zip(*run.steps.curve, strict=True))))
         for run in reversed(runs)
         if run.steps is not None and run.steps.curve
     ]
@@ -250,13 +257,13 @@ def _totals(runs: Sequence[FinishedRun]) -> list[list[float]]:
     by_key: dict[bytes, tuple[str, list[float]]] = {}
     for run in reversed(runs):
         if run.measured.iterations > 0:
-            by_key.setdefault(run.about.key, (run.about.owner, []))[1].append(run.measured.iterations)
+            by_key.setdefault(run.info.key, (run.info.owner, []))[1].append(run.measured.iterations)
     return limited_per_owner(by_key.values(), limits.JOBS)
 
 
 def _windows(runs: Sequence[FinishedRun]) -> list[tuple[float, ...]]:
     logs_of = [
-        (run.about.owner, tuple(window / 1_000.0 for window in run.steps.windows_ms))
+        (run.info.owner, tuple(window / 1_000.0 for window in run.steps.windows_ms))
         for run in reversed(runs)
         if run.steps is not None and len(run.steps.windows_ms) > 1
     ]
