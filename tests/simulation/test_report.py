@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.charts.files import MAX_PAGE_BYTES
 from penstock.charts.render import html, save_all
 from penstock.charts.report import Page
 from penstock.cli.app import run as main
 from penstock.ledger.replica import Replica
 from penstock.model.transitions import NodeStatus
-from penstock.simulator.commands.reporting import MAX_PAGE_BYTES
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.nodes import Latency
 from penstock.simulator.report.charts import sections

@@ -1,7 +1,8 @@
 """Accuracy of estimates against what jobs used: per tier, over time, by owner, and the worst of them. Pure."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
@@ -14,55 +15,29 @@ from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
 WORST = 10
 OWNERS = 10
 STRETCHES = 8  # over which drift is shown
-FEWEST_RUNS = 3  # of an owner, to be named as one who over-asks
+MIN_RUNS = 3  # of an owner, to be named as one who over-asks
 OVER_ASKED = 1.5  # times what was used, by the median
 USER = "user"
-MOST_LEFT_MS = 100 * 366 * 86_400_000.0
+MAX_LEFT_MS = 100 * 366 * 86_400_000.0
 NORMAL_95 = 1.96  # standard deviations around the mean that hold 95 %
 
 
 class Field(NamedTuple):
-    """One thing that an estimate says. `bound`: it is a promise that must hold, not a mean."""
+    """One field of an estimate. `measured`: field of `Run` to compare with; `bound`: an upper bound, not a mean."""
 
-    estimate: Callable[[FinishedRun], float]
-    measured: Callable[[FinishedRun], float]
+    measured: str
     bound: bool
-
-
-def _said(name: str) -> Callable[[FinishedRun], float]:
-    def of(run: FinishedRun) -> float:
-        value = None if run.estimate is None else getattr(run.estimate, name)
-        return math.nan if value is None else float(value)
-
-    return of
-
-
-def _measured(name: str) -> Callable[[FinishedRun], float]:
-    return lambda run: float(getattr(run.measured, name))
 
 
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
-        "gpu_memory_mib": Field(_said("gpu_memory_mib"), _measured("gpu_memory_mib"), bound=True),
-        "host_memory_mib": Field(_said("host_memory_mib"), _measured("host_memory_mib"), bound=True),
-        "cores": Field(_said("cores"), _measured("busy_cores"), bound=True),
-        "gpu_utilisation_percent": Field(
-            _said("gpu_utilisation_percent"), _measured("gpu_utilisation_percent"), bound=False
-        ),
-        "run_ms": Field(_said("run_ms"), _measured("run_ms"), bound=False),
+        "gpu_memory_mib": Field("gpu_memory_mib", bound=True),
+        "host_memory_mib": Field("host_memory_mib", bound=True),
+        "cores": Field("busy_cores", bound=True),
+        "gpu_utilisation_percent": Field("gpu_utilisation_percent", bound=False),
+        "run_ms": Field("run_ms", bound=False),
     }
 )
-
-
-class Score(NamedTuple):
-    """Of one field over some runs. Ratios are said / used."""
-
-    runs: int
-    median_ratio: float
-    p95_off: float
-    """The 95th percentile of how far off, as a factor ≥ 1."""
-    broken: float
-    """Share of runs that used more than was said; for bounds only, else NaN."""
 
 
 class Share(NamedTuple):
@@ -74,12 +49,23 @@ class Share(NamedTuple):
     high: float
 
 
+class Score(NamedTuple):
+    """Of one field over some runs. Ratios are estimate / use."""
+
+    runs: int
+    median_ratio: float
+    p95_off: float
+    """The 95th percentile of how far off, as a factor ≥ 1."""
+    broken: float
+    """Share of runs that used more than the estimate; for bounds only, else NaN."""
+
+
 class Remaining(NamedTuple):
     """How well the remaining time was predicted, at half of each run."""
 
     runs: int
     level: float
-    """What share the intervals promise to hold."""
+    """Share of the runs that the intervals are meant to hold."""
     held: Share
     early: float
     """Share of the runs that ended before the low end."""
@@ -119,17 +105,17 @@ class Accuracy(NamedTuple):
     tiers: Mapping[str, Mapping[str, Score]]
     """Tier → field → score. What the user asked for counts as tier `user`."""
     drift: Mapping[str, Sequence[float]]
-    """Field → median of |log(said / used)| in up to `STRETCHES` equal stretches of runs, oldest first; users' left out."""
+    """Field → median of |log(estimate / used)| in up to `STRETCHES` equal stretches of runs, oldest first; without users'."""
     over_asking: Sequence[OverAsking]
     worst: Sequence[Worst]
     remaining: Remaining | None = None
     """None: no run had its remaining time predicted."""
     killed: int = 0
-    """Workers that took more host memory than they were promised and were killed for it; no runs."""
+    """Workers that were killed for exceeding their promise of host memory; they are no runs."""
 
 
 class Pair(NamedTuple):
-    """What was said of one field of a run, and what it used; both > 0."""
+    """One field of a run: its estimate and its use; both > 0."""
 
     run: FinishedRun
     field: str
@@ -140,78 +126,73 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """said / used."""
+        """estimate / use."""
         return self.estimate / self.used
 
     @property
     def off(self) -> float:
-        """|log(said / used)|."""
-        return abs(math.log(self.estimate / self.used))
+        """|log(estimate / use)|."""
+        return abs(math.log(self.ratio))
 
 
 def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
     """Runs in the order in which they ended."""
     ended = len(runs)
     runs = [run for run in runs if not run.rejected.startswith(REASON)]
-    aside: dict[str, int] = {}
-    for run in runs:
-        if run.rejected:
-            reason = run.rejected.partition(":")[0]
-            aside[reason] = aside.get(reason, 0) + 1
     pairs = pairs_of(runs)
-    groups: dict[tuple[str, str], list[Pair]] = {}
+    groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        groups.setdefault((pair.tier, pair.field), []).append(pair)
-    tiers: dict[str, dict[str, Score]] = {}
-    for tier, name in sorted(groups, key=lambda group: (group[0], list(FIELDS).index(group[1]))):
-        tiers.setdefault(tier, {})[name] = score(name, groups[tier, name])
+        groups[pair.tier, pair.field].append(pair)
     estimated = [pair for pair in pairs if pair.tier != USER]
-    worst = _worst(estimated)
     return Accuracy(
         len(runs),
-        dict(sorted(aside.items())),
-        tiers,
-        {name: _drift([pair for pair in estimated if pair.field == name]) for name in FIELDS},
+        dict(sorted(Counter(run.rejected.partition(":")[0] for run in runs if run.rejected).items())),
+        {
+            tier: {name: score(name, groups[tier, name]) for name in FIELDS if (tier, name) in groups}
+            for tier in sorted({tier for tier, _ in groups})
+        },
+        {name: _drift([pair.off for pair in estimated if pair.field == name]) for name in FIELDS},
         _over_asking([pair for pair in pairs if pair.tier == USER]),
-        [
-            Worst(pair.run.job_id, pair.run.info.owner, pair.tier, pair.field, pair.estimate, pair.used)
-            for pair in worst
-        ],
+        _worst(estimated),
         remaining([run.eta for run in runs if run.eta is not None]),
         ended - len(runs),
     )
 
 
-def _worst(pairs: Sequence[Pair]) -> list[Pair]:
-    """Of each job's kind and field only the worst, so that one command that ran often leaves room for others."""
+def _worst(pairs: Sequence[Pair]) -> list[Worst]:
+    """Of each job's key and field only the worst, so that one command that ran often leaves room for others."""
     found: dict[tuple[bytes, str], Pair] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
         found.setdefault((pair.run.info.key, pair.field), pair)
-    return list(found.values())[:WORST]
+    return [
+        Worst(one.run.job_id, one.run.info.owner, one.tier, one.field, one.estimate, one.used)
+        for one in list(found.values())[:WORST]
+    ]
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:
-    """Of the sound ones, in their order."""
-    return [pair for run in runs if not run.rejected for pair in _pairs(run)]
-
-
-def _pairs(run: FinishedRun) -> list[Pair]:
-    """Fields that were both said and measured; 0 says nothing (no demand on the card's size, nothing seen)."""
-    if run.estimate is None:
-        return []
+    """Of the sound runs, in their order, fields that were both estimated and measured; 0 is neither."""
     found = []
-    for name, field in FIELDS.items():
-        said, used = field.estimate(run), field.measured(run)
-        if said > 0 and used > 0 and not math.isinf(said):
-            found.append(Pair(run, name, USER if name in run.info.asked else run.estimate.tier, said, used))
+    for run in runs:
+        if run.rejected or run.estimate is None:
+            continue
+        for name, field in FIELDS.items():
+            estimate, used = getattr(run.estimate, name) or 0.0, getattr(run.measured, field.measured)
+            if 0 < estimate < math.inf and used > 0:
+                tier = USER if name in run.info.asked else run.estimate.tier
+                found.append(Pair(run, name, tier, float(estimate), float(used)))
     return found
 
 
 def score(name: str, pairs: Sequence[Pair]) -> Score:
     """At least one pair."""
-    ratios = sorted(pair.ratio for pair in pairs)
-    broken = sum(pair.used > pair.estimate for pair in pairs) / len(pairs) if FIELDS[name].bound else math.nan
-    return Score(len(pairs), median(ratios), math.exp(_p95([pair.off for pair in pairs])), broken)
+    broken = sum(pair.used > pair.estimate for pair in pairs) / len(pairs)
+    return Score(
+        len(pairs),
+        median(pair.ratio for pair in pairs),
+        math.exp(_p95([pair.off for pair in pairs])),
+        broken if FIELDS[name].bound else math.nan,
+    )
 
 
 def share(count: int, of: int) -> Share:
@@ -226,41 +207,49 @@ def bounded_eta(eta: EtaAtHalf) -> EtaAtHalf | None:
     """With times from a millisecond to a century, so that every ratio of them is a number; None where nothing was left."""
     if not eta.actual_ms > 0:
         return None
-    return EtaAtHalf(*(min(max(ms, 1.0), MOST_LEFT_MS) for ms in eta))
+    return EtaAtHalf(*(min(max(ms, 1.0), MAX_LEFT_MS) for ms in eta))
 
 
 def remaining(etas: Sequence[EtaAtHalf]) -> Remaining | None:
-    """Of runs whose remaining time was predicted, in `bounded_eta` numbers; None for none."""
+    """Of runs whose remaining time was predicted; None for none."""
     usable = [one for one in map(bounded_eta, etas) if one is not None]
     if not usable:
         return None
+    count = len(usable)
     early = sum(one.actual_ms < one.low_ms for one in usable)
     late = sum(one.actual_ms > one.high_ms for one in usable)
     off = [abs(math.log(one.left_ms / one.actual_ms)) for one in usable]
-    held = share(len(usable) - early - late, len(usable))
-    early_share, late_share = early / len(usable), late / len(usable)
     return Remaining(
-        len(usable), LEVEL, held, early_share, late_share, math.exp(median(off)), math.exp(_p95(off))
+        count,
+        LEVEL,
+        share(count - early - late, count),
+        early / count,
+        late / count,
+        math.exp(median(off)),
+        math.exp(_p95(off)),
     )
 
 
 def _p95(values: Sequence[float]) -> float:
-    return sorted(values)[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)]
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
-def _drift(pairs: Sequence[Pair]) -> list[float]:
-    count = min(STRETCHES, len(pairs))
-    edges = [len(pairs) * part // count for part in range(count + 1)] if count else []
-    return [median(pair.off for pair in pairs[low:high]) for low, high in pairwise(edges)]
+def stretches(values: Sequence[Pair] | Sequence[float], count: int) -> list[tuple[int, int]]:
+    """(first, end) of `count` parts of about equal length."""
+    return list(pairwise(len(values) * part // count for part in range(count + 1))) if count else []
+
+
+def _drift(off: Sequence[float]) -> list[float]:
+    return [median(off[low:high]) for low, high in stretches(off, min(STRETCHES, len(off)))]
 
 
 def _over_asking(pairs: Sequence[Pair]) -> list[OverAsking]:
-    by_owner: dict[tuple[str, str], list[float]] = {}
+    by_owner: dict[tuple[str, str], list[float]] = defaultdict(list)
     for pair in pairs:
-        by_owner.setdefault((pair.run.info.owner, pair.field), []).append(pair.ratio)
+        by_owner[pair.run.info.owner, pair.field].append(pair.ratio)
     found = [
         OverAsking(owner, field, len(ratios), median(ratios))
         for (owner, field), ratios in by_owner.items()
-        if len(ratios) >= FEWEST_RUNS and median(ratios) >= OVER_ASKED
+        if len(ratios) >= MIN_RUNS and median(ratios) >= OVER_ASKED
     ]
     return sorted(found, key=lambda one: (-one.asked_to_used, one.owner, one.field))[:OWNERS]

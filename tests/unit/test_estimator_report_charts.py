@@ -1,10 +1,12 @@
 """What is drawn of estimates: how much, on which axes, and that odd runs do not spoil it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.charts.render import html, save_all
+from penstock.charts.report import Page
 from penstock_services.estimator.core.accuracy import accuracy_of
 from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import (
@@ -15,8 +17,8 @@ from penstock_services.estimator.core.runs import (
     FinishedRun,
     JobInfo,
 )
-from penstock_services.estimator.report_charts import page_of
-from penstock_services.estimator.report_data import MAX_POINTS, ReportData, limits, report_data, time_text
+from penstock_services.estimator.report_charts import MAX_POINTS, limits, page_of
+from penstock_services.estimator.report_tables import time_text
 
 SECOND_MS = 1_000.0
 
@@ -43,36 +45,48 @@ def run(
     )
 
 
-def drawn(runs: list[FinishedRun]) -> ReportData:
-    return report_data(runs, accuracy_of(runs))
+def page(runs: list[FinishedRun]) -> Page:
+    return page_of(runs, accuracy_of(runs), "penstock estimator report")
 
 
-def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_told() -> None:
-    """A year of a big cell: the page must still open, and say that points are left out."""
-    picture = drawn([run(number, 900) for number in range(MAX_POINTS + 500)])
-    [memory] = [points for points in picture.fields if points.field == "gpu_memory_mib"]
-    assert (len(memory.groups[0].estimate), memory.left_out) == (MAX_POINTS, 500)
-    assert memory.score is not None
-    assert memory.score.runs == MAX_POINTS + 500, "figures are of all"
-    assert "points are left out" in page_of(picture, "").sections[0].caption
+def charts(runs: list[FinishedRun], key: str) -> dict[str, Any]:
+    """Title of the panel → Vega-Lite of its chart."""
+    [section] = [section for section in page(runs).sections if section.key == key]
+    return {panel.title: panel.chart.to_dict() for panel in section.drawings[0].panels}
+
+
+def rows(chart: dict[str, Any], *columns: str) -> list[tuple[Any, ...]]:
+    """Columns of the chart's data that has the first of them."""
+    [values] = [values for values in chart["datasets"].values() if columns[0] in values[0]]
+    return [tuple(row[column] for column in columns) for row in values]
+
+
+def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_counted() -> None:
+    """A year of a big cell: the page must still open, and report that points are left out; figures are of all."""
+    runs = [run(number, 900) for number in range(MAX_POINTS + 500)]
+    assert len(rows(charts(runs, "pairs")["GPU memory"], "job")) == MAX_POINTS
+    pairs, figures = page(runs).sections[:2]
+    assert "1,000 points are left out" in pairs.caption, "500 of memory and 500 of utilisation"
+    assert figures.table is not None
+    assert [cell.text for cell in figures.table.rows[0][1:3]] == ["GPU memory", f"{MAX_POINTS + 500:,}"]
 
 
 def test_drift_shows_when_memory_grew_and_when_a_new_model_answered() -> None:
     """A library was updated at the 120th run; the model learned of it at the 180th."""
     runs = [run(n, 900 if n < 120 else 1_500, version="m1" if n < 180 else "m2") for n in range(240)]
-    picture = drawn(runs)
-    [memory] = [drift for drift in picture.drifts if drift.field == "gpu_memory_mib"]
-    before = [ratio for at, ratio in zip(memory.at_ms, memory.middle, strict=True) if at < 110 * 60_000]
-    after = [ratio for at, ratio in zip(memory.at_ms, memory.middle, strict=True) if at > 130 * 60_000]
-    assert set(before) == {1_000 / 900}
-    assert set(after) == {1_000 / 1_500}
-    assert [version for _, version in picture.versions] == ["m1", "m2"]
+    memory = charts(runs, "drift")["GPU memory"]
+    moments = rows(memory, "runs", "at", "middle")
+    before = [ratio for _, at, ratio in moments if at < 110 * 60_000]
+    after = [ratio for _, at, ratio in moments if at > 130 * 60_000]
+    assert before == pytest.approx([1_000 / 900] * len(before))
+    assert after == pytest.approx([1_000 / 1_500] * len(after))
+    assert min(len(before), len(after)) > 5
+    assert rows(memory, "version") == [("m1",), ("m2",)]
 
 
 def test_time_axes_are_readable_without_eval() -> None:
     """The page forbids `eval`; Vega's interpreter then reads an expression, but not the form of literal moments."""
-    page = page_of(drawn([run(n, 900) for n in range(60)]), "penstock estimator report")
-    drifts = [panel.chart.to_dict() for section in page.sections if section.key == "drift" for panel in section.drawings[0].panels]  # fmt: skip
+    drifts = charts([run(n, 900) for n in range(60)], "drift").values()
     axes = [
         layer["encoding"]["x"] for chart in drifts for layer in chart["layer"] if "x" in layer["encoding"]
     ]
@@ -94,12 +108,11 @@ def test_time_axes_are_readable_without_eval() -> None:
 )
 def test_odd_runs_are_drawn_without_harm(runs: list[FinishedRun], tmp_path: Path) -> None:
     """Whatever a cell has seen, the report opens; names are shown as they are, never run."""
-    picture = drawn(runs)
-    page = page_of(picture, "penstock estimator report")
-    text = html(page)
+    found = page(runs)
+    text = html(found)
     assert "<script>ada" not in text
     assert "<b>job" not in text
-    assert len(save_all(page.sections, tmp_path)) <= 5
+    assert len(save_all(found.sections, tmp_path)) <= 3
 
 
 def test_axes_hold_all_points_and_ticks_have_room() -> None:
@@ -109,6 +122,6 @@ def test_axes_hold_all_points_and_ticks_have_room() -> None:
     assert high / low == pytest.approx(4), "never so narrow that noise fills the picture"
 
 
-def test_times_are_told_as_people_say_them() -> None:
+def test_times_are_written_for_people() -> None:
     texts = [time_text(ms) for ms in (420, SECOND_MS, 90 * SECOND_MS, 7_200 * SECOND_MS, 400_000 * SECOND_MS)]
     assert texts == ["420 ms", "1.0 s", "90.0 s", "2.0 h", "4.6 d"]
