@@ -19,7 +19,7 @@ def _services(jaeger: JaegerServer) -> dict[str, Tracing]:
 
 
 def _dispatch(placer: Tracing, job_id: str, at_ms: int) -> None:
-    placer.decide(job_id, at_ms + 3, at_ms + 4, ledger_seq=7, outcome="placed", winner="node-2", score=0.25)
+    placer.decide(job_id, 7, at_ms + 3, {"penstock.winner": "node-2", "penstock.score": 0.25})
     for name, start_ms, end_ms in (("queue", 2, 4), ("launch", 4, 30), ("run", 30, 400)):
         placer.phase(name, job_id, 1, at_ms + start_ms, at_ms + end_ms)
     placer.end_job(job_id, at_ms, at_ms + 400, "failed", reason="exit code 3")

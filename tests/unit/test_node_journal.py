@@ -70,7 +70,7 @@ def test_everything_is_as_it_was_after_a_restart(tmp_path: Path) -> None:
         "t", 7, "boot", Status.RUNNING, (0, 1), order(7), Context("00-a-b-01", "cause", "j"), 42, 1_000
     )
     refused = OrderRefused(node_id="n1", task_id="u", token=3, reason="occupied", highest_token=3)
-    ended = Task("u", 3, "boot", Status.ENDED, answer=refused)
+    ended = Task("u", 3, "boot", Status.ENDED, refusal=refused)
     journal.write([Put(running), Put(ended), Forget("v", 2)], [], {"next_offset": 12}, durable=True)
     journal.close()
     journal = Journal(tmp_path / "journal.sqlite")

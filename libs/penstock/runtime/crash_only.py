@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from penstock.errors import ConfigurationError, NotAllowed, PenstockError
 from penstock.retry import Backoff
+from penstock.runtime.race import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +47,6 @@ def causes(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def until(stop: asyncio.Event, work: Coroutine[object, object, None]) -> None:
-    """Runs `work` until it ends or `stop` is set; then it is cancelled and awaited. Raises what it raised."""
-    task = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        for future in (stopping, task):
-            future.cancel()
-        await asyncio.gather(stopping, task, return_exceptions=True)
-
-
 async def crash_only(
     name: str,
     attempt: Callable[[], Coroutine[object, object, None]],
@@ -76,7 +63,7 @@ async def crash_only(
     while not stop.is_set():
         began = loop.time()
         try:
-            await until(stop, attempt())
+            await first_of(attempt(), stop.wait())
         except Exception as error:
             for leaf in causes(error):
                 if isinstance(leaf, ConfigurationError | NotAllowed):
@@ -85,4 +72,4 @@ async def crash_only(
                 logger.warning("%s starts again after %s: %s", name, type(leaf).__name__, leaf)
             if loop.time() - began > HEALTHY_S:
                 backoff.reset()
-            await until(stop, asyncio.sleep(backoff.next_s()))
+            await first_of(stop.wait(), timeout_s=backoff.next_s())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
-from penstock.runtime.tracing.tracer import Tracing
+from penstock.runtime.tracing.tracer import Attributes, Tracing
 
 if TYPE_CHECKING:
     from penstock.ledger.state import JobState
@@ -149,19 +149,16 @@ def decide_placement(
     not in the record, and a span that is written again after a crash must be the same span in every field.
     """
     best = why.candidates[0] if why.candidates else None
-    tracing.decide(
-        why.job_id,
-        now_ms,
-        now_ms,
-        ledger_seq=seq,
-        outcome="placed",
-        candidates=why.feasible + sum(why.rejected.values()),
-        feasible=why.feasible,
-        winner=None if best is None else ",".join(dict.fromkeys(best.nodes)),
-        score=None if best is None else best.score,
-        margin=why.margin,
-        attributes={"penstock.profile": why.profile},
-    )
+    found: Attributes = {
+        "penstock.outcome": "placed",
+        "penstock.candidates": why.feasible + sum(why.rejected.values()),
+        "penstock.feasible": why.feasible,
+        "penstock.winner": None if best is None else ",".join(dict.fromkeys(best.nodes)),
+        "penstock.score": None if best is None else best.score,
+        "penstock.margin": why.margin,
+        "penstock.profile": why.profile,
+    }
+    tracing.decide(why.job_id, seq, now_ms, found)
 
 
 _HANDLERS: Mapping[type[Event], Callable[[JobSpans, int, Any], None]] = MappingProxyType(

@@ -252,46 +252,17 @@ class Tracing:
         self._sink.put(Finished(name, context, above, start_ms, end_ms, attributes or {}, error))
         return to_traceparent(context)
 
-    def decide(
-        self,
-        job_id: str,
-        start_ms: float,
-        end_ms: float,
-        *,
-        ledger_seq: int,
-        outcome: str,
-        candidates: int | None = None,
-        feasible: int | None = None,
-        winner: str | None = None,
-        score: float | None = None,
-        margin: float | None = None,
-        parent: str | None = None,
-        attributes: Attributes | None = None,
-    ) -> str | None:
-        """Writes the `decide` span of one ledger record about one job, under `parent`, else the job's root.
+    def decide(self, job_id: str, ledger_seq: int, at_ms: float, attributes: Attributes) -> None:
+        """Writes the `decide` span of one ledger record about one job, without length, under the job's root.
 
         Decisions are written even for a job that is not sampled: as the only span of its trace, without a parent.
-        `outcome`: what was decided, as `placed`, `waits`, `rejected`. Score and margin as in `why`.
         """
         if self._sink is None:
-            return parent
-        above = from_traceparent(parent) or job_context(job_id, self._ratio)
-        context = child(above, "decide", str(ledger_seq))
-        found: dict[str, Attribute] = {
-            "penstock.job_id": job_id,
-            "penstock.ledger_seq": ledger_seq,
-            "penstock.outcome": outcome,
-            "penstock.candidates": candidates,
-            "penstock.feasible": feasible,
-            "penstock.winner": winner,
-            "penstock.score": score,
-            "penstock.margin": margin,
-        }
-        found.update(attributes or {})
-        self._sink.put(
-            Finished("decide", context, above if above.sampled else None, start_ms, end_ms, found, None)
-        )
-        return to_traceparent(context)
+            return
+        root = job_context(job_id, self._ratio)
+        found = {"penstock.job_id": job_id, "penstock.ledger_seq": ledger_seq, **attributes}
+        context, parent = child(root, "decide", str(ledger_seq)), root if root.sampled else None
+        self._sink.put(Finished("decide", context, parent, at_ms, at_ms, found, None))
 
     def phase(
         self,
@@ -303,17 +274,12 @@ class Tracing:
         attributes: Attributes | None = None,
         *,
         error: str | None = None,
-    ) -> str | None:
+    ) -> None:
         """Writes one phase of an attempt (`queue`, `launch`, `run`) under the job's root, in ledger times."""
-        if self._sink is None:
-            return None
-        above = job_context(job_id, self._ratio)
-        context = child(above, name, str(attempt))
-        if above.sampled:
-            found: dict[str, Attribute] = {"penstock.job_id": job_id, "penstock.attempt": attempt}
-            found.update(attributes or {})
-            self._sink.put(Finished(name, context, above, start_ms, end_ms, found, error))
-        return to_traceparent(context)
+        if self._sink is not None and (root := job_context(job_id, self._ratio)).sampled:
+            found = {"penstock.job_id": job_id, "penstock.attempt": attempt, **(attributes or {})}
+            context = child(root, name, str(attempt))
+            self._sink.put(Finished(name, context, root, start_ms, end_ms, found, error))
 
     def end_job(
         self,
@@ -329,15 +295,10 @@ class Tracing:
 
         `outcome` as in `JobEnded`; anything but `succeeded` and `cancelled` marks the trace as failed.
         """
-        if self._sink is None:
-            return
-        context = job_context(job_id, self._ratio)
-        if not context.sampled:
-            return
-        found: dict[str, Attribute] = {"penstock.job_id": job_id, "penstock.outcome": outcome}
-        found.update(attributes or {})
-        error = None if outcome in ("succeeded", "cancelled") else reason or outcome
-        self._sink.put(Finished("job", context, None, submitted_ms, ended_ms, found, error))
+        if self._sink is not None and (root := job_context(job_id, self._ratio)).sampled:
+            found = {"penstock.job_id": job_id, "penstock.outcome": outcome, **(attributes or {})}
+            error = None if outcome in ("succeeded", "cancelled") else reason or outcome
+            self._sink.put(Finished("job", root, None, submitted_ms, ended_ms, found, error))
 
     def close(self) -> None:
         """Flushes what is queued, for at most CLOSE_TIMEOUT_S; idempotent. Calls after it are no-ops."""

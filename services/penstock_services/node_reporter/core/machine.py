@@ -213,7 +213,7 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         if known is not None and known.status is not Status.ENDED:
             yield Put(replace(known, refused_token=order.token))
         else:
-            yield Put(Task(order.task_id, order.token, order.boot_id, Status.ENDED, answer=refusal))
+            yield Put(Task(order.task_id, order.token, order.boot_id, Status.ENDED, refusal=refusal))
         yield Emit(refusal, context)
         return
     task = Task(
@@ -272,7 +272,7 @@ def _supersede(task: Task, token: int) -> Iterator[Decision]:
     """A waiting order whose GPU was given to a newer one will never be obeyed."""
     assert task.order is not None
     refusal = _refusal(task.order, "stale_token", token, "superseded while it waited for its predecessor")
-    yield Put(replace(task, status=Status.ENDED, order=None, answer=refusal))
+    yield Put(replace(task, status=Status.ENDED, order=None, refusal=refusal))
     yield Emit(refusal, task.context)
 
 
@@ -318,8 +318,8 @@ def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Conte
     task = state.find(order.task_id)
     if task is not None and order.token < task.token:
         yield Note(f"{order.task_id}: stop order {order.token} is older than {task.token}; ignored")
-    elif task is not None and isinstance(task.answer, TaskExited):
-        yield Emit(task.answer, task.context)
+    elif task is not None and task.exited is not None:
+        yield Emit(task.exited, task.context)
     elif task is None or task.status is Status.ENDED:
         tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
         yield from _never(tombstone, order.node_id, now_ms, "never started")
@@ -356,7 +356,7 @@ def _never(task: Task, node_id: str, now_ms: int, detail: str) -> Iterator[Decis
         exited_ms=now_ms,
         detail=detail[:MAX_DETAIL_CHARS],
     )
-    yield Put(replace(task, status=Status.ENDED, answer=exited))
+    yield Put(replace(task, status=Status.ENDED, exited=exited))
     yield Emit(exited, task.context)
 
 
@@ -368,7 +368,7 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     if task is None or task.token != given.token:
         return
     exited = _exited(state.node_id, task, given.outcome)
-    yield Put(replace(task, status=Status.ENDED, order=None, answer=exited))
+    yield Put(replace(task, status=Status.ENDED, order=None, exited=exited))
     yield Emit(exited, task.context)
     for heir in state.waiting():
         older = [task for task in state.waiting() if task.token < heir.token]

@@ -38,8 +38,8 @@ class Context(msgspec.Struct, frozen=True):
 NO_CONTEXT = Context()
 
 
-class Task(msgspec.Struct, frozen=True):
-    """One task under one token. `answer` is what the node reported at its end, to be repeated when ordered again."""
+class Task(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One task under one token, as it is in memory and in the journal."""
 
     task_id: str
     token: int
@@ -54,9 +54,15 @@ class Task(msgspec.Struct, frozen=True):
     stop_grace_ms: int | None = None
     """Set once somebody asked to stop it."""
     kill_at_ms: int | None = None
-    answer: TaskExited | OrderRefused | None = None
+    exited: TaskExited | None = None
+    refusal: OrderRefused | None = None
     refused_token: int = -1
     """The highest token under which the same task was refused because this one was alive; never obeyed later."""
+
+    @property
+    def answer(self) -> TaskExited | OrderRefused | None:
+        """What the node reported at its end; it is repeated when the task is ordered again."""
+        return self.exited or self.refusal
 
     @property
     def share_milli(self) -> int:

@@ -12,7 +12,6 @@ from penstock.model.external_events import GpuFaulted
 from penstock.model.validation import checked
 
 WAIT_MS = 3_600_000  # nothing depends on it: the wait begins again
-MAX_WAITING_FAULTS = 256
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Raised by what a program does, not by a broken GPU. Source: NVIDIA's Xid catalogue, "application" rows."""
 FELL_OFF_BUS_XID = 79
@@ -27,30 +26,6 @@ def classify(event_type: int, data: int) -> tuple[str, int] | None:
     if event_type & pynvml.nvmlEventTypeXidCriticalError and data not in APPLICATION_XIDS:
         return ("fell_off_bus" if data == FELL_OFF_BUS_XID else "xid"), data
     return None
-
-
-class FaultInbox:
-    """Where faults go: to the node that lives now, or they wait for the next one."""
-
-    def __init__(self) -> None:
-        self._waiting: list[GpuFaulted] = []
-        self._deliver: Callable[[GpuFaulted], None] | None = None
-
-    def deliver(self, fault: GpuFaulted) -> None:
-        if self._deliver is not None:
-            self._deliver(fault)
-        elif len(self._waiting) < MAX_WAITING_FAULTS:
-            self._waiting.append(fault)
-
-    def attach(self, deliver: Callable[[GpuFaulted], None]) -> None:
-        """From now on `deliver` gets them, first those that waited."""
-        self._deliver = deliver
-        waiting, self._waiting = self._waiting, []
-        for fault in waiting:
-            deliver(fault)
-
-    def detach(self) -> None:
-        self._deliver = None
 
 
 def watch_faults(node_id: str, gpu_count: int, deliver: Callable[[GpuFaulted], None]) -> None:

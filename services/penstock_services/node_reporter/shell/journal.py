@@ -12,15 +12,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
-from penstock.model.codec import as_written
-from penstock.model.external_events import OrderRefused, TaskExited
-from penstock.model.ledger_events import StartTask
-from penstock.model.validation import checked
-from penstock_services.node_reporter.core.state import Change, Context, NodeState, Put, Status, Task
+from penstock_services.node_reporter.core.state import Change, NodeState, Put, Status, Task
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -33,6 +31,9 @@ CREATE TABLE IF NOT EXISTS outbox (
     headers TEXT NOT NULL, value BLOB NOT NULL
 );
 """
+
+
+_TASK = msgspec.json.Decoder(Task)
 
 
 class JournalFailed(PenstockError):
@@ -93,7 +94,7 @@ class Journal:
         with self._failing():
             state.gpu_tokens = dict(self._db.execute("SELECT gpu, token FROM gpu_tokens"))
             for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
-                task = _task_from_row(json.loads(row))
+                task = _TASK.decode(row)
                 (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
         state.forgotten_token = self.number("forgotten_token", -1)
         return state
@@ -147,7 +148,7 @@ class Journal:
             self._changed += 1
             self._db.execute(
                 "INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)",
-                (task.task_id, task.token, self._changed, json.dumps(_task_to_row(task))),
+                (task.task_id, task.token, self._changed, msgspec.json.encode(task).decode()),
             )
             self._db.executemany(
                 "INSERT INTO gpu_tokens VALUES (?, ?) ON CONFLICT (gpu) DO UPDATE SET token = max(token, excluded.token)",
@@ -176,51 +177,9 @@ class Journal:
     def _failing() -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, msgspec.DecodeError) as error:
             raise JournalFailed(f"the journal cannot be used: {error}") from error
 
 
 def _headers(text: str) -> Headers:
     return tuple((name, value.encode()) for name, value in json.loads(text))
-
-
-def _task_to_row(task: Task) -> dict[str, Any]:
-    """Only what differs from the defaults."""
-    row: dict[str, Any] = {
-        "task_id": task.task_id,
-        "token": task.token,
-        "boot_id": task.boot_id,
-        "status": task.status,
-    }
-    if task.order is not None:
-        row["order"] = as_written(task.order)
-    if task.answer is not None:
-        row["answer"] = as_written(task.answer)
-        row["answered"] = task.answer.TYPE
-    context = task.context
-    row["context"] = [context.traceparent, context.causation_id, context.correlation_id]
-    for name in ("gpus", "pid", "started_ms", "stop_grace_ms", "kill_at_ms", "refused_token"):
-        row[name] = getattr(task, name)
-    return row
-
-
-def _task_from_row(row: dict[str, Any]) -> Task:
-    answer: TaskExited | OrderRefused | None = None
-    if "answer" in row:
-        exited = row["answered"] == TaskExited.TYPE
-        answer = checked(TaskExited, row["answer"]) if exited else checked(OrderRefused, row["answer"])
-    return Task(
-        task_id=row["task_id"],
-        token=row["token"],
-        boot_id=row["boot_id"],
-        status=Status(row["status"]),
-        gpus=tuple(row["gpus"]),
-        order=checked(StartTask, row["order"]) if "order" in row else None,
-        context=Context(*row["context"]),
-        pid=row["pid"],
-        started_ms=row["started_ms"],
-        stop_grace_ms=row["stop_grace_ms"],
-        kill_at_ms=row["kill_at_ms"],
-        answer=answer,
-        refused_token=row["refused_token"],
-    )

@@ -119,7 +119,8 @@ class LinuxHost:
         spare = known | processes.ancestors(os.getpid())
         return processes.kill_all(
             lambda: processes.with_descendants(
-                {pid for pid in processes.members(self._marks) if not processes.below(pid, known)}, spare
+                {pid for pid in processes.members(self._marks) if known.isdisjoint(processes.ancestors(pid))},
+                spare,
             )
         )
 

@@ -30,6 +30,7 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import Order, StartTask
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime import failpoints
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
@@ -230,10 +231,12 @@ class Node:
         id_ = event_id(self.spec.node_id, *key, report.name)
         self._later(self._envelope(id_, report.event, task.context if task is not None else None))
 
-    def on_fault(self, fault: GpuFaulted) -> None:
-        logger.error("GPU %d: %s %d", fault.gpu, fault.fault, fault.code)
-        id_ = event_id(self.spec.node_id, "fault", self.spec.boot_id, fault.gpu, fault.fault, wall_ms())
-        self._later(self._envelope(id_, fault))
+    async def _report_faults(self, faults: "asyncio.Queue[GpuFaulted]") -> None:
+        while True:
+            fault = await faults.get()
+            logger.error("GPU %d: %s %d", fault.gpu, fault.fault, fault.code)
+            id_ = event_id(self.spec.node_id, "fault", self.spec.boot_id, fault.gpu, fault.fault, wall_ms())
+            self._later(self._envelope(id_, fault))
 
     def _publish(self, sample: TelemetrySampled) -> None:
         """At most once: a sample that the log does not take is no loss, the next one is fresher."""
@@ -273,16 +276,15 @@ class Node:
 
     # ---------------------------------------------------------------------------------- orders
 
-    async def live(self, start: int) -> None:
-        """Reads orders from offset `start` until cancelled. Raises what ended this session."""
-        workers = [self.outbox.run(), self._apply(), self._read_orders(start)]
-        await _first_of([self._loop.create_task(worker) for worker in workers])
+    async def live(self, start: int, faults: "asyncio.Queue[GpuFaulted]") -> None:
+        """Reads orders from offset `start`, and faults, until cancelled. Raises what ended this session."""
+        await first_of(
+            self.outbox.run(), self._apply(), self._read_orders(start), self._report_faults(faults)
+        )
 
     async def drain(self) -> None:
         """Stops all tasks, reports that the node leaves for good, and waits for the log to have it."""
-        await _first_of(
-            [self._loop.create_task(work) for work in (self.outbox.run(), self._apply(), self._leave())]
-        )
+        await first_of(self.outbox.run(), self._apply(), self._leave())
 
     async def _leave(self) -> None:
         self._nothing_lives.clear()
@@ -377,15 +379,3 @@ class Node:
             failpoints.hit("node.start_reported")
         if "exited" in ends:
             failpoints.hit("node.exit_reported")
-
-
-async def _first_of(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Runs until the first of them ends, raises what it raised, and leaves none behind."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for ended in done:
-            ended.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

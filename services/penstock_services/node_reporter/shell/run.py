@@ -2,19 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from penstock.errors import LogError, OffsetOutOfRange
 from penstock.log.open import open_log
 from penstock.log.port import Log
+from penstock.model.external_events import GpuFaulted
 from penstock.retry import Backoff
+from penstock.runtime.race import first_of
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.faults import FaultInbox
 from penstock_services.node_reporter.shell.journal import JournalFailed
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.node import SERVICE, Node
@@ -23,6 +22,7 @@ from penstock_services.node_reporter.shell.recovery import recover
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
+MAX_WAITING_FAULTS = 256  # between two sessions
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,13 @@ async def _sessions(
     """One session after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     anew = False
-    faults = FaultInbox()
-    host.watch_gpus(faults.deliver)
+    faults: asyncio.Queue[GpuFaulted] = asyncio.Queue(MAX_WAITING_FAULTS)
+
+    def deliver(fault: GpuFaulted) -> None:
+        with suppress(asyncio.QueueFull):
+            faults.put_nowait(fault)
+
+    host.watch_gpus(deliver)
     while not stop.is_set():
         started_s = asyncio.get_running_loop().time()
         try:
@@ -68,13 +73,12 @@ async def _sessions(
             anew = isinstance(error, OffsetOutOfRange)
         if asyncio.get_running_loop().time() - started_s > LONGEST_PAUSE_S:
             backoff.reset()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), backoff.next_s())
+        await first_of(stop.wait(), timeout_s=backoff.next_s())
 
 
 async def _session(
     options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
-    ready: asyncio.Event | None, faults: FaultInbox, *, anew: bool,
+    ready: asyncio.Event | None, faults: "asyncio.Queue[GpuFaulted]", *, anew: bool,
 ) -> None:  # fmt: skip
     """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end."""
     with ExitStack() as stack:
@@ -84,31 +88,15 @@ async def _session(
         stack.callback(journal.close)
         node = Node(options, settings, host, log, journal, lock, traces)
         stack.callback(node.close)
-        stack.callback(faults.detach)
         start = -1 if anew else journal.number("next_offset", -1)
         if start < 0:
             start = (await log.end_offsets([node.orders]))[node.orders]
             journal.write([], [], {"next_offset": start}, durable=True)
         recover(node)
         node.join()
-        faults.attach(node.on_fault)
         logger.info("node %s: %d GPUs, %d cores", node.spec.node_id, len(node.spec.gpus), node.spec.cores)
         if ready is not None:
             ready.set()
-        if await _until(stop, node.live(start)) and options.drain:
+        await first_of(node.live(start, faults), stop.wait())
+        if options.drain:
             await node.drain()
-
-
-async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work` until it raises or `stop` is set; True: it was stopped, and has ended."""
-    working = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-        return stop.is_set()
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)

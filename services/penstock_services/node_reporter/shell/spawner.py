@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.model.ledger_events import StartTask
+from penstock.retry import retry
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.launcher import MAX_MESSAGE_BYTES
 from penstock_services.node_reporter.shell.ports import Callbacks, Key
@@ -40,17 +41,20 @@ async def lock_state(state_dir: Path) -> int:
     Whoever has it knows that no former launcher or half-started shim is left.
     """
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    for _ in range(round(LOCK_WAIT_S / LOCK_PAUSE_S)):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(LOCK_PAUSE_S)
-        else:
-            return descriptor
-    os.close(descriptor)
-    raise ConfigurationError(
-        f"--state-dir: {state_dir} is in use by another node-reporter; stop that one or give another folder"
-    )
+
+    async def lock() -> int:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+
+    try:
+        return await retry(
+            lock, (BlockingIOError,), first_s=LOCK_PAUSE_S, longest_s=LOCK_PAUSE_S, limit_s=LOCK_WAIT_S
+        )
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"--state-dir: {state_dir} is in use by another node-reporter; stop that one or give another folder"
+        ) from error
 
 
 class Spawner:

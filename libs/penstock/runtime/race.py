@@ -1,0 +1,22 @@
+"""Race of coroutines: several run side by side, the first to end decides, the others are cancelled."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+
+async def first_of(*work: Awaitable[Any], timeout_s: float | None = None) -> bool:
+    """Runs these until the first ends and raises what it raised; the others are cancelled and awaited.
+
+    False: none ended within `timeout_s`. A future that must survive is given as `asyncio.shield(future)`.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        ended, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        return bool(ended)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
