@@ -39,7 +39,7 @@ from penstock_services.placer.core.answer import Input, Moment, answer_input, an
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
-from penstock_services.placer.shell.standby import stand_by
+from penstock_services.placer.shell.standby import StandbySettings, stand_by
 from penstock_services.placer.shell.term import Fenced, acquire, ledger_headers
 
 logger = logging.getLogger(__name__)
@@ -236,8 +236,8 @@ class Start(NamedTuple):
 
 def start_of_process() -> Start:
     """By the environment, with an id that no other process has."""
-    standing_by = os.environ.get("PENSTOCK_STANDBY", "") not in ("", "0")
-    return Start(f"placer-{os.getpid()}-{secrets.token_hex(4)}", standing_by, load_replica)
+    placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
+    return Start(placer_id, StandbySettings.from_env().standby, load_replica)
 
 
 class PlacerService:

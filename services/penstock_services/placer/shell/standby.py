@@ -7,18 +7,28 @@ chain rule voids the loser's records (LAW 3).
 
 import asyncio
 import logging
-import os
 from typing import NamedTuple
+
+from pydantic import Field
 
 from penstock.clock import LedgerClock
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.runtime.settings import EnvironmentSettings
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
 
-TAKEOVER_MS = int(os.environ.get("PENSTOCK_TAKEOVER_MS", "2000"))
+
+class StandbySettings(EnvironmentSettings):
+    """`PENSTOCK_STANDBY`: whether a placer begins standing by. `PENSTOCK_TAKEOVER_MS`: its patience."""
+
+    standby: bool = Field(False, title="give 1 or 0")
+    takeover_ms: int = Field(2_000, ge=0, title="give milliseconds, such as 2000")
+
+
+TAKEOVER_MS = StandbySettings.from_env().takeover_ms
 
 
 class Unanswered(NamedTuple):
