@@ -10,12 +10,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.output import Format, dump
+from penstock.cli.output import Format, dump, present
 from penstock.exits import Exit, Stop
-from penstock.screen import console, plain_table
+from penstock.screen import plain_table
 
 MIN_PYTHON = (3, 11)
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
@@ -33,10 +35,8 @@ def cancel(
     client = gateway(ctx)
     job_id = find_job(client, job)["job_id"]
     answer = client.post(f"/v1/jobs/{job_id}/cancel", {"reason": reason})
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    console().print(f"{job_id}: asked to stop; `penstock watch {job_id}` follows it to its end", markup=False)
+    text = f"{job_id}: asked to stop; `penstock watch {job_id}` follows it to its end"
+    present(answer, output, lambda: Text(text))
 
 
 class Finding(NamedTuple):
@@ -51,22 +51,20 @@ class Finding(NamedTuple):
 def doctor(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Check this machine and the gateway behind it; exit code 1 when something is wrong."""
     findings = list(_look(gateway(ctx)))
-    if output in (Format.JSON, Format.YAML):
-        dump({"findings": [finding._asdict() for finding in findings]}, output)
-    else:
-        table = plain_table("", "", "")
-        table.show_header = False
-        table.columns[2].no_wrap = False
-        for finding in findings:
-            mark = "[green]✓[/]" if finding.well else "[red]✗[/]"
-            table.add_row(
-                mark,
-                finding.what,
-                escape(finding.told) + (f"\n[bold]→[/] {escape(finding.remedy)}" if finding.remedy else ""),
-            )
-        console().print(table)
+    present({"findings": [finding._asdict() for finding in findings]}, output, lambda: _table(findings))
     if not all(finding.well for finding in findings):
         raise typer.Exit(int(Exit.PROBLEM))
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = plain_table("", "", "")
+    table.show_header = False
+    table.columns[2].no_wrap = False
+    for finding in findings:
+        mark = "[green]✓[/]" if finding.well else "[red]✗[/]"
+        remedy = f"\n[bold]→[/] {escape(finding.remedy)}" if finding.remedy else ""
+        table.add_row(mark, finding.what, escape(finding.told) + remedy)
+    return table
 
 
 def _look(client: Gateway) -> Iterator[Finding]:

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
+from rich.text import Text
 
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.output import Format, dump
+from penstock.cli.output import Format, present
 from penstock.cli.tables import clock
 from penstock.exits import Exit, Stop
 from penstock.screen import console, plain_table
@@ -22,13 +24,12 @@ def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """
     answer = gateway(ctx).get("/v1/estimator/models", patience_s=PATIENCE_S)
     _stop_at_error(answer)
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    rows = rows_of(answer, "models")
+    present(answer, output, lambda: _table(rows_of(answer, "models")))
+
+
+def _table(rows: list[dict[str, Any]]) -> RenderableType:
     if not rows:
-        console().print("No model yet: one is trained once 50 runs have finished.")
-        return
+        return Text("No model yet: one is trained once 50 runs have finished.")
     table = plain_table(
         "VERSION", "KIND", "RUNS", "THEIR DATA", "ERROR", "", "STATE", right=("RUNS", "ERROR")
     )
@@ -36,18 +37,11 @@ def models(ctx: typer.Context, output: Output = Format.TABLE) -> None:
         promoted = "in use" if row["in_use"] else "promoted" if row["promoted"] else "not promoted"
         whole = "[green]whole[/]" if row["whole"] else f"[red]damaged[/]: {escape(row['damage'])}"
         data = f"{clock(row['first_run_ms'])} to {clock(row['last_run_ms'])}"
-        style = "bold" if row["in_use"] else ""
         table.add_row(
-            row["version"],
-            row["kind"],
-            f"{row['runs']:,}",
-            data,
-            _error(row["metrics"]),
-            promoted,
-            whole,
-            style=style,
-        )
-    console().print(table)
+            row["version"], row["kind"], f"{row['runs']:,}", data, _error(row["metrics"]), promoted, whole,
+            style="bold" if row["in_use"] else "",
+        )  # fmt: skip
+    return table
 
 
 def _error(metrics: Mapping[str, float]) -> str:
@@ -68,10 +62,7 @@ def check(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -
     found = find_job(client, job)
     answer = client.get(f"/v1/jobs/{found['job_id']}/estimate/check", patience_s=PATIENCE_S)
     _stop_at_error(answer)
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-    else:
-        _show(answer)
+    present(answer, output, lambda: _show(answer))
     if answer["ok"] is False:
         raise typer.Exit(int(Exit.PROBLEM))
 

@@ -1,30 +1,26 @@
 """`penstock eta JOB`: how long a job still takes, when it ends, how sure that is and where it comes from."""
 
-import json
-import queue
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
 from penstock.cli import follow
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway
-from penstock.cli.output import Format, dump, duration, state
+from penstock.cli.live import redraw
+from penstock.cli.output import Format, duration, present, present_one, state
 from penstock.cli.tables import clock, now_ms
 from penstock.exits import Exit, Stop
 from penstock.screen import console
 
 Answer = Mapping[str, Any]
 
-TICK_S = 1.0  # the times on the screen tick; the gateway is asked only when something happened
 WAKING = frozenset(
     {"penstock.job.eta_estimated", "penstock.task.started", "penstock.placement.decided", "penstock.job.queued",
      "penstock.job.estimated", follow.ENDED}
@@ -46,10 +42,7 @@ def eta(
     if watch:
         raise typer.Exit(_watch(client, found, output))
     answer = client.get(f"/v1/jobs/{found['job_id']}/eta")
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-    else:
-        console().print(shown(answer, found), soft_wrap=True)
+    present(answer, output, lambda: console().print(shown(answer, found), soft_wrap=True))
     if nothing_known(answer):
         raise typer.Exit(int(Exit.PROBLEM))
 
@@ -190,25 +183,18 @@ def later(answer: Answer, now: int | None) -> Answer:
 
 def _watch(client: Gateway, job: dict[str, Any], output: Format) -> int:
     """Until the job ends; its exit code. On a terminal the times tick, elsewhere each change is a line."""
-    job_id, path = job["job_id"], f"/v1/jobs/{job['job_id']}/eta"
+    path = f"/v1/jobs/{job['job_id']}/eta"
     if output is Format.TABLE and sys.stdout.isatty():
         _draw(client, job)
-    elif job["outcome"] is None:
-        for _ in _changes(client, job):
-            _print(client.get(path), output)
     else:
-        _print(client.get(path), output)
-    return follow.exit_code(client.get(f"/v1/jobs/{job_id}"), propagate=False)
+        for _ in _changes(client, job) if job["outcome"] is None else ("",):
+            answer = client.get(path)
+            present_one(answer, output, partial(_print, answer))
+    return follow.exit_code(client.get(f"/v1/jobs/{job['job_id']}"), propagate=False)
 
 
-def _print(answer: Answer, output: Format) -> None:
-    if output is Format.JSON:
-        print(json.dumps(answer, ensure_ascii=False), flush=True)
-    elif output is Format.YAML:
-        print("---", flush=True)
-        dump(answer, output)
-    else:
-        print(f"{clock(answer['now_ms'])}  {in_a_line(answer)}", flush=True)
+def _print(answer: Answer) -> None:
+    print(f"{clock(answer['now_ms'])}  {in_a_line(answer)}", flush=True)
 
 
 def _changes(client: Gateway, job: Answer) -> Iterator[str]:
@@ -223,30 +209,13 @@ def _changes(client: Gateway, job: Answer) -> Iterator[str]:
 
 
 def _draw(client: Gateway, job: dict[str, Any]) -> None:
-    """Redraws each second; asks the gateway when an event may change the answer."""
+    """Redraws as time goes on; asks the gateway when an event may change the answer."""
     path = f"/v1/jobs/{job['job_id']}/eta"
     answer, base = client.get(path), now_ms()
-    changes: queue.SimpleQueue[str | Stop] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(client, job, changes), daemon=True).start()
 
-    def draw() -> RenderableType:
-        return shown(answer, job, answer["now_ms"] + now_ms() - base)
+    def look() -> bool:
+        nonlocal answer, base
+        answer, base = client.get(path), now_ms()
+        return bool(answer["answer"] != "ended")
 
-    with Live(get_renderable=draw, console=console(), refresh_per_second=1 / TICK_S) as live:
-        while answer["answer"] != "ended":
-            found = changes.get()
-            if isinstance(found, Stop):
-                raise found
-            time.sleep(0.1)  # a burst is one look
-            while not changes.empty() and not isinstance(found, Stop):
-                found = changes.get()
-            answer, base = client.get(path), now_ms()
-            live.refresh()
-
-
-def _listen(client: Gateway, job: Answer, into: "queue.SimpleQueue[str | Stop]") -> None:
-    try:
-        for kind in _changes(client, job):
-            into.put(kind)
-    except Stop as error:  # handed to the thread that draws
-        into.put(error)
+    redraw(lambda: shown(answer, job, answer["now_ms"] + now_ms() - base), look, _changes(client, job))

@@ -1,17 +1,20 @@
 """Looking: get, describe, events, logs, why, queue."""
 
-import json
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.event_text import QUIET, describe, needs, reason_of
-from penstock.cli.output import Format, dump, duration, memory, short_id, state
-from penstock.cli.tables import clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
+from penstock.cli.event_text import QUIET, count, describe, needs, reason_of
+from penstock.cli.output import Format, dump, duration, memory, present, present_one, short_id, state
+from penstock.cli.tables import NO_JOBS, clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
 from penstock.exits import Exit, Stop
 from penstock.screen import console, plain_table
 
@@ -31,38 +34,25 @@ def get_jobs(
     """List jobs, the latest last."""
     wide = output is Format.WIDE or None
     answer = gateway(ctx).get("/v1/jobs", status=status, owner=owner, limit=limit, eta=wide)
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    jobs = sorted(rows_of(answer, "jobs"), key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
-    if not jobs:
-        console().print("No jobs yet. Submit one: penstock submit -- python train.py", markup=False)
-        return
-    left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
-    console().print(jobs_table(jobs, left))
+
+    def draw() -> RenderableType:
+        jobs = sorted(rows_of(answer, "jobs"), key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
+        left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
+        return jobs_table(jobs, left) if jobs else Text(NO_JOBS)
+
+    present(answer, output, draw)
 
 
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """List nodes and what of them is used."""
     answer = gateway(ctx).get("/v1/nodes")
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    console().print(nodes_table(_by_id(rows_of(answer, "nodes")), wide=output is Format.WIDE))
+    present(answer, output, lambda: nodes_table(rows_of(answer, "nodes"), wide=output is Format.WIDE))
 
 
 def get_gpus(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """List GPUs and the jobs on them."""
     answer = gateway(ctx).get("/v1/gpus")
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    gpus = sorted(rows_of(answer, "gpus"), key=lambda gpu: (gpu["node_id"], gpu["gpu"]))
-    console().print(gpus_table(gpus, wide=output is Format.WIDE))
-
-
-def _by_id(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(nodes, key=lambda node: node["node_id"])
+    present(answer, output, lambda: gpus_table(rows_of(answer, "gpus"), wide=output is Format.WIDE))
 
 
 def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.TABLE) -> None:
@@ -71,9 +61,12 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     found = find_job(client, job)
     tasks = rows_of(client.get(f"/v1/jobs/{found['job_id']}/tasks"), "tasks")
     remaining = eta.of_job(client, found["job_id"])
-    if output in (Format.JSON, Format.YAML):
-        dump({**found, "tasks": tasks, "eta": remaining}, output)
-        return
+    whole = {**found, "tasks": tasks, "eta": remaining}
+    present(whole, output, lambda: _job(found, tasks, remaining))
+
+
+def _job(found: dict[str, Any], tasks: list[dict[str, Any]], remaining: eta.Answer | None) -> RenderableType:
+    """Everything about a job, for people."""
     spec, estimate = found["spec"], found.get("estimate")
     queue_ms, launch_ms, run_ms = follow.phases_ms(found)
     facts = {
@@ -89,22 +82,14 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
         "Estimate": escape(f"{estimate['source']} · {estimate['confidence']:.0%} sure") if estimate else "–",
         "Submitted": clock(found["submitted_ms"]),
         "Times": f"queued {duration(queue_ms)} · launched in {duration(launch_ms)} · ran {duration(run_ms)}",
+        "Training": escape(_training(spec)),
+        "Remaining": escape(eta.in_a_line(remaining)) if remaining and not found.get("outcome") else "",
+        "Labels": escape(", ".join(f"{name}={value}" for name, value in (found.get("labels") or {}).items())),
+        "Trace": found.get("trace_id") or "",
     }
-    if training := _training(spec):
-        facts["Training"] = escape(training)
-    if remaining is not None and found.get("outcome") is None:
-        facts["Remaining"] = escape(eta.in_a_line(remaining))
-    if found.get("labels"):
-        facts["Labels"] = escape(", ".join(f"{name}={value}" for name, value in found["labels"].items()))
-    if found.get("trace_id"):
-        facts["Trace"] = found["trace_id"]
-    _print_facts(facts)
-    if tasks:
-        console().print()
-        console().print(tasks_table(tasks))
-    console().print(
-        f"\n[dim]penstock why {short_id(found['job_id'])} · penstock logs {short_id(found['job_id'])}[/]"
-    )
+    short = short_id(found["job_id"])
+    hint = Text.from_markup(f"\n[dim]penstock why {short} · penstock logs {short}[/]")
+    return Group(_facts(facts), *((Text(), tasks_table(tasks)) if tasks else ()), hint)
 
 
 def _training(spec: dict[str, Any]) -> str:
@@ -118,18 +103,19 @@ def _training(spec: dict[str, Any]) -> str:
 
 
 def _gang(job: dict[str, Any]) -> str:
-    text = f"{job['workers']} worker" + ("s" if job["workers"] != 1 else "")
     servers = job["parameter_servers"]
-    return text + (f", {servers} parameter server" + ("s" if servers != 1 else "") if servers else "")
+    return count(job["workers"], "worker") + (f", {count(servers, 'parameter server')}" if servers else "")
 
 
-def _print_facts(facts: dict[str, str]) -> None:
+def _facts(facts: dict[str, str]) -> Table:
+    """Two columns; what is empty is left out."""
     table = plain_table("", "")
     table.show_header = False
     table.columns[1].no_wrap = False
     for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", value)
-    console().print(table)
+        if value:
+            table.add_row(f"[bold]{name}[/]", value)
+    return table
 
 
 def describe_node(
@@ -141,23 +127,18 @@ def describe_node(
     if not nodes:
         raise Stop(Exit.PROBLEM, f"node {node}: not found; `penstock get nodes` lists them")
     gpus = [row for row in rows_of(client.get("/v1/gpus"), "gpus") if row["node_id"] == node]
-    if output in (Format.JSON, Format.YAML):
-        dump({**nodes[0], "gpu_list": gpus}, output)
-        return
     found = nodes[0]
-    _print_facts(
-        {
-            "Node": escape(found["node_id"]),
-            "State": state(found["status"]) + (" · leaving" if found["leaving"] else ""),
-            "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
-            "Cores": f"{found['cores_free']} of {found['cores']} free",
-            "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",
-            "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s free",
-            "Boot": escape(found["boot_id"]),
-        }
-    )
-    console().print()
-    console().print(gpus_table(sorted(gpus, key=lambda gpu: gpu["gpu"])))
+    facts = {
+        "Node": escape(found["node_id"]),
+        "State": state(found["status"]) + (" · leaving" if found["leaving"] else ""),
+        "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
+        "Cores": f"{found['cores_free']} of {found['cores']} free",
+        "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",
+        "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s free",
+        "Boot": escape(found["boot_id"]),
+    }
+    whole = {**found, "gpu_list": gpus}
+    present(whole, output, lambda: Group(_facts(facts), Text(), gpus_table(gpus)))
 
 
 def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output = Format.TABLE) -> None:
@@ -165,10 +146,7 @@ def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output =
     client = gateway(ctx)
     found = find_job(client, job)
     answer = client.get(f"/v1/jobs/{found['job_id']}/why", at=at)
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    explain.show(answer)
+    present(answer, output, lambda: explain.show(answer))
 
 
 def logs(
@@ -207,21 +185,14 @@ def events(
     else:
         happened = iter(rows_of(client.get(f"/v1/jobs/{found['job_id']}/events"), "events"))
     for event in happened:
-        _print_event(event, output)
+        present_one(event, output, partial(_print_event, event, wide=output is Format.WIDE))
 
 
-def _print_event(event: dict[str, Any], output: Format) -> None:
-    if output is Format.JSON:
-        print(json.dumps(event, ensure_ascii=False), flush=True)
-        return
-    if output is Format.YAML:
-        print("---", flush=True)
-        dump(event, output)
-        return
-    if event["type"] in QUIET and output is not Format.WIDE:
+def _print_event(event: dict[str, Any], *, wide: bool) -> None:
+    if event["type"] in QUIET and not wide:
         return
     word, sentence = describe(event["type"], event["data"])
-    kind = f"  [dim]{event['type']}[/]" if output is Format.WIDE else ""
+    kind = f"  [dim]{event['type']}[/]" if wide else ""
     console().print(
         f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}  [bold]{word:<15}[/]{escape(sentence)}{kind}",
         soft_wrap=True,
@@ -231,17 +202,16 @@ def _print_event(event: dict[str, Any], output: Format) -> None:
 def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Jobs that wait, first in line first, each with its reason."""
     answer = gateway(ctx).get("/v1/queue")
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-        return
-    waiting = rows_of(answer, "jobs")
+    present(answer, output, lambda: _queue(rows_of(answer, "jobs")))
+
+
+def _queue(waiting: list[dict[str, Any]]) -> RenderableType:
     if not waiting:
-        console().print("No job waits.")
-        return
+        return Text("No job waits.")
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"), wrap=("WHY",))
     for number, row in enumerate(waiting, start=1):
         table.add_row(
             str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name", "")), state(row["status"]),
             duration(row.get("waited_ms")), escape(row.get("text") or row.get("reason") or ""),
         )  # fmt: skip
-    console().print(table)
+    return table

@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from penstock.cli import follow
-from penstock.cli.client import Gateway, StreamEvent
+from penstock.cli.client import Gateway
 from penstock.cli.common import find_job, gateway, rows_of
 from penstock.cli.event_text import QUIET, describe
 from penstock.cli.output import short_id
-from penstock.cli.tables import clock, jobs_table, nodes_table
+from penstock.cli.tables import NO_JOBS, clock, jobs_table, nodes_table
 from penstock.exits import Stop
 from penstock.screen import console
 
@@ -57,13 +57,11 @@ def _jobs(client: Gateway) -> Callable[[], RenderableType]:
     """One look; the result draws itself again with times that tick."""
     jobs = rows_of(client.get("/v1/jobs", limit=MAX_JOBS), "jobs")
     jobs.sort(key=lambda job: job["submitted_seq"])
-    if not jobs:
-        return lambda: Text("No jobs yet. Submit one: penstock submit -- python train.py")
-    return lambda: jobs_table(jobs)
+    return lambda: jobs_table(jobs) if jobs else Text(NO_JOBS)
 
 
 def _top(client: Gateway) -> Callable[[], RenderableType]:
-    nodes = sorted(rows_of(client.get("/v1/nodes"), "nodes"), key=lambda node: str(node["node_id"]))
+    nodes = rows_of(client.get("/v1/nodes"), "nodes")
     jobs = [job for job in rows_of(client.get("/v1/jobs", limit=1_000), "jobs") if job["status"] in ACTIVE]
     jobs.sort(key=lambda job: (job.get("placed_ms") is None, job["submitted_seq"]))
     gpus, free = sum(node["gpus"] for node in nodes), sum(node["gpus_free"] for node in nodes)
@@ -85,35 +83,47 @@ def _top(client: Gateway) -> Callable[[], RenderableType]:
 
 def _live(client: Gateway, look: Callable[[], Callable[[], RenderableType]]) -> None:
     """Draws until Ctrl-C."""
-    screen = console()
     draw = look()
     if not sys.stdout.isatty():
-        screen.print(draw())
+        console().print(draw())
         _lines(client)
         return
-    events: queue.SimpleQueue[StreamEvent | Stop] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(client, events), daemon=True).start()
-    with Live(
-        get_renderable=lambda: draw(), console=screen, refresh_per_second=TICKS_PER_S, screen=False
-    ) as live:
-        while True:
-            burst = [events.get()]
+
+    def again() -> bool:
+        nonlocal draw
+        draw = look()
+        return True
+
+    redraw(lambda: draw(), again, client.events("/v1/stream"))
+
+
+def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events: Iterator[object]) -> None:
+    """Redraws the screen as time goes on; each burst of `events` leads to one `look`, until that returns False.
+
+    Raises the `Stop` that ends the events.
+    """
+    arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            for event in events:
+                arrived.put(event)
+        except Stop as stop:
+            arrived.put(stop)
+
+    threading.Thread(target=read, daemon=True).start()
+    with Live(get_renderable=draw, console=console(), refresh_per_second=TICKS_PER_S) as live:
+        more = True
+        while more:
+            burst = [arrived.get()]
             time.sleep(BURST_S)
-            while not events.empty():
-                burst.append(events.get())
+            while not arrived.empty():
+                burst.append(arrived.get())
             for event in burst:
                 if isinstance(event, Stop):
                     raise event
-            draw = look()
+            more = look()
             live.refresh()
-
-
-def _read(client: Gateway, into: "queue.SimpleQueue[StreamEvent | Stop]") -> None:
-    try:
-        for event in client.events("/v1/stream"):
-            into.put(event)
-    except Stop as error:  # handed to the thread that draws
-        into.put(error)
 
 
 def _lines(client: Gateway) -> None:

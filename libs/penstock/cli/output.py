@@ -1,14 +1,14 @@
 """Formats of `-o`, and states, durations and sizes as text."""
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
 import yaml
+from rich.console import RenderableType
 
-from penstock.screen import console
+from penstock.screen import console, write_json
 
 SHORT_ID_CHARS = 12  # 55 bits of the gateway's ids: enough to name a job with, see `find_job`
 
@@ -28,10 +28,28 @@ def remark(text: str) -> None:
 def dump(data: Any, form: Format) -> None:
     """The gateway's own data, unchanged, as JSON or YAML on stdout."""
     if form is Format.YAML:
-        sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100))
+        print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100), end="", flush=True)
     else:
-        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+        write_json(data)
+
+
+def present(data: Any, form: Format, draw: Callable[[], RenderableType | None]) -> None:
+    """The answer of a command: its data for `json` and `yaml`, else what `draw` returns or prints itself."""
+    if form in (Format.JSON, Format.YAML):
+        dump(data, form)
+    elif (drawn := draw()) is not None:
+        console().print(drawn)
+
+
+def present_one(data: Any, form: Format, draw: Callable[[], None]) -> None:
+    """One of several answers that follow each other: a line of JSON, a YAML document, or what `draw` prints."""
+    if form is Format.JSON:
+        print(json.dumps(data, ensure_ascii=False), flush=True)
+    elif form is Format.YAML:
+        print("---", flush=True)
+        dump(data, form)
+    else:
+        draw()
 
 
 STATE_STYLE: Mapping[str, str] = {

@@ -14,6 +14,7 @@ from penstock.screen import plain_table
 
 Row = Mapping[str, Any]
 MAX_REASON_CHARS = 60
+NO_JOBS = "No jobs yet. Submit one: penstock submit -- python train.py"
 
 
 def now_ms() -> int:
@@ -82,12 +83,12 @@ def bar(used: int, whole: int, width: int = 12) -> str:
 
 
 def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per node; used of all."""
+    """One line per node, by id; used of all."""
     columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
     if wide:
         columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED"]
     table = plain_table(*columns, right=("GPUS", "CORES", "MEMORY", "TASKS", "FAULTED"))
-    for node in nodes:
+    for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         gpus = node["gpus"] - node["gpus_free"]
         cells = [
             escape(node["node_id"]), state(node["status"]), escape(node.get("gpu_model") or "–"),
@@ -106,12 +107,12 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per GPU."""
+    """One line per GPU, by node and index."""
     columns = ["NODE", "GPU", "MODEL", "MEMORY", "STATE", "JOB"]
     if wide:
         columns += ["TASK", "UUID"]
     table = plain_table(*columns, right=("GPU", "MEMORY"))
-    for gpu in gpus:
+    for gpu in sorted(gpus, key=lambda gpu: (gpu["node_id"], gpu["gpu"])):
         condition = "faulted" if gpu["faulted"] else "used" if gpu.get("job_id") else "free"
         cells = [
             escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["model"]), memory(gpu["memory_mib"]),

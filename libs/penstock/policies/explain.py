@@ -71,7 +71,7 @@ def explain(state: CellState, job_id: str) -> Explanation:
         outcome = state.ended.get(job_id)
         if outcome is None:
             raise UnknownJob(f"no job {job_id!r} up to record {state.seq}")
-        return _not_waiting(
+        return not_waiting(
             state, job_id, outcome, f"It has ended: {outcome}.", "Read its output with `penstock logs`."
         )
     if job.status not in (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF):
@@ -259,10 +259,11 @@ def _holding(state: CellState, job: JobState) -> Explanation:
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."
-    return _not_waiting(state, job.job_id, job.status, text, step)
+    return not_waiting(state, job.job_id, job.status, text, step)
 
 
-def _not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:
+def not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:
+    """The answer for a job that holds its places, has ended, or is not folded yet."""
     return Explanation(
         job_id=job_id,
         seq=state.seq,

@@ -16,6 +16,7 @@ from penstock.model.event import REGISTRY
 from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES
 from penstock.model.validation import checked_json
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, from_event_error, invalid
+from penstock_services.gateway.core.submission import read_json
 
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
@@ -34,26 +35,17 @@ def binary(headers: Mapping[str, str], body: bytes) -> Envelope:
 
 def structured(body: bytes) -> Envelope:
     """One event in structured mode. Raises `Problem`."""
-    return _from_object(_json(body))
+    return _from_object(read_json(body))
 
 
 def batch(body: bytes) -> list[Envelope]:
     """Several events in structured mode. Raises `Problem` that names the first bad one."""
-    found = _json(body)
+    found = read_json(body)
     if not isinstance(found, list) or not 1 <= len(found) <= MAX_BATCH_EVENTS:
         raise invalid(
             "this is no batch", [BadField("body", "is no list of events", f"give 1 to {MAX_BATCH_EVENTS}")]
         )
     return [_from_object(entry, f"{number}.") for number, entry in enumerate(found)]
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(
-            "this is no JSON", [BadField("body", str(error)[:512], "send well-formed JSON")]
-        ) from error
 
 
 def _from_object(found: Any, prefix: str = "") -> Envelope:
@@ -122,9 +114,10 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
 
 def _read(attributes: Mapping[str, str | None], value: bytes) -> Envelope:
     """By the same decoder as records of the log, upcasters included."""
-    names = {"traceparent", "causationid", "correlationid"}
     headers = tuple(
-        (name if name in names else f"ce_{name}", text.encode()) for name, text in attributes.items() if text
+        (name if name in EXTENSIONS else f"ce_{name}", text.encode())
+        for name, text in attributes.items()
+        if text
     )
     try:
         return from_wire(headers, value)

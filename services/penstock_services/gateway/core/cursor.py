@@ -1,5 +1,6 @@
 """Places in the stream of events: `seq.n`, the n-th event of the ledger's record seq."""
 
+import re
 from typing import NamedTuple
 
 from penstock_services.gateway.core.problems import BadField, invalid
@@ -17,16 +18,12 @@ class Cursor(NamedTuple):
 
 def read_cursor(text: str, field: str) -> Cursor:
     """`17.2` or `17` (all of record 17). Raises `Problem` with status 400."""
-    seq, dot, n = text.strip().partition(".")
-    if seq.isascii() and seq.isdigit() and (not dot or (n.isascii() and n.isdigit())) and len(text) <= 32:
-        cursor = Cursor(int(seq), int(n) if dot else MAX_N)
+    if found := re.fullmatch(r"([0-9]{1,16})(?:\.([0-9]{1,7}))?", text.strip()):
+        cursor = Cursor(int(found[1]), MAX_N if found[2] is None else int(found[2]))
         if cursor.seq <= MAX_SEQ and cursor.n <= MAX_N:
             return cursor
+    wrong = f"{text[:64]!r} is no event id"
     raise invalid(
         "no place in the stream",
-        [
-            BadField(
-                field, f"{text[:64]!r} is no event id", "give the last id that you received, such as 17.2"
-            )
-        ],
+        [BadField(field, wrong, "give the last id that you received, such as 17.2")],
     )

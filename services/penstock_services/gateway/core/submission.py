@@ -5,6 +5,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import yaml
 from pydantic import ValidationError
 
@@ -18,7 +19,7 @@ from penstock_services.gateway.core.problems import BadField, Problem, bad_field
 
 MAX_KEY_CHARS = 256
 KEYED_CHARS = 24  # 120 bits: two keys of one cell never meet
-CHANCE_BYTES = 7  # 56 bits beside the millisecond
+RANDOM_BYTES = 7  # 56 bits beside the millisecond
 CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
 
 
@@ -44,9 +45,9 @@ def keyed_job_id(cell: str, key: str) -> str:
     return "k" + _base32(sha256(f"{cell}\0{key}".encode()).digest())[:KEYED_CHARS]
 
 
-def fresh_job_id(now_ms: int, chance: bytes) -> str:
+def fresh_job_id(now_ms: int, random: bytes) -> str:
     """An id for a submission without a key; ids of later milliseconds sort later."""
-    return "j" + _base32(now_ms.to_bytes(6, "big") + chance[:CHANCE_BYTES])
+    return "j" + _base32(now_ms.to_bytes(6, "big") + random[:RANDOM_BYTES])
 
 
 def checked_key(key: str | None) -> str | None:
@@ -59,6 +60,16 @@ def checked_key(key: str | None) -> str | None:
         )
         raise invalid("the header cannot be used", [field])
     return key
+
+
+def read_json(body: bytes) -> Any:
+    """Raises `Problem`."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(
+            "this is no JSON", [BadField("body", str(error)[:512], "send well-formed JSON")]
+        ) from error
 
 
 def spec_from_json(body: bytes) -> JobSpec:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
-from penstock_services.gateway.core.problems import BadField, Problem, invalid
+from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem, invalid
 from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, stream, why
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
@@ -86,6 +86,7 @@ def build_app(gateway: Gateway) -> Any:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses={"default": _PROBLEM_RESPONSE},
     )
     app.state.gateway = gateway
     for part in (jobs, why, logs, events, stream, cluster, admin):
@@ -153,19 +154,14 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas.update(schema.pop("$defs", {}))
         schemas["JobSpec"] = schema
         schemas["Problem"] = _PROBLEM
-        for path in document["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-                operation["responses"]["default"] = {
-                    "description": "A problem (RFC 9457)",
-                    "content": {
-                        "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
-                    },
-                }
         app.openapi_schema = orjson.loads(orjson.dumps(document))
     return app.openapi_schema
 
 
+_PROBLEM_RESPONSE: dict[str, Any] = {
+    "description": "A problem (RFC 9457)",
+    "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
 _PROBLEM: dict[str, Any] = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "errors"],

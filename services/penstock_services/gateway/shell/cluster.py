@@ -1,5 +1,6 @@
 """The cell as a whole: nodes, GPUs, queue, decisions, status."""
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -110,12 +111,6 @@ async def status(request: Request) -> Response:
         ends = await gateway.log.end_offsets([ledger, letters])
     except LogError as error:
         raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=2) from error
-    counts: dict[str, int] = {}
-    for job in state.jobs.values():
-        counts[str(job.status)] = counts.get(str(job.status), 0) + 1
-    node_counts: dict[str, int] = {}
-    for found in state.nodes.values():
-        node_counts[str(found.status)] = node_counts.get(str(found.status), 0) + 1
     return answer(
         {
             "cell": gateway.settings.cell,
@@ -130,7 +125,7 @@ async def status(request: Request) -> Response:
             "dead_letters": ends[letters],
             "in_flight": gateway.appender.in_flight,
             "streams": gateway.streams,
-            "jobs": counts,
-            "nodes": node_counts,
+            "jobs": Counter(str(job.status) for job in state.jobs.values()),
+            "nodes": Counter(str(found.status) for found in state.nodes.values()),
         }
     )

@@ -17,15 +17,16 @@ from penstock.model.envelope import Envelope
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus
-from penstock.model.types import JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
+from penstock.runtime.tracing.tracer import Attributes
 from penstock_services.gateway.core.eta import EtaReport
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 from penstock_services.gateway.core.submission import (
     checked_key,
     fresh_job_id,
     keyed_job_id,
+    read_json,
     spec_digest,
     spec_from_json,
     spec_from_yaml,
@@ -93,7 +94,7 @@ async def submit(request: Request) -> Response:
     spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
-        await _append(gateway, event, caller)
+        await _append_submission(gateway, event, caller)
         return _accepted(event.job_id, 202)
     event = submission(keyed_job_id(gateway.settings.cell, key), spec)
     return await _submit_keyed(gateway, key, event, caller)
@@ -116,7 +117,7 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
         if known.appended:
             _release(gateway, key)
             return _accepted(known.job_id, 200)
-        await _append(gateway, event, caller)
+        await _append_submission(gateway, event, caller)
     except BaseException:
         _release(gateway, key)
         raise
@@ -149,27 +150,28 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
     )
 
 
-async def _append(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
-    """`caller`: the submitter's own trace context; written into the span, never a parent in the job's trace."""
-    job_id, now_ms = event.job_id, wall_ms()
+async def _append(
+    gateway: Gateway,
+    span: str,
+    event_id: str,
+    key: str,
+    event: JobSubmitted | JobCancelRequested,
+    attributes: Attributes,
+) -> None:
+    """Appends, and writes the span that the envelope's context is about: from the request until it is durable.
+
+    The submitter's own trace context is an attribute of the span, never a parent in the job's trace.
+    """
+    job_id, began_ms, began_s = event.job_id, wall_ms(), time.perf_counter()
+    root, error = gateway.traces.start_job_trace(job_id), None
     envelope = Envelope(
-        id=f"submit-{job_id}",
+        id=event_id,
         source=SOURCE,
-        time_ms=now_ms,
+        time_ms=began_ms,
         data=event,
-        traceparent=gateway.traces.upcoming("submit", gateway.traces.start_job_trace(job_id), "submit"),
+        traceparent=gateway.traces.upcoming(span, root, key),
         correlation_id=job_id,
     )
-    await _append_traced(gateway, "submit", "submit", envelope, {"penstock.caller": caller})
-    gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
-
-
-async def _append_traced(
-    gateway: Gateway, span: str, key: str, envelope: Envelope, attributes: dict[str, str | None]
-) -> None:
-    """Appends, and writes the span that the envelope's context is about: from the request until it is durable."""
-    job_id, error = envelope.correlation_id or "", None
-    began_ms, began_s = envelope.time_ms, time.perf_counter()
     try:
         await gateway.appender.append([envelope])
     except Problem as problem:
@@ -178,8 +180,13 @@ async def _append_traced(
     finally:
         ended_ms = began_ms + (time.perf_counter() - began_s) * 1_000
         found = {"penstock.job_id": job_id, **attributes}
-        root = gateway.traces.start_job_trace(job_id)
         gateway.traces.span(span, root, began_ms, ended_ms, found, key=key, error=error)
+
+
+async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
+    job_id, now_ms = event.job_id, wall_ms()
+    await _append(gateway, "submit", f"submit-{job_id}", "submit", event, {"penstock.caller": caller})
+    gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
 
 def _accepted(job_id: str, status: int) -> Response:
@@ -191,16 +198,9 @@ def _accepted(job_id: str, status: int) -> Response:
 async def cancel(job_id: str, request: Request) -> Response:
     """Ask for the job to be stopped. Body (optional): `{"reason": "…"}`. Ended jobs: 409."""
     body = await read_body(request, MAX_EVENT_BYTES)
-    found: Any = {}
-    if body:
-        if content_type(request) != "application/json":
-            raise Problem(415, "content_type", "send application/json, or no body")
-        try:
-            found = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise invalid(
-                "this is no JSON", [BadField("body", str(error), "send well-formed JSON")]
-            ) from error
+    if body and content_type(request) != "application/json":
+        raise Problem(415, "content_type", "send application/json, or no body")
+    found = read_json(body) if body else None
     if found is None:
         found = {}
     if not isinstance(found, dict):
@@ -223,15 +223,7 @@ async def _cancel(gateway: Gateway, job_id: str, fields: dict[str, Any]) -> Resp
     except ValueError as error:
         raise invalid("this is no request", bad_fields(error)) from error  # type: ignore[arg-type]
     event_id = f"cancel-{job_id}-{secrets.token_hex(8)}"
-    envelope = Envelope(
-        id=event_id,
-        source=SOURCE,
-        time_ms=wall_ms(),
-        data=event,
-        traceparent=gateway.traces.upcoming("cancel", gateway.traces.start_job_trace(job_id), event_id),
-        correlation_id=job_id,
-    )
-    await _append_traced(gateway, "cancel", event_id, envelope, {"penstock.reason": event.reason})
+    await _append(gateway, "cancel", event_id, event_id, event, {"penstock.reason": event.reason})
     return _accepted(job_id, 202)
 
 
@@ -330,7 +322,3 @@ async def events(job_id: str, request: Request, limit: Limit = MAX_LISTED) -> Re
         limit,
     )
     return answer({"events": rows})
-
-
-SCHEMAS = (JobSpec,)
-"""Models that the OpenAPI document must hold although the handlers read bodies themselves."""

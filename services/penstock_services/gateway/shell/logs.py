@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import log_path
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
@@ -137,12 +138,4 @@ async def _follow(
             elif over:
                 return
             else:
-                waits = {
-                    asyncio.ensure_future(wait)
-                    for wait in (watch.changed(), turn.wait(), gateway.stopping.wait())
-                }
-                try:
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for wait in waits:
-                        wait.cancel()
+                await first_of(watch.changed(), turn.wait(), gateway.stopping.wait())

@@ -42,12 +42,6 @@ class Key(NamedTuple):
     """Entered by this very call."""
 
 
-def _impossible(error: asyncpg.DataError) -> Problem:
-    """What was asked for holds a NUL, or a number beyond 64 bits."""
-    field = BadField("request", str(error)[:256], "ask for a name or number that can exist")
-    return invalid("nothing can have such a name or number", [field])
-
-
 class Store:
     """One pool, and one connection that is notified of the projector's progress."""
 
@@ -160,17 +154,22 @@ class Store:
 
     # ------------------------------------------------------------------------------------------ reads
 
-    async def rows(self, query: str, *arguments: Any) -> list[str]:
-        """The query's single column, JSON text per row. Raises `Problem` 503, and 400 for a value no column can hold."""
+    async def fetch(self, query: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Raises `Problem`: 503 without Postgres or read models, 400 for a value that no column can hold."""
         try:
-            return [row[0] for row in await self.pool.fetch(query, *arguments)]
+            return list(await self.pool.fetch(query, *arguments))
         except asyncpg.UndefinedTableError as error:
             detail = "the read models are not there yet; start the projector"
             raise Problem(503, "no_read_models", detail, retry_after_s=1) from error
-        except asyncpg.DataError as error:
-            raise _impossible(error) from error
+        except asyncpg.DataError as error:  # a NUL, or a number beyond 64 bits
+            field = BadField("request", str(error)[:256], "ask for a name or number that can exist")
+            raise invalid("nothing can have such a name or number", [field]) from error
         except OUTAGES as error:
-            raise self._down(error) from error
+            raise Problem(503, "store_down", f"Postgres is away: {error}", retry_after_s=2) from error
+
+    async def rows(self, query: str, *arguments: Any) -> list[str]:
+        """The query's single column, JSON text per row. Raises `Problem`."""
+        return [row[0] for row in await self.fetch(query, *arguments)]
 
     async def row(self, query: str, *arguments: Any) -> str | None:
         """The first row, or None."""
@@ -184,41 +183,23 @@ class Store:
             + ("AND job_id = $4 " if job_id is not None else "")
             + "ORDER BY seq, n LIMIT $3"
         )
-        arguments = [cursor.seq, cursor.n, limit] + ([job_id] if job_id is not None else [])
-        try:
-            return list(await self.pool.fetch(query, *arguments))
-        except asyncpg.UndefinedTableError as error:
-            raise Problem(503, "no_read_models", "the projector has not run yet", retry_after_s=1) from error
-        except asyncpg.DataError as error:
-            raise _impossible(error) from error
-        except OUTAGES as error:
-            raise self._down(error) from error
-
-    def _down(self, error: BaseException) -> Problem:
-        return Problem(503, "store_down", f"Postgres is away: {error}", retry_after_s=2)
+        return await self.fetch(query, *cursor, limit, *([job_id] if job_id is not None else []))
 
     # ------------------------------------------------------------------------------- idempotency keys
 
     async def enter_key(self, key: str, spec_sha256: str, job_id: str) -> Key:
         """Enters the key, or returns what was entered before. Raises `Problem` 503."""
-        try:
-            row = await self.pool.fetchrow(
-                f"WITH entered AS (INSERT INTO {self._own}.idempotency (key, spec_sha256, job_id) "
-                "VALUES ($1, $2, $3) ON CONFLICT (key) DO NOTHING RETURNING spec_sha256, job_id, appended) "
-                "SELECT *, true AS fresh FROM entered UNION ALL "
-                f"SELECT spec_sha256, job_id, appended, false FROM {self._own}.idempotency WHERE key = $1",
-                key,
-                spec_sha256,
-                job_id,
-            )
-            if row is None:  # entered by another request between the two halves of the statement
-                row = await self.pool.fetchrow(
-                    f"SELECT spec_sha256, job_id, appended, false FROM {self._own}.idempotency WHERE key = $1",
-                    key,
-                )
-        except OUTAGES as error:
-            raise self._down(error) from error
-        return Key(*row)
+        table = f"{self._own}.idempotency"
+        known = f"SELECT spec_sha256, job_id, appended, false FROM {table} WHERE key = $1"
+        rows = await self.fetch(
+            f"WITH entered AS (INSERT INTO {table} (key, spec_sha256, job_id) "
+            "VALUES ($1, $2, $3) ON CONFLICT (key) DO NOTHING RETURNING spec_sha256, job_id, appended) "
+            f"SELECT *, true AS fresh FROM entered UNION ALL {known}",
+            key,
+            spec_sha256,
+            job_id,
+        )  # empty: entered by another request between the two halves of the statement
+        return Key(*(rows or await self.fetch(known, key))[0])
 
     async def mark_appended(self, key: str) -> None:
         """The submission is in the log. An outage is harmless: a repeat then appends the same event again."""

@@ -4,13 +4,13 @@ An event's id is its place in the ledger, `seq.n`. A client that comes back with
 event once, in order. Nothing is polled: the projector's commit wakes the streams.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
+from penstock.runtime.race import first_of
 from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
@@ -70,10 +70,9 @@ async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
 async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: int) -> AsyncIterator[bytes]:
     """Frames until the client leaves, the gateway stops, or all of record `until` is sent."""
     gateway.streams += 1
-    stopping = asyncio.ensure_future(gateway.stopping.wait())
     try:
         yield f"retry: {RECONNECT_MS}\n\n".encode()
-        while not stopping.done():
+        while not gateway.stopping.is_set():
             turn, projected = gateway.store.turn(), gateway.store.projected_seq
             rows = await gateway.store.events_after(cursor, job_id, PAGE)
             wanted = [row for row in rows if row["seq"] <= until]
@@ -84,16 +83,11 @@ async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: i
                 )
             if len(wanted) < len(rows) or (len(rows) < PAGE and projected >= until):
                 return
-            if len(rows) < PAGE:
-                wake = asyncio.ensure_future(turn.wait())
-                done, _ = await asyncio.wait(
-                    {wake, stopping}, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                wake.cancel()
-                if not done:
-                    yield b": quiet\n\n"
+            if len(rows) < PAGE and not await first_of(
+                turn.wait(), gateway.stopping.wait(), timeout_s=QUIET_S
+            ):
+                yield b": quiet\n\n"
     except Problem:
         return  # the database is away: the client comes back with its Last-Event-ID
     finally:
-        stopping.cancel()
         gateway.streams -= 1

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from penstock.model.codec import as_written
-from penstock.policies.explain import UnknownJob, explain
+from penstock.policies.explain import UnknownJob, explain, not_waiting
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
@@ -63,27 +63,17 @@ async def _remembered(gateway: Gateway, job_id: str) -> dict[str, Any]:
     """A job that the fold does not hold: just acknowledged, or ended long ago. Raises `Problem` 404."""
     row = await find_job(gateway, job_id)
     pending = row["outcome"] is None
-    return {
-        "job_id": job_id,
-        "seq": gateway.follower.state.seq,
-        "now_ms": gateway.follower.state.now_ms,
-        "status": row["status"],
-        "reason": None,
-        "text": "It is in the log, but the placer has not taken it in yet."
+    text, step = (
+        (
+            "It is in the log, but the placer has not taken it in yet.",
+            "Check that the placer runs (`penstock doctor`).",
+        )
         if pending
-        else f"It has ended: {row['outcome']}.",
-        "detail": row["reason"] or "",
-        "next_step": "Check that the placer runs (`penstock doctor`)."
-        if pending
-        else "Read its output with `penstock logs`.",
-        "now_or_never": None,
-        "histogram": {},
-        "feasible": 0,
-        "position": None,
-        "ahead": 0,
-        "waited_ms": None,
-        "placement": None if pending else await _placement(gateway, job_id, MAX_SEQ),
-    }
+        else (f"It has ended: {row['outcome']}.", "Read its output with `penstock logs`.")
+    )
+    answer = as_written(not_waiting(gateway.follower.state, job_id, row["status"], text, step))
+    placement = None if pending else await _placement(gateway, job_id, MAX_SEQ)
+    return answer | {"detail": row["reason"] or "", "placement": placement}
 
 
 async def _placement(gateway: Gateway, job_id: str, until_seq: int) -> dict[str, Any] | None:
