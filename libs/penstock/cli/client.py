@@ -15,6 +15,7 @@ import httpx
 import httpx_sse
 
 from penstock.exits import Exit, Stop
+from penstock.retry import Backoff
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
@@ -54,21 +55,17 @@ class Gateway:
 
     def get(self, path: str, *, patience_s: float = TIMEOUT_S, **params: Any) -> Any:
         """The JSON at this path; parameters that are None are left out."""
-        return self._send("GET", path, params=params, timeout=patience_s).json()
+        return self._send("GET", path, params=_given(params), timeout=patience_s).json()
 
     def text(self, path: str, **params: Any) -> str:
         """The text at this path."""
-        return self._send("GET", path, params=params).text
+        return self._send("GET", path, params=_given(params)).text
 
     def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """Posts JSON and returns the JSON answer. Sits out overload and outages (429, 503) within a bound."""
         return self._send("POST", path, json=body, headers=headers).json()
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        if "params" in options:
-            options["params"] = {
-                name: value for name, value in options["params"].items() if value is not None
-            }
         for last in (*[False] * (MAX_OVERLOAD_TRIES - 1), True):
             try:
                 response = self._http.request(method, path, **options)
@@ -84,10 +81,9 @@ class Gateway:
     @contextmanager
     def lines(self, path: str, **params: Any) -> Iterator[Iterator[str]]:
         """The text at this path, as it comes."""
-        params = {name: value for name, value in params.items() if value is not None}
         timeout = httpx.Timeout(TIMEOUT_S, read=None)
         try:
-            with self._http.stream("GET", path, params=params, timeout=timeout) as response:
+            with self._http.stream("GET", path, params=_given(params), timeout=timeout) as response:
                 if response.is_error:
                     response.read()
                     raise self._refused(response)
@@ -100,15 +96,14 @@ class Gateway:
 
         Raises `Stop` when the gateway stays away over RECONNECT_TRIES attempts.
         """
-        params = {name: value for name, value in params.items() if value is not None}
-        pause_s, failures = FIRST_PAUSE_S, 0
+        backoff, failures = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S), 0
+        timeout = httpx.Timeout(TIMEOUT_S, read=STREAM_TIMEOUT_S)
         while True:
             headers = {"Last-Event-ID": last_id} if last_id else {}
             cause: Exception | None = None
             try:
-                timeout = httpx.Timeout(TIMEOUT_S, read=STREAM_TIMEOUT_S)
                 with httpx_sse.connect_sse(
-                    self._http, "GET", path, params=params, headers=headers, timeout=timeout
+                    self._http, "GET", path, params=_given(params), headers=headers, timeout=timeout
                 ) as source:
                     if source.response.is_error:
                         source.response.read()
@@ -118,7 +113,8 @@ class Gateway:
                         raise httpx.TransportError(str(refusal))
                     for sse in source.iter_sse():
                         last_id = sse.id or last_id
-                        pause_s, failures = FIRST_PAUSE_S, 0
+                        failures = 0
+                        backoff.reset()
                         if sse.data:  # a frame may only set the time to reconnect
                             yield StreamEvent(sse.id, sse.event, sse.json())
             except (httpx.HTTPError, httpx_sse.SSEError) as error:
@@ -128,8 +124,7 @@ class Gateway:
             failures += 1
             if failures >= RECONNECT_TRIES:
                 raise self._unreachable(cause) from cause
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            time.sleep(backoff.next_s())
 
     def _unreachable(self, error: Exception | None) -> Stop:
         if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
@@ -170,6 +165,10 @@ def gateway_from(server: str | None, token_file: Path | None) -> Gateway:
         except (OSError, UnicodeDecodeError) as error:
             raise Stop(Exit.NOT_ALLOWED, f"--token-file {path}: cannot be read: {error}") from error
     return Gateway(server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER, token)
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

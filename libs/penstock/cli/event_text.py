@@ -53,13 +53,14 @@ def count(number: int, noun: str) -> str:
 
 def gpu_list(indexes: list[int]) -> str:
     """`GPU 0`, `GPUs 0–3`, `GPUs 0, 2`, `no GPU`."""
-    if not indexes:
-        return "no GPU"
-    if len(indexes) == 1:
-        return f"GPU {indexes[0]}"
-    if len(indexes) > 2 and indexes == list(range(indexes[0], indexes[-1] + 1)):
-        return f"GPUs {indexes[0]}–{indexes[-1]}"
-    return f"GPUs {', '.join(map(str, indexes))}"
+    return f"GPU{'s' if len(indexes) > 1 else ''} {numbers(indexes, ', ')}" if indexes else "no GPU"
+
+
+def numbers(values: list[int], separator: str = ",") -> str:
+    """`0–3`, `0,2`, `–`."""
+    if len(values) > 2 and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}–{values[-1]}"
+    return separator.join(map(str, values)) or "–"
 
 
 def places(tasks: list[Data]) -> str:
@@ -90,10 +91,6 @@ def _exited(data: Data) -> str:
     if data["cause"] == "lost":
         how = f"lost ({data.get('detail', '')})"
     return f"{how} after {ran}"
-
-
-def _ended(data: Data) -> str:
-    return reason_of(data)
 
 
 def reason_of(job: Data) -> str:
@@ -140,7 +137,7 @@ WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", ""))),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
-        "penstock.job.ended": ("ended", _ended),
+        "penstock.job.ended": ("ended", reason_of),
         "penstock.node.joined": ("joined", lambda d: f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, {count(d['node']['cores'], 'core')}"),
         "penstock.node.changed": ("changed", lambda d: str(d["node"]["node_id"])),
         "penstock.node.left": ("left", lambda d: f"{d['node_id']}: {d['proof']}"),

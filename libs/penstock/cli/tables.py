@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.event_text import reason_of
+from penstock.cli.event_text import numbers, reason_of
 from penstock.cli.follow import phases_ms
 from penstock.cli.output import duration, memory, short_id, state
 from penstock.screen import plain_table
@@ -146,12 +146,3 @@ def tasks_table(tasks: Iterable[Row]) -> Table:
             numbers(task["gpus"]), numbers(task["cores"]), str(task.get("pid") or "–"), duration(ran), exit_,
         )  # fmt: skip
     return table
-
-
-def numbers(values: list[int]) -> str:
-    """`0–3`, `0,2`, `–`."""
-    if not values:
-        return "–"
-    if len(values) > 2 and values == list(range(values[0], values[-1] + 1)):
-        return f"{values[0]}–{values[-1]}"
-    return ",".join(map(str, values))

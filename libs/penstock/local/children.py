@@ -5,9 +5,7 @@ is left to clean up, so the kernel signals the child for us (PDEATHSIG).
 """
 
 import asyncio
-import ctypes
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,8 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.retry import Backoff
+from penstock.runtime.parents import ends_with_parent
+from penstock.runtime.race import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,6 @@ FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
 CALM_S = 30.0  # a child that ran for so long starts again without delay
 GRACE_S = 3.0  # between SIGTERM and SIGKILL; all of `up` must end within 5 s
 START_TIMEOUT_S = 20.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 async def all_ready(
@@ -35,15 +33,7 @@ async def all_ready(
         for event in events:
             await event.wait()
 
-    waiting = asyncio.ensure_future(all_set())
-    try:
-        await asyncio.wait((waiting, failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done() and failed.done():
-            failed.result()
-        return waiting.done()
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+    return await first_of(all_set(), asyncio.shield(failed), timeout_s=timeout_s)
 
 
 class ChildFailed(PenstockError):
@@ -86,13 +76,6 @@ async def keep_running(
 
 async def _run_once(command: Command, ready: asyncio.Event) -> int:
     """Starts it and waits for its end; when cancelled, ends it first."""
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # we died before prctl took effect
-            os._exit(1)
-
     with command.log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *command.argv,
@@ -101,7 +84,7 @@ async def _run_once(command: Command, ready: asyncio.Event) -> int:
             stderr=log,
             env=dict(command.env),
             start_new_session=True,  # Ctrl-C reaches us, and we end it in order
-            preexec_fn=die_with_parent,
+            preexec_fn=ends_with_parent(signal.SIGTERM),
         )
         try:
             assert process.stdout is not None

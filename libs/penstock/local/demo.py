@@ -3,7 +3,6 @@
 The demo is a user like any other: it submits, watches and asks why through the gateway.
 """
 
-import asyncio
 import os
 import shutil
 import time
@@ -16,6 +15,7 @@ from penstock.local.demo_screen import Show, print_summary, save_picture
 from penstock.local.lock import folder_lock
 from penstock.local.options import DemoOptions
 from penstock.local.stack import running
+from penstock.runtime.race import first_of
 from penstock.screen import console as make_console
 
 DEADLINE_S = 110.0  # the demo must be over in 2 minutes, also when something hangs
@@ -44,22 +44,9 @@ async def demo(options: DemoOptions) -> int:
     async with running(options, lambda text: console.print(f"  ! {text}", markup=False), step) as stack:
         console.print()
         show = Show(console, len(jobs))
-        driving = asyncio.ensure_future(drive(stack.url, jobs, show))
-        failing = asyncio.ensure_future(stack.until_failure())
-        try:
-            await asyncio.wait((driving, failing), timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
-            if failing.done():
-                failing.result()
-            if not driving.done():
-                late = ", ".join(
-                    show.jobs[job_id].spec.name for job_id in show.jobs if job_id not in show.ended
-                )
-                raise DemoFailed(f"not over after {DEADLINE_S:.0f} s: {late or 'jobs not submitted'}")
-            driving.result()
-        finally:
-            for task in (driving, failing):
-                task.cancel()
-            await asyncio.gather(driving, failing, return_exceptions=True)
+        if not await first_of(drive(stack.url, jobs, show), stack.until_failure(), timeout_s=DEADLINE_S):
+            late = ", ".join(job.spec.name for job_id, job in show.jobs.items() if job_id not in show.ended)
+            raise DemoFailed(f"not over after {DEADLINE_S:.0f} s: {late or 'jobs not submitted'}")
         took_s = time.perf_counter() - began_s
         differences = print_summary(show, took_s, options.folder, console)
         if options.picture is not None:

@@ -20,12 +20,14 @@ from penstock.local.children import FIRST_BACKOFF_S, START_TIMEOUT_S, Command, a
 from penstock.local.lock import folder_lock, same_log
 from penstock.local.options import Options
 from penstock.local.services import Services
-from penstock.local.tasks import adopt_orphans, end_leftover_tasks, reap_orphans
+from penstock.local.tasks import end_leftover_tasks, reap_orphans
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.runtime.postgres_server import free_port
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,9 +51,7 @@ class Running:
 
     async def until_failure(self) -> None:
         """Returns never; raises what ended a service or a node-reporter for good."""
-        done, _ = await asyncio.wait((self.services.failed, self.nodes), return_when=asyncio.FIRST_COMPLETED)
-        for ended in done:
-            ended.result()
+        await first_of(asyncio.shield(self.services.failed), asyncio.shield(self.nodes))
 
 
 @asynccontextmanager

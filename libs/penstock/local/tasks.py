@@ -5,8 +5,6 @@ tasks' guardians then live on (that is how a restarted reporter finds them again
 ends on this machine they must be ended here.
 """
 
-import ctypes
-import json
 import os
 import signal
 import time
@@ -14,7 +12,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+from penstock_services.node_reporter.shell.linux import read_record
+from penstock_services.node_reporter.shell.ports import Started
+from penstock_services.node_reporter.shell.processes import is_alive
+
 WAIT_S = 2.0  # for guardians to reap what they killed
 POLL_S = 0.02
 
@@ -26,14 +27,9 @@ def end_leftover_tasks(nodes: Path) -> int:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)  # the guardian kills every process of its task, then ends itself
     deadline_s = time.monotonic() + WAIT_S
-    while _guardians_alive(nodes) and time.monotonic() < deadline_s:
+    while any(_guardians(nodes)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     return len(found)
-
-
-def adopt_orphans() -> None:
-    """From now on whatever our children leave behind becomes ours: a container's process 1 may reap nothing."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap_orphans() -> None:
@@ -43,25 +39,13 @@ def reap_orphans() -> None:
             continue
 
 
-def _guardians_alive(nodes: Path) -> bool:
-    return next(_guardians(nodes), None) is not None
-
-
 def _guardians(nodes: Path) -> Iterator[int]:
     """Process ids of living guardians, from their state files: pid and start time name one process."""
     for path in nodes.glob("*/**/started.json"):
-        if (path.parent / "exit.json").exists():
-            continue
-        with suppress(OSError, ValueError, KeyError):
-            started = json.loads(path.read_text())
-            if started["shim_start"] is not None and _start_ticks(started["shim"]) == started["shim_start"]:
-                yield int(started["shim"])
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Start time in clock ticks since boot of a living process; None: gone, or only waiting to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+        started = read_record(path, Started)
+        if (
+            started is not None
+            and not (path.parent / "exit.json").exists()
+            and is_alive(started.shim, started.shim_start)
+        ):
+            yield started.shim

@@ -6,7 +6,6 @@ Postgres refuses to run as root, so root hands the folder to another user and th
 """
 
 import asyncio
-import ctypes
 import fcntl
 import logging
 import os
@@ -24,6 +23,7 @@ from urllib.parse import quote
 import asyncpg
 
 from penstock.errors import ConfigurationError
+from penstock.runtime.parents import ends_with_parent
 from penstock.runtime.postgres_binaries import find_binaries, traversable_by
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ READY_POLL_S = 0.02
 SOCKET_PATH_MAX_BYTES = 100  # sun_path holds 108 on Linux; some systems hold 104
 FIRST_PORT, LAST_PORT = 20_000, 31_999  # below the ephemeral ports (32768 on Linux), which clients may grab
 LOG_MAX_BYTES = 8 << 20  # the server's log starts anew beyond this
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _SETTINGS = {
     "fsync": "on",
@@ -340,19 +339,10 @@ def _spawn(
     arguments: list[str], log_path: Path, owner: pwd.struct_passwd | None
 ) -> "subprocess.Popen[bytes]":
     """Forks on the calling thread; in a session of its own, so that Ctrl-C reaches us first and not the server."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        # After the change of user, which would clear the setting.
-        prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent died between fork and prctl
-
     with open(log_path, "ab") as log:
         return subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            preexec_fn=die_with_parent, **_as_user(owner),
+            preexec_fn=ends_with_parent(signal.SIGINT), **_as_user(owner),
         )  # fmt: skip
 
 
