@@ -26,7 +26,7 @@ Command: TypeAlias = Any  # typer exports no base of TyperCommand and TyperGroup
 LONGEST_NAME = 24  # columns of the names in a list of commands
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One command, or a group of commands. `help`: one line, the same as the first of the function's docstring."""
 
@@ -34,8 +34,6 @@ class Entry:
     target: str = ""
     """`module:function`; empty: a group."""
     entries: Mapping[str, "Entry"] = field(default_factory=dict)
-    panel: str = "Commands"
-    """Heading in the list of commands."""
     extra: str = ""
     """What to install for it, as in `pip install 'penstock[extra]'`."""
     interspersed: bool = True
@@ -55,12 +53,14 @@ def new_app(**options: Any) -> typer.Typer:
 class LazyGroup(TyperGroup):
     """A group of commands whose modules are imported when a command is asked for."""
 
+    panels: Mapping[str, Mapping[str, Entry]] = MappingProxyType({})
     entries: Mapping[str, Entry] = MappingProxyType({})
 
-    def fill(self, entries: Mapping[str, Entry]) -> Self:
-        """Gives the group its commands; to list, complete and suggest them their names and help are enough."""
-        self.entries = entries
-        self.commands = {name: TyperCommand(name, help=entry.help) for name, entry in entries.items()}
+    def fill(self, panels: Mapping[str, Mapping[str, Entry]]) -> Self:
+        """Gives the group its commands by heading; to list, complete and suggest them, names and help are enough."""
+        self.panels = panels
+        self.entries = {name: entry for entries in panels.values() for name, entry in entries.items()}
+        self.commands = {name: TyperCommand(name, help=entry.help) for name, entry in self.entries.items()}
         return self
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -76,7 +76,9 @@ class LazyGroup(TyperGroup):
         if entry is None:
             return None
         if entry.entries:
-            return LazyGroup(name=cmd_name, help=entry.help, rich_markup_mode=None).fill(entry.entries)
+            return LazyGroup(name=cmd_name, help=entry.help, rich_markup_mode=None).fill(
+                {"Commands": entry.entries}
+            )
         module, _, function = entry.target.partition(":")
         try:
             callback = getattr(import_module(module), function)
@@ -93,9 +95,9 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands under their headings; imports none of them."""
-        for panel in dict.fromkeys(entry.panel for entry in self.entries.values()):
+        for panel, entries in self.panels.items():
             with formatter.section(panel):
-                rows = [(name, entry.help) for name, entry in self.entries.items() if entry.panel == panel]
+                rows = [(name, entry.help) for name, entry in entries.items()]
                 formatter.write_dl(rows, col_max=LONGEST_NAME)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from penstock.cli import event_text
-from penstock.cli.app import COMMANDS, hoist, tree
+from penstock.cli.app import hoist, tree
 from penstock.cli.jobspec import build, default_name, idempotency_key, pairs, read_job_file
 from penstock.cli.output import duration, memory
 from penstock.commandline import Entry
@@ -36,7 +36,7 @@ def run(*arguments: str, stdin: str = "", **env: str) -> "subprocess.CompletedPr
 
 
 def commands(
-    entries: Mapping[str, Entry] = COMMANDS, path: tuple[str, ...] = ()
+    entries: Mapping[str, Entry] = tree().entries, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Entry]]:
     for name, entry in entries.items():
         yield (*path, name), entry

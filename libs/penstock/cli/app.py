@@ -15,150 +15,130 @@ from penstock.commandline import Entry, LazyGroup
 from penstock.exits import MEANING
 
 GLOBAL_FLAGS = ("--server", "--token-file")
-HERE, SIMULATION, JOBS, LOOKING, CHECKING = "This machine", "Simulation", "Jobs", "Looking", "Checking"
 SIMULATOR = "penstock.simulator.commands"
-COMMANDS: Mapping[str, Entry] = MappingProxyType(
-    {
-        "version": Entry(help="Print the version.", target="penstock.cli.app:version", panel=HERE),
+PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
+    "This machine": {
+        "version": Entry("Print the version.", "penstock.cli.app:version"),
         "up": Entry(
-            help="Start everything on this machine, until Ctrl-C.",
-            target="penstock.local.commands:up", panel=HERE, extra="local",
+            "Start everything on this machine, until Ctrl-C.",
+            "penstock.local.commands:up", extra="local",
         ),
         "demo": Entry(
-            help="Watch a dozen real training jobs being placed, run and explained (about a minute).",
-            target="penstock.local.commands:demo", panel=HERE, extra="local",
+            "Watch a dozen real training jobs being placed, run and explained (about a minute).",
+            "penstock.local.commands:demo", extra="local",
         ),
+    },
+    "Simulation": {
         "simulate": Entry(
-            help="Run a trace under a profile, in virtual time, and report how it did.",
-            target=f"{SIMULATOR}.simulate:simulate", panel=SIMULATION, extra="simulator",
+            "Run a trace under a profile, in virtual time, and report how it did.",
+            f"{SIMULATOR}.simulate:simulate", extra="simulator",
         ),
         "compare": Entry(
-            help="Run a trace under several profiles and seeds; report means with confidence intervals.",
-            target=f"{SIMULATOR}.compare:compare", panel=SIMULATION, extra="simulator",
+            "Run a trace under several profiles and seeds; report means with confidence intervals.",
+            f"{SIMULATOR}.compare:compare", extra="simulator",
         ),
-        "traces": Entry(
-            help="List the traces that are here, describe one, or convert it to our CSV.",
-            panel=SIMULATION,
-            entries={
-                "ls": Entry(
-                    help="List all traces that are here.", target=f"{SIMULATOR}.traces:ls", extra="simulator"
-                ),
-                "describe": Entry(
-                    help="Describe a trace: sizes, run times, models, owners, GPU hours, load on a cluster.",
-                    target=f"{SIMULATOR}.traces:describe", extra="simulator",
-                ),
-                "convert": Entry(
-                    help="Write a trace as our own CSV, and list the columns that have no place there.",
-                    target=f"{SIMULATOR}.traces:convert", extra="simulator",
-                ),
-            },
-        ),
+        "traces": Entry("List the traces that are here, describe one, or convert it to our CSV.", entries={
+            "ls": Entry("List all traces that are here.", f"{SIMULATOR}.traces:ls", extra="simulator"),
+            "describe": Entry(
+                "Describe a trace: sizes, run times, models, owners, GPU hours, load on a cluster.",
+                f"{SIMULATOR}.traces:describe", extra="simulator",
+            ),
+            "convert": Entry(
+                "Write a trace as our own CSV, and list the columns that have no place there.",
+                f"{SIMULATOR}.traces:convert", extra="simulator",
+            ),
+        }),
         "report": Entry(
-            help="Report and draw what a cell did: who ran where and when, who waited, what was free.",
-            target=f"{SIMULATOR}.report:report", panel=SIMULATION, extra="simulator",
+            "Report and draw what a cell did: who ran where and when, who waited, what was free.",
+            f"{SIMULATOR}.report:report", extra="simulator",
         ),
-        "estimator": Entry(
-            help="What jobs are expected to need: judge it.",
-            panel=SIMULATION,
-            entries={
-                "report": Entry(
-                    help="Report and draw how estimates did against what jobs used.",
-                    target="penstock_services.estimator.report:report", extra="estimator",
-                ),
-                "models": Entry(
-                    help="List the stored models: what they learned from, how they did, which one answers.",
-                    target="penstock.cli.estimator:models",
-                ),
-                "check": Entry(
-                    help="Ask the model that a job was estimated with again: does it give the same answer?",
-                    target="penstock.cli.estimator:check",
-                ),
-            },
-        ),
+        "estimator": Entry("What jobs are expected to need: judge it.", entries={
+            "report": Entry(
+                "Report and draw how estimates did against what jobs used.",
+                "penstock_services.estimator.report:report", extra="estimator",
+            ),
+            "models": Entry(
+                "List the stored models: what they learned from, how they did, which one answers.",
+                "penstock.cli.estimator:models",
+            ),
+            "check": Entry(
+                "Ask the model that a job was estimated with again: does it give the same answer?",
+                "penstock.cli.estimator:check",
+            ),
+        }),
         "export": Entry(
-            help="Write the jobs that the cell ran as a trace: last month, to be run again under another policy.",
-            target=f"{SIMULATOR}.export:export", panel=SIMULATION, extra="simulator",
+            "Write the jobs that the cell ran as a trace: last month, to be run again under another policy.",
+            f"{SIMULATOR}.export:export", extra="simulator",
         ),
+    },
+    "Jobs": {
         "submit": Entry(
-            help="Submit a job and follow it to its end. Ctrl-C stops following; the job goes on.",
-            target="penstock.cli.submit:submit", panel=JOBS, interspersed=False,
+            "Submit a job and follow it to its end. Ctrl-C stops following; the job goes on.",
+            "penstock.cli.submit:submit", interspersed=False,
         ),
-        "cancel": Entry(
-            help="Cancel a job: SIGTERM, its grace, SIGKILL.", target="penstock.cli.admin:cancel", panel=JOBS
-        ),
-        "get": Entry(
-            help="List jobs, nodes or GPUs.",
-            panel=LOOKING,
-            entries={
-                "jobs": Entry(help="List jobs, the latest last.", target="penstock.cli.inspect:get_jobs"),
-                "nodes": Entry(
-                    help="List nodes and what of them is used.", target="penstock.cli.inspect:get_nodes"
-                ),
-                "gpus": Entry(help="List GPUs and the jobs on them.", target="penstock.cli.inspect:get_gpus"),
-            },
-        ),
-        "describe": Entry(
-            help="Everything about one job or node.",
-            panel=LOOKING,
-            entries={
-                "job": Entry(
-                    help="Everything about one job: what it asked for and got, its tasks and its times.",
-                    target="penstock.cli.inspect:describe_job",
-                ),
-                "node": Entry(
-                    help="Everything about one node: capacity, GPUs and who is on them.",
-                    target="penstock.cli.inspect:describe_node",
-                ),
-            },
-        ),
+        "cancel": Entry("Cancel a job: SIGTERM, its grace, SIGKILL.", "penstock.cli.admin:cancel"),
+    },
+    "Looking": {
+        "get": Entry("List jobs, nodes or GPUs.", entries={
+            "jobs": Entry("List jobs, the latest last.", "penstock.cli.inspect:get_jobs"),
+            "nodes": Entry("List nodes and what of them is used.", "penstock.cli.inspect:get_nodes"),
+            "gpus": Entry("List GPUs and the jobs on them.", "penstock.cli.inspect:get_gpus"),
+        }),
+        "describe": Entry("Everything about one job or node.", entries={
+            "job": Entry(
+                "Everything about one job: what it asked for and got, its tasks and its times.",
+                "penstock.cli.inspect:describe_job",
+            ),
+            "node": Entry(
+                "Everything about one node: capacity, GPUs and who is on them.",
+                "penstock.cli.inspect:describe_node",
+            ),
+        }),
         "why": Entry(
-            help="Why a job is where it is, or why it still waits; now, or as of any past record.",
-            target="penstock.cli.inspect:why", panel=LOOKING,
+            "Why a job is where it is, or why it still waits; now, or as of any past record.",
+            "penstock.cli.inspect:why",
         ),
-        "logs": Entry(help="Print a job's output.", target="penstock.cli.inspect:logs", panel=LOOKING),
+        "logs": Entry("Print a job's output.", "penstock.cli.inspect:logs"),
         "events": Entry(
-            help="Print what happened to a job, in order. -o json: one event per line with --follow.",
-            target="penstock.cli.inspect:events", panel=LOOKING,
+            "Print what happened to a job, in order. -o json: one event per line with --follow.",
+            "penstock.cli.inspect:events",
         ),
         "queue": Entry(
-            help="Jobs that wait, first in line first, each with its reason.",
-            target="penstock.cli.inspect:queue", panel=LOOKING,
+            "Jobs that wait, first in line first, each with its reason.",
+            "penstock.cli.inspect:queue",
         ),
         "eta": Entry(
-            help="How long a job still takes: time left with its interval, end, share done, and the source.",
-            target="penstock.cli.eta:eta", panel=LOOKING,
+            "How long a job still takes: time left with its interval, end, share done, and the source.",
+            "penstock.cli.eta:eta",
         ),
         "watch": Entry(
-            help="Watch jobs change. With JOB: follow that one; ends with its exit code.",
-            target="penstock.cli.live:watch", panel=LOOKING,
+            "Watch jobs change. With JOB: follow that one; ends with its exit code.",
+            "penstock.cli.live:watch",
         ),
-        "top": Entry(
-            help="Watch nodes, GPUs and the jobs on them.", target="penstock.cli.live:top", panel=LOOKING
-        ),
+        "top": Entry("Watch nodes, GPUs and the jobs on them.", "penstock.cli.live:top"),
+    },
+    "Checking": {
         "doctor": Entry(
-            help="Check this machine and the gateway behind it; exit code 1 when something is wrong.",
-            target="penstock.cli.admin:doctor", panel=CHECKING,
+            "Check this machine and the gateway behind it; exit code 1 when something is wrong.",
+            "penstock.cli.admin:doctor",
         ),
-        "projections": Entry(
-            help="Compare the read models with the ledger, or rebuild them.",
-            panel=CHECKING,
-            entries={
-                "verify": Entry(
-                    help="Replay the ledger and compare the read models with it row by row; exit code 1 when they differ.",
-                    target="penstock.cli.admin:verify",
-                ),
-                "rebuild": Entry(
-                    help="Empty the read models and fill them again from the ledger.",
-                    target="penstock.cli.admin:rebuild",
-                ),
-            },
-        ),
+        "projections": Entry("Compare the read models with the ledger, or rebuild them.", entries={
+            "verify": Entry(
+                "Replay the ledger and compare the read models with it row by row; exit code 1 when they differ.",
+                "penstock.cli.admin:verify",
+            ),
+            "rebuild": Entry(
+                "Empty the read models and fill them again from the ledger.",
+                "penstock.cli.admin:rebuild",
+            ),
+        }),
         "replay": Entry(
-            help="Decide everything again from the log and compare byte for byte; exit code 1 when something differs.",
-            target="penstock.cli.admin:replay", panel=CHECKING,
+            "Decide everything again from the log and compare byte for byte; exit code 1 when something differs.",
+            "penstock.cli.admin:replay",
         ),
-    }
-)  # fmt: skip
+    },
+})  # fmt: skip
+"""Heading in the list of commands → command → where it is."""
 
 app = commandline.new_app(
     cls=LazyGroup,
@@ -192,7 +172,7 @@ def version() -> None:
 
 def tree() -> LazyGroup:
     """The whole command tree."""
-    return cast(LazyGroup, get_command(app)).fill(COMMANDS)
+    return cast(LazyGroup, get_command(app)).fill(PANELS)
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:
