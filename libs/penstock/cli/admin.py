@@ -40,19 +40,22 @@ def cancel(
 
 
 class Finding(NamedTuple):
-    """One check. `remedy` is empty when it passed."""
+    """One check, with what was found. `remedy` is empty when it passed."""
 
     what: str
-    well: bool
-    told: str
+    found: str
     remedy: str = ""
 
 
 def doctor(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Check this machine and the gateway behind it; exit code 1 when something is wrong."""
     findings = list(_look(gateway(ctx)))
-    present({"findings": [finding._asdict() for finding in findings]}, output, lambda: _table(findings))
-    if not all(finding.well for finding in findings):
+    rows = [
+        {"what": what, "well": not remedy, "told": found, "remedy": remedy}
+        for what, found, remedy in findings
+    ]
+    present({"findings": rows}, output, lambda: _table(findings))
+    if any(finding.remedy for finding in findings):
         raise typer.Exit(int(Exit.PROBLEM))
 
 
@@ -60,93 +63,70 @@ def _table(findings: list[Finding]) -> Table:
     table = plain_table("", "", "")
     table.show_header = False
     table.columns[2].no_wrap = False
-    for finding in findings:
-        mark = "[green]✓[/]" if finding.well else "[red]✗[/]"
-        remedy = f"\n[bold]→[/] {escape(finding.remedy)}" if finding.remedy else ""
-        table.add_row(mark, finding.what, escape(finding.told) + remedy)
+    for what, found, remedy in findings:
+        mark = "[red]✗[/]" if remedy else "[green]✓[/]"
+        table.add_row(mark, what, escape(found) + (f"\n[bold]→[/] {escape(remedy)}" if remedy else ""))
     return table
 
 
 def _look(client: Gateway) -> Iterator[Finding]:
-    version = platform.python_version()
-    well = sys.version_info[:2] >= MIN_PYTHON
-    yield Finding("Python", well, version, "" if well else "use Python 3.11 or newer")
+    new = sys.version_info[:2] >= MIN_PYTHON
+    yield Finding("Python", platform.python_version(), "" if new else "use Python 3.11 or newer")
     yield _gpus_here()
     try:
         status = client.get("/v1/status")
     except Stop as stop:
-        yield Finding("gateway", False, str(stop).partition(";")[0], str(stop).partition("; ")[2])
+        problem, _, remedy = str(stop).partition("; ")
+        yield Finding("gateway", problem, remedy or "look at the gateway's log")
         return
-    yield Finding("gateway", True, client.server)
+    yield Finding("gateway", client.server)
     yield from _services(status)
     nodes = rows_of(client.get("/v1/nodes"), "nodes")
     ready = [node for node in nodes if node["status"] == "ready"]
     silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
-    yield Finding(
-        "nodes",
-        bool(ready),
-        f"{len(ready)} of {len(nodes)} ready",
-        "" if ready else "start a node-reporter, or everything on this machine with `penstock up`",
-    )
+    start = "start a node-reporter, or everything on this machine with `penstock up`"
+    yield Finding("nodes", f"{len(ready)} of {len(nodes)} ready", "" if ready else start)
     if silent:
-        yield Finding("silent", False, ", ".join(silent), "look at these machines and their node-reporters")
+        yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
 
 
 def _services(status: dict[str, Any]) -> Iterator[Finding]:
     """State of the other services: the deciding placer, the lag of the read models, dead letters."""
     term, profile = status["term"], status["profile"]
-    yield Finding(
-        "placer",
-        term > 0,
-        f"term {term}, profile {profile}, {status['seq']} records" if term else "has never decided",
-        "" if term else "start the placer and look at its log",
-    )
-    frozen = status["frozen"]
-    if frozen:
-        yield Finding(
-            "frozen", False, frozen, "look at the nodes that vanished; placing resumes when they return"
-        )
+    if term:
+        yield Finding("placer", f"term {term}, profile {profile}, {status['seq']} records")
+    else:
+        yield Finding("placer", "has never decided", "start the placer and look at its log")
+    if status["frozen"]:
+        remedy = "look at the nodes that vanished; placing resumes when they return"
+        yield Finding("frozen", status["frozen"], remedy)
     for name, service in (("projector_lag", "read models"), ("gateway_lag", "gateway's view")):
-        lag = status[name]
-        well = lag <= MAX_LAG_RECORDS
-        remedy = "" if well else f"it is behind the ledger: look at the log of the {name.partition('_')[0]}"
-        yield Finding(service, well, "up to date" if lag == 0 else f"{lag} records behind the ledger", remedy)
+        lag, late = status[name], f"it is behind the ledger: look at the log of the {name.partition('_')[0]}"
+        found = f"{lag} records behind the ledger" if lag else "up to date"
+        yield Finding(service, found, late if lag > MAX_LAG_RECORDS else "")
     letters = status["dead_letters"]
-    yield Finding(
-        "dead letters",
-        letters == 0,
-        str(letters) if letters else "none",
-        "read the topic penstock.deadletters.v1: each holds its reason" if letters else "",
-    )
+    remedy = "read the topic penstock.deadletters.v1: each holds its reason" if letters else ""
+    yield Finding("dead letters", str(letters or "none"), remedy)
 
 
 def _gpus_here() -> Finding:
     """Real GPUs are a possibility, not a duty: their absence is no fault."""
+    here = "GPUs here"
     program = shutil.which("nvidia-smi")
     if program is None:
-        return Finding("GPUs here", True, "no NVIDIA driver on this machine; `penstock up` uses virtual GPUs")
+        return Finding(here, "no NVIDIA driver on this machine; `penstock up` uses virtual GPUs")
     try:
         listed = subprocess.run(
             [program, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(
-            "GPUs here", False, f"nvidia-smi: {error}", "repair the NVIDIA driver, or use virtual GPUs"
-        )
+        return Finding(here, f"nvidia-smi: {error}", "repair the NVIDIA driver, or use virtual GPUs")
     if listed.returncode != 0:
-        return Finding(
-            "GPUs here", False, (listed.stdout or listed.stderr).strip()[:200], "repair the NVIDIA driver"
-        )
+        return Finding(here, (listed.stdout or listed.stderr).strip()[:200], "repair the NVIDIA driver")
     if importlib.util.find_spec("pynvml") is None:
-        return Finding(
-            "GPUs here",
-            False,
-            "the driver is there, nvidia-ml-py is not",
-            "pip install 'penstock[node-reporter]'",
-        )
-    return Finding(
-        "GPUs here", True, f"{len(listed.stdout.splitlines())} by NVML; `penstock up --real` uses them"
-    )
+        remedy = "pip install 'penstock[node-reporter]'"
+        return Finding(here, "the driver is there, nvidia-ml-py is not", remedy)
+    return Finding(here, f"{len(listed.stdout.splitlines())} by NVML; `penstock up --real` uses them")
 
 
 def verify(ctx: typer.Context, output: Output = Format.TABLE) -> None:

@@ -5,7 +5,8 @@ Light on purpose: stop signals are held back before the services are imported.
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import typer
 
@@ -47,32 +48,20 @@ def _hold_signals() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that goes away must not end a server
 
 
-def _run(work: Callable[[], Awaitable[int]], *, interrupted: Exit) -> int:
+def _run(work: Callable[[], Coroutine[Any, Any, int]], *, interrupted: Exit) -> int:
     import uvloop
 
     return uvloop.run(_until_stopped(work, interrupted=interrupted))
 
 
-async def _until_stopped(work: Callable[[], Awaitable[int]], *, interrupted: Exit) -> int:
+async def _until_stopped(work: Callable[[], Coroutine[Any, Any, int]], *, interrupted: Exit) -> int:
     """Runs `work`; the first stop signal cancels it, further ones change nothing: the end is bounded in time."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work())
+    from penstock.runtime.race import first_of
+
+    stop = asyncio.Event()
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, _cancel_once(task))
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return interrupted
-
-
-def _cancel_once(task: "asyncio.Future[int]") -> Callable[[], None]:
-    cancelled = False
-
-    def cancel() -> None:
-        nonlocal cancelled
-        if not cancelled:
-            cancelled = True
-            task.cancel()
-
-    return cancel
+    task = asyncio.ensure_future(work())
+    await first_of(task, stop.wait())
+    return interrupted if task.cancelled() else task.result()

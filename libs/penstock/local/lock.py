@@ -12,23 +12,17 @@ from penstock.errors import ConfigurationError
 from penstock.runtime.postgres import without_password
 
 
-class FolderLock:
-    """The held lock; its file also holds the URL of the gateway."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def announce(self, url: str) -> None:
-        """Writes who holds the folder, for the message that the next one gets."""
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump({"pid": os.getpid(), "url": url}, self._file)
-        self._file.flush()
+def announce(lock: IO[str], url: str) -> None:
+    """Writes who holds the folder, and the gateway's URL, for the message that the next one gets."""
+    lock.seek(0)
+    lock.truncate()
+    json.dump({"pid": os.getpid(), "url": url}, lock)
+    lock.flush()
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[FolderLock]:
-    """Holds the folder for the block. Raises `ConfigurationError` naming the holder when it is taken."""
+def folder_lock(folder: Path) -> Iterator[IO[str]]:
+    """Holds the folder for the block; gives its lock file. Raises `ConfigurationError` naming the holder of a taken one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / "up.lock", "a+", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -44,9 +38,8 @@ def folder_lock(folder: Path) -> Iterator[FolderLock]:
             raise ConfigurationError(
                 f"another Penstock{_holder(file.read())} uses {folder}; stop it with Ctrl-C there, or choose another --folder"
             ) from None
-        lock = FolderLock(file)
-        lock.announce("")
-        yield lock
+        announce(file, "")
+        yield file
 
 
 def same_log(folder: Path, log_url: str | None) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigurationError
 from penstock.local.children import FIRST_BACKOFF_S, START_TIMEOUT_S, Command, all_ready, keep_running
-from penstock.local.lock import folder_lock, same_log
+from penstock.local.lock import announce, folder_lock, same_log
 from penstock.local.options import Options
 from penstock.local.services import Services
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
@@ -97,7 +97,7 @@ async def running(
         await stack.enter_async_context(_node_reporters(options, settings, warn, nodes))
         step("nodes", _describe_nodes(options))
         url = f"http://127.0.0.1:{port}"
-        lock.announce(url)
+        announce(lock, url)
         yield Running(url, dsn, settings, services, nodes)
 
 

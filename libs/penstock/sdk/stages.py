@@ -17,8 +17,8 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Literal, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 from penstock.sdk.lines import leads, write_line
 
@@ -33,24 +33,7 @@ MAX_LINES = 16  # a script whose stages change all the time is not profiled for 
 MAX_WINDOW_MS = 86_400_000.0  # what an event takes
 
 
-class Mark(Protocol):
-    """A `with` block."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-class _NoMark:
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-
-class _StageMark:
+class _StageMark(AbstractContextManager[None]):
     """One per stage; keeps nothing of its own, so that it may be entered anywhere and again."""
 
     __slots__ = ("_index", "_recorder")
@@ -65,7 +48,7 @@ class _StageMark:
         self._recorder.leave()
 
 
-_NO_MARK = _NoMark()
+_NO_MARK = nullcontext()
 
 
 class Recorder:
@@ -103,7 +86,7 @@ class Recorder:
             self._judge([1_000 * part for part in self._sums], self._count)
             self._sums, self._count = [0.0] * (IDLE + 1), 0
 
-    def stage(self, name: StageName) -> Mark:
+    def stage(self, name: StageName) -> AbstractContextManager[None]:
         """As the function of that name."""
         if self._thread is None:
             return _NO_MARK
@@ -169,7 +152,7 @@ def iteration() -> None:
     _RECORDER.iteration()
 
 
-def stage(name: StageName) -> Mark:
+def stage(name: StageName) -> AbstractContextManager[None]:
     """`with stage("cpu"):` the block's time is spent in this stage; a block inside it takes its own time out.
 
     Only marks of the thread that calls `iteration` count, so a loader in the background is the stage that the

@@ -33,10 +33,10 @@ class Gateway:
     follower: Follower
     appender: Appender
     traces: Tracing
-    workers: WorkerPool
-    ledger_workers: WorkerPool
-    model_workers: WorkerPool
-    stopping: asyncio.Event
+    workers: WorkerPool = field(default_factory=WorkerPool)
+    ledger_workers: WorkerPool = field(default_factory=WorkerPool)
+    model_workers: WorkerPool = field(default_factory=WorkerPool)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
     """Idempotency key → its submission under way."""
     chained: "set[asyncio.Future[None]]" = field(default_factory=set)

@@ -13,7 +13,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
-from penstock.runtime.pool import WorkerPool, start_fork_server
+from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
 from penstock.runtime.tracing.tracer import tracing
@@ -98,7 +98,6 @@ async def _attempt(
 ) -> None:
     """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
-    workers, ledger_workers, model_workers = WorkerPool(), WorkerPool(), WorkerPool()
     start_fork_server()
     log = shared if shared is not None else await open_log(settings.log_url, "gateway").start()
     try:
@@ -114,15 +113,13 @@ async def _attempt(
                 follower=Follower(replica),
                 appender=Appender(log, settings.cell_index, options.max_in_flight, options.answer_within_s),
                 traces=traces,
-                workers=workers,
-                ledger_workers=ledger_workers,
-                model_workers=model_workers,
-                stopping=asyncio.Event(),
             )
-            await _serve(gateway, listener.dup(), ready)
+            try:
+                await _serve(gateway, listener.dup(), ready)
+            finally:
+                for pool in (gateway.workers, gateway.ledger_workers, gateway.model_workers):
+                    pool.close()
     finally:
-        for pool in (workers, ledger_workers, model_workers):
-            pool.close()
         await store.close()
         if shared is None:
             await log.close()

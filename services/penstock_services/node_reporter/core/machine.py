@@ -56,11 +56,16 @@ class OrderRead(msgspec.Struct, frozen=True):
     context: Context = NO_CONTEXT
 
 
-class Spawned(msgspec.Struct, frozen=True):
-    """The program runs (its exec succeeded)."""
+class OfTask(msgspec.Struct, frozen=True):
+    """About one task under one token."""
 
     task_id: str
     token: int
+
+
+class Spawned(OfTask, frozen=True):
+    """The program runs (its exec succeeded)."""
+
     pid: int
     started_ms: int
     now_ms: int
@@ -80,17 +85,14 @@ class Outcome(msgspec.Struct, frozen=True):
     usage: Usage = NOTHING_MEASURED
 
 
-class Gone(msgspec.Struct, frozen=True):
+class Gone(OfTask, frozen=True):
     """No process of this task is left; proven."""
 
-    task_id: str
-    token: int
     outcome: Outcome
 
 
-class GraceOver(msgspec.Struct, frozen=True):
-    task_id: str
-    token: int
+class GraceOver(OfTask, frozen=True):
+    """The time between SIGTERM and SIGKILL has passed."""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -113,25 +115,19 @@ class Spawn(msgspec.Struct, frozen=True):
     order: StartTask
 
 
-class Signal(msgspec.Struct, frozen=True):
+class Signal(OfTask, frozen=True):
     """SIGTERM: to the process group. SIGKILL: to every process of the task. SIGUSR1: to the leader, if it listens."""
 
-    task_id: str
-    token: int
     number: signal.Signals
 
 
-class KillAt(msgspec.Struct, frozen=True):
+class KillAt(OfTask, frozen=True):
     """Feed `GraceOver` at this time."""
 
-    task_id: str
-    token: int
     at_ms: int
 
 
-class SetAffinity(msgspec.Struct, frozen=True):
-    task_id: str
-    token: int
+class SetAffinity(OfTask, frozen=True):
     cores: tuple[int, ...]
 
 

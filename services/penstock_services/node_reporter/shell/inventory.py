@@ -75,8 +75,8 @@ def _nvml_gpu(index: int) -> Gpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index=index,
-        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
-        model=identifier(text(pynvml.nvmlDeviceGetName(handle))),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        model=identifier(pynvml.nvmlDeviceGetName(handle)),
         memory_mib=max(1, memory.total // BYTES_PER_MIB),
     )
 
@@ -84,8 +84,3 @@ def _nvml_gpu(index: int) -> Gpu:
 def identifier(name: str) -> str:
     """A product's name as an identifier: `NVIDIA H200` → `NVIDIA-H200`."""
     return re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:128] or "unknown"
-
-
-def text(value: str | bytes) -> str:
-    """NVML bindings have answered bytes or str over time."""
-    return value.decode() if isinstance(value, bytes) else value

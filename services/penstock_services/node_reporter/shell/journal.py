@@ -41,18 +41,11 @@ class JournalFailed(PenstockError):
 
 
 class Outgoing(NamedTuple):
-    """An event on its way out; `id` is its envelope's."""
+    """An event on its way out; `id` is its envelope's, `seq` its place in the outbox."""
 
     id: str
     message: Message
-
-
-class Pending(NamedTuple):
-    """One event that the log has not acknowledged yet."""
-
-    seq: int
-    id: str
-    message: Message
+    seq: int = 0
 
 
 def connect_file(path: Path) -> sqlite3.Connection:
@@ -117,7 +110,7 @@ class Journal:
         with self._failing(), self._transaction(durable=durable):
             for change in changes:
                 self._write_change(change)
-            for event_id, message in events:
+            for event_id, message, _ in events:
                 text = json.dumps([[name, raw.decode()] for name, raw in message.headers])
                 self._db.execute(
                     "INSERT INTO outbox (id, topic, partition, headers, value) VALUES (?, ?, ?, ?, ?)",
@@ -126,14 +119,14 @@ class Journal:
             for item in numbers.items():
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", item)
 
-    def pending(self, limit: int) -> list[Pending]:
+    def pending(self, limit: int) -> list[Outgoing]:
         """The oldest unacknowledged events, in order."""
         with self._failing():
             rows = self._db.execute(
                 "SELECT seq, id, topic, partition, headers, value FROM outbox ORDER BY seq LIMIT ?", (limit,)
             ).fetchall()
         return [
-            Pending(seq, id_, Message(Partition(topic, partition), value, _headers(text)))
+            Outgoing(id_, Message(Partition(topic, partition), value, _headers(text)), seq)
             for seq, id_, topic, partition, text, value in rows
         ]
 

@@ -38,7 +38,7 @@ from penstock_services.node_reporter.core.progress import ProgressParser, Report
 from penstock_services.node_reporter.core.state import Change, Context, Forget, NodeState, Put
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
-from penstock_services.node_reporter.shell.journal import Journal, Outgoing, Pending
+from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 from penstock_services.node_reporter.shell.outbox import Outbox
 from penstock_services.node_reporter.shell.ports import Callbacks, Host, Immortal, Key, LauncherLost
 from penstock_services.node_reporter.shell.progress_reader import ProgressReader
@@ -371,7 +371,7 @@ class Node:
             self._skipped = 0
             self.feed(inputs, durable=orders > 0, numbers={"next_offset": position})
 
-    def _on_sent(self, events: list[Pending]) -> None:
+    def _on_sent(self, events: list[Outgoing]) -> None:
         if not self._joined.is_set() and any(event.id == self._join_id for event in events):
             self._joined.set()
         ends = [event.id.rpartition("/")[2] for event in events]

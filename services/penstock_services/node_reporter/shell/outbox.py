@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock.errors import LogError
 from penstock.log.port import Log
 from penstock.retry import retry
-from penstock_services.node_reporter.shell.journal import Journal, Pending
+from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 
 BATCH_EVENTS = 500
 FIRST_PAUSE_S = 0.05
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Outbox:
     """One sender. An append that failed may have happened: the same events go again under the same ids."""
 
-    def __init__(self, journal: Journal, log: Log, sent: Callable[[list[Pending]], None]) -> None:
+    def __init__(self, journal: Journal, log: Log, sent: Callable[[list[Outgoing]], None]) -> None:
         self._journal = journal
         self._log = log
         self._sent = sent
@@ -48,7 +48,7 @@ class Outbox:
             self._sent(pending)
             self._journal.acknowledge(pending[-1].seq)
 
-    async def _append(self, pending: list[Pending]) -> None:
+    async def _append(self, pending: list[Outgoing]) -> None:
         await retry(
             lambda: self._log.append([event.message for event in pending]),
             (LogError,),
