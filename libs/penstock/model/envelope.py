@@ -4,9 +4,10 @@ Beside the specification's attributes go `traceparent` (W3C Trace Context), `cau
 that led to this one) and `correlationid` (the job, so that everything about it can be found).
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+
+import msgspec
 
 from penstock.model.codec import decode, encode
 from penstock.model.errors import Undecodable
@@ -20,8 +21,7 @@ FIXED_HEADERS: Headers = (("ce_specversion", b"1.0"), ("content-type", b"applica
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """One event with its context. `id` is unique per source; resending keeps it."""
 
     id: str
@@ -95,12 +95,11 @@ def from_wire(wire_headers: Headers, value: bytes, topic: str | None = None) -> 
     With `topic`, an event that belongs to another topic is `Undecodable`: it must not
     bypass its owner.
     """
-    found: dict[str, str] = {}
     try:
-        for name, raw in wire_headers:
-            found[name] = raw.decode()
+        found = {name: raw.decode() for name, raw in wire_headers}
     except UnicodeDecodeError as error:
-        raise Undecodable(f"header {name!r} is not UTF-8") from error
+        bad = next(name for name, raw in wire_headers if raw == error.object)
+        raise Undecodable(f"header {bad!r} is not UTF-8") from error
     if found.get("ce_specversion") != "1.0":
         raise Undecodable("header ce_specversion must be 1.0 (CloudEvents, binary mode)")
     event_id = found.get("ce_id")

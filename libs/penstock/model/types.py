@@ -108,7 +108,7 @@ class RetryPolicy(Value, frozen=True, kw_only=True):
 
 
 def _command_can_run(command: tuple[str, ...]) -> None:
-    argv_bytes = sum(len(part.encode()) for part in command)
+    argv_bytes = len("".join(command).encode())
     if argv_bytes > MAX_ARGV_BYTES:
         raise ValueError(f"{argv_bytes} bytes exceed {MAX_ARGV_BYTES}; put long arguments into a file")
     if not command[0]:
@@ -117,7 +117,9 @@ def _command_can_run(command: tuple[str, ...]) -> None:
 
 
 def _env_can_be_passed(env: Mapping[str, str]) -> None:
-    env_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in env.items())
+    if not env:
+        return
+    env_bytes = len("".join([*env, *env.values()]).encode())
     if env_bytes > MAX_ARGV_BYTES:
         raise ValueError(f"{env_bytes} bytes exceed {MAX_ARGV_BYTES}; put long values into a file")
     if any(not key or "=" in key for key in env):
@@ -126,17 +128,18 @@ def _env_can_be_passed(env: Mapping[str, str]) -> None:
 
 
 def _workdir_can_be_entered(workdir: str | None) -> None:
-    _refuse_nul(workdir or "")
+    if workdir is not None:
+        _refuse_nul(workdir)
 
 
 def _labels_are_short(labels: Mapping[str, str]) -> None:
-    if sum(len(key) + len(value) for key, value in labels.items()) > MAX_ARGV_BYTES:
+    if labels and len("".join([*labels, *labels.values()])) > MAX_ARGV_BYTES:
         raise ValueError(f"they exceed {MAX_ARGV_BYTES} characters; shorten them")
 
 
 def _refuse_nul(*texts: str) -> None:
     """Raises ValueError: an argument, a variable or a path with a NUL cannot be given to a process."""
-    if any("\0" in text for text in texts):
+    if "\0" in "".join(texts):
         raise ValueError("a NUL character cannot be passed to a process; remove it")
 
 

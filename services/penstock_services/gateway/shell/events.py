@@ -1,10 +1,10 @@
 """`POST /v1/events`: CloudEvents from outside, judged strictly and appended before they are acknowledged."""
 
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.ledger.state import JobState

@@ -164,9 +164,10 @@ class Term:
         """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
         found = Input(*record.partition, record.offset, record.headers, record.value)
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
-        poison = self._poisoned.pop(found.place, None)
-        answer = applying(found.place, lambda: answer_input(self._core, moment, found, poison))
-        messages = self._record(found.place, answer.draft, answer.envelope)
+        place = found.place
+        poison = self._poisoned.pop(place, None)
+        answer = applying(place, lambda: answer_input(self._core, moment, found, poison))
+        messages = self._record(place, answer.draft, answer.envelope)
         if answer.letter is not None:
             messages.append(dead_letter(record, "placer", *answer.letter))
         return messages
