@@ -9,6 +9,8 @@ by the ledger's chain rule and never by who sent them.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
+import msgspec
+
 MAX_RECORD_BYTES = 1_000_000  # value bytes; below Kafka's default max.message.bytes of 1,048,588
 MAX_BATCH_RECORDS = 2_000  # records per append; larger batches are split by the adapter, in order
 MAX_READ_RECORDS = 2_000  # records per read (speed.md rule 2 asks for at least 500)
@@ -23,7 +25,7 @@ class Partition(NamedTuple):
     index: int  # type: ignore[assignment]  # shadows tuple.index, which has no use here
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A record to be written. `key` only labels the record: the partition is chosen by the caller.
 
     `at`: the offset that the record must get; if another record has it, nothing of its batch is written and the append
@@ -37,7 +39,7 @@ class Message(NamedTuple):
     at: int | None = None
 
 
-class Record(NamedTuple):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A record as read. `offset` rises strictly within its partition (without promise of no gaps)."""
 
     partition: Partition

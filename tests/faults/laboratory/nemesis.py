@@ -317,7 +317,7 @@ class Nemesis:
             message(GpuFaulted(node_id="nobody", gpu=0, fault="ecc"), "x", "/nobody"),
         ]
         found = nonsense[int(self._world.rng.integers(len(nonsense)))]
-        self._lab.send(found._replace(partition=Partition(topic, 0)))
+        self._lab.send(msgspec.structs.replace(found, partition=Partition(topic, 0)))
 
     def _stale(self) -> list[Message]:
         """A node restored from an old image reports tasks that live under a newer token."""

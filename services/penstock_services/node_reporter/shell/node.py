@@ -243,7 +243,7 @@ class Node:
         if len(self._samples) < MAX_SAMPLES_UNDER_WAY:
             id_ = event_id(self.spec.node_id, "sample", sample.task_id, sample.gpu, sample.at_ms)
             message = self._envelope(id_, sample).message
-            task = self._loop.create_task(self._append_sample(message._replace(partition=self._telemetry)))
+            task = self._loop.create_task(self._append_sample(replace(message, partition=self._telemetry)))
             self._samples.add(task)
             task.add_done_callback(self._samples.discard)
 
