@@ -21,9 +21,9 @@ STOP_S = 15.0  # `penstock up` ends within 5 s on a quiet machine; a busy one mu
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """A user's environment without ours; `home` shows what is written outside the folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     (home / "tmp").mkdir(parents=True, exist_ok=True)
-    return {**kept, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
+    return {**inherited, "HOME": str(home), "TMPDIR": str(home / "tmp"), **more}
 
 
 def new_place() -> Path:
@@ -51,11 +51,11 @@ def processes_of(folder: Path) -> list[str]:
         try:
             state = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[0]
             command = Path(f"/proc/{name}/cmdline").read_bytes()
-            told = command + Path(f"/proc/{name}/environ").read_bytes()
-            told += os.readlink(f"/proc/{name}/cwd").encode()
+            text = command + Path(f"/proc/{name}/environ").read_bytes()
+            text += os.readlink(f"/proc/{name}/cwd").encode()
         except OSError:
             continue
-        if state not in (b"Z", b"X") and needle in told:
+        if state not in (b"Z", b"X") and needle in text:
             found.append(f"{name}: {command.replace(bytes(1), b' ').decode(errors='replace')[:150]}")
     return found
 
@@ -77,7 +77,7 @@ class Installation:
     """A running `penstock up`; `run` is the user beside it."""
 
     def __init__(self, place: Path, *arguments: str, **env: str) -> None:
-        self.folder, self.home = place / "kept", place / "home"
+        self.folder, self.home = place / "state", place / "home"
         self.token_file = place / "token"
         self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
         self.token_file.chmod(0o600)
@@ -92,13 +92,13 @@ class Installation:
     def _url(self) -> str:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and self.process.poll() is None:
-            for line in self.told().splitlines():
+            for line in self.printed().splitlines():
                 if line.strip().startswith("export PENSTOCK_SERVER="):
                     return line.strip().partition("=")[2]
             time.sleep(0.05)
-        raise AssertionError(f"not up: {self.told()}")
+        raise AssertionError(f"not up: {self.printed()}")
 
-    def told(self) -> str:
+    def printed(self) -> str:
         """Everything that it has printed."""
         self.output.flush()
         return Path(self.output.name).read_text()
@@ -133,7 +133,7 @@ def up() -> Iterator[Installation]:
     try:
         yield running
         took_s = running.stop()
-        assert running.process.returncode == 0, running.told()
+        assert running.process.returncode == 0, running.printed()
         assert took_s <= STOP_S, f"took {took_s:.1f} s"
         assert survivors(place) == []
         assert left_in(running.home) == []

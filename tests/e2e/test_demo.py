@@ -17,10 +17,10 @@ NAMES = ("digits-gang", "digits-ps", "diverges", "too-big", "softmax-endless", "
 
 
 def start(place: Path) -> "subprocess.Popen[str]":
-    """The demo in a folder and checkout of its own, so that its processes can be told from all others."""
+    """The demo in a folder and checkout of its own, so that its processes can be distinguished from all others."""
     shutil.copytree(ROOT / "tilt", place / "checkout" / "tilt", dirs_exist_ok=True)
     return subprocess.Popen(
-        [*PENSTOCK, "demo", "--folder", str(place / "kept"), "--jobs", str(place / "checkout")],
+        [*PENSTOCK, "demo", "--folder", str(place / "state"), "--jobs", str(place / "checkout")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place / "checkout", env=environment(place / "home"),
     )  # fmt: skip
 
@@ -30,22 +30,22 @@ def test_the_demo_runs_real_jobs_to_their_expected_ends_and_explains_them(place:
     """A visitor types one command, without a terminal as in a CI job."""
     began = time.monotonic()
     demo = start(place)
-    told, _ = demo.communicate(timeout=DEMO_S + 20)
-    assert demo.returncode == 0, told
+    output, _ = demo.communicate(timeout=DEMO_S + 20)
+    assert demo.returncode == 0, output
     assert time.monotonic() - began <= DEMO_S
-    _, _, summary = told.partition("Summary")
+    _, _, summary = output.partition("Summary")
     for name in NAMES:
         assert name in summary
     assert "jobs ended as expected" in summary
     assert "one worker needs 8 GPUs" in summary
     assert "penstock why digits-gang" in summary
-    logs = {path.parent.name: path.read_text() for path in (place / "kept" / "task-logs").rglob("*w0.log")}
+    logs = {path.parent.name: path.read_text() for path in (place / "state" / "task-logs").rglob("*w0.log")}
     assert sum("accuracy" in text for text in logs.values()) >= 12, "the jobs really trained"
-    again = next(line for line in told.splitlines() if "digits-mlp-again" in line and "estimated" in line)
+    again = next(line for line in output.splitlines() if "digits-mlp-again" in line and "estimated" in line)
     assert "from earlier runs" in again, "its needs were learned from the first run"
     weights = {
         line.rpartition(" ")[2]
-        for path in (place / "kept" / "task-logs").rglob("*.log")
+        for path in (place / "state" / "task-logs").rglob("*.log")
         for line in path.read_text().splitlines()
         if ": weights " in line
     }
@@ -63,21 +63,21 @@ def test_ctrl_c_at_any_moment_leaves_nothing(place: Path, seconds: float) -> Non
     time.sleep(seconds)
     began = time.monotonic()
     demo.send_signal(signal.SIGINT)
-    told, _ = demo.communicate(timeout=3 * STOP_S)
+    output, _ = demo.communicate(timeout=3 * STOP_S)
     assert time.monotonic() - began <= STOP_S
-    assert demo.returncode in (130, -signal.SIGINT), told
-    assert "Traceback" not in told
+    assert demo.returncode in (130, -signal.SIGINT), output
+    assert "Traceback" not in output
     assert survivors(place) == []
     assert left_in(place / "home") == []
 
 
 def test_the_demo_empties_no_folder_that_is_not_its_own(place: Path) -> None:
     """Somebody names the folder with the thesis in it."""
-    precious = place / "kept" / "thesis.tex"
+    precious = place / "state" / "thesis.tex"
     precious.parent.mkdir()
     precious.write_text("42")
     demo = start(place)
-    told, _ = demo.communicate(timeout=30)
+    output, _ = demo.communicate(timeout=30)
     assert demo.returncode == 2
-    assert "thesis.tex" in told
+    assert "thesis.tex" in output
     assert precious.read_text() == "42"

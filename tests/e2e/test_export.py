@@ -53,7 +53,7 @@ def test_what_a_cell_ran_is_replayed_under_another_policy(up: Installation, plac
     }
     assert {row["owner"] for row in found.values()} == {"ana"}
     assert 0.9 <= float(found["short"]["duration_s"]) < 30, (
-        "by the ledger's clock, which hears of start and end a little late"
+        "by the ledger's clock, which gets start and end a little late"
     )
     assert 0.4 <= float(found["gang"]["duration_s"]) < 30
     assert 0 < float(found["long"]["duration_s"]) < 60, "as long as it had run when it was asked"

@@ -51,7 +51,7 @@ class System:
         self.children = [started.result() for started in (*services, *nodes)]
 
     def environment(self, identity: str) -> dict[str, str]:
-        """What infra/kafka/README.md says that this service needs."""
+        """The rights that infra/kafka/README.md lists for this service."""
         return clean_environment(
             PENSTOCK_LOG=self.broker.url(identity),
             PENSTOCK_DSN=self.dsn,

@@ -40,11 +40,11 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         outputs.append(done.stdout)
-    told = "\n".join(outputs)
+    output = "\n".join(outputs)
     assert "succeeded" in outputs[0], "the first job is followed to its end"
-    assert "digits-gang" in told
-    assert "as of record 12" in told, "the question about the past"
-    assert "ok: true" in told, "replay found no difference"
-    assert '"job_id"' in told, "the answer to the pipeline"
+    assert "digits-gang" in output
+    assert "as of record 12" in output, "the question about the past"
+    assert "ok: true" in output, "replay found no difference"
+    assert '"job_id"' in output, "the answer to the pipeline"
     assert "srtf" in outputs[-1], "two policies compared"
     assert (place / "policies.html").stat().st_size > 1_000_000, "the page is whole"

@@ -1,4 +1,4 @@
-"""What a real cell tells of its jobs: drawn from its own ledger, how long they still take, how well that was known."""
+"""Reports of a real cell: figures and charts of its own ledger, remaining times, and how accurate those were."""
 
 import json
 import re
@@ -25,10 +25,12 @@ def test_a_cell_draws_its_own_report(up: Installation, place: Path) -> None:
     assert up.run("submit", "--model", "broken", *needs, "1", "--", "sh", "-c", "exit 3").returncode == 10
     answer = up.run("report", "--report", str(page), "-o", "json")
     assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout)
-    assert (told["finished_jobs"], told["unfinished_jobs"]) == (1, 1), "a job that failed was not finished"
-    assert 1.0 <= told["avg_jct_s"] < 30
-    assert 0 < told["gpu_allocation"] <= 1
+    reported = json.loads(answer.stdout)
+    assert (reported["finished_jobs"], reported["unfinished_jobs"]) == (1, 1), (
+        "a job that failed was not finished"
+    )
+    assert 1.0 <= reported["avg_jct_s"] < 30
+    assert 0 < reported["gpu_allocation"] <= 1
     text = page.read_text()
     found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
     assert found is not None
@@ -67,10 +69,15 @@ def test_a_training_that_tells_its_progress_has_a_remaining_time(up: Installatio
     watched = up.run("eta", job_id, "--watch", "-o", "json")
     assert watched.returncode == 0, watched.stderr
     answers = [json.loads(line) for line in watched.stdout.splitlines()]
-    told = [answer for answer in answers if answer["answer"] == "told"]
-    assert told, answers
-    assert told[-1]["source"] == "iterations asked for"
-    assert told[-1]["left_ms"]["low"] <= told[-1]["left_ms"]["middle"] <= told[-1]["left_ms"]["high"] < 20_000
+    reported = [answer for answer in answers if answer["answer"] == "told"]
+    assert reported, answers
+    assert reported[-1]["source"] == "iterations asked for"
+    assert (
+        reported[-1]["left_ms"]["low"]
+        <= reported[-1]["left_ms"]["middle"]
+        <= reported[-1]["left_ms"]["high"]
+        < 20_000
+    )
     assert (answers[-1]["answer"], answers[-1]["outcome"]) == ("ended", "succeeded")
     assert "ended" in up.run("eta", job_id).stdout
     described = up.run("describe", "job", job_id).stdout
@@ -96,8 +103,8 @@ def test_how_well_a_real_cell_was_estimated_is_drawn(up: Installation, place: Pa
     asked = ("estimator", "report", "--report", str(page), "--png", str(pictures), "-o", "json")
     answer = up.run(*asked)
     assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout)
-    assert told["runs"] >= 2
+    reported = json.loads(answer.stdout)
+    assert reported["runs"] >= 2
     assert "Estimate against use" in page.read_text()
     assert (pictures / "pairs.png").is_file()
     models = up.run("estimator", "models")

@@ -185,11 +185,11 @@ def test_each_job_is_one_trace_over_all_services(log: str, folder: Path, jaeger:
         with installation(folder / "penstock", "--otlp", jaeger.otlp_endpoint, "--nodes", "2") as gateway:
             again = gateway.until_ended(gateway.submit(["true"]))
         assert_connected(spans_of(jaeger, again, at_least=9))
-        assert spans_of(jaeger, rows[failing_id], at_least=15) == failing, "told again, shown once"
+        assert spans_of(jaeger, rows[failing_id], at_least=15) == failing, "exported again, shown once"
 
 
 @pytest.mark.jaeger
-def test_a_run_of_no_length_told_again_is_shown_once(jaeger: JaegerServer) -> None:
+def test_a_run_of_no_length_exported_again_is_shown_once(jaeger: JaegerServer) -> None:
     """A job fails in the very millisecond in which it runs. Somebody looks at its trace; the placer restarts and
     tells it again."""
     job_id, at_ms = "j-short", 1_795_263_493_083
@@ -199,10 +199,10 @@ def test_a_run_of_no_length_told_again_is_shown_once(jaeger: JaegerServer) -> No
             traces.phase("run", job_id, 1, at_ms, at_ms, error="exit 3")
             traces.end_job(job_id, at_ms - 76, at_ms, "failed")
             traces.end_job(life, at_ms, at_ms, "succeeded")
-            trace_id, last_told = traces.trace_id(job_id), traces.trace_id(life)
+            trace_id, last_id = traces.trace_id(job_id), traces.trace_id(life)
         assert trace_id is not None
-        assert last_told is not None
-        jaeger.trace(last_told)
-        told = jaeger.trace(trace_id, spans_at_least=2)
-        assert sorted(span["name"] for span in told) == ["job", "run"]
-        assert not [span for span in told if "@jaeger@warnings" in span["attributes"]]
+        assert last_id is not None
+        jaeger.trace(last_id)
+        spans = jaeger.trace(trace_id, spans_at_least=2)
+        assert sorted(span["name"] for span in spans) == ["job", "run"]
+        assert not [span for span in spans if "@jaeger@warnings" in span["attributes"]]

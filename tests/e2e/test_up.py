@@ -34,7 +34,7 @@ def listed(up: Installation, *arguments: str) -> dict[str, object]:
     return found
 
 
-def test_a_job_runs_and_its_phases_are_told_as_they_happen(up: Installation) -> None:
+def test_a_job_runs_and_its_phases_are_printed_as_they_happen(up: Installation) -> None:
     """The first job of a new user."""
     answer = up.run(
         "submit", "--name", "hello", "--gpus", "1", "--", "python", "-c", "print('hello from the task')"
@@ -96,10 +96,10 @@ def until_there(gate: Path) -> tuple[str, ...]:
     return ("sh", "-c", f"until test -e {gate}; do sleep 0.1; done")
 
 
-def eventually(what: Callable[[], bool], told: str) -> None:
+def eventually(what: Callable[[], bool], output: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not what():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {told}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {output}"
         time.sleep(0.1)
 
 
@@ -116,11 +116,11 @@ def test_ctrl_c_stops_following_and_the_job_goes_on(up: Installation, tmp_path: 
         if "started" in line:
             break
     following.send_signal(signal.SIGINT)
-    _, told = following.communicate(timeout=20)
+    _, output = following.communicate(timeout=20)
     assert following.returncode == 130
-    assert f"penstock watch {job_id}" in told
-    assert f"penstock cancel {job_id}" in told
-    assert "Traceback" not in told
+    assert f"penstock watch {job_id}" in output
+    assert f"penstock cancel {job_id}" in output
+    assert "Traceback" not in output
     gate.touch()
     assert up.run("watch", job_id).returncode == 0, "it succeeded, and watch ends with its code"
 
@@ -223,7 +223,7 @@ def test_looking_around(up: Installation, arguments: tuple[str, ...], words: tup
 @pytest.mark.parametrize(
     "arguments", [("why", "nope"), ("logs", "nope"), ("describe", "job", "nope"), ("describe", "node", "nope"), ("cancel", "nope")]
 )  # fmt: skip
-def test_an_unknown_name_is_told_with_where_to_look(up: Installation, arguments: tuple[str, ...]) -> None:
+def test_an_unknown_name_is_reported_with_where_to_look(up: Installation, arguments: tuple[str, ...]) -> None:
     """A typing error."""
     answer = up.run(*arguments)
     assert answer.returncode == 1
@@ -265,10 +265,10 @@ def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> N
 
 def test_a_folder_belongs_to_one_log(place: Path) -> None:
     """Read models of one ledger shown beside another would lie."""
-    (place / "kept").mkdir()
-    (place / "kept" / "log").write_text("the embedded log\n")
+    (place / "state").mkdir()
+    (place / "state" / "log").write_text("the embedded log\n")
     answer = subprocess.run(
-        [*PENSTOCK, "up", "--folder", str(place / "kept"), "--log", "kafka://me:secret@127.0.0.1:9", "--port", "0"],
+        [*PENSTOCK, "up", "--folder", str(place / "state"), "--log", "kafka://me:secret@127.0.0.1:9", "--port", "0"],
         capture_output=True, text=True, timeout=60, check=False, env=environment(place / "home"),
     )  # fmt: skip
     assert answer.returncode == 2
@@ -292,7 +292,7 @@ def test_a_killed_node_reporter_comes_back_and_its_task_goes_on(up: Installation
     ]
     assert len(reporters) == 1
     os.kill(int(reporters[0].partition(":")[0]), signal.SIGKILL)
-    eventually(lambda: f"{node} ended with code -9" in up.told(), "its death is noticed")
+    eventually(lambda: f"{node} ended with code -9" in up.printed(), "its death is noticed")
     gate.touch()
     assert up.run("watch", job_id).returncode == 0
     found = listed(up, "describe", "job", job_id)
@@ -308,7 +308,7 @@ def test_a_killed_database_comes_back_and_no_job_is_lost(up: Installation, tmp_p
     masters = [line for line in processes_of(up.folder) if "postgres -D" in line]
     assert len(masters) == 1, masters
     os.kill(int(masters[0].partition(":")[0]), signal.SIGKILL)
-    eventually(lambda: "Postgres died; starting it again" in up.told(), "its death is noticed")
+    eventually(lambda: "Postgres died; starting it again" in up.printed(), "its death is noticed")
     gate.touch()
     assert up.run("watch", job_id).returncode == 0
     assert up.run("submit", "--", "true").returncode == 0
@@ -341,13 +341,13 @@ def test_ctrl_c_while_it_starts_leaves_nothing(place: Path, seconds: float) -> N
     """The impatient: wrong folder noticed, Ctrl-C before it is up."""
     home = place / "home"
     process = subprocess.Popen(
-        [*PENSTOCK, "up", "--folder", str(place / "kept"), "--port", "0"], cwd=home, text=True,
+        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"], cwd=home, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(home),
     )  # fmt: skip
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=3 * STOP_S)
-    assert "Traceback" not in told
+    output, _ = process.communicate(timeout=3 * STOP_S)
+    assert "Traceback" not in output
     assert process.returncode in (0, 130, -signal.SIGINT)
     assert survivors(place) == []
     assert left_in(home) == []

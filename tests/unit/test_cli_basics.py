@@ -1,4 +1,4 @@
-"""The command line without a gateway: what it says of itself, how it reads jobs, and how it fails."""
+"""The command line without a gateway: its help, how it reads jobs, and how it fails."""
 
 import os
 import subprocess
@@ -91,8 +91,8 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
     for path, entry in commands():
         if entry.target:
             module, _, function = entry.target.partition(":")
-            said = (getattr(import_module(module), function).__doc__ or "").splitlines()[0]
-            assert said == entry.help, path
+            first_line = (getattr(import_module(module), function).__doc__ or "").splitlines()[0]
+            assert first_line == entry.help, path
 
 
 def test_help_is_quick_because_it_loads_no_command() -> None:
@@ -124,9 +124,9 @@ def test_the_shell_completes_commands(path: tuple[str, ...], start: str, found: 
 
 def test_help_lists_the_exit_codes() -> None:
     """Found without opening a browser."""
-    told = " ".join(run("--help").stdout.split())
-    assert "13 job can never run here" in told
-    assert "22 idempotency key used for another job" in told
+    shown = " ".join(run("--help").stdout.split())
+    assert "13 job can never run here" in shown
+    assert "22 idempotency key used for another job" in shown
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_help_lists_the_exit_codes() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )  # fmt: skip
-def test_a_mistake_is_told_in_a_line_with_its_remedy(
+def test_a_mistake_is_reported_in_a_line_with_its_remedy(
     arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
     """Typing errors and a gateway that is not there are the two most common failures of all."""
@@ -157,7 +157,7 @@ def test_a_mistake_is_told_in_a_line_with_its_remedy(
         assert word in answer.stderr
 
 
-def test_all_problems_of_a_job_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_job_file_are_reported_at_once(tmp_path: Path) -> None:
     """Nobody wants to learn of five mistakes in five runs of a pipeline."""
     job = tmp_path / "job.yaml"
     job.write_text("command: python train.py\ngpus: 1\nretry: {max_attempts: 0}\n")
@@ -260,7 +260,7 @@ def test_every_event_of_a_job_has_words() -> None:
         if kind.split(".")[1] in ("job", "task", "placement", "stop", "node", "gpu", "cell")
     }
     known = {kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind for kind in shown}
-    assert known <= set(event_text.WORDS)
+    assert known <= set(event_text.TEXTS)
 
 
 def test_an_event_from_the_future_is_still_shown() -> None:

@@ -6,7 +6,7 @@ from penstock.model.envelope import Envelope
 from penstock.model.external_events import JobSubmitted
 from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.events import _check_door
+from penstock_services.gateway.shell.events import _check_accepted
 
 
 def submission(job_id: str) -> Envelope:
@@ -16,18 +16,18 @@ def submission(job_id: str) -> Envelope:
 
 def test_a_job_id_must_leave_room_for_its_tasks() -> None:
     """A CI system sends its own ids; an acknowledged job that the placer then rejects would be lost silently."""
-    _check_door(submission("x" * MAX_JOB_ID_CHARS))
+    _check_accepted(submission("x" * MAX_JOB_ID_CHARS))
     _refused("x" * (MAX_JOB_ID_CHARS + 1))
 
 
 def test_a_job_must_be_reachable_by_its_path() -> None:
     """An id made of a branch's name: the job would run, but nobody could look at it or cancel it."""
-    _check_door(submission("ci.main:4711"))
+    _check_accepted(submission("ci.main:4711"))
     _refused("feature/faster")
 
 
 def _refused(job_id: str) -> None:
     with pytest.raises(Problem) as refused:
-        _check_door(submission(job_id))
+        _check_accepted(submission(job_id))
     assert refused.value.status == 400
     assert "data.job_id" in str(refused.value.body())

@@ -1,4 +1,4 @@
-"""The job file: human units in, exact machine units out, and every mistake told at once with its remedy."""
+"""The job file: human units in, exact machine units out, and every mistake reported at once with its remedy."""
 
 import math
 from typing import Any

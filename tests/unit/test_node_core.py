@@ -71,7 +71,7 @@ class World:
         check(self.state)
         return self.done
 
-    def said(self) -> list[Event]:
+    def reported(self) -> list[Event]:
         return [decision.event for decision in self.done if isinstance(decision, machine.Emit)]
 
     def run(self, order: StartTask) -> None:
@@ -94,14 +94,14 @@ def test_a_start_is_written_down_before_it_is_carried_out(world: World) -> None:
 
 
 def test_the_dispatcher_repeats_itself_after_its_restart(world: World) -> None:
-    """The same order again starts nothing; the node says again what it said."""
+    """The same order again starts nothing; the node repeats its answer."""
     world.run(start(5))
     world.feed(start(5))
-    assert [type(event) for event in world.said()] == [TaskStarted]
+    assert [type(event) for event in world.reported()] == [TaskStarted]
     world.feed(Gone("t5", 5, Outcome(2_000, exit_code=0)))
-    first = world.said()
+    first = world.reported()
     world.feed(start(5))
-    assert world.said() == first
+    assert world.reported() == first
     assert isinstance(first[0], TaskExited)
     assert world.spawned == [("t5", 5)]
 
@@ -111,7 +111,7 @@ def test_a_zombies_order_is_refused_by_its_token(world: World) -> None:
     world.run(start(9))
     world.feed(Gone("t9", 9, Outcome(2_000, exit_code=0)))
     world.feed(start(8))
-    (refused,) = world.said()
+    (refused,) = world.reported()
     assert isinstance(refused, OrderRefused)
     assert (refused.reason, refused.token, refused.highest_token) == ("stale_token", 8, 9)
     assert world.spawned == [("t9", 9)]
@@ -132,7 +132,7 @@ def test_a_newer_decision_supersedes_a_waiting_one(world: World) -> None:
     world.run(start(1))
     world.feed(start(2))
     world.feed(start(3))
-    (refused,) = world.said()
+    (refused,) = world.reported()
     assert isinstance(refused, OrderRefused)
     assert (refused.task_id, refused.highest_token) == ("t2", 3)
     world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
@@ -155,7 +155,7 @@ def test_a_share_waits_for_the_process_that_has_the_gpu_whole(world: World) -> N
     world.run(start(1))
     world.feed(start(2, share_milli=500))
     world.feed(start(3, share_milli=500))
-    assert world.said() == [], "neither notebook supersedes the other"
+    assert world.reported() == [], "neither notebook supersedes the other"
     world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
     assert world.spawned == [("t1", 1), ("t2", 2), ("t3", 3)]
 
@@ -165,7 +165,7 @@ def test_a_whole_gpu_supersedes_waiting_shares(world: World) -> None:
     world.run(start(1))
     world.feed(start(2, share_milli=500))
     world.feed(start(3))
-    (refused,) = world.said()
+    (refused,) = world.reported()
     assert isinstance(refused, OrderRefused)
     assert (refused.task_id, refused.highest_token) == ("t2", 3)
 
@@ -173,11 +173,11 @@ def test_a_whole_gpu_supersedes_waiting_shares(world: World) -> None:
 def test_a_stop_overtakes_its_start(world: World) -> None:
     """The start order was lost with a broker; the job is cancelled; then the order turns up after all."""
     world.feed(stop(7, "t6"))
-    (exited,) = world.said()
+    (exited,) = world.reported()
     assert isinstance(exited, TaskExited)
     assert (exited.cause, exited.detail) == ("stopped", "never started")
     world.feed(start(6))
-    assert isinstance(world.said()[0], OrderRefused)
+    assert isinstance(world.reported()[0], OrderRefused)
     assert world.spawned == []
 
 
@@ -202,7 +202,7 @@ def test_a_waiting_order_can_be_cancelled(world: World) -> None:
     world.run(start(1))
     world.feed(start(2))
     world.feed(stop(3, "t2"))
-    assert isinstance(world.said()[0], TaskExited)
+    assert isinstance(world.reported()[0], TaskExited)
     world.feed(Gone("t1", 1, Outcome(2_000, exit_code=0)))
     assert world.spawned == [("t1", 1)]
 
@@ -217,11 +217,11 @@ def test_a_waiting_order_can_be_cancelled(world: World) -> None:
 def test_what_cannot_be_carried_out_is_refused_for_good(world: World, order: StartTask, reason: str) -> None:
     """The placer places it elsewhere after the refusal; a repeat must not start it here."""
     world.feed(order)
-    (refused,) = world.said()
+    (refused,) = world.reported()
     assert isinstance(refused, OrderRefused)
     assert refused.reason == reason
     world.feed(order)
-    assert world.said() == [refused]
+    assert world.reported() == [refused]
     assert world.spawned == []
 
 
@@ -245,7 +245,7 @@ def test_a_forgotten_task_does_not_start_again(world: World) -> None:
     assert any(isinstance(decision, Forget) for decision in world.done)
     spawned = len(world.spawned)
     world.feed(start(1, gpus=()))
-    assert isinstance(world.said()[0], OrderRefused)
+    assert isinstance(world.reported()[0], OrderRefused)
     assert len(world.spawned) == spawned
 
 
@@ -256,7 +256,7 @@ def test_a_forgotten_task_does_not_start_again(world: World) -> None:
         (Outcome(9, exit_code=0), True, "stopped"),
         (Outcome(9, failure="cannot execute"), False, "start_failed"),
         (Outcome(9, signal=9, out_of_memory=True), False, "out_of_memory"),
-        (Outcome(9, signal=9, lost="guardian killed"), True, "lost"),
+        (Outcome(9, signal=9, lost="shim killed"), True, "lost"),
     ],
 )
 def test_the_cause_of_an_exit(world: World, outcome: Outcome, stopped: bool, cause: str) -> None:
@@ -264,7 +264,7 @@ def test_the_cause_of_an_exit(world: World, outcome: Outcome, stopped: bool, cau
     if stopped:
         world.feed(stop(2, "t1"))
     world.feed(Gone("t1", 1, outcome))
-    (exited,) = world.said()
+    (exited,) = world.reported()
     assert isinstance(exited, TaskExited)
     assert exited.cause == cause
 
@@ -330,7 +330,7 @@ def test_no_order_sequence_shares_a_gpu_or_obeys_an_older_token(
             else:
                 del running[task_id, token]
                 world.feed(Gone(task_id, token, Outcome(2, exit_code=0)))
-                exits |= {(e.task_id, e.token) for e in world.said() if isinstance(e, TaskExited)}
+                exits |= {(e.task_id, e.token) for e in world.reported() if isinstance(e, TaskExited)}
                 assert (task_id, token) in exits
         else:
             world.feed(given_step)
@@ -389,7 +389,7 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
 
 
 def test_a_start_of_before_the_last_joining_waits_for_its_repeat() -> None:
-    """A node was drained and said goodbye; what was ordered meanwhile the cell gave up, and ran elsewhere.
+    """A node was drained and left; what was ordered meanwhile the cell gave up, and ran elsewhere.
 
     Its reporter is started again on the same boot and finds that order in its partition. Were it obeyed, two
     attempts of one job would live. What still holds comes again, for the joining that the cell knows now.

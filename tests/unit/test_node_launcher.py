@@ -16,7 +16,7 @@ def refuse(_descriptor: int) -> None:
 def test_a_refused_write_leaves_no_file_and_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A guardian tries for hours to write down an exit on a full disk; it must not run out of descriptors."""
+    """A shim tries for hours to write down an exit on a full disk; it must not run out of descriptors."""
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
@@ -37,8 +37,8 @@ def test_a_log_is_bounded_and_keeps_its_ends(tmp_path: Path, size: int) -> None:
     for start in range(0, size, 7):
         output.write(text[start : start + 7])
     output.close()
-    kept = path.read_bytes()
-    assert kept.startswith(text[:100])
-    assert kept.endswith(text[-min(50, max(size - 100, 1)) :])
-    assert len(kept) < 100 + 65_536 + 300
-    assert (size <= 100) == (kept == text)
+    written = path.read_bytes()
+    assert written.startswith(text[:100])
+    assert written.endswith(text[-min(50, max(size - 100, 1)) :])
+    assert len(written) < 100 + 65_536 + 300
+    assert (size <= 100) == (written == text)

@@ -41,7 +41,7 @@ def test_a_list_of_the_users_own_nodes(nodes: Path) -> None:
 
 
 def test_openb_counts_eighths_of_cores_and_ranks_nodes_by_seed(nodes: Path) -> None:
-    """Its pods ask for thousandths of cores: whole cores would waste a tenth. Ties go by a rank drawn per run."""
+    """Its pods ask for thousandths of cores: whole cores would waste a tenth. Ties go by a random rank per run."""
     nodes.write_text(
         "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,P100\nn1,128000,786432,8,G3\nn2,96000,393216,0,\n"
     )
@@ -66,8 +66,8 @@ def test_lists_that_describe_no_cluster(nodes: Path) -> None:
         "line 5, column gpu_model: '' is no name of letters, digits and . _ : / -",
     ]
     long = "n" * 101
-    told = f"line 2, column node_id: {long[:40]!r} …: 101 characters, at most 100"
-    assert problems(nodes, HEADER + f"{long},8,10,1,T4\n") == [told]
+    problem = f"line 2, column node_id: {long[:40]!r} …: 101 characters, at most 100"
+    assert problems(nodes, HEADER + f"{long},8,10,1,T4\n") == [problem]
     assert problems(nodes, HEADER) == ["file: no node in it"]
     assert problems(nodes, HEADER + "d,8,10,0,\n") == ["file: no node with a GPU in it"]
     assert problems(nodes, "node_id,cores\nd,8\n") == [
@@ -87,7 +87,7 @@ def test_lists_that_describe_no_cluster(nodes: Path) -> None:
 def test_a_trace_of_shares_runs_on_a_list_of_nodes(
     nodes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half GPUs and quarter cores on a node of one GPU; what wants a GPU type that nobody has is told."""
+    """Half GPUs and quarter cores on a node of one GPU; a pod whose GPU type no node has is reported."""
     nodes.write_text(HEADER + "a,8,64000,1,T4\n")
     trace = tmp_path / "trace.csv"
     header = "job_id,submit_s,duration_s,gpus,gpu_share_milli,cores,gpu_models\n"

@@ -207,7 +207,7 @@ def test_whatever_comes_is_survived(chunks: list[bytes]) -> None:
 
 
 def test_progress_in_every_iteration_is_thinned_and_its_last_word_kept() -> None:
-    """A script without the SDK tells each of 100,000 iterations: some hundred events, and the exact end."""
+    """A script without the SDK reports each of 100,000 iterations: some hundred events, and the exact end."""
     one_task, reports = parser(), []
     for start in range(1, 100_001, 500):
         reports += one_task.parse(b"".join(steps(done) for done in range(start, start + 500)), NOW_MS)
@@ -231,7 +231,7 @@ def test_after_a_resume_distances_grow_from_there() -> None:
 
 
 def test_what_goes_backwards_is_not_reported() -> None:
-    """A second process of the same task tells its own, slower progress."""
+    """A second process of the same task reports its own, slower progress."""
     one_task = parser()
     reports = one_task.parse(b"".join(steps(done) for done in (1, 100, 3, 104, 102, 100)), NOW_MS)
     assert (done_of(reports), done_of(one_task.end(NOW_MS))) == ([1, 100], [104])
@@ -254,7 +254,7 @@ def test_a_hostile_script_is_bounded() -> None:
 
 
 def test_of_a_gang_rank_0_alone_is_believed_for_all() -> None:
-    """256 workers that all tell would be 256 times the events; phases are each worker's own."""
+    """256 workers that all report would be 256 times the events; phases are each worker's own."""
     one_task = parser(leads=False)
     reports = one_task.parse(b"train\n" + steps(1) + STAGES + b"save\n", NOW_MS) + one_task.end(NOW_MS)
     assert [type(one.event) for one in reports] == [TaskPhaseChanged, TaskPhaseChanged]

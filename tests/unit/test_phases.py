@@ -1,4 +1,4 @@
-"""A job's phases in hindsight: what the ledger says becomes spans, whatever way the job takes."""
+"""A job's phases in hindsight: ledger records become spans, whatever way the job takes."""
 
 from collections.abc import Iterator
 
@@ -172,7 +172,7 @@ def test_nothing_is_kept_of_jobs_that_are_over_nor_without_a_listener(observer: 
 
 
 def test_the_decide_span_repeats_the_explanation(observer: Observer) -> None:
-    """An engineer finds in Jaeger what `penstock why` says."""
+    """An engineer finds the answer of `penstock why` in Jaeger."""
     why = PlacementExplanation(
         job_id="job-1",
         profile="liquid",

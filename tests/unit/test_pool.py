@@ -69,7 +69,7 @@ async def test_a_worker_stands_back_and_keeps_to_one_core(monkeypatch: pytest.Mo
 
 
 async def test_a_full_pool_says_so_at_once() -> None:
-    """Everybody asks about the past at the same time: the ninth is told to come back, nothing piles up."""
+    """Everybody asks about the past at the same time: the ninth is refused for now, nothing piles up."""
     pool = WorkerPool(max_waiting=2)
     waiting = [asyncio.ensure_future(pool.run(compute, 0.1)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a training script tells: into a real FIFO, seldom, and whatever happens it never disturbs the training."""
+"""Progress reports of a training script: into a real FIFO, seldom, and whatever happens they never disturb the training."""
 
 import itertools
 import json
@@ -87,7 +87,9 @@ def recorder(clock: Clock) -> Recorder:
 # ------------------------------------------------------------------------------------------------ progress
 
 
-def test_the_first_iteration_is_told_then_the_mean_of_windows(fifo: Pipe, clock: Clock, meter: Meter) -> None:
+def test_the_first_iteration_is_reported_then_the_mean_of_windows(
+    fifo: Pipe, clock: Clock, meter: Meter
+) -> None:
     """The first step compiles kernels for a minute; it is in no window."""
     for done in range(1, 6):
         clock.pass_(60.0 if done == 1 else 2.0)
@@ -98,33 +100,33 @@ def test_the_first_iteration_is_told_then_the_mean_of_windows(fifo: Pipe, clock:
     ]
 
 
-def test_a_long_training_is_told_in_few_lines(fifo: Pipe, clock: Clock, meter: Meter) -> None:
+def test_a_long_training_is_reported_in_few_lines(fifo: Pipe, clock: Clock, meter: Meter) -> None:
     """A million iterations of 2 ms: never two lines within half a second, each a tenth further, and the last one."""
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     for done in range(1, 1_000_001):
         clock.pass_(0.002)
         meter.step(done, 1_000_000, None)
         if done % 10_000 == 0 or done == 300:
-            told += fifo.lines()
-    assert 60 <= len(told) <= 120
-    assert told[-1]["done"] == 1_000_000
-    for before, line in itertools.pairwise(told[:-1]):
+            reported += fifo.lines()
+    assert 60 <= len(reported) <= 120
+    assert reported[-1]["done"] == 1_000_000
+    for before, line in itertools.pairwise(reported[:-1]):
         assert line["done"] - before["done"] == line["steps"] >= 250
         assert 10 * line["done"] >= 11 * before["done"]
         assert line["step_ms"] == pytest.approx(2.0)
 
 
-def test_a_resumed_script_is_told_from_where_it_resumes(fifo: Pipe, clock: Clock, meter: Meter) -> None:
+def test_a_resumed_script_is_reported_from_where_it_resumes(fifo: Pipe, clock: Clock, meter: Meter) -> None:
     """From the checkpoint at 90,000 of 100,000; its step time must be known long before a tenth more is done."""
     for done in range(90_001, 90_101):
         clock.pass_(1.0)
         meter.step(done, 100_000, None)
-    told = [line["done"] - 90_000 for line in fifo.lines()]
-    assert told[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13]
-    assert told[-1] > 90
+    reported = [line["done"] - 90_000 for line in fifo.lines()]
+    assert reported[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13]
+    assert reported[-1] > 90
 
 
-def test_what_is_not_more_than_before_is_not_told(fifo: Pipe, clock: Clock, meter: Meter) -> None:
+def test_what_is_not_more_than_before_is_not_reported(fifo: Pipe, clock: Clock, meter: Meter) -> None:
     """The script calls it twice per iteration, or goes back to a checkpoint after the loss has exploded."""
     for done in (1, 1, 5, 2, 3, 4, 5, 6):
         clock.pass_(1.0)
@@ -145,20 +147,20 @@ def test_the_loss_is_only_looked_at_when_a_line_is_written(fifo: Pipe, clock: Cl
     for done in range(1, 1_001):
         clock.pass_(0.01)
         meter.step(done, None, OnGpu())
-    told = fifo.lines()
-    assert len(told) == OnGpu.looked_at < 20
-    assert {line["loss"] for line in told} == {0.25}
+    reported = fifo.lines()
+    assert len(reported) == OnGpu.looked_at < 20
+    assert {line["loss"] for line in reported} == {0.25}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e200, "much", [1, 2], 10**400])
 def test_a_loss_that_is_no_number_is_left_out(fifo: Pipe, meter: Meter, loss: Any) -> None:
-    """The training diverges: that it goes on is still worth telling."""
+    """The training diverges: that it goes on is still reported."""
     meter.step(1, 10, loss)
     assert fifo.lines() == [{"done": 1, "total": 10}]
 
 
 @pytest.mark.parametrize("done", [0, -3, None, "7", float("nan"), float("inf"), [], 1 << 60])
-def test_nonsense_is_neither_told_nor_fails(
+def test_nonsense_is_neither_reported_nor_fails(
     fifo: Pipe, clock: Clock, done: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script under development; it must not die of its progress bar."""
@@ -170,10 +172,12 @@ def test_nonsense_is_neither_told_nor_fails(
 
 
 @pytest.mark.parametrize(("total", "told"), [(3, None), (0, None), ("many", None), (1 << 60, None), (10, 10)])
-def test_a_total_that_cannot_be_is_left_out(fifo: Pipe, meter: Meter, total: Any, told: int | None) -> None:
+def test_a_total_that_cannot_be_is_left_out(
+    fifo: Pipe, meter: Meter, total: Any, reported: int | None
+) -> None:
     """More was done than was planned; a total from a config file as text."""
     meter.step(4, total, None)
-    assert [line.get("total") for line in fifo.lines()] == [told]
+    assert [line.get("total") for line in fifo.lines()] == [reported]
 
 
 def test_a_full_fifo_costs_lines_and_never_blocks(fifo: Pipe, clock: Clock, meter: Meter) -> None:
@@ -225,14 +229,14 @@ for done in range(1, 106):
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError('diverged')", "pass"])
-def test_the_last_iteration_is_told_when_the_script_ends_early(fifo: Pipe, end: str) -> None:
+def test_the_last_iteration_is_reported_when_the_script_ends_early(fifo: Pipe, end: str) -> None:
     """Early stopping at iteration 105 of 1,000, or a crash: how far it came is worth knowing."""
     run(SCRIPT.format(end=end), {FIFO: str(fifo.path)})
     first, *lines = fifo.text().splitlines()
     assert first == b"train"
-    told = [json.loads(line)["steps"] for line in lines]
-    assert [line["done"] for line in told] == [1, 105]
-    assert told[1]["total"] == 1_000
+    reported = [json.loads(line)["steps"] for line in lines]
+    assert [line["done"] for line in reported] == [1, 105]
+    assert reported[1]["total"] == 1_000
 
 
 def test_outside_of_penstock_it_does_nothing(tmp_path: Path) -> None:
@@ -291,18 +295,18 @@ def spend(recorder: Recorder, clock: Clock, seconds: Mapping[str, float]) -> Non
             clock.pass_(lasts)
 
 
-def test_after_twenty_whole_iterations_their_stages_are_told(
+def test_after_twenty_whole_iterations_their_stages_are_reported(
     fifo: Pipe, clock: Clock, recorder: Recorder
 ) -> None:
     """The first ones, which load and compile, are not counted; what is outside of all stages is idle."""
     for number in range(23):
         slow = 30.0 if number < 3 else 0.0
         iterate(recorder, clock, storage=0.5 + slow, cpu=0.25, gpu=1.0, idle=0.125)
-        assert fifo.text() == b"", f"told before iteration {number} is over"
+        assert fifo.text() == b"", f"reported before iteration {number} is over"
     recorder.iteration()
-    (told,) = fifo.lines()
-    assert told["iterations"] == 20
-    assert told["samples"] == [
+    (reported,) = fifo.lines()
+    assert reported["iterations"] == 20
+    assert reported["samples"] == [
         [10_000.0, 1, 0, 0, 0], [5_000.0, 0, 1, 0, 0], [20_000.0, 0, 0, 1, 0], [2_500.0, 0, 0, 0, 0]
     ]  # fmt: skip
 
@@ -313,9 +317,9 @@ def test_short_iterations_are_gathered_for_half_a_second(
     """Twenty steps of a millisecond are mostly noise."""
     for _ in range(600):
         iterate(recorder, clock, gpu=0.001)
-    (told,) = fifo.lines()
-    assert 500 <= told["iterations"] <= 502
-    assert told["samples"] == [[float(told["iterations"]), 0, 0, 1, 0]]
+    (reported,) = fifo.lines()
+    assert 500 <= reported["iterations"] <= 502
+    assert reported["samples"] == [[float(reported["iterations"]), 0, 0, 1, 0]]
 
 
 def test_a_stage_inside_another_takes_its_own_time_out(fifo: Pipe, clock: Clock, recorder: Recorder) -> None:
@@ -328,8 +332,8 @@ def test_a_stage_inside_another_takes_its_own_time_out(fifo: Pipe, clock: Clock,
                 clock.pass_(0.25)
                 raise ConnectionError
             clock.pass_(0.125)
-    (told,) = fifo.lines()
-    assert told["samples"] == [[12_500.0, 0, 0, 1, 0], [5_000.0, 0, 0, 0, 1]]
+    (reported,) = fifo.lines()
+    assert reported["samples"] == [[12_500.0, 0, 0, 1, 0], [5_000.0, 0, 0, 0, 1]]
 
 
 def test_stages_of_other_threads_do_not_count(fifo: Pipe, clock: Clock, recorder: Recorder) -> None:
@@ -347,11 +351,11 @@ def test_stages_of_other_threads_do_not_count(fifo: Pipe, clock: Clock, recorder
             loader = threading.Thread(target=load)
             loader.start()
             loader.join()
-    (told,) = fifo.lines()
-    assert told == {"iterations": 20, "samples": [[15_000.0, 0, 0, 1, 0]]}
+    (reported,) = fifo.lines()
+    assert reported == {"iterations": 20, "samples": [[15_000.0, 0, 0, 1, 0]]}
 
 
-def test_a_change_is_told_once_it_lasts(fifo: Pipe, clock: Clock, recorder: Recorder) -> None:
+def test_a_change_is_reported_once_it_lasts(fifo: Pipe, clock: Clock, recorder: Recorder) -> None:
     """One window with a checkpoint in it is none; the data that moved to a slow disk are."""
 
     def window(seconds: Mapping[str, float], count: int = 20) -> list[dict[str, Any]]:
@@ -369,8 +373,8 @@ def test_a_change_is_told_once_it_lasts(fifo: Pipe, clock: Clock, recorder: Reco
         assert window({"storage": 0.55, "gpu": 0.95}) == []
     slower = {"storage": 1.0, "gpu": 1.0}
     assert window(slower) == []
-    (told,) = window(slower)
-    assert told["samples"] == [[20_000.0, 1, 0, 0, 0], [20_000.0, 0, 0, 1, 0]]
+    (reported,) = window(slower)
+    assert reported["samples"] == [[20_000.0, 1, 0, 0, 0], [20_000.0, 0, 0, 1, 0]]
     assert window(slower) == []
 
 
@@ -378,11 +382,11 @@ def test_a_script_that_changes_all_the_time_is_profiled_16_times(
     fifo: Pipe, clock: Clock, recorder: Recorder
 ) -> None:
     """Afterwards a block costs nothing any more."""
-    told = 0
+    reported = 0
     for number in range(5_000):
         iterate(recorder, clock, gpu=1.0 + number // 100 % 2)
-        told += len(fifo.lines())
-    assert told == MAX_LINES
+        reported += len(fifo.lines())
+    assert reported == MAX_LINES
     recorder.stage("gpu").__enter__()
     assert recorder.stage("gpu") is recorder.stage("storage")
 
@@ -414,7 +418,7 @@ PART = st.tuples(st.sampled_from((*STAGES, "idle")), st.floats(0, 400))
 def test_whatever_iterations_do_the_node_understands_their_line(
     parts: list[tuple[str, float]], each: int
 ) -> None:
-    """All time of the told iterations is in the samples, and the line fits."""
+    """All time of the reported iterations is in the samples, and the line fits."""
     clock, lines = Clock(), list[str]()
     recorder = Recorder(clock, lambda line: not lines.append(line))  # type: ignore[func-returns-value]
     began = []
@@ -425,15 +429,15 @@ def test_whatever_iterations_do_the_node_understands_their_line(
         for _ in range(70):
             iterate(recorder, clock, **dict(itertools.islice(source, each)))
             began.append(clock.now)
-    hearing = ProgressParser("n1", "job-1.1.0", 1, leads=True)
+    parser = ProgressParser("n1", "job-1.1.0", 1, leads=True)
     for line in lines:
         assert len(line) < LINE_BYTES
-        (told,) = hearing.parse(f"{line}\n".encode(), 5)
-        assert isinstance(told.event, StagesMeasured)
-        count = told.event.iterations
+        (reported,) = parser.parse(f"{line}\n".encode(), 5)
+        assert isinstance(reported.event, StagesMeasured)
+        count = reported.event.iterations
         took = [1_000 * (end - start) for start, end in zip(began, began[count:], strict=False)]
-        told_ms = sum(sample.lasted_ms for sample in told.event.samples)
-        assert any(told_ms == pytest.approx(one, abs=0.01) for one in took)
+        reported_ms = sum(sample.lasted_ms for sample in reported.event.samples)
+        assert any(reported_ms == pytest.approx(one, abs=0.01) for one in took)
 
 
 # --------------------------------------------------------------------------------------------------- lines

@@ -143,14 +143,14 @@ def test_a_failed_job_is_a_failed_trace(system: System, outcome: str, failed: bo
 def test_sampling_is_decided_once_per_job_and_travels_in_the_flags() -> None:
     """At a ratio of 0.3 every service keeps the same jobs, and a higher ratio only adds some."""
     ids = [f"job-{number}" for number in range(2_000)]
-    kept = {ratio: {i for i in ids if job_context(i, ratio).sampled} for ratio in (0.0, 0.3, 0.6, 1.0)}
-    assert not kept[0.0]
-    assert len(kept[1.0]) == len(ids)
-    assert kept[0.3] < kept[0.6]
-    assert 520 < len(kept[0.3]) < 680  # 600 ± 4 standard deviations
+    sampled = {ratio: {i for i in ids if job_context(i, ratio).sampled} for ratio in (0.0, 0.3, 0.6, 1.0)}
+    assert not sampled[0.0]
+    assert len(sampled[1.0]) == len(ids)
+    assert sampled[0.3] < sampled[0.6]
+    assert 520 < len(sampled[0.3]) < 680  # 600 ± 4 standard deviations
     for job_id in ids[:50]:
         header = to_traceparent(job_context(job_id, 0.3))
-        assert header.endswith("-01" if job_id in kept[0.3] else "-00")
+        assert header.endswith("-01" if job_id in sampled[0.3] else "-00")
         assert from_traceparent(header) == job_context(job_id, 0.3)
 
 
@@ -218,7 +218,7 @@ class Refusing(SpanExporter):
         pass
 
 
-def test_a_dead_collector_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_collector_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """The collector is down for a day; the service goes on and its log holds one line about that."""
     exporter = Refusing()
     placer = tracing("placer", SETTINGS, exporter=exporter)
@@ -256,7 +256,7 @@ def test_closing_does_not_wait_for_a_collector_that_hangs(
     placer.close()
     assert placer.phase("run", "job-1", 1, 1, 2) is None
     while exporter.batches and not caplog.records:
-        time.sleep(0.01)  # its thread has the last word; said after this test, it would be nobody's
+        time.sleep(0.01)  # its thread logs last; a line after this test would belong to none
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,8 @@ def test_a_context_can_be_handed_on_before_its_span_is_written(ratio: float) -> 
     assert decided.span_id in [context.span_id for context in contexts if context is not None]
 
 
-def test_held_spans_are_told_at_a_release_the_latest_first_kept() -> None:
-    """A stand-by follows for months: only the latest spans wait, and nothing is told before it takes over."""
+def test_held_spans_are_exported_at_a_release_the_latest_alone() -> None:
+    """A stand-by follows for months: only the latest spans wait, and nothing is exported before it takes over."""
     system = System()
     placer = system.service("placer")
     held = HeldTracing(placer, most=2)
@@ -329,6 +329,6 @@ def test_held_spans_are_told_at_a_release_the_latest_first_kept() -> None:
     held.release()
     held.release()
     held.decide("job-1", 4, 1, {})
-    told = [(span.attributes or {}).get("penstock.ledger_seq") for span in system.all_spans()]
-    assert told == [2, 3, 4]
+    exported = [(span.attributes or {}).get("penstock.ledger_seq") for span in system.all_spans()]
+    assert exported == [2, 3, 4]
     assert not HeldTracing(Tracing(), 2).enabled

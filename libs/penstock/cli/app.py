@@ -52,7 +52,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "Report and draw what a cell did: who ran where and when, who waited, what was free.",
             f"{SIMULATOR}.report:report", extra="simulator",
         ),
-        "estimator": Entry("What jobs are expected to need: judge it.", entries={
+        "estimator": Entry("What jobs are expected to need: report and check it.", entries={
             "report": Entry(
                 "Report and draw how estimates did against what jobs used.",
                 "penstock_services.estimator.report:report", extra="estimator",

@@ -180,7 +180,7 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
 
 
 def _plain(error: Exception | None) -> str:
-    """`[Errno 111] Connection refused` in the words of a person."""
+    """`[Errno 111] Connection refused` without the number, for people."""
     text = re.sub(r"^\[Errno -?\d+\] ", "", str(error or ""))
     return text[:1].lower() + text[1:] or "the line broke"
 

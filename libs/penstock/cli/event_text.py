@@ -46,9 +46,9 @@ def needs(vector: Data) -> str:
     return ", ".join(parts)
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, name: str) -> str:
     """`1 core`, `2 cores`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def gpu_list(indexes: list[int]) -> str:
@@ -116,7 +116,7 @@ def _remaining(data: Data) -> str:
     return f"{middle} left ({low} to {high}); {data['source']}"
 
 
-WORDS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
+TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
     {
         "penstock.job.submitted": ("submitted", lambda d: " ".join(d["spec"]["command"])),
         "penstock.job.estimated": ("estimated", _estimated),
@@ -165,7 +165,7 @@ def _short(data: Data) -> str:
 def describe(kind: str, data: Data) -> tuple[str, str]:
     """(word, sentence) for an event; one of a newer kind is named by its type."""
     kind = kind.rpartition(".v")[0] if kind.rpartition(".v")[2].isdigit() else kind
-    found = WORDS.get(kind)
+    found = TEXTS.get(kind)
     if found is None:
         return kind.removeprefix("penstock."), ""
     word, sentence = found

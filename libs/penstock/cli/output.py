@@ -37,8 +37,8 @@ def present(data: Any, form: Format, draw: Callable[[], RenderableType | None]) 
     """The answer of a command: its data for `json` and `yaml`, else what `draw` returns or prints itself."""
     if form in (Format.JSON, Format.YAML):
         dump(data, form)
-    elif (drawn := draw()) is not None:
-        console().print(drawn)
+    elif (shown := draw()) is not None:
+        console().print(shown)
 
 
 def present_one(data: Any, form: Format, draw: Callable[[], None]) -> None:

@@ -80,8 +80,8 @@ def _expecting(spec: JobSpec, after_s: float) -> DemoJob:
 
 
 def _train(name: str, model: str, data: str, batch_size: int, epochs: int, gpus: int) -> dict[str, Any]:
-    words = {"--model": model, "--data": data, "--batch-size": str(batch_size), "--epochs": str(epochs)}
-    command = ["python", "tilt/jobs/train.py", *(word for pair in words.items() for word in pair)]
+    flags = {"--model": model, "--data": data, "--batch-size": str(batch_size), "--epochs": str(epochs)}
+    command = ["python", "tilt/jobs/train.py", *(word for pair in flags.items() for word in pair)]
     return {
         "name": name, "command": command, "model": model, "batch_size": batch_size, "resources": {"gpus": gpus},
     }  # fmt: skip

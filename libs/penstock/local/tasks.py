@@ -1,7 +1,7 @@
 """Cleanup of orphan processes: training processes that outlived their node-reporter are ended, each proven to be ours.
 
 A node-reporter stops its tasks before it ends. Departure from that ideal: one that was killed could not; its
-tasks' guardians then live on (that is how a restarted reporter finds them again), and when all of Penstock
+tasks' shims then live on (that is how a restarted reporter finds them again), and when all of Penstock
 ends on this machine they must be ended here.
 """
 
@@ -16,18 +16,18 @@ from penstock_services.node_reporter.shell.linux import read_record
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.processes import is_alive
 
-WAIT_S = 2.0  # for guardians to reap what they killed
+WAIT_S = 2.0  # for shims to reap what they killed
 POLL_S = 0.02
 
 
 def end_leftover_tasks(nodes: Path) -> int:
-    """Ends every task whose guardian is alive and waits until it is gone; returns how many there were."""
-    found = set(_guardians(nodes))
+    """Ends every task whose shim is alive and waits until it is gone; returns how many there were."""
+    found = set(_shims(nodes))
     for pid in found:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)  # the guardian kills every process of its task, then ends itself
+            os.kill(pid, signal.SIGUSR1)  # the shim kills every process of its task, then ends itself
     deadline_s = time.monotonic() + WAIT_S
-    while any(_guardians(nodes)) and time.monotonic() < deadline_s:
+    while any(_shims(nodes)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     return len(found)
 
@@ -39,8 +39,8 @@ def reap_orphans() -> None:
             continue
 
 
-def _guardians(nodes: Path) -> Iterator[int]:
-    """Process ids of living guardians, from their state files: pid and start time name one process."""
+def _shims(nodes: Path) -> Iterator[int]:
+    """Process ids of living shims, from their state files: pid and start time name one process."""
     for path in nodes.glob("*/**/started.json"):
         started = read_record(path, Started)
         if (

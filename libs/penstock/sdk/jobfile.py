@@ -237,7 +237,7 @@ class BadJob(Exception):
 def parse_job(data: Mapping[str, object]) -> JobSpec:
     """The job that a parsed YAML file describes. Raises `BadJob` with all problems of all fields.
 
-    What spans fields (the size of the whole gang) is judged once each field is right by itself.
+    What spans fields (the size of the whole gang) is checked once each field is right by itself.
     """
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
@@ -249,7 +249,7 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         details = error.errors(include_url=False)
         problems += [_problem(detail, fields) for detail in details]
         wrong = {detail["loc"][0] for detail in details if detail["loc"]}
-        # Judge the rest as well, so that problems which span fields come out in the same answer.
+        # Check the rest as well, so that problems which span fields come out in the same answer.
         rest = {name: value for name, value in fields.items() if name not in wrong}
         job = JobFile.model_validate({"command": ["true"], **rest})
     try:
@@ -308,7 +308,7 @@ def _unknown(path: tuple[int | str, ...]) -> str:
 
 
 def _problem(detail: ErrorDetails, fields: Mapping[Any, Any]) -> Problem:
-    """One of pydantic's findings in our words: field, what is wrong, remedy."""
+    """One of pydantic's findings as text: field, what is wrong, remedy."""
     path = tuple(part for part in detail["loc"] if part != "[key]")
     given = detail.get("input") if len(path) < len(detail["loc"]) else _written_at(fields, path)
     return Problem(".".join(str(part) for part in path) or "job", _text(path, detail["type"], given, detail))

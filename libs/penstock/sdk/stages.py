@@ -83,7 +83,7 @@ class Recorder:
         if self._count == 0:
             self._sums = [0.0] * (IDLE + 1)
         elif self._count >= ITERATIONS and sum(self._sums) >= LEAST_S:
-            self._judge([1_000 * part for part in self._sums], self._count)
+            self._report_profile([1_000 * part for part in self._sums], self._count)
             self._sums, self._count = [0.0] * (IDLE + 1), 0
 
     def stage(self, name: StageName) -> AbstractContextManager[None]:
@@ -114,7 +114,7 @@ class Recorder:
         self._sums[self._now] += now - self._since
         self._since, self._now = now, index
 
-    def _judge(self, sums_ms: list[float], count: int) -> None:
+    def _report_profile(self, sums_ms: list[float], count: int) -> None:
         """Reports the first profile, then one that two windows in a row make another: a checkpoint is no change."""
         if not any(sums_ms[:IDLE]) or sum(sums_ms) > MAX_WINDOW_MS:
             return

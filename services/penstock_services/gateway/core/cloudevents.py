@@ -1,6 +1,6 @@
 """CloudEvents over HTTP: binary mode (attributes in `ce-*` headers) and structured mode (one JSON object).
 
-Both become an `Envelope`, judged strictly: a typo in a field name is an error here, where it is written, while
+Both become an `Envelope`, validated strictly: a typo in a field name is an error here, where it is written, while
 readers of the log ignore what they do not know (style 5).
 """
 

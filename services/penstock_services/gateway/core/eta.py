@@ -14,8 +14,8 @@ from penstock.model.transitions import JobStatus
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 REPORT_PROGRESS = (
-    "Let the training tell how far it is: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
-    "after each iteration. Else only a later run of the same job can be told, from how long this one takes."
+    "Let the training report its progress: `from penstock.sdk.progress import progress`, then `progress(done, total)` "
+    "after each iteration. Else only a later run of the same job can be predicted, from how long this one takes."
 )
 ASK_WHY = "`penstock why` says why it waits."
 

@@ -107,7 +107,7 @@ def healthz() -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """It has the read models and hears the projector."""
+    """It has the read models and is notified of the projector's commits."""
     gateway = gateway_of(request)
     await gateway.store.rows("SELECT '1'::text FROM positions LIMIT 1")
     return answer({"status": "ready", "seq": gateway.follower.state.seq})
@@ -140,7 +140,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_answer(Problem(500, "fault", f"{type(error).__name__}; the gateway's log holds the story"))
+    return problem_answer(Problem(500, "fault", f"{type(error).__name__}; the gateway's log holds the traceback"))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

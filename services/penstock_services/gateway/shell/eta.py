@@ -1,4 +1,4 @@
-"""How long jobs still take: the estimator's latest words from the events table, and the estimate from the replica."""
+"""How long jobs still take: the estimator's latest report in the events table, and the estimate from the replica."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`POST /v1/events`: CloudEvents from outside, judged strictly and appended before they are acknowledged."""
+"""`POST /v1/events`: CloudEvents from outside, validated and appended before they are acknowledged."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ async def post(request: Request) -> Response:
         detail = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
         raise Problem(415, "content_type", detail)
     for envelope in envelopes:
-        _check_door(envelope)
+        _check_accepted(envelope)
     began_ms = wall_ms()
     await gateway.appender.append([_in_own_trace(gateway, envelope) for envelope in envelopes])
     for envelope in envelopes:
@@ -75,8 +75,8 @@ async def post(request: Request) -> Response:
     return answer({"ids": [envelope.id for envelope in envelopes]}, 202)
 
 
-def _check_door(envelope: Envelope) -> None:
-    """Old versions of a type reach this place upcast; the gateway is judged again on what they became.
+def _check_accepted(envelope: Envelope) -> None:
+    """Old versions of a type are upcast by now: what they became is checked again.
 
     What the placer would only reject is refused here, where the sender gets the answer.
     """

@@ -28,7 +28,7 @@ class Follower:
         self.replica = replica
         self.pending: OrderedDict[str, Row] = OrderedDict()
         self._ended: OrderedDict[str, Row] = OrderedDict()
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def state(self) -> CellState:
@@ -64,12 +64,12 @@ class Follower:
                 self._ended.popitem(last=False)
 
     def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    def turn(self) -> asyncio.Event:
+    def next_change(self) -> asyncio.Event:
         """Set when the next record has been folded. Take it before looking, so that nothing is missed."""
-        return self._moved
+        return self._changed
 
     def acknowledged(self, job_id: str, row: Row) -> None:
         """A submission is in the log: the job exists from now on, even if the tables do not have it yet."""

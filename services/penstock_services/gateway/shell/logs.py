@@ -40,7 +40,7 @@ async def logs(
         detail = "no logs are kept on this machine; PENSTOCK_LOG_DIR names the node-reporters' folder"
         raise Problem(404, "no_logs", detail)
     while True:
-        turn = gateway.follower.turn()
+        change = gateway.follower.next_change()
         task_id = await _task_id(gateway, job_id, task)
         if task_id is not None:
             break
@@ -48,7 +48,7 @@ async def logs(
             if task is None:
                 return Response(b"", media_type="text/plain; charset=utf-8")
             raise Problem(404, "no_task", f"job {job_id} has no task {task!r}")
-        await turn.wait()
+        await change.wait()
     path = log_path(gateway.options.log_dir, job_id, task_id)
     chunks = _follow(gateway, job_id, task_id, path, tail) if follow else _whole(path, tail)
     return StreamingResponse(chunks, media_type="text/plain; charset=utf-8")
@@ -129,7 +129,7 @@ async def _follow(
     offset = await asyncio.to_thread(_start, path, tail)
     with Watch(path.parent) as watch:
         while not gateway.stopping.is_set():
-            turn = gateway.follower.turn()
+            change = gateway.follower.next_change()
             over = _is_over(gateway, job_id, task_id)  # asked before the last look at the file
             chunk = await asyncio.to_thread(_read, path, offset)
             if chunk:
@@ -138,4 +138,4 @@ async def _follow(
             elif over:
                 return
             else:
-                await first_of(watch.changed(), turn.wait(), gateway.stopping.wait())
+                await first_of(watch.changed(), change.wait(), gateway.stopping.wait())

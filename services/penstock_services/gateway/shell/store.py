@@ -148,7 +148,7 @@ class Store:
             return False
         return True
 
-    def turn(self) -> asyncio.Event:
+    def next_change(self) -> asyncio.Event:
         """Set when the projector has committed again. Take it before looking, so that nothing is missed."""
         return self._projected
 

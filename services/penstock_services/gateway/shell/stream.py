@@ -73,7 +73,7 @@ async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: i
     try:
         yield f"retry: {RECONNECT_MS}\n\n".encode()
         while not gateway.stopping.is_set():
-            turn, projected = gateway.store.turn(), gateway.store.projected_seq
+            change, projected = gateway.store.next_change(), gateway.store.projected_seq
             rows = await gateway.store.events_after(cursor, job_id, PAGE)
             wanted = [row for row in rows if row["seq"] <= until]
             if wanted:
@@ -84,7 +84,7 @@ async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: i
             if len(wanted) < len(rows) or (len(rows) < PAGE and projected >= until):
                 return
             if len(rows) < PAGE and not await first_of(
-                turn.wait(), gateway.stopping.wait(), timeout_s=QUIET_S
+                change.wait(), gateway.stopping.wait(), timeout_s=QUIET_S
             ):
                 yield b": quiet\n\n"
     except Problem:

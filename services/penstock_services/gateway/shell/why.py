@@ -17,7 +17,7 @@ from penstock_services.gateway.shell.past import explained
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-TAKEN_IN_WITHIN_S = 1.0  # the placer answers a submission within milliseconds
+FOLDED_WITHIN_S = 1.0  # the placer answers a submission within milliseconds
 
 
 @router.get("/{job_id}/why")
@@ -31,12 +31,12 @@ async def why(
     if at is not None:
         return answer(await _past(gateway, job_id, at))
     if job_id in gateway.follower.pending:
-        await _taken_in(gateway, job_id)
+        await _until_folded(gateway, job_id)
     state = gateway.follower.state
     try:
         found = as_written(explain(state, job_id))
     except UnknownJob:
-        return answer(await _remembered(gateway, job_id))
+        return answer(await _not_folded(gateway, job_id))
     job = state.jobs.get(job_id)
     if job is None:
         row = await find_job(gateway, job_id)
@@ -49,17 +49,17 @@ async def why(
     return answer(found)
 
 
-async def _taken_in(gateway: Gateway, job_id: str) -> None:
+async def _until_folded(gateway: Gateway, job_id: str) -> None:
     """Waits a moment for the placer's answer to a submission."""
     try:
-        async with asyncio.timeout(TAKEN_IN_WITHIN_S):
+        async with asyncio.timeout(FOLDED_WITHIN_S):
             while job_id in gateway.follower.pending:
-                await gateway.follower.turn().wait()
+                await gateway.follower.next_change().wait()
     except TimeoutError:
         return
 
 
-async def _remembered(gateway: Gateway, job_id: str) -> dict[str, Any]:
+async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
     """A job that the fold does not hold: just acknowledged, or ended long ago. Raises `Problem` 404."""
     row = await find_job(gateway, job_id)
     pending = row["outcome"] is None

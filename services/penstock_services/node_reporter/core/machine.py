@@ -6,7 +6,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 |---|---|
 | `OrderRead` StartTask | refuse, wait for a predecessor, spawn, or repeat the earlier answer |
 | `OrderRead` StopTask | SIGTERM now and SIGKILL after the grace, or make sure that the task never starts |
-| `OrderRead` SetCores, CheckpointTask, SetBandwidth | do it to a running task, else say why not in the service's log |
+| `OrderRead` SetCores, CheckpointTask, SetBandwidth | do it to a running task, else a line in the service's log |
 | `Spawned` | report the start; if it was to be stopped meanwhile, stop it |
 | `Gone` | the whole process tree is proven dead: report the exit, start whoever waited |
 | `GraceOver` | SIGKILL |

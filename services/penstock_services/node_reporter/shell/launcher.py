@@ -15,7 +15,7 @@ The folder of a task holds, each written whole (temporary name, then rename):
 after the *last* process of the task has been reaped; `phases`, a FIFO made by the reporter for the program's lines.
 
 Proof of exit: the shim is the subreaper of everything that the program starts, in whatever session. Once
-the leader is gone it kills what is left and waits until the kernel says that it has no children: ECHILD.
+the leader is gone it kills what is left and waits until the kernel knows of no child any more: ECHILD.
 
 The lock's descriptor is held by the reporter, by this process and by each shim until its `started.json` is
 written. Who gets the lock therefore knows: nothing will be started any more that has no `started.json`.
@@ -152,7 +152,7 @@ class Output:
 
 
 class Shim:
-    """One task's guardian; runs in a process of its own from fork to exit."""
+    """One task's supervisor; runs in a process of its own from fork to exit."""
 
     def __init__(self, control: socket.socket, lock_fd: int, taken_fd: int) -> None:
         self._control = control
@@ -214,7 +214,7 @@ class Shim:
         self._write_exit(failure)
 
     def _start(self, message: bytes) -> dict[str, Any] | None:
-        """Writes down who will run, lets the leader go; says why when it could not be executed."""
+        """Writes down who will run, lets the leader go; the failure when it could not be executed."""
         self._started_ms = now_ms()
         started = {
             "task_id": self._request["task_id"],
@@ -354,7 +354,7 @@ class Shim:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _out_of_memory(self) -> bool:
-        """The cgroup's own word, and its end."""
+        """Whether the kernel counted an OOM kill in the task's cgroup, which is removed."""
         group = self._request["cgroup"]
         if not group:
             return False
@@ -407,7 +407,7 @@ class Shim:
 
 
 def guard(control: socket.socket, lock_fd: int, taken_fd: int) -> NoReturn:
-    """A shim's whole life. Should it fail, the story goes to `shim.err` and the kernel kills its leader."""
+    """A shim's whole life. Should it fail, the traceback goes to `shim.err` and the kernel kills its leader."""
     try:
         shim = Shim(control, lock_fd, taken_fd)
         shim.prepare()

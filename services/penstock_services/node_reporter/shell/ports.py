@@ -34,7 +34,7 @@ class Started(msgspec.Struct, frozen=True):
     task_id: str
     token: int
     shim: int
-    """Pid of the task's guardian."""
+    """Pid of the task's shim."""
     shim_start: int | None
     """Start time of that process in clock ticks since boot."""
     pid: int
