@@ -171,7 +171,9 @@ def test_nonsense_is_neither_reported_nor_fails(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("total", "told"), [(3, None), (0, None), ("many", None), (1 << 60, None), (10, 10)])
+@pytest.mark.parametrize(
+    ("total", "reported"), [(3, None), (0, None), ("many", None), (1 << 60, None), (10, 10)]
+)
 def test_a_total_that_cannot_be_is_left_out(
     fifo: Pipe, meter: Meter, total: Any, reported: int | None
 ) -> None:

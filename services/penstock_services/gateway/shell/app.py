@@ -140,7 +140,9 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_answer(Problem(500, "fault", f"{type(error).__name__}; the gateway's log holds the traceback"))
+    return problem_answer(
+        Problem(500, "fault", f"{type(error).__name__}; the gateway's log holds the traceback")
+    )
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
