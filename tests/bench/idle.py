@@ -74,7 +74,7 @@ async def _everything(
     settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
 ) -> None:
     """The services as `penstock up` composes them, and a node-reporter beside them."""
-    from penstock.local.services import Services
+    from penstock.local.services import all_services
     from penstock_services.node_reporter.options import Options
     from penstock_services.node_reporter.shell.run import runner
 
@@ -82,17 +82,16 @@ async def _everything(
     os.environ["PENSTOCK_GATEWAY_BIND"] = "127.0.0.1:0"
     os.environ["PENSTOCK_LOG_DIR"] = str(folder / "logs")
     shared = await open_log(settings.log_url, "local").start()
-    services = Services(settings, shared, folder / "services.log")
-    await services.start()
-    joined = asyncio.Event()
-    options = Options("node-0", folder / "state", folder / "logs", virtual_gpus=4, cores=8)
-    node = asyncio.ensure_future(runner(options)(settings, stop, log=shared, ready=joined))
-    await joined.wait()
-    if ready is not None:
-        ready.set()
-    await stop.wait()
-    await node
-    await services.stop()
+    failed = asyncio.get_running_loop().create_future()
+    async with all_services(settings, shared, folder / "services.log", failed):
+        joined = asyncio.Event()
+        options = Options("node-0", folder / "state", folder / "logs", virtual_gpus=4, cores=8)
+        node = asyncio.ensure_future(runner(options)(settings, stop, log=shared, ready=joined))
+        await joined.wait()
+        if ready is not None:
+            ready.set()
+        await stop.wait()
+        await node
     await shared.close()
 
 

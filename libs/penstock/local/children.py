@@ -7,9 +7,10 @@ is left to clean up, so the kernel signals the child for us (PDEATHSIG).
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.retry import Backoff
@@ -34,6 +35,27 @@ async def all_ready(
             await event.wait()
 
     return await first_of(all_set(), asyncio.shield(failed), timeout_s=timeout_s)
+
+
+def watched(
+    work: Coroutine[Any, Any, None], failed: "asyncio.Future[None]", name: str
+) -> "asyncio.Task[None]":
+    """Runs `work` as a task; its error becomes that of `failed`, if it is the first."""
+
+    def on_end(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not failed.done():
+            failed.set_exception(error)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(on_end)
+    return task
+
+
+async def cancelled(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    """Cancels the tasks and waits for their ends."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ChildFailed(PenstockError):

@@ -12,14 +12,22 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.errors import ConfigurationError
-from penstock.local.children import FIRST_BACKOFF_S, START_TIMEOUT_S, Command, all_ready, keep_running
+from penstock.local.children import (
+    FIRST_BACKOFF_S,
+    START_TIMEOUT_S,
+    Command,
+    all_ready,
+    cancelled,
+    keep_running,
+    watched,
+)
 from penstock.local.lock import announce, folder_lock, same_log
 from penstock.local.options import Options
-from penstock.local.services import Services
+from penstock.local.services import all_services
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
 from penstock.log.open import open_log
 from penstock.log.port import Log
@@ -27,7 +35,6 @@ from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.runtime.postgres_server import free_port
-from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -38,20 +45,16 @@ TASK_LOGS = "task-logs"  # inside the folder: JOB/TASK.log
 LOG_BYTES = 16 << 20  # a log file larger than this starts anew
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """What is up."""
 
     url: str
-    dsn: str
-    settings: Settings
-    services: Services
-    nodes: "asyncio.Future[None]"
-    """Never done while all is well; holds the error of a node-reporter that could not be started."""
+    failed: "asyncio.Future[None]"
+    """Never done while all is well; holds the first error of a service, node-reporter or server that cannot go on."""
 
     async def until_failure(self) -> None:
-        """Returns never; raises what ended a service or a node-reporter for good."""
-        await first_of(asyncio.shield(self.services.failed), asyncio.shield(self.nodes))
+        """Returns never; raises that error."""
+        await asyncio.shield(self.failed)
 
 
 @asynccontextmanager
@@ -73,7 +76,9 @@ async def running(
         stack.callback(handler.close)
         stack.callback(logging.getLogger().removeHandler, handler)
         port = _port(options.port)
-        dsn = await _postgres(options.folder / "postgres", warn, stack)
+        failed = asyncio.get_running_loop().create_future()
+        stack.callback(lambda: failed.cancel() or failed.exception())  # marks the exception as retrieved
+        dsn = await _postgres(options.folder / "postgres", warn, failed, stack)
         step("Postgres", DSN_VARIABLE if os.environ.get(DSN_VARIABLE) else "embedded")
         settings = Settings(log_url=options.log or dsn, dsn=dsn, otlp=options.otlp)
         log = await _log(settings, stack)
@@ -87,27 +92,26 @@ async def running(
             "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
         }
         stack.enter_context(_environment({**settings.environment(), **bind}))
-        services = Services(settings, log, logs / "services.log")
-        stack.push_async_callback(services.stop)
-        await services.start()
+        await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
         step("services", "placer, estimator, projector, gateway")
-        nodes = asyncio.get_running_loop().create_future()
-        stack.callback(nodes.cancel)
         stack.callback(end_leftover_tasks, options.folder / "nodes")
-        await stack.enter_async_context(_node_reporters(options, settings, warn, nodes))
+        await stack.enter_async_context(_node_reporters(options, settings, warn, failed))
         step("nodes", _describe_nodes(options))
         url = f"http://127.0.0.1:{port}"
         announce(lock, url)
-        yield Running(url, dsn, settings, services, nodes)
+        yield Running(url, failed)
 
 
-async def _postgres(folder: Path, warn: Callable[[str], None], stack: AsyncExitStack) -> str:
+async def _postgres(
+    folder: Path, warn: Callable[[str], None], failed: "asyncio.Future[None]", stack: AsyncExitStack
+) -> str:
     """The DSN of the configured server, or of one of our own that is started again whenever it dies."""
     dsn, server = await resolve_dsn(folder)
     if server is not None:
         stack.push_async_callback(server.stop)
-        keeping = asyncio.create_task(_keep_postgres(server, folder, warn), name="postgres")
-        stack.push_async_callback(_cancelled, keeping)
+        stack.push_async_callback(
+            cancelled, [watched(_keep_postgres(server, folder, warn), failed, "postgres")]
+        )
     return dsn
 
 
@@ -130,11 +134,6 @@ async def _ended(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-async def _cancelled(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
@@ -163,17 +162,11 @@ async def _node_reporters(
     def on_crash(name: str, code: int, backoff_s: float) -> None:
         warn(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")
 
-    def on_end(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and not failed.done() and (error := task.exception()) is not None:
-            failed.set_exception(error)
-
     ready = [asyncio.Event() for _ in options.node_ids()]
     tasks = []
     for number, node_id in enumerate(options.node_ids()):
         command = _node_command(options, settings, number, node_id)
-        task = asyncio.create_task(keep_running(command, ready[number], on_crash), name=node_id)
-        task.add_done_callback(on_end)
-        tasks.append(task)
+        tasks.append(watched(keep_running(command, ready[number], on_crash), failed, node_id))
     try:
         if not await all_ready(ready, failed, START_TIMEOUT_S):
             raise ConfigurationError(
@@ -181,9 +174,7 @@ async def _node_reporters(
             )
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
 
 
 def _node_command(options: Options, settings: Settings, number: int, node_id: str) -> Command:
