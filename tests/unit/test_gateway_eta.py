@@ -10,11 +10,11 @@ from penstock.cli import eta
 from penstock.cli.output import duration
 from penstock.model.codec import encode
 from penstock.model.external_events import Bounds, EtaEstimated
+from penstock.model.types import Estimate, ResourceVector
 from penstock_services.gateway.core.eta import (
     FIELDS,
     MAX_LEFT_MS,
     EtaReport,
-    Standing,
     ended,
     read_report,
     remaining,
@@ -43,9 +43,19 @@ def report(**changes: Any) -> EtaReport:
 
 
 def standing(
-    status: str = "running", run_ms: int | None = None, running_ms: int | None = 500_000
-) -> Standing:
-    return Standing("j", status, 1, running_ms, run_ms, "5 runs of the same job" if run_ms else "")
+    status: str = "running", run_ms: int | None = None, running_ms: int | None = 500_000, attempt: int = 1
+) -> tuple[dict[str, Any], Estimate | None]:
+    """The job's row, and its estimate if there is one."""
+    row = {"job_id": "j", "status": status, "attempt": attempt, "running_ms": running_ms}
+    if run_ms is None:
+        return row, None
+    return row, Estimate(
+        worker=ResourceVector(),
+        tier="history",
+        confidence=0.5,
+        source="5 runs of the same job",
+        run_ms=run_ms,
+    )
 
 
 def shown(answer: dict[str, Any], now: int | None = None) -> str:
@@ -73,7 +83,7 @@ def test_what_has_passed_since_the_word_is_taken_off(
     since_ms: int, left: tuple[int, int, int], due: str, words: str
 ) -> None:
     """The training reports at growing distances; between two reports people ask again and again. A node's clock may be ahead."""
-    found = remaining(standing(), report(), REPORTED_MS + since_ms)
+    found = remaining(*standing(), report(), REPORTED_MS + since_ms)
     assert (found["answer"], found["due"], found["level"]) == ("told", due, 0.9)
     assert tuple(found["left_ms"][name] for name in ("middle", "low", "high")) == left
     assert found["ends_ms"]["middle"] == found["now_ms"] + left[0]
@@ -86,7 +96,7 @@ def test_what_has_passed_since_the_word_is_taken_off(
         in text
     )
     assert "steps-1" in text
-    passed = shown(remaining(standing(), report(), REPORTED_MS), REPORTED_MS + max(0, since_ms))
+    passed = shown(remaining(*standing(), report(), REPORTED_MS), REPORTED_MS + max(0, since_ms))
     assert words in passed, "--watch counts on without asking again"
     assert f"{found['share']:.0%} done" in passed
 
@@ -94,37 +104,37 @@ def test_what_has_passed_since_the_word_is_taken_off(
 def test_a_node_whose_clock_is_ahead_does_not_stop_the_countdown() -> None:
     """Its report is dated ten minutes ahead; the ledger took it in two minutes ago."""
     ahead = read_report(encode(msgspec.structs.replace(EVENT, at_ms=REPORTED_MS + 600_000)), REPORTED_MS)
-    found = remaining(standing(), ahead, REPORTED_MS + 120_000)
+    found = remaining(*standing(), ahead, REPORTED_MS + 120_000)
     assert (found["left_ms"]["middle"], found["age_ms"]) == (480_000, 120_000)
     late = read_report(encode(EVENT), REPORTED_MS + 50_000)
-    assert remaining(standing(), late, REPORTED_MS + 60_000)["left_ms"]["middle"] == 540_000, (
+    assert remaining(*standing(), late, REPORTED_MS + 60_000)["left_ms"]["middle"] == 540_000, (
         "reported late, counted from its moment"
     )
 
 
 def test_a_word_about_a_failed_attempt_says_nothing_of_the_next() -> None:
     """The first attempt was nearly through when its node died; the second begins at its checkpoint, which is not known yet."""
-    found = remaining(standing(run_ms=None)._replace(attempt=2), report(attempt=1), REPORTED_MS)
+    found = remaining(*standing(attempt=2), report(attempt=1), REPORTED_MS)
     assert (found["answer"], found["left_ms"]) == ("unknown", None)
-    assert remaining(standing()._replace(attempt=2), report(attempt=2), REPORTED_MS)["answer"] == "told"
+    assert remaining(*standing(attempt=2), report(attempt=2), REPORTED_MS)["answer"] == "told"
 
 
 def test_without_a_word_the_estimate_answers_and_says_so() -> None:
     """A script that reports nothing, of a job that ran five times before."""
-    found = remaining(standing(run_ms=120_000), None, 560_000)
+    found = remaining(*standing(run_ms=120_000), None, 560_000)
     assert (found["answer"], found["due"], found["left_ms"]["middle"], found["left_ms"]["high"]) == (
         "estimated", "later", 60_000, None,
     )  # fmt: skip
     assert "about 1m 00s left" in shown(found)
     assert "so this is the estimate: 5 runs of the same job" in shown(found)
-    late = remaining(standing(run_ms=120_000), None, 700_000)
+    late = remaining(*standing(run_ms=120_000), None, 700_000)
     assert (late["due"], late["left_ms"]["middle"]) == ("overdue", 0)
-    launching = remaining(standing("launching", 120_000, None), None, 700_000)
+    launching = remaining(*standing("launching", 120_000, None), None, 700_000)
     assert (launching["due"], launching["left_ms"]["middle"]) == ("later", 120_000)
 
 
 def test_where_nothing_is_known_it_says_what_a_script_can_tell() -> None:
-    found = remaining(standing(), None, 560_000)
+    found = remaining(*standing(), None, 560_000)
     assert (found["answer"], found["due"], found["ran_ms"]) == ("unknown", None, 60_000)
     assert "penstock.sdk" in shown(found)
     assert eta.nothing_known(found)
@@ -133,11 +143,11 @@ def test_where_nothing_is_known_it_says_what_a_script_can_tell() -> None:
 @pytest.mark.parametrize("status", ["submitted", "queued", "backoff"])
 def test_a_job_that_waits_says_so(status: str) -> None:
     """The answer does not hold when it starts: `why` gives what it waits for. The report is of an attempt that is over."""
-    found = remaining(standing(status, 120_000, None), report(), REPORTED_MS)
+    found = remaining(*standing(status, 120_000, None), report(), REPORTED_MS)
     assert (found["answer"], found["run_ms"], found["left_ms"]) == ("waiting", 120_000, None)
     assert "once it starts it takes about 2m 00s" in shown(found)
     assert not eta.nothing_known(found)
-    assert eta.nothing_known(remaining(standing(status, None, None), None, REPORTED_MS))
+    assert eta.nothing_known(remaining(*standing(status, None, None), None, REPORTED_MS))
 
 
 def test_an_ended_job_says_when() -> None:
@@ -149,10 +159,10 @@ def test_an_ended_job_says_when() -> None:
 def test_every_answer_has_the_same_keys() -> None:
     """Scripts read `.left_ms` without looking first whether it is there."""
     answers = [
-        remaining(standing(), report(), REPORTED_MS),
-        remaining(standing(run_ms=5), None, REPORTED_MS),
-        remaining(standing(), None, REPORTED_MS),
-        remaining(standing("queued"), None, REPORTED_MS),
+        remaining(*standing(), report(), REPORTED_MS),
+        remaining(*standing(run_ms=5), None, REPORTED_MS),
+        remaining(*standing(), None, REPORTED_MS),
+        remaining(*standing("queued"), None, REPORTED_MS),
         ended("j", "failed", None, REPORTED_MS),
     ]
     for found in answers:
@@ -163,7 +173,7 @@ def test_every_answer_has_the_same_keys() -> None:
 def test_no_iterations_at_all_is_no_share() -> None:
     """Reported before the first iteration of a job whose target is reached already."""
     nothing = Bounds(middle=0, low=0, high=0)
-    found = remaining(standing(), report(done=0, steps=nothing, left_ms=nothing), REPORTED_MS)
+    found = remaining(*standing(), report(done=0, steps=nothing, left_ms=nothing), REPORTED_MS)
     assert (found["share"], found["due"]) == (None, "overdue")
     assert "0 of 0 iterations" in shown(found)
 
@@ -173,7 +183,7 @@ def test_absurd_words_are_answered(ms: float) -> None:
     """Whoever may hand in estimates may hand in nonsense: the answer can be written down and shown all the same."""
     all_of_it = Bounds(middle=ms, low=0, high=1.7e308)
     found = remaining(
-        standing(), report(left_ms=all_of_it, steps=all_of_it, step_ms=all_of_it), REPORTED_MS + 60_000
+        *standing(), report(left_ms=all_of_it, steps=all_of_it, step_ms=all_of_it), REPORTED_MS + 60_000
     )
     assert 0 <= found["left_ms"]["middle"] <= found["left_ms"]["high"] <= MAX_LEFT_MS
     assert 0 <= found["share"] <= 1

@@ -28,14 +28,20 @@ class DemoFailed(PenstockError):
 async def drive(url: str, jobs: list[DemoJob], show: Show) -> None:
     """Submits and watches everything to its end, and asks `why` of each job. Raises `DemoFailed`."""
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False, event_hooks={"response": [_check]}
+        ) as http:
             with show.screen():
                 await _Driver(http, show).run(jobs)
             for job_id in show.jobs:
-                show.why[job_id] = await get(http, f"/v1/jobs/{job_id}/why")
+                show.why[job_id] = (await http.get(f"/v1/jobs/{job_id}/why")).json()
     except* httpx.HTTPError as group:
         first = group.exceptions[0]
         raise DemoFailed(f"the gateway does not answer as it should: {first!r}") from group
+
+
+async def _check(response: httpx.Response) -> None:
+    response.raise_for_status()
 
 
 class _Driver:
@@ -43,7 +49,7 @@ class _Driver:
         self._http = http
         self._show = show
         self._changed = asyncio.Event()
-        self._cancels: set[str] = set()
+        self._started: set[str] = set()
         self._over: dict[str, asyncio.Event] = {}
 
     async def run(self, jobs: list[DemoJob]) -> None:
@@ -74,7 +80,6 @@ class _Driver:
             await self._over[job.after_job].wait()
         key = {"Idempotency-Key": f"demo-{number}"}
         response = await self._http.post("/v1/jobs", json=as_written(job.spec), headers=key)
-        response.raise_for_status()
         self._show.jobs[str(response.json()["job_id"])] = job
         self._changed.set()
 
@@ -85,7 +90,6 @@ class _Driver:
         async with httpx_sse.aconnect_sse(
             self._http, "GET", "/v1/stream", headers=headers, timeout=timeout
         ) as source:
-            source.response.raise_for_status()
             async for sse in source.aiter_sse():
                 if sse.data:  # a frame may only set the time to reconnect
                     self._take(json.loads(sse.data), group)
@@ -96,14 +100,10 @@ class _Driver:
             return
         self._show.print_event(event)
         job = self._show.jobs.get(job_id)
-        if (
-            event["type"] == STARTED
-            and job is not None
-            and job.cancel_after_s is not None
-            and job_id not in self._cancels
-        ):
-            self._cancels.add(job_id)
-            group.create_task(self._cancel(job_id, job.cancel_after_s))
+        if event["type"] == STARTED and job is not None and job_id not in self._started:
+            self._started.add(job_id)
+            if job.cancel_after_s is not None:
+                group.create_task(self._cancel(job_id, job.cancel_after_s))
         if event["type"] == ENDED:
             self._show.ended.add(job_id)
             if job is not None:
@@ -112,22 +112,11 @@ class _Driver:
 
     async def _cancel(self, job_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        response = await self._http.post(
-            f"/v1/jobs/{job_id}/cancel", json={"reason": "the demo has seen enough of it"}
-        )
-        response.raise_for_status()
+        reason = {"reason": "the demo has seen enough of it"}
+        await self._http.post(f"/v1/jobs/{job_id}/cancel", json=reason)
 
     async def _look(self) -> None:
         """The gateway's rows as they are now."""
-        jobs = await get(self._http, "/v1/jobs?limit=100")
-        self._show.rows = {row["job_id"]: row for row in jobs["jobs"]}
-        self._show.nodes = (await get(self._http, "/v1/nodes"))["nodes"]
-
-
-async def get(http: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """The JSON object at this path. Raises `httpx.HTTPError`."""
-    response = await http.get(path)
-    response.raise_for_status()
-    found = response.json()
-    assert isinstance(found, dict)
-    return found
+        jobs = (await self._http.get("/v1/jobs?limit=100")).json()["jobs"]
+        self._show.rows = {row["job_id"]: row for row in jobs}
+        self._show.nodes = (await self._http.get("/v1/nodes")).json()["nodes"]

@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import (
@@ -58,14 +58,6 @@ class Finished(NamedTuple):
     end_ms: float
     attributes: Attributes
     error: str | None
-
-
-class _Exporter(Protocol):
-    """Where finished spans go."""
-
-    def put(self, span: Finished) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _nanoseconds(time_ms: float) -> int:
@@ -172,7 +164,7 @@ class Tracing:
 
     __slots__ = ("_ratio", "_sink")
 
-    def __init__(self, sink: _Exporter | None = None, ratio: float = 1.0) -> None:
+    def __init__(self, sink: "_Sink | _Waiting | None" = None, ratio: float = 1.0) -> None:
         self._sink = sink
         self._ratio = ratio
 
@@ -323,7 +315,7 @@ class Tracing:
 class _Waiting:
     """Bounded buffer of the latest finished spans until `release`; later ones pass through."""
 
-    def __init__(self, sink: _Exporter, most: int) -> None:
+    def __init__(self, sink: "_Sink | _Waiting", most: int) -> None:
         self._sink = sink
         self._held: deque[Finished] = deque(maxlen=most)
         self._released = False

@@ -5,11 +5,13 @@ after a failure it does not hold for the next one.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from penstock.model.transitions import JobStatus
+from penstock.model.types import Estimate
 
 MAX_LEFT_MS = 100 * 366 * 86_400_000  # a century: no clock and no screen shows more
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
@@ -44,17 +46,6 @@ class EtaReport(msgspec.Struct, frozen=True):
     """When the ledger took it in; `at_ms` is by the node's clock, which may be ahead. Not of the event itself."""
 
 
-class Standing(NamedTuple):
-    """The job as of `now_ms`. Times in ms since the epoch; `run_ms`: the estimate of the whole run, if any."""
-
-    job_id: str
-    status: str
-    attempt: int
-    running_ms: int | None
-    run_ms: int | None
-    run_source: str
-
-
 def read_report(text: str | bytes, recorded_ms: int | None = None) -> EtaReport:
     """The data of the event, and when the ledger took it in. Raises `msgspec.DecodeError`."""
     return msgspec.structs.replace(msgspec.json.decode(text, type=EtaReport), recorded_ms=recorded_ms)
@@ -62,38 +53,38 @@ def read_report(text: str | bytes, recorded_ms: int | None = None) -> EtaReport:
 
 def ended(job_id: str, outcome: str, ended_ms: int | None, now_ms: int) -> dict[str, Any]:
     """The answer for a job that has ended."""
-    return _answer(job_id, outcome, "ended", now_ms, ended_ms=ended_ms, outcome=outcome)
+    return _answer(job_id, outcome, "ended", now_ms=now_ms, ended_ms=ended_ms, outcome=outcome)
 
 
-def remaining(job: Standing, report: EtaReport | None, now_ms: int) -> dict[str, Any]:
-    """The answer for a job that has not ended. `report`: the latest, of whatever attempt.
+def remaining(
+    job: Mapping[str, Any], estimate: Estimate | None, report: EtaReport | None, now_ms: int
+) -> dict[str, Any]:
+    """The answer for a job that has not ended. `job`: its row. `report`: the latest, of whatever attempt.
 
     `answer` is `waiting`, `told` (by its training), `estimated` (before it ran) or `unknown`; `due` is `later`,
     `any_moment` (the middle has passed) or `overdue` (the high end has passed). Times left are ≥ 0. `done` and `steps` are as
     reported, `share` is of now, by the middle.
     """
-    if job.status in WAITING:
-        known: dict[str, Any] = {} if job.run_ms is None else {"run_ms": job.run_ms, "source": job.run_source}
-        return _answer(
-            job.job_id, job.status, "waiting", now_ms, attempt=job.attempt, next_step=ASK_WHY, **known
-        )
-    ran_ms = None if job.running_ms is None else max(0, now_ms - job.running_ms)
-    shared = {"attempt": job.attempt, "ran_ms": ran_ms, "run_ms": job.run_ms}
-    if report is not None and report.attempt == job.attempt:
-        return _answer(job.job_id, job.status, "told", now_ms, **shared, **_reported(report, now_ms))
-    if job.run_ms is None:
-        return _answer(job.job_id, job.status, "unknown", now_ms, **shared, next_step=REPORT_PROGRESS)
-    left_ms = max(0, job.run_ms - (ran_ms or 0))
-    return _answer(
-        job.job_id,
-        job.status,
+    run_ms = None if estimate is None else estimate.run_ms
+    source = None if estimate is None or run_ms is None else estimate.source
+    answer = partial(
+        _answer, job["job_id"], job["status"], now_ms=now_ms, attempt=job["attempt"], run_ms=run_ms
+    )
+    if job["status"] in WAITING:
+        return answer("waiting", source=source, next_step=ASK_WHY)
+    ran_ms = None if job["running_ms"] is None else max(0, now_ms - job["running_ms"])
+    if report is not None and report.attempt == job["attempt"]:
+        return answer("told", ran_ms=ran_ms, **_reported(report, now_ms))
+    if run_ms is None:
+        return answer("unknown", ran_ms=ran_ms, next_step=REPORT_PROGRESS)
+    left_ms = max(0, run_ms - (ran_ms or 0))
+    return answer(
         "estimated",
-        now_ms,
-        **shared,
+        ran_ms=ran_ms,
         due="later" if left_ms else "overdue",
         left_ms={"middle": left_ms, "low": None, "high": None},
         ends_ms={"middle": now_ms + left_ms, "low": None, "high": None},
-        source=job.run_source,
+        source=source,
         next_step=REPORT_PROGRESS,
     )
 
@@ -133,7 +124,7 @@ FIELDS = (
 """Keys of every answer beside the first four; null where unknown."""
 
 
-def _answer(job_id: str, status: str, answer: str, now_ms: int, **known: Any) -> dict[str, Any]:
+def _answer(job_id: str, status: str, answer: str, *, now_ms: int, **known: Any) -> dict[str, Any]:
     assert known.keys() <= set(FIELDS), known
     head = {"job_id": job_id, "status": str(status), "answer": answer, "now_ms": now_ms}
     return head | {name: known.get(name) for name in FIELDS}

@@ -9,7 +9,7 @@ import orjson
 
 from penstock.clock import wall_ms
 from penstock.ledger.views import Row
-from penstock_services.gateway.core.eta import EtaReport, Standing, ended, read_report, remaining
+from penstock_services.gateway.core.eta import EtaReport, ended, read_report, remaining
 from penstock_services.gateway.shell.gateway import Gateway
 
 logger = logging.getLogger(__name__)
@@ -38,20 +38,8 @@ async def latest_estimates(gateway: Gateway, job_ids: Sequence[str]) -> dict[str
 
 def eta_of(gateway: Gateway, row: Row, report: EtaReport | None) -> dict[str, Any]:
     """The answer as of now. `row`: the job's, from memory or table."""
-    job_id, now_ms = (
-        row["job_id"],
-        max(wall_ms(), gateway.follower.state.now_ms),
-    )  # the ledger is never ahead of now
+    now_ms = max(wall_ms(), gateway.follower.state.now_ms)  # the ledger is never ahead of now
     if row["outcome"] is not None:
-        return ended(job_id, row["outcome"], row["ended_ms"], now_ms)
-    job = gateway.follower.state.jobs.get(job_id)
-    estimate = None if job is None else job.estimate
-    standing = Standing(
-        job_id,
-        row["status"],
-        row["attempt"],
-        row["running_ms"],
-        None if estimate is None else estimate.run_ms,
-        "" if estimate is None else estimate.source,
-    )
-    return remaining(standing, report, now_ms)
+        return ended(row["job_id"], row["outcome"], row["ended_ms"], now_ms)
+    job = gateway.follower.state.jobs.get(row["job_id"])
+    return remaining(row, None if job is None else job.estimate, report, now_ms)
