@@ -1,7 +1,7 @@
 """One Postgres server as a child process: it ends with us, and what we promised to keep survives any kill.
 
-Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log`, `lock` (held while
-a server runs). Access is by SCRAM on the socket and on loopback TCP; the socket lies in a folder of mode 0700.
+Layout of the folder: `data/` (the cluster), `password` (mode 0600, random), `server.log` (that of the start before
+has `.old`), `lock` (held while a server runs). Access is by SCRAM on the socket and on loopback TCP; the socket lies in a folder of mode 0700.
 Postgres refuses to run as root, so root hands the folder to another user and the server runs as that user.
 """
 
@@ -36,7 +36,6 @@ STOP_TIMEOUT_S = 10.0  # a fast shutdown writes one checkpoint
 READY_POLL_S = 0.02
 SOCKET_PATH_MAX_BYTES = 100  # sun_path holds 108 on Linux; some systems hold 104
 FIRST_PORT, LAST_PORT = 20_000, 31_999  # below the ephemeral ports (32768 on Linux), which clients may grab
-LOG_MAX_BYTES = 8 << 20  # the server's log starts anew beyond this
 
 _SETTINGS = {
     "fsync": "on",
@@ -70,6 +69,7 @@ class PostgresServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._plan: _Plan | None = None
         self._lock: IO[bytes] | None = None
         self._port: int | None = None
         self._temporary: list[Path] = []  # folders of ours outside the asked one, removed by stop()
@@ -85,21 +85,15 @@ class PostgresServer:
         Again after the server died: same folder, same port, so that clients may keep their DSN.
         Raises `ConfigurationError` with the tail of the server's log.
         """
-        folder = Path(os.path.abspath(folder))  # noqa: ASYNC240 - looks at names only
-        owner = _server_user()
-        binaries = find_binaries(uid=owner.pw_uid if owner is not None else None)
         await self._forget_dead()
-        home = self._home(folder, owner)
-        self._take_lock(home)
         try:
-            password = await asyncio.to_thread(_ensure_cluster, binaries.folder, home, owner)
-            socket_dir = self._socket_dir(home, owner)
-            plan = _Plan(binaries.folder, home, socket_dir, owner, password)
-            self._port = await self._launch(plan)
+            if self._plan is None:
+                self._plan = await self._prepare(Path(os.path.abspath(folder)))  # noqa: ASYNC240 - a name only
+            self._port = await self._launch(self._plan)
         except BaseException:
             await self.stop()
             raise
-        return plan.dsn(self._port, DATABASE)
+        return self._plan.dsn(self._port, DATABASE)
 
     async def stop(self) -> None:
         """Ends the server (fast shutdown, then harder) and removes what lies outside the folder; idempotent."""
@@ -118,7 +112,7 @@ class PostgresServer:
         self._temporary.clear()
         if self._lock is not None:
             self._lock.close()
-            self._lock = None
+        self._lock = self._plan = None
 
     async def _forget_dead(self) -> None:
         """Waits for a server of ours that was killed; one that lives on is an error of the caller."""
@@ -141,54 +135,43 @@ class PostgresServer:
             await asyncio.sleep(READY_POLL_S)
         return free_port()
 
+    async def _prepare(self, folder: Path) -> "_Plan":
+        """Locks the folder and creates the cluster if need be."""
+        owner = _server_user()
+        binaries = find_binaries(uid=owner.pw_uid if owner is not None else None)
+        home = self._home(folder, owner)
+        self._lock = _locked(home)
+        password = await asyncio.to_thread(_ensure_cluster, binaries.folder, home, owner)
+        return _Plan(binaries.folder, home, self._socket_dir(home, owner), owner, password)
+
     def _home(self, folder: Path, owner: pwd.struct_passwd | None) -> Path:
         """The folder to use: the asked one, or for root, if its user cannot get there, one under /tmp."""
         folder.mkdir(parents=True, exist_ok=True)
         if owner is None:
             return folder
-        if traversable_by(folder.parent, owner.pw_uid):
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
-            return folder
-        for place in self._temporary:
-            if (place / "password").exists():
-                return place
-        home = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir="/tmp"))
+        home = folder
+        if not traversable_by(folder.parent, owner.pw_uid):
+            home = self._make_temporary("penstock-pg-")
+            logger.warning(
+                "user %s cannot reach %s: this server's data lie in %s and are removed when it stops",
+                owner.pw_name, folder, home,
+            )  # fmt: skip
         os.chown(home, owner.pw_uid, owner.pw_gid)
-        self._temporary.append(home)
-        logger.warning(
-            "user %s cannot reach %s: this server's data lie in %s and are removed when it stops",
-            owner.pw_name, folder, home,
-        )  # fmt: skip
         return home
 
-    def _take_lock(self, home: Path) -> None:
-        if self._lock is not None:
-            return  # a restart: ours since the first start
-        lock = open(home / "lock", "ab")  # noqa: SIM115 - held until stop()
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ConfigurationError(
-                f"the data folder {home} is in use by another Penstock on this machine; "
-                "stop that one or choose another folder"
-            ) from error
-        self._lock = lock
-
     def _socket_dir(self, home: Path, owner: pwd.struct_passwd | None) -> Path:
-        wanted = home / "run"
-        if len(os.fsencode(wanted / f".s.PGSQL.{LAST_PORT}.lock")) <= SOCKET_PATH_MAX_BYTES:
-            wanted.mkdir(mode=0o700, exist_ok=True)
-            place = wanted
-        else:
-            short = [place for place in self._temporary if place.name.startswith("pst-")]
-            place = short[0] if short else Path(tempfile.mkdtemp(prefix="pst-", dir="/tmp"))
-            if not short:
-                self._temporary.append(place)
+        place = home / "run"
+        if len(os.fsencode(place / f".s.PGSQL.{LAST_PORT}.lock")) > SOCKET_PATH_MAX_BYTES:
+            place = self._make_temporary("pst-")
+        place.mkdir(exist_ok=True)
         place.chmod(0o700)
         if owner is not None:
             os.chown(place, owner.pw_uid, owner.pw_gid)
         return place
+
+    def _make_temporary(self, prefix: str) -> Path:
+        self._temporary.append(Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp")))
+        return self._temporary[-1]
 
     async def _launch(self, plan: "_Plan") -> int:
         """Starts the process and waits for it to answer; returns its port.
@@ -200,19 +183,19 @@ class PostgresServer:
         while True:
             port = await self._choose_port()
             _forget_stale_pid_file(plan.home / "data" / "postmaster.pid")
-            log = _Log(plan.home / "server.log")
-            self._process = _spawn(_arguments(plan, port), log.path, plan.owner)
-            dsn = plan.dsn(port, "postgres")
+            log = plan.home / "server.log"
+            if log.exists():
+                log.replace(log.with_suffix(".log.old"))
+            self._process = _spawn(plan, port, log)
             while self._process.poll() is None:
-                if await _answers(dsn):
-                    await _ensure_database(dsn)
+                if await _is_ready(plan.dsn(port, "postgres")):
                     return port
                 if loop.time() > deadline_s:
                     raise ConfigurationError(
-                        f"PostgreSQL did not answer within {START_TIMEOUT_S:.0f} s: {log.news()}"
+                        f"PostgreSQL did not answer within {START_TIMEOUT_S:.0f} s: {_end_of(log)}"
                     )
                 await asyncio.sleep(READY_POLL_S)
-            reason = log.news()
+            reason = _end_of(log)
             if "Address already in use" in reason:
                 self._port = None
             elif "is another postmaster" not in reason.lower() and "still in use" not in reason:
@@ -236,18 +219,22 @@ class _Plan(NamedTuple):
         return f"postgresql://{USER}:{self.password}@/{database}?{address}"
 
 
-class _Log:
-    """The server's log file, and what this start has added to it."""
+def _end_of(log: Path, size: int = 1500) -> str:
+    return log.read_bytes()[-size:].decode(errors="replace").strip()
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if path.exists() and path.stat().st_size > LOG_MAX_BYTES:
-            path.unlink()
-        self._start = path.stat().st_size if path.exists() else 0
 
-    def news(self, size: int = 1500) -> str:
-        text = self.path.read_bytes()[self._start :]
-        return text[-size:].decode(errors="replace").strip()
+def _locked(home: Path) -> IO[bytes]:
+    """The open lock file. Raises `ConfigurationError` when another program has it."""
+    lock = open(home / "lock", "ab")  # noqa: SIM115 - held until stop()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ConfigurationError(
+            f"the data folder {home} is in use by another Penstock on this machine; "
+            "stop that one or choose another folder"
+        ) from error
+    return lock
 
 
 def free_port() -> int:
@@ -321,7 +308,8 @@ def _as_user(owner: pwd.struct_passwd | None) -> _AsUser:
     return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
 
-def _arguments(plan: _Plan, port: int) -> list[str]:
+def _spawn(plan: _Plan, port: int, log_path: Path) -> "subprocess.Popen[bytes]":
+    """Forks on the calling thread; in a session of its own, so that Ctrl-C reaches us first and not the server."""
     settings = {
         **_SETTINGS,
         "listen_addresses": "127.0.0.1",
@@ -332,17 +320,10 @@ def _arguments(plan: _Plan, port: int) -> list[str]:
     arguments = [str(plan.bin_dir / "postgres"), "-D", str(plan.home / "data")]
     for name, value in settings.items():
         arguments += ["-c", f"{name}={value}"]
-    return arguments
-
-
-def _spawn(
-    arguments: list[str], log_path: Path, owner: pwd.struct_passwd | None
-) -> "subprocess.Popen[bytes]":
-    """Forks on the calling thread; in a session of its own, so that Ctrl-C reaches us first and not the server."""
     with open(log_path, "ab") as log:
         return subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            preexec_fn=ends_with_parent(signal.SIGINT), **_as_user(owner),
+            preexec_fn=ends_with_parent(signal.SIGINT), **_as_user(plan.owner),
         )  # fmt: skip
 
 
@@ -357,22 +338,17 @@ def _forget_stale_pid_file(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-async def _answers(dsn: str) -> bool:
-    """Whether a session can be opened; wrong credentials or a broken server are errors, not 'not yet'."""
+async def _is_ready(dsn: str) -> bool:
+    """Whether a session can be opened; then our database is there. Wrong credentials are an error, not 'not yet'."""
     try:
         connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
     except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError, TimeoutError):
         return False
     except asyncpg.InvalidPasswordError as error:
         raise ConfigurationError(f"the embedded PostgreSQL refuses its own password file: {error}") from error
-    await connection.close()
-    return True
-
-
-async def _ensure_database(dsn: str) -> None:
-    connection = await asyncpg.connect(dsn, timeout=START_TIMEOUT_S)
     try:
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
             await connection.execute(f"CREATE DATABASE {DATABASE}")
     finally:
         await connection.close()
+    return True
