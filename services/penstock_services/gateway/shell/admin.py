@@ -17,10 +17,9 @@ from fastapi.responses import StreamingResponse
 from penstock.errors import PenstockError
 from penstock.log.open import open_log
 from penstock.model.external_events import JobEstimated, JobSubmitted
-from penstock.runtime.pool import WorkerPool
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.gateway import Gateway, gateway_of
+from penstock_services.gateway.shell.gateway import Exclusive, Gateway, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.placer.shell.replay import replay as replay_ledger
 from penstock_services.projector.shell.admin import perform
@@ -100,15 +99,15 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
 def _over_ledger(request: Request, name: str, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """One such work at a time. Raises `Problem`."""
     gateway = gateway_of(request)
-    if gateway.ledger_work.locked():
+    if gateway.ledger.lock.locked():
         raise Problem(409, "under_way", "a verify, rebuild or replay is under way", retry_after_s=5)
-    return _stream(gateway, name, gateway.ledger_work, gateway.ledger_workers, work)
+    return _stream(gateway.settings, name, gateway.ledger, work)
 
 
 def _of_models(gateway: Gateway, work: Callable[[Settings], Answer]) -> StreamingResponse:
     """A question to the estimator; it does not wait for a replay. Raises `Problem`."""
     _require_free_models(gateway)
-    return _stream(gateway, "penstock", gateway.model_work, gateway.model_workers, work)
+    return _stream(gateway.settings, "penstock", gateway.models, work)
 
 
 def _require_free_models(gateway: Gateway) -> None:
@@ -116,7 +115,7 @@ def _require_free_models(gateway: Gateway) -> None:
     if find_spec("scipy") is None or find_spec("penstock_services.estimator") is None:
         remedy = "models can be read where the estimator is installed; pip install 'penstock[estimator]' beside the gateway"
         raise Problem(503, "no_estimator", remedy)
-    if gateway.model_work.locked():
+    if gateway.models.lock.locked():
         raise Problem(429, "overloaded", "another question about models is being answered", retry_after_s=1)
 
 
@@ -148,26 +147,21 @@ def _failed(name: str, error: Exception) -> Answer:
 
 
 def _stream(
-    gateway: Gateway, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
+    settings: Settings, name: str, exclusive: Exclusive, work: Callable[[Settings], Answer]
 ) -> StreamingResponse:
-    return StreamingResponse(_work(gateway, name, lock, workers, work), media_type="application/json")
-
-
-async def _work(
-    gateway: Gateway, name: str, lock: asyncio.Lock, workers: WorkerPool, work: Callable[[Settings], Answer]
-) -> AsyncIterator[bytes]:
-    async with lock:
-        working = asyncio.ensure_future(workers.run(answer_of, name, work, gateway.settings))
-        try:
-            while not working.done():
-                await asyncio.wait({working}, timeout=BLANK_EVERY_S)
-                if not working.done():
+    async def chunks() -> AsyncIterator[bytes]:
+        async with exclusive.lock:
+            working = asyncio.ensure_future(exclusive.workers.run(answer_of, name, work, settings))
+            try:
+                while not (await asyncio.wait({working}, timeout=BLANK_EVERY_S))[0]:
                     yield b" "
-        finally:
-            if not working.done():  # the client has gone
-                workers.close()
-                await asyncio.gather(working, return_exceptions=True)
-        try:
-            yield working.result()
-        except PenstockError as error:  # the worker was killed
-            yield orjson.dumps(_failed(name, error))
+            finally:
+                if not working.done():  # the client has gone
+                    exclusive.workers.close()
+                    await asyncio.gather(working, return_exceptions=True)
+            try:
+                yield working.result()
+            except PenstockError as error:  # the worker was killed
+                yield orjson.dumps(_failed(name, error))
+
+    return StreamingResponse(chunks(), media_type="application/json")

@@ -23,6 +23,14 @@ FRESH_WITHIN_S = 0.5  # a listing waits so long for the tables to reach what thi
 
 
 @dataclass(slots=True)
+class Exclusive:
+    """Work of which there is one piece at a time, in worker processes of its own."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    workers: WorkerPool = field(default_factory=WorkerPool)
+
+
+@dataclass(slots=True)
 class Gateway:
     """The parts of one running gateway."""
 
@@ -34,18 +42,16 @@ class Gateway:
     appender: Appender
     traces: Tracing
     workers: WorkerPool = field(default_factory=WorkerPool)
-    ledger_workers: WorkerPool = field(default_factory=WorkerPool)
-    model_workers: WorkerPool = field(default_factory=WorkerPool)
+    ledger: Exclusive = field(default_factory=Exclusive)
+    """Verify, rebuild, replay."""
+    models: Exclusive = field(default_factory=Exclusive)
+    """Questions about models."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
     """Idempotency key → its submission under way."""
     chained: "set[asyncio.Future[None]]" = field(default_factory=set)
     """Keys that are being marked as done; held here so that they are not garbage-collected."""
     streams: int = 0
-    ledger_work: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One verify, rebuild or replay at a time."""
-    model_work: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One question about models at a time."""
 
     async def fresh(self) -> None:
         """Reads that follow see at least what this gateway has folded so far, if the projector keeps up."""

@@ -117,7 +117,7 @@ async def _attempt(
             try:
                 await _serve(gateway, listener.dup(), ready)
             finally:
-                for pool in (gateway.workers, gateway.ledger_workers, gateway.model_workers):
+                for pool in (gateway.workers, gateway.ledger.workers, gateway.models.workers):
                     pool.close()
     finally:
         await store.close()
