@@ -1,7 +1,9 @@
 """Following one job from the stream of its events to its end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from rich.markup import escape
 
 from penstock import exits
 from penstock.cli.client import Gateway
@@ -30,22 +32,22 @@ def to_end(client: Gateway, job_id: str, *, quiet: bool) -> dict[str, Any]:
     first_ms: int | None = None
     for event in events_of(client, job_id):
         first_ms = event["at_ms"] if first_ms is None else first_ms
-        if not quiet and event["type"] not in QUIET:
-            print_event(event, event["at_ms"] - first_ms)
+        if not quiet:
+            print_event(event, f"{duration(event['at_ms'] - first_ms):>9}")
     job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}")
     if not quiet:
         _print_end(client, job)
     return job
 
 
-def print_event(event: dict[str, Any], since_ms: int) -> None:
-    """One line: time since submission, word, sentence."""
+def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> None:
+    """One line for an event: `lead`, word, sentence; timers, and the type's name, only with `wide`."""
+    if event["type"] in QUIET and not wide:
+        return
     word, sentence = describe(event["type"], event["data"])
+    kind = f"  [dim]{event['type']}[/]" if wide else ""
     style = STYLES.get(word, "bold")
-    screen = console()
-    screen.print(f"{duration(since_ms):>9}  [{style}]{word:<15}[/]", end="" if sentence else "\n")
-    if sentence:
-        screen.print(sentence, markup=False, soft_wrap=True)
+    console().print(f"{lead}  [{style}]{word:<15}[/]{escape(sentence)}{kind}", soft_wrap=True)
 
 
 def _print_end(client: Gateway, job: dict[str, Any]) -> None:

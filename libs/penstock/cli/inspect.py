@@ -12,11 +12,11 @@ from rich.text import Text
 
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.event_text import QUIET, count, describe, needs, reason_of
+from penstock.cli.event_text import count, needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, short_id, state
 from penstock.cli.tables import NO_JOBS, clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
 from penstock.exits import Exit, Stop
-from penstock.screen import console, plain_table
+from penstock.screen import plain_table
 
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
 AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
@@ -185,18 +185,9 @@ def events(
     else:
         happened = iter(rows_of(client.get(f"/v1/jobs/{found['job_id']}/events"), "events"))
     for event in happened:
-        present_one(event, output, partial(_print_event, event, wide=output is Format.WIDE))
-
-
-def _print_event(event: dict[str, Any], *, wide: bool) -> None:
-    if event["type"] in QUIET and not wide:
-        return
-    word, sentence = describe(event["type"], event["data"])
-    kind = f"  [dim]{event['type']}[/]" if wide else ""
-    console().print(
-        f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}  [bold]{word:<15}[/]{escape(sentence)}{kind}",
-        soft_wrap=True,
-    )
+        lead = f"[dim]{event['seq']:>6}[/]  {clock(event['at_ms'])}"
+        draw = partial(follow.print_event, event, lead, wide=output is Format.WIDE)
+        present_one(event, output, draw)
 
 
 def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:

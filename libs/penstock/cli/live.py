@@ -9,18 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.text import Text
 
 from penstock.cli import follow
 from penstock.cli.client import Gateway
 from penstock.cli.common import find_job, gateway, rows_of
-from penstock.cli.event_text import QUIET, describe
 from penstock.cli.output import short_id
 from penstock.cli.tables import NO_JOBS, clock, jobs_table, nodes_table
 from penstock.exits import Stop
@@ -128,11 +126,7 @@ def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events:
 
 def _lines(client: Gateway) -> None:
     """Without a terminal: a line per event."""
-    screen = console()
     for event in client.events("/v1/stream"):
-        data: dict[str, Any] = event.data
-        if data["type"] in QUIET:
-            continue
-        word, sentence = describe(data["type"], data["data"])
+        data = event.data
         who = short_id(data.get("job_id") or data.get("node_id") or "")
-        screen.print(f"{clock(data['at_ms'])}  {who:<12}  {word:<15}{escape(sentence)}", soft_wrap=True)
+        follow.print_event(data, f"{clock(data['at_ms'])}  {who:<12}")

@@ -13,9 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from penstock.cli.event_text import describe
 from penstock.cli.explain import in_short
-from penstock.cli.follow import phases_ms
+from penstock.cli.follow import phases_ms, print_event
 from penstock.cli.output import duration
 from penstock.cli.tables import bar, nodes_of, now_ms, status_of
 from penstock.local.demo_jobs import DemoJob
@@ -65,13 +64,10 @@ class Show:
         """Without a terminal: prints a line for an event."""
         if self.console.is_terminal:
             return
-        word, sentence = describe(event["type"], event["data"])
         job = self.jobs.get(event["job_id"])
         name = job.spec.name if job is not None else self._name(event)
         passed_s = time.perf_counter() - self._began_s
-        self.console.print(
-            f"{passed_s:6.1f} s  {name:<16} {word:<19} {sentence}", markup=False, soft_wrap=True
-        )
+        print_event(event, f"{passed_s:6.1f} s  {name:<16}")
 
     def _name(self, event: Mapping[str, Any]) -> str:
         """The event of a submission may be here before the answer to it."""
