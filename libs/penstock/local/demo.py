@@ -32,16 +32,8 @@ async def demo(options: DemoOptions) -> int:
     console.print(
         f"[bold]Penstock demo[/]: {len(jobs)} training jobs on {options.nodes} virtual nodes", markup=True
     )
-    console.print(f"[dim]everything is kept in {options.folder}[/]\n", soft_wrap=True)
-    last_s = began_s
-
-    def step(what: str, detail: str) -> None:
-        nonlocal last_s
-        now_s = time.perf_counter()
-        console.print(f"  {what:<10} {detail:<60} [dim]{now_s - last_s:5.1f} s[/]")
-        last_s = now_s
-
-    async with running(options, lambda text: console.print(f"  ! {text}", markup=False), step) as stack:
+    console.print(f"[dim]everything is stored in {options.folder}[/]\n", soft_wrap=True)
+    async with running(options, console) as stack:
         console.print()
         show = Show(console, len(jobs))
         if not await first_of(drive(stack.url, jobs, show), stack.until_failure(), timeout_s=DEADLINE_S):

@@ -158,7 +158,7 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
             out.print(f"  {line}", markup=False, soft_wrap=True)
     else:
         out.print(f"\n[green]All {len(show.jobs)} jobs ended as expected[/], {took_s:.0f} s in all.")
-    out.print("\nLook further: everything that happened is kept.\n", markup=False)
+    out.print("\nLook further: everything that happened is stored.\n", markup=False)
     lines = [
         (
             f"penstock up --folder {_near(folder)}",

@@ -17,7 +17,7 @@ class Options:
     """One local installation."""
 
     folder: Annotated[
-        Path, typer.Option(help="Everything is kept here: database, logs, the nodes' own state.")
+        Path, typer.Option(help="Everything is stored here: database, logs, the nodes' own state.")
     ] = DEFAULT_FOLDER
     nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="Number of virtual nodes.")] = 3
     virtual_gpus: Annotated[
@@ -64,7 +64,7 @@ class DemoOptions(Options):
     """One installation for a demonstration: a folder and a port of its own."""
 
     folder: Annotated[
-        Path, typer.Option(help="Everything is kept here; an earlier demo there is removed.")
+        Path, typer.Option(help="Everything is stored here; an earlier demo there is removed.")
     ] = DEFAULT_FOLDER / "demo"
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Of the gateway on loopback; 0: any free one.")

@@ -10,10 +10,14 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
 
 from penstock.errors import ConfigurationError
 from penstock.local.children import (
@@ -58,13 +62,22 @@ class Running(NamedTuple):
 
 
 @asynccontextmanager
-async def running(
-    options: Options, warn: Callable[[str], None], step: Callable[[str, str], None]
-) -> AsyncIterator[Running]:
-    """A whole installation inside the block; `step(what, detail)` is called for each part that is up, `warn` for each failure.
+async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
+    """A whole installation inside the block; prints a line for each part that is up, and for each failure.
 
     Raises `ConfigurationError` (folder in use, port taken, …) or the error of the service that cannot start.
     """
+    last_s = time.perf_counter()
+
+    def step(what: str, detail: str) -> None:
+        nonlocal last_s
+        now_s = time.perf_counter()
+        screen.print(f"  [bold]{what:<10}[/] {escape(detail):<60} [dim]{now_s - last_s:5.1f} s[/]")
+        last_s = now_s
+
+    def warn(text: str) -> None:
+        screen.print(f"  [yellow]![/] {escape(text)}", soft_wrap=True)
+
     async with AsyncExitStack() as stack:
         adopt_orphans()
         stack.callback(reap_orphans)
