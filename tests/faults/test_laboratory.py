@@ -44,6 +44,7 @@ def _was_bad(summary: Summary) -> None:
     assert set(FAULTS) - set(RATES) <= set(happened), "some faults never struck"
     assert summary.void > summary.runs, "no zombie wrote anything"
     assert summary.terms > 4 * summary.runs
+    assert happened["refused commits"] > summary.runs, "no placer lost its offset to another"
     assert happened["freezes"] > summary.runs // 10
     assert happened["processes of reporters"] > 8 * summary.runs
     assert summary.jobs > 8 * summary.runs

@@ -31,10 +31,11 @@ from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
+from tests.faults.laboratory.host import SimulatedHost
 from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
-from tests.faults.laboratory.machine import Machine, Node, Program, SimulatedHost
+from tests.faults.laboratory.machine import Machine, Node, Program
 from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
 from tests.faults.laboratory.process import PROCESS, Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
@@ -51,7 +52,9 @@ LOOK_S = 1.0
 SNAPSHOT_EVERY = 25  # valid records
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
-EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "LogError")
+LOGS = ("kafka", "embedded", "kafka")
+"""What the log behaves as, by seed: see `laboratory.log`. Prime to `REPLAY_EVERY`."""
+EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "OffsetTaken", "LogError")
 """What may end an attempt of a service."""
 LOGGERS = ("penstock", "penstock_services", "asyncio")
 
@@ -65,13 +68,21 @@ class Options(NamedTuple):
     jobs: int | None = None
     nodes: int | None = None
     storm_s: float | None = None
+    log: str | None = None
+    """One of `LOGS`."""
 
     def arguments(self) -> str:
         """As the command line takes them."""
         parts = [f"--seed {self.seed}"]
         if self.faults != tuple(FAULTS):
             parts.append(f"--faults {','.join(self.faults) or 'none'}")
-        given = {"profile": self.profile, "jobs": self.jobs, "nodes": self.nodes, "storm": self.storm_s}
+        given = {
+            "profile": self.profile,
+            "jobs": self.jobs,
+            "nodes": self.nodes,
+            "storm": self.storm_s,
+            "log": self.log,
+        }
         parts += [f"--{name} {value}" for name, value in given.items() if value is not None]
         return " ".join(parts)
 
@@ -123,7 +134,8 @@ class Laboratory:
             "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
         }
         self.judge = Judge(self.world)
-        self.broker = self.judge.broker = Broker(self.world, self._landed)
+        log = options.log or LOGS[options.seed % len(LOGS)]
+        self.broker = self.judge.broker = Broker(self.world, self._landed, conditional=log == "embedded")
         self.judge.programs = {job.job_id: Program(job) for job in self.jobs}
         self.snapshots: list[Snapshot] = []
         self.replicas: dict[str, Replica] = {}
@@ -429,6 +441,7 @@ async def _live(options: Options) -> Outcome:
             "processes of reporters": sum(service.processes for service in reporters),
             "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
             "freezes": judge.freezes,
+            "refused commits": laboratory.broker.refused,
         }
         world.calm = True
         for service in (*laboratory.placers, laboratory.estimator, *reporters):

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.policies.profiles import PROFILES
-from tests.faults.laboratory.cell import Options, Outcome
+from tests.faults.laboratory.cell import LOGS, Options, Outcome
 from tests.faults.laboratory.nemesis import FAULTS
 from tests.faults.laboratory.parallel import (
     COMMAND,
@@ -47,6 +47,11 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--mutants", metavar="PART", help="bugs whose name has this part ('' for all): which are noticed"
     )
+    found.add_argument(
+        "--undirected",
+        action="store_true",
+        help="with --mutants: runs with all faults, not the mutant's scenario",
+    )
     found.add_argument("--first", type=int, default=0, help="seed of the first of them (default 0)")
     found.add_argument(
         "--faults", default="all", metavar="NAMES", help=f"comma-separated, all or none: {', '.join(FAULTS)}"
@@ -55,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--jobs", type=int, help="number of jobs")
     found.add_argument("--nodes", type=int, help="number of nodes")
     found.add_argument("--storm", type=float, metavar="SECONDS", help="virtual seconds with faults")
+    found.add_argument(
+        "--log", choices=sorted(set(LOGS)), help="what the log behaves as (default: by the seed)"
+    )
     found.add_argument(
         "--trace", action="store_true", help="with --seed: what happened last, also of a sound run"
     )
@@ -92,9 +100,10 @@ def main(arguments: Sequence[str]) -> int:
         options_of.error("; ".join(problems))
     as_json = given.output == "json"
     if given.mutants is not None:
-        return _mutants([name for name in MUTANTS if given.mutants in name], as_json=as_json)
+        names = [name for name in MUTANTS if given.mutants in name]
+        return _mutants(names, directed=not given.undirected, as_json=as_json)
     faults = tuple(name for name in FAULTS if name in faults)
-    options = Options(given.seed or 0, faults, given.profile, given.jobs, given.nodes, given.storm)
+    options = Options(given.seed or 0, faults, given.profile, given.jobs, given.nodes, given.storm, given.log)
     if given.seed is not None:
         return _one(guarded(options), as_json=as_json, trace=given.trace)
     return _many(options, given.first, given.seeds, as_json=as_json)
@@ -167,11 +176,11 @@ def _table(summary: Summary, seconds: float) -> None:
         print(f"BROKEN  {failure['rule']}: {failure['what']}\n        {failure['command']}")
 
 
-def _mutants(names: Sequence[str], *, as_json: bool) -> int:
+def _mutants(names: Sequence[str], *, directed: bool, as_json: bool) -> int:
     def advance(hunt: Hunt) -> None:
         print(f"{hunt.name:58} {hunt.rule or 'SURVIVED':10} {hunt.seed:4}  {hunt.what[:90]}", file=sys.stderr)
 
-    found = hunt_all(names, MUTANT_SEEDS, advance)
+    found = hunt_all(names, MUTANT_SEEDS, advance, directed=directed)
     if as_json:
         print(json.dumps([result._asdict() for result in found], indent=1))
     noticed = sum(bool(result.rule) for result in found)

@@ -9,7 +9,7 @@ there and sound, whole gangs, when nothing of the job lives), `proof` (nothing i
 eviction), `outcome` (each job ends once, and rightly), `estimate` (one per job), `order` (orders and processes follow from
 valid records alone), `gpu` (a GPU is not overcommitted), `attempt` (one attempt of a job at a time, no task twice),
 `token` (tokens on a GPU never go back), `durable` (a task's token is on the disk before it starts), `signal` (nobody is stopped unasked), `stop` (who is to be stopped gets a signal), `report` (a node reports only what
-happened), `letter` (dead letters match records), `check`, `fold`, `replay`, `crash`, `liveness`, `rest`.
+happened), `commit` (on a conditional log no decision of a placer is void), `letter` (dead letters match records), `check`, `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,14 +26,14 @@ from penstock.model.types import WHOLE_GPU
 from penstock_services.node_reporter.shell.ports import Key
 from penstock_services.placer.core.decide import MAX_LOSSES
 from tests.faults.laboratory.jobs import CANCELLED, FAILED, SUCCEEDED, UNSCHEDULABLE
-from tests.faults.laboratory.ledger_book import Book
+from tests.faults.laboratory.ledger_book import TERM_STARTED, Book
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.machine import Machine, Program, TaskProcess
 from tests.faults.laboratory.world import Violation, World
 
 FINAL_STOPS = ("cancelled", "completed", "run_timeout")
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
-REPORTER = b"/penstock/node-reporter/"
+REPORTER, PLACER = b"/penstock/node-reporter/", b"/penstock/placer"
 Fact = dict[str, Any]
 
 
@@ -110,6 +110,7 @@ class Judge:
         if (raw is None) != (found is None):
             raise Violation("chain", f"offset {record.offset}: the product takes it for {raw and 'valid'}")
         if found is None:
+            self._void(record)
             return False
         if found["now_ms"] < book.now_ms:
             raise Violation("time", f"seq {book.seq}: {found['now_ms']} after {book.now_ms}")
@@ -131,6 +132,12 @@ class Judge:
         if timers:
             raise Violation("rest", f"seq {book.seq}: {timers} have ended, their timers stay")
         return True
+
+    def _void(self, record: Record) -> None:
+        """Where record and orders are one commit, a placer that was replaced writes nothing (decision 19)."""
+        ours = dict(record.headers).get("ce_source") == PLACER
+        if ours and self.broker.conditional and TERM_STARTED.encode() not in record.value:
+            raise Violation("commit", f"offset {record.offset}: a placer's record is there, and void")
 
     def _law2(self, found: Fact) -> None:
         cause, at = found["cause"], f"seq {self.book.seq}"

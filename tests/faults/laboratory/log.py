@@ -3,6 +3,9 @@
 What one producer appends to one partition lands in its order. Everything else may overtake: topics each other,
 producers each other, readers each other. An append whose producer was killed before it was acknowledged has landed
 whole, in part, or not at all, and may still land later; one that fails may have happened all the same.
+
+A conditional log, as the embedded one, has compare-and-append and commits each append as one transaction over all its
+partitions: whole or not at all. Its acknowledgement may be lost, and a commit may come after its failure is known.
 """
 
 import asyncio
@@ -10,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from penstock.clock import wall_ms
-from penstock.errors import AppendFailed, OffsetOutOfRange
+from penstock.errors import AppendFailed, LogError, OffsetOutOfRange, OffsetTaken
 from penstock.log.group_commit import check_sizes
 from penstock.log.port import MAX_READ_RECORDS, Message, Partition, Reader, Record
 from penstock.model.topics import INPUT_TOPICS, Topic
@@ -18,16 +21,29 @@ from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.world import World
 
 LATE_S = 5.0  # at most, between the failure of an append and its landing all the same
+LANE_GAP_S = (
+    1e-6  # between two landings of one producer in one partition: timers of the same time are in no order
+)
 FEW_RECORDS = 8
-KINDS = {Topic.LEDGER: "ledger", Topic.ORDERS: "orders", **dict.fromkeys(INPUT_TOPICS, "inputs")}
+KINDS: dict[str, str] = {
+    Topic.LEDGER: "ledger",
+    Topic.ORDERS: "orders",
+    **dict.fromkeys(INPUT_TOPICS, "inputs"),
+}
+COMMIT_ORDER: dict[str, int] = {Topic.DEAD_LETTERS: 0, Topic.LEDGER: 1}
+"""A transaction's records are there at one instant; an observer is shown causes first, others last."""
 
 
 class Broker:
     """All partitions. `landed(record)` sees every record as it lands."""
 
-    def __init__(self, world: World, landed: Callable[[Record], None]) -> None:
+    def __init__(self, world: World, landed: Callable[[Record], None], *, conditional: bool = False) -> None:
         self.world = world
         self.landed = landed
+        self.conditional = conditional
+        """As the embedded log; else as Kafka."""
+        self.refused = 0
+        """Commits that came too late for the offset that they asked for."""
         self.unreachable_until_s = 0.0
         self._records: dict[Partition, list[Record]] = {}
         self._first: dict[Partition, int] = {}
@@ -48,16 +64,34 @@ class Broker:
         self._first[partition] = self.end(partition)
         self._wake(partition)
 
-    def put(self, messages: Iterable[Message]) -> None:
-        """They land, now."""
+    def put(self, messages: Iterable[Message]) -> list[int]:
+        """They land, now. Returns their offsets."""
+        offsets = []
         for message in messages:
             records = self.records(message.partition)
             record = Record(
                 message.partition, len(records), message.value, tuple(message.headers), message.key, wall_ms()
             )
             records.append(record)
+            offsets.append(record.offset)
             self.world.guarded(lambda record=record: self.landed(record))  # type: ignore[misc]
             self._wake(message.partition)
+        return offsets
+
+    def commit(self, messages: Sequence[Message]) -> list[int]:
+        """One transaction, now. Raises `OffsetTaken`, and nothing lands, unless each `at` is the offset that it gets."""
+        ends: dict[Partition, int] = {}
+        for message in messages:
+            end = ends.get(message.partition, self.end(message.partition))
+            if message.at not in (None, end):
+                self.refused += 1
+                raise OffsetTaken(f"{message.partition} ends at {end}, not at {message.at}")
+            ends[message.partition] = end + 1
+        order = sorted(
+            range(len(messages)), key=lambda index: COMMIT_ORDER.get(messages[index].partition.topic, 2)
+        )
+        offsets = self.put(messages[index] for index in order)
+        return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
 
     def _wake(self, partition: Partition) -> None:
         for waiter in self._waiting.pop(partition, ()):
@@ -85,25 +119,26 @@ def _done(waiter: "asyncio.Future[None]") -> None:
 
 
 class _Piece:
-    """What one append writes into one partition."""
+    """What one append writes into one partition, or into all in one transaction."""
 
     def __init__(self, messages: list[Message], cut: int) -> None:
         self.messages = messages
         self.cut = cut
         """So many of them land if the producer is killed before."""
-        self.landed = False
+        self.offsets: list[int] = []
+        self.error: OffsetTaken | None = None
 
 
 class Connection:
     """One connection to the broker; `process`: of whom. Adapter of `penstock.log.port.Log`."""
 
-    conditional = False  # as Kafka
-
     def __init__(self, broker: Broker, process: Process | None = None) -> None:
+        self.conditional = broker.conditional
         self._broker = broker
         self._process = process
         self._world = broker.world
-        self._lanes: dict[Partition, float] = {}
+        self._lanes: dict[Partition | None, float] = {}
+        """Partition (None: the transactions of a conditional log) → when this producer's latest append to it lands, s."""
         self._under_way: dict[_Piece, None] = {}
         if process is not None:
             process.at_death.append(self._cut_off)
@@ -135,41 +170,62 @@ class Connection:
         check_sizes(messages)
         if not messages:
             return []
-        kind = f"append {KINDS.get(Topic(messages[0].partition.topic), 'others')}"
+        if not self.conditional and any(message.at is not None for message in messages):
+            raise LogError("this log cannot write a record at a given offset only")
+        kind = f"append {KINDS.get(messages[0].partition.topic, 'others')}"
         await self.gate(kind)
         world, failing = self._world, 4
         if self._process is not None and world.chance(world.rates.append):
             failing = int(world.rng.integers(0, 4))
+        offsets: list[int] = []
         if failing == 3:
-            late_s = world.within(0, LATE_S)
-            world.at(late_s, lambda kept=list(messages): self._broker.put(kept))  # type: ignore[misc]
+            piece = _Piece(list(messages), 0)
+            world.at(world.within(0, LATE_S), lambda: self._land(piece))
         elif failing:
-            some = len(messages) if failing != 2 else int(world.rng.integers(0, len(messages) + 1))
-            await self._write(messages[:some])
+            some = len(messages)
+            if failing == 2:
+                some = int(world.rng.integers(0, some + 1))
+            offsets = await self._write(messages if self.conditional else messages[:some])
         await self.gate(f"after {kind}")
         if failing < 4:
             raise AppendFailed(f"fault {failing}")
-        return [0] * len(messages)
+        return offsets
 
-    async def _write(self, messages: Sequence[Message]) -> None:
+    async def _write(self, messages: Sequence[Message]) -> list[int]:
         """Each partition's part lands after a while, behind what this producer sent there before."""
         world = self._world
-        parts: dict[Partition, list[Message]] = {}
-        for message in messages:
-            parts.setdefault(message.partition, []).append(message)
+        parts: dict[Partition | None, list[int]] = {}
+        for index, message in enumerate(messages):
+            parts.setdefault(None if self.conditional else message.partition, []).append(index)
         last_s = world.now_s
-        for partition, part in parts.items():
-            piece = _Piece(part, int(world.rng.integers(0, len(part) + 1)))
-            at_s = max(self._lanes.get(partition, 0.0), world.now_s + world.delay_s())
-            self._lanes[partition] = at_s
+        pieces: list[tuple[list[int], _Piece]] = []
+        for lane, indices in parts.items():
+            part = [messages[index] for index in indices]
+            cut = int(world.rng.integers(0, len(part) + 1))
+            if self.conditional:
+                cut = len(part) * (2 * cut > len(part))
+            piece = _Piece(part, cut)
+            at_s = max(self._lanes.get(lane, 0.0) + LANE_GAP_S, world.now_s + world.delay_s())
+            self._lanes[lane] = at_s
             self._under_way[piece] = None
             world.at(at_s - world.now_s, lambda piece=piece: self._land(piece))  # type: ignore[misc]
+            pieces.append((indices, piece))
             last_s = max(last_s, at_s)
-        await asyncio.sleep(last_s - world.now_s)
+        await asyncio.sleep(last_s - world.now_s + LANE_GAP_S)
+        offsets = dict.fromkeys(range(len(messages)), 0)
+        for indices, piece in pieces:
+            if piece.error is not None:
+                raise piece.error
+            offsets |= zip(indices, piece.offsets, strict=False)  # a killed producer's may be fewer
+        return list(offsets.values())
 
     def _land(self, piece: _Piece) -> None:
+        """A commit that comes too late for its offset is refused; whoever asked for it may have stopped waiting."""
         self._under_way.pop(piece, None)
-        self._broker.put(piece.messages)
+        try:
+            piece.offsets = (self._broker.commit if self.conditional else self._broker.put)(piece.messages)
+        except OffsetTaken as error:
+            piece.error = error
 
     def _cut_off(self) -> None:
         for piece in self._under_way:
@@ -187,7 +243,7 @@ class _Reader:
         self._connection = connection
         self._broker = broker
         self._positions = dict(start)
-        self._kind = f"read {KINDS.get(Topic(next(iter(start)).topic), 'others')}"
+        self._kind = f"read {KINDS.get(next(iter(start)).topic, 'others')}"
 
     def position(self, partition: Partition) -> int:
         return self._positions[partition]

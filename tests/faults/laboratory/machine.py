@@ -1,43 +1,33 @@
 """A machine: its processes, its disk and its clock. It runs what it is asked to and records what really happened.
 
-`Machine` is the truth that the judge looks at; `SimulatedHost` and `SimulatedLauncher` show it to the node-reporter's
-shell through its ports. Tasks live and die here whether or not a node-reporter watches.
+`Machine` is the truth that the judge looks at; `host` shows it to the node-reporter's shell. Tasks live and die here
+whether or not a node-reporter watches.
 """
 
-import asyncio
 import errno
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from penstock.model.external_events import GpuFaulted
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import NodeSpec
-from penstock_services.node_reporter.shell.journal import Journal
-from penstock_services.node_reporter.shell.ports import (
-    Callbacks,
-    Exit,
-    Failure,
-    Immortal,
-    Key,
-    ProgressStream,
-    Started,
-)
+from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.disk import Disk
 from tests.faults.laboratory.jobs import SimulatedJob
 from tests.faults.laboratory.process import Clock, Process, Service
 from tests.faults.laboratory.world import World
 from tests.support.virtual_time import EPOCH_MS
 
+if TYPE_CHECKING:
+    from tests.faults.laboratory.host import SimulatedLauncher
+
 RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
-LONGEST_LAUNCH_S = 2.0
-LONGEST_SLOW_LAUNCH_S = 45.0  # beyond the cell's time-out for launches
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
-LOCK_PAUSE_S = 0.02
 STREAM_BYTES = 65_536
 RSS_KIB = 200 * 1_024
 
@@ -285,9 +275,6 @@ class Machine:
         self.world.trace(f"{self.node_id} boots as {self.spec.boot_id}")
 
 
-# --------------------------------------------------------------------------------------- the reporter's ports
-
-
 class Stream:
     """A task's progress; bytes wait until they are read. Adapter of `ports.ProgressStream`."""
 
@@ -326,178 +313,6 @@ class Stream:
 
     def close(self) -> None:
         self.unwatch()
-
-
-class SimulatedLauncher:
-    """Starts tasks after a while. Adapter of `ports.Launcher`."""
-
-    def __init__(self, machine: Machine, process: Process, callbacks: Callbacks) -> None:
-        self.pid = 1
-        self.closed = False
-        self._machine = machine
-        self._process = process
-        self._callbacks = callbacks
-        self._launching: dict[Key, StartTask] = {}
-        self._attached: dict[Key, float] = {}
-        """Since when, in seconds."""
-        machine.launcher = self
-
-    def spawn(self, order: StartTask) -> None:
-        self._process.step("before it asks its launcher")
-        key = (order.task_id, order.token)
-        self._launching[key] = order
-        longest_s = LONGEST_SLOW_LAUNCH_S if self._machine.slow_start else LONGEST_LAUNCH_S
-        after_s = self._machine.world.within(0.01, longest_s)
-        self._machine.world.at(after_s, lambda: self._launched(key))
-
-    def launching(self) -> list[str]:
-        """Jobs of which a task is about to start."""
-        return [order.job_id for order in self._launching.values()]
-
-    def watched_s(self, key: Key) -> float:
-        """For so long it has had this task's shim; 0 if it has not."""
-        now_s = self._machine.world.now_s
-        return now_s - self._attached.get(key, now_s)
-
-    def _launched(self, key: Key) -> None:
-        order = self._launching.pop(key, None)
-        if order is None:
-            return
-        self._machine.launch(order)
-        started = self._machine.started.get(key)
-        if started is not None:
-            self._attached[key] = self._machine.world.now_s
-            self._call(lambda: self._callbacks.started(key, started.pid, started.started_ms))
-        if key not in self._machine.processes:
-            self._attached[key] = self._machine.world.now_s
-            self.gone(key)
-
-    def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
-        process = self._machine.processes.get(key)
-        if (
-            process is None
-            or not process.shim_alive
-            or (shim, shim_start) != (process.shim, self._machine.boots)
-        ):
-            return False
-        self._attached[key] = self._machine.world.now_s
-        return True
-
-    def signal(self, key: Key, number: signal.Signals) -> None:
-        self._process.step("before it signals a task")
-        if key in self._attached:
-            machine = self._machine
-            machine.world.guarded(lambda: machine.signalled(machine, key[0]))
-            machine.signal(key, number)
-
-    def gone(self, key: Key) -> None:
-        """A shim has ended."""
-        if self._attached.pop(key, None) is not None:
-            self._call(lambda: self._callbacks.gone(key))
-
-    def die(self) -> None:
-        """As by SIGKILL; what it had taken starts all the same."""
-        if not self.closed:
-            self.close()
-            self._machine.world.loop.call_soon(self._callbacks.lost, context=self._process.context)
-
-    def close(self) -> None:
-        """What shims have taken starts, the rest does not; the lock is free only then."""
-        if self.closed:
-            return
-        self.closed = True
-        launching, self._launching = self._launching, {}
-        for order in launching.values():
-            if self._machine.world.rng.random() < 0.5:
-                self._machine.launch(order)
-        if self._machine.launcher is self:
-            self._machine.launcher = None
-
-    def _call(self, callback: Callable[[], None]) -> None:
-        if not self.closed and self._process.alive:
-            self._machine.world.loop.call_soon(self._called, callback, context=self._process.context)
-
-    def _called(self, callback: Callable[[], None]) -> None:
-        if not self.closed and self._process.alive:
-            callback()
-
-
-class SimulatedHost:
-    """A machine as one process of its node-reporter sees it. Adapter of `ports.Host`."""
-
-    def __init__(self, machine: Machine, process: Process) -> None:
-        self.spec = machine.spec
-        self._machine = machine
-        self._process = process
-        machine.disk.step = process.step
-        process.at_death.append(self._died)
-
-    def _died(self) -> None:
-        machine = self._machine
-        machine.disk.step = lambda what: None
-        if machine.launcher is not None:
-            machine.launcher.close()
-        machine.locked = False
-
-    async def lock(self) -> int:
-        await self._process.gate("lock")
-        while self._machine.locked:
-            await asyncio.sleep(LOCK_PAUSE_S)
-        self._machine.locked = True
-        return 1
-
-    def unlock(self, lock: int) -> None:
-        del lock
-        if self._process.alive:
-            self._machine.locked = False
-
-    def open_journal(self) -> Journal:
-        return Journal(Path("journal"), self._machine.disk.connect)
-
-    def launch(self, lock: int, callbacks: Callbacks) -> SimulatedLauncher:
-        del lock
-        return SimulatedLauncher(self._machine, self._process, callbacks)
-
-    def started(self, key: Key) -> Started | None:
-        return self._machine.started.get(key)
-
-    def exit(self, key: Key) -> Exit | None:
-        return self._machine.exits.get(key)
-
-    def forget(self, key: Key) -> None:
-        for records in (self._machine.started, self._machine.exits, self._machine.streams):
-            records.pop(key, None)
-
-    def end_task(self, key: Key) -> int:
-        self._process.step("before it ends what is left of a task")
-        process = self._machine.processes.get(key)
-        if process is None:
-            return 0
-        self._machine.end(process)
-        return 1
-
-    def end_orphans(self, known: set[int]) -> int:
-        orphans = [process for process in self._machine.processes.values() if process.shim not in known]
-        for process in orphans:
-            self._machine.end(process)
-        return len(orphans)
-
-    def progress(self, key: Key) -> ProgressStream | None:
-        stream = self._machine.streams.get(key)
-        return None if stream is None else stream.of(self._process)
-
-    def set_affinity(self, key: Key, cores: Sequence[int]) -> None:
-        pass
-
-    def measure(self, shim: int) -> tuple[float, int]:
-        process = next((found for found in self._machine.processes.values() if found.shim == shim), None)
-        return (0.0, 0) if process is None else (self._machine.world.now_s - process.started_s, 200)
-
-    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
-        return 50.0, 1_000 + gpu
-
-    def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
-        self._machine.gpu_fault = deliver
 
 
 class Node:

@@ -1,13 +1,10 @@
-"""Mutants of ledger, policies, placer and estimator."""
+"""Mutants of ledger, policies and the placer's core."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from msgspec import structs
 
-from penstock.clock import LedgerClock, wall_ms
-from penstock.errors import LogError
 from penstock.ledger import evolve, record, snapshot
 from penstock.ledger.index import Share
 from penstock.ledger.record import Head
@@ -18,19 +15,14 @@ from penstock.model.ledger_events import (
     JobEnded,
     JobRequeued,
     PlacementDecided,
-    StartTask,
     StopDecided,
-    StopTask,
     TimerSet,
 )
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies import base, capacity, validate
-from penstock_services.estimator.core.state import State
-from penstock_services.estimator.shell import sending
-from penstock_services.placer.core import common, guard, orders
+from penstock_services.placer.core import common, guard
 from penstock_services.placer.core.decide import Decider
-from penstock_services.placer.shell import service
 from tests.faults.laboratory.patching import (
     Function,
     accepting,
@@ -45,19 +37,19 @@ from tests.faults.laboratory.patching import (
 # --------------------------------------------------------------------------------- the chain: what counts at all
 
 
-@mutant("a record need not name its parent")
+@mutant("a record need not name its parent", faults="stranger")
 def _() -> None:
     real = record.extend
     replace(real, lambda head, found, value: real(Head(head.seq, found.parent, head.term), found, value))
 
 
-@mutant("a record need not be the next one")
+@mutant("a record need not be the next one", faults="stranger")
 def _() -> None:
     real = record.extend
     replace(real, lambda head, found, value: real(Head(found.seq - 1, head.id, head.term), found, value))
 
 
-@mutant("a record of an older term counts")
+@mutant("a record of an older term counts", faults="stranger")
 def _() -> None:
     real = record.extend
     replace(
@@ -82,7 +74,7 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------ guards of the placer
 
 
-@mutant("a task's event under an older token counts")
+@mutant("a task's event under an older token counts", faults="garbage")
 def _() -> None:
     accepting(guard._of_living_task, "stale_token")
 
@@ -108,12 +100,12 @@ def _() -> None:
     accepting(guard._estimated, "duplicate_estimate")
 
 
-@mutant("late copies of joinings count")
+@mutant("late copies of joinings count", faults="duplicate")
 def _() -> None:
     accepting(guard._joined, "stale_join")
 
 
-@mutant("an older boot's departure counts")
+@mutant("an older boot's departure counts", faults="power,vanish,twice,late")
 def _() -> None:
     accepting(guard._left, "older_boot")
 
@@ -123,7 +115,7 @@ def _() -> None:
     replace(guard._is_a_stop, lambda job, token: False)
 
 
-@mutant("a cancelled job may be cancelled again")
+@mutant("a cancelled job may be cancelled again", faults="cancel,twice")
 def _() -> None:
     accepting(guard._cancel, "already_stopping")
 
@@ -191,12 +183,12 @@ def _() -> None:
     nothing(Decider._thaw)
 
 
-@mutant("a frozen cell places")
+@mutant("a frozen cell places", faults="vanish")
 def _() -> None:
     _while_not_frozen(Decider._place_waiting)
 
 
-@mutant("a frozen cell gives up nodes")
+@mutant("a frozen cell gives up nodes", faults="vanish")
 def _() -> None:
     _while_not_frozen(Decider._left)
 
@@ -209,7 +201,7 @@ def _while_not_frozen(real: Function) -> None:
     replace(real, broken)
 
 
-@mutant("what a joining node does not name lives on")
+@mutant("what a joining node does not name lives on", faults="disk")
 def _() -> None:
     real = Decider._joined
 
@@ -277,7 +269,7 @@ def _ignoring_timers(kind: str) -> None:
     replace(real, fired)
 
 
-@mutant("a suspect node stays suspect")
+@mutant("a suspect node stays suspect", faults="silence,duplicate")
 def _() -> None:
     nothing(Decider._node_recovered)
 
@@ -329,7 +321,7 @@ def _as_ready(real: Function) -> Function:
     return broken
 
 
-@mutant("a faulted GPU is still counted")
+@mutant("a faulted GPU is still counted", faults="gpu")
 def _() -> None:
     real = NodeState.free
 
@@ -354,7 +346,7 @@ def _() -> None:
     replace(real, take_back)
 
 
-@mutant("timers are lost with a snapshot")
+@mutant("timers are lost with a snapshot", faults="steps,rival")
 def _() -> None:
     real = snapshot.load
 
@@ -407,7 +399,7 @@ def _() -> None:
     replace(real, assign)
 
 
-@mutant("nodes that are gone count as capacity")
+@mutant("nodes that are gone count as capacity", faults="power")
 def _() -> None:
     real = capacity.shortfall
 
@@ -418,81 +410,6 @@ def _() -> None:
     replace(real, shortfall)
 
 
-@mutant("a proposal may take what is not free")
+@mutant("a proposal may take what is not free", faults="propose")
 def _() -> None:
     replace(validate._take, lambda *given: "")
-
-
-# -------------------------------------------------------------------------------------------------------- orders
-
-
-@mutant("orders are not repeated by a new term")
-def _() -> None:
-    filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
-
-
-@mutant("stops are not repeated by a new term")
-def _() -> None:
-    filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
-
-
-@mutant("orders run ahead of the records read back")
-def _() -> None:
-    real = orders.outstanding
-    replace(real, lambda state, node_ids, up_to: real(state, node_ids, 1 << 53))
-
-
-@mutant("starts are ordered of tasks that have ended")
-def _() -> None:
-    def start_orders(state: CellState, job_id: str, token: int) -> list[Any]:
-        job = state.jobs.get(job_id)
-        if job is None or job.token != token:
-            return []
-        peers = orders._peers(state, job)
-        return [orders._start(state, job, task, peers) for task in job.tasks.values()]
-
-    replace(orders.start_orders, start_orders)
-
-
-@mutant("orders are sent before their record is read back")
-def _() -> None:
-    real = service.Term._record
-
-    def write_and_order(self: Any, place: str, draft: Any, envelope: Any) -> Any:
-        found = real(self, place, draft, envelope)
-        pending = self._pending[-1]
-        self._dispatcher.take(pending.head.seq, pending.now_ms, pending.facts, pending.explanation)
-        if self._dispatcher._batch:
-            self._dispatcher._batches.put_nowait(self._dispatcher._batch)
-            self._dispatcher._batch = []
-        return found
-
-    replace(real, write_and_order)
-
-
-@mutant("an input that cannot be read gets no dead letter")
-def _() -> None:
-    real = service.Term._answer
-    replace(real, lambda self, found: real(self, found)[:1])
-
-
-# -------------------------------------------------------------------------------------------------- around the cores
-
-
-@mutant("the ledger's clock may go back")
-def _() -> None:
-    replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
-
-
-@mutant("the estimator forgets what it had not estimated")
-def _() -> None:
-    replace(State.unestimated, lambda self: [])
-
-
-@mutant("the estimator gives up after one failure")
-def _() -> None:
-    async def send(log: Any, messages: Any, what: str) -> None:
-        with suppress(LogError):
-            await log.append(messages)
-
-    replace(sending.send, send)

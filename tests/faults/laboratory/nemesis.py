@@ -130,6 +130,14 @@ class Nemesis:
         rival.kill("to be started anew")
         rival.start()
 
+    def duel(self) -> None:
+        """All placers but the one in office start at once, and each begins a term."""
+        serving = self._lab.serving()
+        for service in self._lab.placers:
+            if service is not serving:
+                service.kill("to duel for the term")
+                service.start()
+
     def clock(self) -> None:
         """Some machine's clock jumps."""
         clocks = self._lab.clocks
@@ -473,7 +481,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     | {
         name: getattr(Nemesis, name)
         for name in (
-            "crash", "upgrade", "zombie", "rival", "clock", "outage", "retention", "reboot", "power", "vanish", "silence",
+            "crash", "upgrade", "zombie", "rival", "duel", "clock", "outage", "retention", "reboot", "power", "vanish", "silence",
             "disk", "full", "sync", "false_report", "gpu", "shim", "launcher", "drain", "garbage", "wrong_progress",
             "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )

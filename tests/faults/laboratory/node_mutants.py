@@ -18,7 +18,7 @@ from tests.faults.laboratory.patching import cut_before, filtered, mutant, nothi
 # ------------------------------------------------------------------------------------------------- the node's core
 
 
-@mutant("a node compares no tokens")
+@mutant("a node compares no tokens", faults="overtake", log="kafka")
 def _() -> None:
     replace(machine._highest, lambda state, order, known: 0)
 
@@ -34,22 +34,22 @@ def _() -> None:
     replace(real, start)
 
 
-@mutant("a node waits for no predecessor")
+@mutant("a node waits for no predecessor", faults="false_report,late")
 def _() -> None:
     replace(machine._room, lambda others, task: True)
 
 
-@mutant("a task that waits for its predecessor is never started")
+@mutant("a task that waits for its predecessor is never started", faults="false_report")
 def _() -> None:
     cut_before(machine._gone, lambda decision: isinstance(decision, Put) and decision.task.order is not None)
 
 
-@mutant("a stop that overtook its start is forgotten")
+@mutant("a stop that overtook its start is forgotten", faults="overtake", log="kafka")
 def _() -> None:
     filtered(machine._never, lambda decision: not isinstance(decision, Put))
 
 
-@mutant("a stop of a starting task is forgotten")
+@mutant("a stop of a starting task is forgotten", faults="slow_start")
 def _() -> None:
     cut_before(machine._spawned, lambda decision: isinstance(decision, machine.Signal))
 
@@ -62,7 +62,7 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------------ the node's shell
 
 
-@mutant("the outbox gives up after one failure")
+@mutant("the outbox gives up after one failure", faults="append")
 def _() -> None:
     async def append(self: Any, pending: Any) -> None:
         with suppress(LogError):

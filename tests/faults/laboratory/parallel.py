@@ -1,5 +1,6 @@
 """Many runs at once, over all cores; what failed comes back with the command that replays it."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -8,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from tests.faults.laboratory import mutants, node_mutants  # noqa: F401 - they enter theirs
+from tests.faults.laboratory import mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
 from tests.faults.laboratory.cell import Options, Outcome, live
-from tests.faults.laboratory.patching import MUTANTS
+from tests.faults.laboratory.patching import MUTANTS, SCENARIOS
 
 MAX_RUN_CPU_S = 60.0  # a run takes half a second; a service that never returns would stop everything
 MUTANT_CPU_S = 8.0  # of a run in which a mutant goes round in circles
+GC_THRESHOLD = 50_000  # allocations; 700 by default, which took a sixth of a run's processor time
 MUTANT_SEEDS = 100  # runs until a mutant counts as a survivor; most are noticed in the first ten
 COMMAND = "python -m tests.faults.laboratory"
 
@@ -69,13 +71,15 @@ def run_all(options: Sequence[Options], workers: int) -> Iterator[Outcome]:
     if workers == 1 or len(options) == 1:
         yield from map(guarded, options)
         return
-    with multiprocessing.get_context("fork").Pool(workers, initializer=_ignore_interrupts) as pool:
+    with multiprocessing.get_context("fork").Pool(workers, initializer=_set_up_worker) as pool:
         yield from pool.imap_unordered(guarded, options, chunksize=4)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that gathers the outcomes."""
+def _set_up_worker() -> None:
+    """Ctrl-C is for the process that gathers the outcomes. A run makes little garbage: look for cycles rarely."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def cores() -> int:
@@ -124,25 +128,30 @@ def gather(outcomes: Iterator[Outcome], progress: Callable[[Outcome], None], res
 # ------------------------------------------------------------------------------------------------------- mutants
 
 
-def hunt(name: str, seeds: int = MUTANT_SEEDS) -> Hunt:
-    """Runs in this process, which is spoilt afterwards, until a rule is violated."""
+def hunt(name: str, seeds: int = MUTANT_SEEDS, *, directed: bool = True) -> Hunt:
+    """Runs in this process, which is spoilt afterwards, until a rule is violated. `directed`: in its scenario."""
     MUTANTS[name]()
+    scenario = SCENARIOS[name] if directed else {}
     for seed in range(seeds):
-        outcome = guarded(Options(seed), MUTANT_CPU_S)
+        outcome = guarded(Options(seed, **scenario), MUTANT_CPU_S)
         if outcome.rule:
             return Hunt(name, outcome.rule, seed, outcome.what)
     return Hunt(name, "", seeds, "")
 
 
-def _hunt(given: tuple[str, int]) -> Hunt:
-    return hunt(*given)
+def _hunt(given: tuple[str, int, bool]) -> Hunt:
+    name, seeds, directed = given
+    return hunt(name, seeds, directed=directed)
 
 
-def hunt_all(names: Sequence[str], seeds: int, progress: Callable[[Hunt], None]) -> list[Hunt]:
+def hunt_all(
+    names: Sequence[str], seeds: int, progress: Callable[[Hunt], None], *, directed: bool = True
+) -> list[Hunt]:
     """Each mutant in a process of its own."""
-    with multiprocessing.get_context("fork").Pool(cores(), maxtasksperchild=1) as pool:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(cores(), initializer=_set_up_worker, maxtasksperchild=1) as pool:
         found: dict[str, Hunt] = {}
-        for result in pool.imap_unordered(_hunt, [(name, seeds) for name in names]):
+        for result in pool.imap_unordered(_hunt, [(name, seeds, directed) for name in names]):
             progress(result)
             found[result.name] = result
     return [found[name] for name in names]

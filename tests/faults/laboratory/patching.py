@@ -16,15 +16,22 @@ from penstock.ledger.state import CellState
 Function = Callable[..., Any]
 MUTANTS: dict[str, Callable[[], None]] = {}
 """By what each breaks, in words."""
+SCENARIOS: dict[str, dict[str, Any]] = {}
+"""Fields of a run's options in which a mutant shows early; see `mutant`."""
 PACKAGES = ("penstock", "penstock_services", "tests")
 
 
-def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Enters a function that puts one bug into this process."""
+def mutant(name: str, faults: str = "", **options: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Enters a function that puts one bug into this process.
+
+    `faults` (comma-separated) and `options` direct its runs: a bug that shows under one kind of fault only is found
+    in one or two runs with that kind, and in twenty with all kinds.
+    """
 
     def enter(put_in: Callable[[], None]) -> Callable[[], None]:
         assert name not in MUTANTS, name
         MUTANTS[name] = put_in
+        SCENARIOS[name] = options | ({"faults": tuple(faults.split(","))} if faults else {})
         return put_in
 
     return enter

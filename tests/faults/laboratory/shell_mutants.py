@@ -1,0 +1,143 @@
+"""Mutants of the shells of placer and estimator: orders, commits, clocks, repetition."""
+
+from contextlib import suppress
+from typing import Any
+
+from penstock.clock import LedgerClock, wall_ms
+from penstock.errors import LogError, OffsetTaken
+from penstock.ledger.state import CellState
+from penstock.model.ledger_events import StartTask, StopTask
+from penstock.model.topics import Topic
+from penstock_services.estimator.core.state import State
+from penstock_services.estimator.shell import sending
+from penstock_services.placer.core import orders
+from penstock_services.placer.shell import service
+from tests.faults.laboratory.log import Connection
+from tests.faults.laboratory.patching import filtered, mutant, posing, replace
+
+# -------------------------------------------------------------------------------------------------------- orders
+
+
+@mutant("orders are not repeated by a new term")
+def _() -> None:
+    filtered(orders.outstanding, lambda order: order.TYPE != StartTask.TYPE)
+
+
+@mutant("stops are not repeated by a new term", faults="steps,cancel,rival", log="kafka")
+def _() -> None:
+    filtered(orders.outstanding, lambda order: order.TYPE != StopTask.TYPE)
+
+
+@mutant("orders run ahead of the records read back", faults="reboot,late", log="kafka")
+def _() -> None:
+    real = orders.outstanding
+    replace(real, lambda state, node_ids, up_to: real(state, node_ids, 1 << 53))
+
+
+@mutant("starts are ordered of tasks that have ended", faults="zombie,reboot")
+def _() -> None:
+    def start_orders(state: CellState, job_id: str, token: int) -> list[Any]:
+        job = state.jobs.get(job_id)
+        if job is None or job.token != token:
+            return []
+        peers = orders._peers(state, job)
+        return [orders._start(state, job, task, peers) for task in job.tasks.values()]
+
+    replace(orders.start_orders, start_orders)
+
+
+@mutant("orders are sent before their record is read back")
+def _() -> None:
+    real = service.Term._record
+
+    def write_and_order(self: Any, place: str, draft: Any, envelope: Any) -> Any:
+        found = real(self, place, draft, envelope)
+        pending = self._pending[-1]
+        self._dispatcher.take(pending.head.seq, pending.now_ms, pending.facts, pending.explanation)
+        if self._dispatcher._batch:
+            self._dispatcher._batches.put_nowait(self._dispatcher._batch)
+            self._dispatcher._batch = []
+        return found
+
+    replace(real, write_and_order)
+
+
+@mutant("an input that cannot be read gets no dead letter")
+def _() -> None:
+    real = service.Term._answer
+    replace(real, lambda self, found: real(self, found)[:1])
+
+
+# -------------------------------------------------------------------------- record and orders in one commit (decision 19)
+
+
+@mutant("a placer appends at the log's end", faults="duel,late,steps", log="embedded")
+def _() -> None:
+    """Not behind the last record that it has folded: another placer's term may lie between."""
+    real = service.Term.serve
+
+    async def serve(self: Any, reader: Any, ready: Any) -> None:
+        end = (await self._log.end_offsets([self._ledger]))[self._ledger]
+        with posing(reader, "position", lambda partition: end):
+            await real(self, reader, ready)
+
+    replace(real, serve)
+
+
+@mutant("a placer appends wherever the log ends", log="embedded")
+def _() -> None:
+    real = Connection.append
+    replace(real, lambda self, given: real(self, [message._replace(at=None) for message in given]))
+
+
+@mutant("orders are committed before their record", log="embedded")
+def _() -> None:
+    real = Connection.append
+
+    async def append(self: Any, given: Any) -> Any:
+        for sends_orders in (True, False):
+            part = [m for m in given if (m.partition.topic == Topic.ORDERS) == sends_orders]
+            found = await real(self, part)
+        return found
+
+    replace(real, append)
+
+
+@mutant("orders are left out of their record's commit", log="embedded")
+def _() -> None:
+    real = service.Term._record
+    replace(real, lambda self, *given: real(self, *given)[:1])
+
+
+@mutant("a record that was refused counts as written", log="embedded")
+def _() -> None:
+    real = service.Term._append
+
+    async def append(self: Any) -> None:
+        while True:
+            with suppress(OffsetTaken):
+                await real(self)
+
+    replace(real, append)
+
+
+# --------------------------------------------------------------------------------------- clocks, the estimator's shell
+
+
+@mutant("the ledger's clock may go back")
+def _() -> None:
+    replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
+
+
+@mutant("the estimator forgets what it had not estimated")
+def _() -> None:
+    replace(State.unestimated, lambda self: [])
+
+
+@mutant("the estimator gives up after one failure", faults="append")
+def _() -> None:
+    async def send(log: Any, messages: Any, what: str) -> None:
+        with suppress(LogError):
+            await log.append(messages)
+
+    replace(sending.send, send)
