@@ -38,22 +38,23 @@ STORY: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("story", "doubles", "twice"),
+    ("story", "gpu", "attempt"),
     [("honest", 0, 0), ("two on one GPU", 1, 0), ("two attempts at once", 0, 1), ("started twice", 0, 1)],
 )
-def test_histories(tmp_path: Path, story: str, doubles: int, twice: int) -> None:
+def test_histories(tmp_path: Path, story: str, gpu: int, attempt: int) -> None:
     lines = [json.dumps({"node": "n1", **entry}) for entry in STORY[story]]
     (tmp_path / "n1.jsonl").write_text("\n".join([*lines, '{"cut sho']))
     verdict = Verdict()
     judge_runs(verdict, tmp_path)
-    assert (len(verdict.doubles), len(verdict.twice)) == (doubles, twice), verdict
+    assert (verdict.count("gpu"), verdict.count("attempt")) == (gpu, attempt), verdict
+    assert len(verdict.violations) == gpu + attempt
 
 
 def test_a_job_without_an_end_is_lost() -> None:
     """It was acknowledged, and nobody ever heard of it again."""
     verdict = Verdict()
-    judge_jobs(verdict, [], {"a": frozenset({"succeeded"})}, {"a"})
-    assert len(verdict.lost) == 1
+    judge_jobs(verdict, {}, {"a": frozenset({"succeeded"})}, {"a"})
+    assert verdict.count("outcome") == 1
 
 
 def test_a_task_notices_whom_it_meets(tmp_path: Path) -> None:
@@ -84,4 +85,4 @@ def test_a_task_notices_whom_it_meets(tmp_path: Path) -> None:
             child.wait()
     verdict = Verdict()
     judge_runs(verdict, tmp_path)
-    assert (len(verdict.doubles), len(verdict.twice)) == (1, 1), verdict
+    assert (verdict.count("double"), verdict.count("twice")) == (1, 1), verdict

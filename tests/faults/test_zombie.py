@@ -13,6 +13,7 @@ from penstock.log.port import Partition
 from penstock.model.topics import Topic
 from tests.faults.fault_cell import FaultCell, Slot
 from tests.faults.judge import judge, read_all
+from tests.faults.ledger_book import Book
 
 from .conftest import TAKEOVER_MS, MakeCell
 
@@ -59,15 +60,10 @@ async def records(cell: FaultCell) -> list[RawRecord]:
 
 
 async def count_void(cell: FaultCell) -> int:
-    every = await read_all(cell.log, LEDGER)
-    head, void = GENESIS, 0
-    for record in every:
-        found = read_valid(head, record.value)
-        if found is None:
-            void += 1
-        else:
-            head = found[0]
-    return void
+    book = Book()
+    for record in await read_all(cell.log, LEDGER):
+        book.take(record.value)
+    return book.void
 
 
 def starts(valid: list[RawRecord]) -> list[RawRecord]:

@@ -40,7 +40,8 @@ from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
 from tests.faults.laboratory.process import PROCESS, Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.wire import message
-from tests.faults.laboratory.world import UNEXPECTED, Rates, Violation, World
+from tests.faults.laboratory.world import UNEXPECTED, Rates, World
+from tests.faults.ledger_rules import Violation
 from tests.support.virtual_time import run_virtually
 
 NAMES = tuple(sorted(PROFILES))
@@ -250,7 +251,7 @@ class Laboratory:
         judge = self.judge
         if len(judge.submitted) < len(self.jobs) or judge.submitted.keys() != judge.ended.keys():
             return False
-        if any(judge.answered(topic) < self.broker.end(Partition(topic, 0)) for topic in INPUT_TOPICS):
+        if any(judge.rules.answered(topic) < self.broker.end(Partition(topic, 0)) for topic in INPUT_TOPICS):
             return False
         return all(
             not node.machine.processes and node.machine.disk.idle
@@ -322,7 +323,7 @@ class Laboratory:
                 raise Violation("rest", f"{node.spec.node_id} still holds {held}")
         if state.jobs or state.queue or self.judge.book.jobs:
             raise Violation("rest", f"left over: {list(state.jobs)}, {list(state.queue)}")
-        letters = self.judge.unexplained_letters()
+        letters = self.judge.rules.unexplained_letters()
         if letters:
             raise Violation("letter", f"of inputs that were answered otherwise: {letters}")
         self._compare()
@@ -440,7 +441,7 @@ async def _live(options: Options) -> Outcome:
             "processes of the estimator": laboratory.estimator.processes,
             "processes of reporters": sum(service.processes for service in reporters),
             "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
-            "freezes": judge.freezes,
+            "freezes": judge.rules.freezes,
             "refused commits": laboratory.broker.refused,
         }
         world.calm = True

@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 
-from tests.faults.laboratory.world import Violation, World
+from tests.faults.laboratory.world import World
+from tests.faults.ledger_rules import Violation
 
 PROCESS: ContextVar["Process | None"] = ContextVar("PROCESS", default=None)
 CALM_PAUSE_S = 0.05  # between an end and the next start

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.faults.ledger_rules import Violation
+
 TRACE_LINES = 60  # of what happened last, shown with a failure
 CALM_DELAY_S = 0.002
 UNEXPECTED = (
@@ -24,15 +26,6 @@ UNEXPECTED = (
     ValueError,
 )
 """What a service raises that has a bug."""
-
-
-class Violation(Exception):
-    """Something that must never happen has happened; `rule` names the rule."""
-
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
-        self.rule = rule
-        self.what = what
 
 
 class Rates(NamedTuple):

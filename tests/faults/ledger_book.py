@@ -12,7 +12,6 @@ import orjson
 NO_PARENT = "0" * 32
 TERM_STARTED = "penstock.term.started.v1"
 LOSSES = ("node_lost", "refused")
-WHOLE_GPU = 1_000
 
 
 @dataclass(slots=True)
@@ -116,7 +115,7 @@ class Book:
             case "penstock.job.queued" if job is not None:
                 job.waits = True
             case "penstock.job.ended":
-                del self.jobs[fact["job_id"]]
+                self.jobs.pop(fact["job_id"], None)
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":
                 owner = self.job_of(fact["task_id"])
                 if owner is not None:

@@ -1,0 +1,259 @@
+"""Safety rules of the event log, for the fault laboratory and for real processes: chain, causes, orders, dead letters.
+
+Judged by the log's bytes alone, with a chain rule and a bookkeeping that share no code with the product (`ledger_book`).
+A judge gives every partition's records, dead letters first; each method raises `Violation` and can go on afterwards.
+
+Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
+match records), `placement` (only what waits, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
+is submitted and ends once, with no task left), `estimate` (one per job), `attempt` (a task starts once), `order` (orders
+follow from valid records alone).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+
+from penstock.log.port import Headers
+from tests.faults.ledger_book import Book
+
+FINAL_STOPS = ("cancelled", "completed", "run_timeout")
+UNSCHEDULABLE = "unschedulable"
+START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
+PLACER = b"/penstock/placer"
+Fact = dict[str, Any]
+InputPlace = tuple[str, int]
+"""(topic, offset)."""
+
+
+class Violation(Exception):
+    """Something that must never happen has happened; `rule` names the rule."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+        self.what = what
+
+
+class Placed(NamedTuple):
+    """What a valid record decided for one task, and the joining of its node at that time."""
+
+    job_id: str
+    place: Fact
+    boot_id: str
+    incarnation: int
+
+
+def kind_of(type_name: str) -> str:
+    """A fact's type without its version."""
+    return type_name.rpartition(".")[0]
+
+
+class LedgerRules:
+    """One cell's log. `next_input(topic, offset)`: the first input at this offset or behind it, None without one."""
+
+    def __init__(self, next_input: Callable[[str, int], int | None]) -> None:
+        self.book = Book()
+        self.placed: dict[tuple[int, str], Placed] = {}
+        """(token, task id) → what follows from its placement."""
+        self.ended: dict[str, str] = {}
+        """Job id → outcome."""
+        self.outcomes: Counter[str] = Counter()
+        """Of records that answer inputs."""
+        self.letters: Counter[InputPlace] = Counter()
+        """Dead letters of the placer, by input."""
+        self.freezes = 0
+        self._next_input = next_input
+        self._answered: dict[str, int] = {}
+        self._dead_lettered: dict[InputPlace, None] = {}
+        self._submissions: dict[str, None] = {}
+        self._estimates: dict[str, None] = {}
+        self._started: dict[tuple[str, int], None] = {}
+        self._stops: dict[tuple[int, str], None] = {}
+        self._left: dict[str, int] = {}
+        """Node → ledger time of its latest departure."""
+        self._cause: Fact = {}
+
+    # ------------------------------------------------------------------------------------- records
+
+    def take(self, value: bytes) -> Fact | None:
+        """One record of the ledger's partition, if it is valid. `record` and `fact` judge it then."""
+        return self.book.take(value)
+
+    def record(self, found: Fact) -> None:
+        """Time and cause of the valid record that was just taken."""
+        book, cause, at = self.book, found["cause"], f"seq {self.book.seq}"
+        self._cause = found["facts"][0]["data"] if found["facts"] else {}
+        last_ms, book.now_ms = book.now_ms, found["now_ms"]
+        if "topic" in cause and cause["topic"] is not None:
+            self._answer(cause["topic"], cause["offset"], found)
+        if book.now_ms < last_ms:
+            raise Violation("time", f"{at}: {book.now_ms} after {last_ms}")
+        if found["outcome"] == "rejected" and found["facts"]:
+            raise Violation("law2", f"{at} is rejected and has facts")
+        if str(found.get("reason") or "").startswith("failed: "):
+            raise Violation("crash", f"{at}: {found['reason']}")
+
+    def _answer(self, topic: str, offset: int, found: Fact) -> None:
+        self.outcomes[found["outcome"]] += 1
+        expected = self._next_input(topic, self.answered(topic))
+        self._answered[topic] = offset + 1
+        at = f"seq {self.book.seq}"
+        if offset != expected:
+            raise Violation("law2", f"{at} answers {topic}/{offset}; {expected} is the next to answer")
+        if found["outcome"] == "dead_lettered":
+            self._dead_lettered[topic, offset] = None
+            if (topic, offset) not in self.letters:
+                raise Violation("letter", f"{at}: the dead letter of {topic}/{offset} is not there")
+
+    def answered(self, topic: str) -> int:
+        """All inputs before this offset have their record."""
+        return self._answered.get(topic, 0)
+
+    def unanswered(self, topic: str) -> int | None:
+        """The first input without a record."""
+        return self._next_input(topic, self.answered(topic))
+
+    def letter(self, value: bytes) -> None:
+        """One dead letter; before the record that answers for its input."""
+        letter = orjson.loads(value)
+        if letter["service"] == "placer":
+            self.letters[letter["source_topic"], letter["source_offset"]] += 1
+
+    def unexplained_letters(self) -> list[InputPlace]:
+        """Dead letters of inputs that a valid record answered otherwise; at the end."""
+        return [place for place in self.letters if place not in self._dead_lettered]
+
+    def order(self, headers: Headers, value: bytes) -> tuple[bytes, Fact] | None:
+        """A node gets no order but what a valid record decided (LAW 4). Kind and order; None: it is not the placer's."""
+        labels = dict(headers)
+        if labels.get("ce_source") != PLACER:
+            return None
+        kind, order = labels["ce_type"], orjson.loads(value)
+        key = (order["token"], order["task_id"])
+        if kind == START_TASK:
+            own = self.placed.get(key)
+            follows = own is not None and (own.place, own.place["node_id"]) == (
+                order["place"],
+                order["node_id"],
+            )
+        else:
+            follows = kind == STOP_TASK and key in self._stops
+        if not follows:
+            name = kind.decode().split(".")[2]
+            raise Violation("order", f"{name} of {key} is ordered that no valid record decided")
+        return kind, order
+
+    # --------------------------------------------------------------------------------------- facts
+
+    def fact(self, kind: str, fact: Fact) -> None:
+        """The next fact of the record, which is booked whatever is wrong with it."""
+        try:
+            before = BEFORE.get(kind)
+            if before is not None:
+                before(self, fact)
+        finally:
+            self.book.write(kind, fact)
+
+    def _submission(self, fact: Fact) -> None:
+        if fact["job_id"] in self._submissions:
+            raise Violation("outcome", f"{fact['job_id']} is submitted twice")
+        self._submissions[fact["job_id"]] = None
+
+    def _estimate(self, fact: Fact) -> None:
+        if fact["job_id"] in self._estimates:
+            raise Violation("estimate", f"{fact['job_id']} is estimated twice")
+        self._estimates[fact["job_id"]] = None
+
+    def _placement(self, fact: Fact) -> None:
+        book, job_id = self.book, fact["job_id"]
+        at = f"seq {book.seq}: {job_id}"
+        faults = []
+        for place in fact["tasks"]:
+            node = book.nodes[place["node_id"]]
+            self.placed[book.seq, place["task_id"]] = Placed(
+                job_id, place, node.spec["boot_id"], node.incarnation
+            )
+            faulted = [gpu for gpu in place["gpus"] if node.uuid(gpu) in node.faulted]
+            if node.status != "ready" or faulted:
+                faults.append(f"{place['node_id']} is {node.status}, faulted {faulted}")
+        job = book.jobs.get(job_id)
+        if job is None or not job.waits:
+            raise Violation("placement", f"{at} is not waiting")
+        if book.frozen:
+            raise Violation("freeze", f"{at} is placed while the cell is frozen")
+        if fact["attempt"] != job.attempt + 1 or len(fact["tasks"]) != job.tasks:
+            raise Violation("placement", f"{at}: attempt {fact['attempt']} with {len(fact['tasks'])} tasks")
+        if faults:
+            raise Violation("placement", f"{at}: {'; '.join(faults)}")
+
+    def _start(self, fact: Fact) -> None:
+        key = (fact["task_id"], fact["token"])
+        if key in self._started:
+            raise Violation("attempt", f"seq {self.book.seq}: {key} is reported started a second time")
+        self._started[key] = None
+
+    def _stop(self, fact: Fact) -> None:
+        job, seq = self.book.jobs[fact["job_id"]], self.book.seq
+        self._stops |= dict.fromkeys((seq, task_id) for task_id in job.places)
+        if job.stop_reason in FINAL_STOPS:
+            raise Violation("outcome", f"seq {seq}: {fact['job_id']} is ending already; {fact['reason']}")
+
+    def _join(self, fact: Fact) -> None:
+        self._stops |= dict.fromkeys((self.book.seq, task["task_id"]) for task in fact["tasks"])
+        self._left.pop(fact["node"]["node_id"], None)
+
+    def _departure(self, fact: Fact) -> None:
+        self._left[fact["node_id"]] = self.book.now_ms
+
+    def _lost(self, fact: Fact) -> None:
+        certain = "node" in self._cause or self._cause.get("proof") == "fenced"
+        if self.book.frozen and not certain:
+            raise Violation("freeze", f"seq {self.book.seq}: {fact['task_id']} is given up in a frozen cell")
+
+    def _node_lost(self, fact: Fact) -> None:
+        """Departures that nobody made sure of: never of most nodes at once."""
+        proof, seq = self._cause.get("proof"), self.book.seq
+        if self.book.frozen and proof != "fenced":
+            raise Violation("freeze", f"seq {seq}: {fact['node_id']} is given up in a frozen cell")
+        if proof in (None, "fenced", "shutdown"):
+            return
+        since_ms = self.book.now_ms - self.book.settings["freeze_window_ms"]
+        missing = [node_id for node_id, at_ms in self._left.items() if at_ms >= since_ms]
+        of = len(missing) + sum(node_id not in self._left for node_id in self.book.nodes)
+        if of > 1 and len(missing) > self.book.settings["freeze_fraction"] * of:
+            raise Violation("freeze", f"seq {seq}: {len(missing)} of {of} nodes are given up")
+
+    def _frozen(self, fact: Fact) -> None:
+        self.freezes += 1
+
+    def _end(self, fact: Fact) -> None:
+        job_id, outcome = fact["job_id"], fact["outcome"]
+        at, earlier = f"seq {self.book.seq}: {job_id} ended {outcome}", self.ended.get(job_id)
+        self.ended[job_id] = outcome
+        if earlier is not None:
+            raise Violation("outcome", f"{at} after {earlier}")
+        job = self.book.jobs[job_id]
+        if job.living:
+            raise Violation("outcome", f"{at}, but {list(job.living)} have not")
+        if outcome == UNSCHEDULABLE and self.book.could_fit(job):
+            raise Violation("outcome", f"{at}, but it fits the empty cell")
+
+
+BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
+    {
+        "penstock.job.submitted": LedgerRules._submission,
+        "penstock.job.estimated": LedgerRules._estimate,
+        "penstock.placement.decided": LedgerRules._placement,
+        "penstock.task.started": LedgerRules._start,
+        "penstock.stop.decided": LedgerRules._stop,
+        "penstock.node.joined": LedgerRules._join,
+        "penstock.node.left": LedgerRules._departure,
+        "penstock.task.lost": LedgerRules._lost,
+        "penstock.node.lost": LedgerRules._node_lost,
+        "penstock.cell.frozen": LedgerRules._frozen,
+        "penstock.job.ended": LedgerRules._end,
+    }
+)
