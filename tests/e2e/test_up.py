@@ -154,16 +154,23 @@ def test_a_stopped_gateway_is_unreachable_not_a_crash(up: Installation) -> None:
     assert len(answer.stderr.splitlines()) == 1
 
 
-def test_json_holds_the_documented_keys(up: Installation) -> None:
+@pytest.fixture(scope="module")
+def succeeded(up: Installation) -> str:
+    """The name of a job that has succeeded."""
+    answer = up.run("submit", "--name", "done", "--gpus", "1", "--", "true")
+    assert answer.returncode == 0, answer.stderr
+    return "done"
+
+
+def test_json_holds_the_documented_keys(up: Installation, succeeded: str) -> None:
     """Scripts rest on these; libs/cli/README.md documents them."""
-    up.run("submit", "--name", "keys", "--gpus", "1", "--", "true")
     readme = (ROOT / "libs/penstock/cli/README.md").read_text()
     rows = {
         "jobs": listed(up, "get", "jobs")["jobs"],
         "nodes": listed(up, "get", "nodes")["nodes"],
         "gpus": listed(up, "get", "gpus")["gpus"],
-        "events": listed(up, "events", "keys")["events"],
-        "tasks": listed(up, "describe", "job", "keys")["tasks"],
+        "events": listed(up, "events", succeeded)["events"],
+        "tasks": listed(up, "describe", "job", succeeded)["tasks"],
     }
     for name, found in rows.items():
         assert isinstance(found, list)
@@ -173,9 +180,9 @@ def test_json_holds_the_documented_keys(up: Installation) -> None:
     assert yaml.safe_load(up.run("get", "nodes", "-o", "yaml").stdout) == listed(up, "get", "nodes")
 
 
-def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation) -> None:
+def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation, succeeded: str) -> None:
     """Why is it there; why does it not run; and why did it not run an hour ago."""
-    placed = listed(up, "why", "keys")
+    placed = listed(up, "why", succeeded)
     placement = placed["placement"]
     assert isinstance(placement, dict)
     assert placement["candidates"]
@@ -212,6 +219,7 @@ def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation) -
     ],
     ids=lambda value: " ".join(value),
 )
+@pytest.mark.usefixtures("succeeded")
 def test_looking_around(up: Installation, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     """Every command that only looks, after some jobs have run."""
     answer = up.run(*arguments)
