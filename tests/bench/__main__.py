@@ -1,6 +1,6 @@
 """`python -m tests.bench`: measures, writes bench.json and prints it as a table. `make bench` calls it.
 
-Each bench runs in a fresh process on two cores. Progress goes to stderr. The exit status tells whether all
+Each bench runs in a fresh process on two cores. Progress goes to stderr. The exit status is whether all
 benches ran (0) or one failed (1); whether the goals were met is in the table.
 """
 
@@ -124,8 +124,8 @@ def into_readme(text: str, rows: list[dict[str, Any]]) -> str:
         measured.setdefault(_bench_of(row["name"]), []).append(
             f"| `{row['name']}` | {_shown(row)} | {row['unit']} | {row['reach'] or ''} | {_verdict(row)} |"
         )
-    kept = {**lines, **measured}
-    body = "\n".join([*TABLE_HEAD, *(line for bench in BENCHES for line in kept.get(bench, ()))])
+    merged = {**lines, **measured}
+    body = "\n".join([*TABLE_HEAD, *(line for bench in BENCHES for line in merged.get(bench, ()))])
     return f"{head}{MARK_BEGIN}\n{body}\n{MARK_END}{tail}"
 
 

@@ -25,38 +25,38 @@ class Month:
     """Draws jobs and what they use; the same seed gives the same month."""
 
     def __init__(self, seed: int = 1) -> None:
-        self._chance = chance = np.random.default_rng(seed)
-        self._fixed_mib = chance.uniform(400, 4_000, NETWORKS)
-        self._sample_mib = chance.lognormal(3.5, 1.0, NETWORKS)
-        self._busy = chance.uniform(20, 95, NETWORKS)
-        self._usual = 2 ** chance.integers(3, 7, NETWORKS)
-        self._way = chance.normal(0, 0.12, (2, NETWORKS, len(CARDS)))
+        self._rng = rng = np.random.default_rng(seed)
+        self._fixed_mib = rng.uniform(400, 4_000, NETWORKS)
+        self._sample_mib = rng.lognormal(3.5, 1.0, NETWORKS)
+        self._busy = rng.uniform(20, 95, NETWORKS)
+        self._usual = 2 ** rng.integers(3, 7, NETWORKS)
+        self._way = rng.normal(0, 0.12, (2, NETWORKS, len(CARDS)))
 
     def job(self, number: int) -> JobSpec:
         """A network at any batch size: two jobs are hardly ever the same."""
-        network = min(int(self._chance.zipf(POPULARITY)), NETWORKS) - 1
-        batch = max(1, int(self._usual[network] * 2 ** self._chance.uniform(-2, 2)))
+        network = min(int(self._rng.zipf(POPULARITY)), NETWORKS) - 1
+        batch = max(1, int(self._usual[network] * 2 ** self._rng.uniform(-2, 2)))
         return JobSpec(
-            owner=f"user-{self._chance.integers(OWNERS)}",
+            owner=f"user-{self._rng.integers(OWNERS)}",
             command=("python", f"train-{number}.py"),
             model=f"network-{network}",
             batch_size=batch,
-            resources=ResourceRequest(gpus=int(2 ** self._chance.integers(0, 4))),
+            resources=ResourceRequest(gpus=int(2 ** self._rng.integers(0, 4))),
         )
 
     def run(self, seq: int) -> FinishedRun:
         """One that fits its card."""
         while True:
-            job, kind = self.job(seq), int(self._chance.integers(len(CARDS)))
+            job, kind = self.job(seq), int(self._rng.integers(len(CARDS)))
             used_mib, busy = self.used(job, kind)
             if used_mib < FULLEST * CARDS[kind].memory_mib:
                 break
         gpus = job.resources.gpus or 1
         measured = Run(
-            ended_ms=float(seq * 1_000), seq=float(seq), run_ms=float(self._chance.uniform(1, 50) * 60_000), gpus=gpus,
-            busy_cores=float(self._chance.uniform(1, 8)), host_memory_mib=float(self._chance.uniform(2_000, 30_000)),
+            ended_ms=float(seq * 1_000), seq=float(seq), run_ms=float(self._rng.uniform(1, 50) * 60_000), gpus=gpus,
+            busy_cores=float(self._rng.uniform(1, 8)), host_memory_mib=float(self._rng.uniform(2_000, 30_000)),
             gpu_memory_mib=used_mib, gpu_utilisation_percent=busy,
-            gpu_utilisation_std=float(np.clip(3 + (100 - busy) / 5 * self._chance.uniform(0.5, 1.5), 0, 50)),
+            gpu_utilisation_std=float(np.clip(3 + (100 - busy) / 5 * self._rng.uniform(0.5, 1.5), 0, 50)),
         )  # fmt: skip
         return FinishedRun(
             seq, f"run-{seq}", job_info(job), Allocation(gpus, 1_000, 8, CARDS[kind]), None, measured, ""
@@ -72,6 +72,6 @@ class Month:
         own_mib = self._fixed_mib[network] + self._sample_mib[network] * batch
         grown_mib = own_mib + 0.2 * max(0.0, card.memory_mib - own_mib) * self._busy[network] / 100
         busy = self._busy[network] * (facts.full_tflops / 16) ** -0.2 * (batch / self._usual[network]) ** 0.15
-        noise = self._chance.normal(0, 0.02, 2)
+        noise = self._rng.normal(0, 0.02, 2)
         used_mib = grown_mib * np.exp(more + noise[0])
         return float(used_mib), float(np.clip(busy * np.exp(busier + noise[1]), 1, 100))

@@ -19,7 +19,7 @@ def keep_to_two_cores() -> None:
 def calibrate_ms() -> tuple[float, float]:
     """(best, median) wall time of a fixed piece of pure Python, ms.
 
-    The best tells how fast a core is; a median far above it tells that somebody else is using the cores.
+    The best is the speed of a core; a median far above it shows that somebody else is using the cores.
     """
     times_ms = []
     for _ in range(CALIBRATION_REPEATS):
@@ -46,7 +46,7 @@ class Cpu:
         return {name: now - self._start[name] for name, now in self._read()}
 
     def others_cores(self) -> float:
-        """Cores that everybody else kept busy meanwhile, on average; the hypervisor's steal included."""
+        """Cores that everybody else used meanwhile, on average; the hypervisor's steal included."""
         busy_s = _busy_s() - self._busy_s - sum(self.used_s().values())
         return max(0.0, busy_s / (perf_counter() - self._began_s))
 

@@ -46,7 +46,7 @@ SPEC = JobSpec(
     resources=ResourceRequest(gpus=1, cores=1, host_memory_mib=64, gpu_memory_mib=64, bandwidth_mbps=0),
 )
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Run:
     """Jobs' worth of ledger records not yet projected, every `SAMPLE_S` of the offering."""
     cpu_us_per_job: dict[str, float] = field(default_factory=dict)
     others_cores: float = 0.0
-    """Cores that everybody else on the machine kept busy meanwhile."""
+    """Cores that everybody else on the machine used meanwhile."""
 
     def take_cpu(self, cpu: Cpu) -> None:
         self.cpu_us_per_job = {name: used / self.jobs * 1e6 for name, used in cpu.used_s().items()}

@@ -24,13 +24,13 @@ GANGS = ((1, 0, 1), (1, 0, 4), (4, 0, 1), (4, 2, 1))
 def loaded_cell(nodes: int) -> CellState:
     """The cell described above; the same in every run."""
     state = b.cell(nodes=nodes, gpus=8, racks=max(1, nodes // 20), domains=max(1, nodes // 200))
-    chance = np.random.Generator(np.random.PCG64(1))
+    rng = np.random.Generator(np.random.PCG64(1))
     policy = policy_for(PlacerSettings(profile="random"))
     given = number = 0
     while given < LOAD * nodes * 8:
         number += 1
-        gpus = int(chance.choice([1, 1, 1, 2, 4, 8]))
-        memory_mib = int(gpus * 8_192 * (1 + chance.random() / 8))
+        gpus = int(rng.choice([1, 1, 1, 2, 4, 8]))
+        memory_mib = int(gpus * 8_192 * (1 + rng.random() / 8))
         need = b.need(gpus=gpus, cores=4 * gpus, host_memory_mib=memory_mib)
         job = b.queued(state, f"load-{number}", worker=need)
         plan = policy.place(state, job, Chance(0, job.job_id))
@@ -48,9 +48,9 @@ def measure(state: CellState, profile: str, workers: int, servers: int, gpus: in
     job = b.queued(state, job_id, workers=workers, parameter_servers=servers, worker=need)
     times_ns = []
     for number in range(REPEATS):
-        chance = Chance(0, str(number))
+        rng = Chance(0, str(number))
         began = perf_counter_ns()
-        plan = policy.place(state, job, chance)
+        plan = policy.place(state, job, rng)
         times_ns.append(perf_counter_ns() - began)
         assert plan is not None
     median, p99 = np.percentile(times_ns, [50, 99]) / 1_000

@@ -78,7 +78,7 @@ def _postgres_pid() -> int:
 async def process(
     name: str, argv: Sequence[str], found: Servers, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Child]:
-    """`python ARGV…` with the servers' settings, once it has said "ready"."""
+    """`python ARGV…` with the servers' settings, once it has printed "ready"."""
     child = start_process(name, argv, found, env)
     try:
         await asyncio.to_thread(

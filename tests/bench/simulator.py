@@ -26,12 +26,10 @@ TIMES = 10
 
 def jobs(count: int) -> list[TraceJob]:
     """All at once; run times between a minute and a day, evenly by their logarithm. The same in every run."""
-    chance = np.random.Generator(np.random.PCG64(1))
+    rng = np.random.Generator(np.random.PCG64(1))
     spread = np.log(LONGEST_S / SHORTEST_S)
     return [
-        TraceJob(
-            f"j{number}", 0.0, float(SHORTEST_S * np.exp(chance.random() * spread)), int(chance.choice(GPUS))
-        )
+        TraceJob(f"j{number}", 0.0, float(SHORTEST_S * np.exp(rng.random() * spread)), int(rng.choice(GPUS)))
         for number in range(count)
     ]
 

@@ -33,7 +33,7 @@ CARDS = {"T4": 3.0, "V100": 1.5, "A100": 1.0}
 RINGS = [(gpus,) * nodes for nodes in (1, 2, 3, 4, 6, 8) for gpus in (1, 2, 4, 8)]
 CURVE_POINTS, WINDOWS = 40, 20
 NODES = 1_000
-RUNNING = 100  # jobs that tell their steps
+RUNNING = 100  # jobs that report their steps
 SEED = 7
 
 
@@ -52,8 +52,8 @@ class Found:
 
 def measure(runs: int, at_once: int, repeats: int) -> Found:
     """`runs`: finished ones; `at_once`: jobs in one read."""
-    found, chance = Found(), np.random.default_rng(SEED)
-    month = [_run(seq, chance) for seq in range(1, runs + 1)]
+    found, rng = Found(), np.random.default_rng(SEED)
+    month = [_run(seq, rng) for seq in range(1, runs + 1)]
     began_s = process_time()
     trained = STEPS.train(month, None)
     found.training_s = process_time() - began_s
@@ -62,53 +62,53 @@ def measure(runs: int, at_once: int, repeats: int) -> Found:
     learned = STEPS.read(trained.body, trained.sha256)
     found.reading_ms = 1_000 * (process_time() - began_s)
     for _ in range(repeats):
-        _ask(found, learned, at_once, chance)
-    _tell(found, learned, chance)
+        _ask(found, learned, at_once, rng)
+    _report_steps(found, learned, rng)
     return found
 
 
-def _run(seq: int, chance: np.random.Generator) -> FinishedRun:
-    network, owner = int(chance.zipf(1.3)) % NETWORKS, int(chance.integers(OWNERS))
-    ring, batch = RINGS[int(chance.integers(len(RINGS)))], int(2 ** chance.integers(3, 12))
-    card = list(CARDS)[int(chance.integers(len(CARDS)))]
-    gpus, iterations = sum(ring), int(10 ** chance.uniform(2, 4))
+def _run(seq: int, rng: np.random.Generator) -> FinishedRun:
+    network, owner = int(rng.zipf(1.3)) % NETWORKS, int(rng.integers(OWNERS))
+    ring, batch = RINGS[int(rng.integers(len(RINGS)))], int(2 ** rng.integers(3, 12))
+    card = list(CARDS)[int(rng.integers(len(CARDS)))]
+    gpus, iterations = sum(ring), int(10 ** rng.uniform(2, 4))
     step_s = CARDS[card] * (0.02 + 0.01 * network + 0.002 * (1 + network % 7) * batch / gpus)
     step_s += 0.0 if gpus == 1 else 0.03 * log(1 + gpus) * len(ring) ** 0.5
-    step_ms = 1_000 * step_s * exp(chance.normal(0, 0.03))
+    step_ms = 1_000 * step_s * exp(rng.normal(0, 0.03))
     spec = JobSpec(owner=f"owner-{owner}", command=("train",), model=f"net-{network}", batch_size=batch)
     places = np.unique(np.geomspace(1, iterations, CURVE_POINTS).astype(int))
-    curve = tuple((float(step), 1 + 4 * step**-0.5 * exp(chance.normal(0, 0.02))) for step in places)
+    curve = tuple((float(step), 1 + 4 * step**-0.5 * exp(rng.normal(0, 0.02))) for step in places)
     measured = Run(
         ended_ms=1_000 * seq, seq=seq, run_ms=iterations * step_ms, gpus=ring[0], total_gpus=gpus,
         iterations=iterations, step_ms=step_ms,
     )  # fmt: skip
-    windows = tuple(step_ms * exp(chance.normal(0, 0.05)) for _ in range(WINDOWS))
+    windows = tuple(step_ms * exp(rng.normal(0, 0.05)) for _ in range(WINDOWS))
     given = Allocation(ring[0], 1_000, 4, Card(card, 16_384))
     return FinishedRun(
         seq, f"job-{seq}", job_info(spec), given, None, measured, "", Steps(ring, windows, curve)
     )
 
 
-def _spec(chance: np.random.Generator) -> JobSpec:
+def _spec(rng: np.random.Generator) -> JobSpec:
     """Hardly two are alike."""
     return JobSpec(
-        owner=f"owner-{chance.integers(OWNERS)}",
+        owner=f"owner-{rng.integers(OWNERS)}",
         command=("train",),
-        model=f"net-{chance.integers(8)}",
-        batch_size=int(chance.integers(8, 2_000)),
-        iterations=int(chance.integers(100, 100_000)),
-        workers=int(chance.integers(1, 5)),
-        resources=ResourceRequest(gpus=int(2 ** chance.integers(4))),
+        model=f"net-{rng.integers(8)}",
+        batch_size=int(rng.integers(8, 2_000)),
+        iterations=int(rng.integers(100, 100_000)),
+        workers=int(rng.integers(1, 5)),
+        resources=ResourceRequest(gpus=int(2 ** rng.integers(4))),
     )
 
 
-def _ask(found: Found, learned: InUse[Durations], at_once: int, chance: np.random.Generator) -> None:
+def _ask(found: Found, learned: InUse[Durations], at_once: int, rng: np.random.Generator) -> None:
     nodes = NodeCapacity()
     for number in range(NODES):
         nodes.put(node_spec(f"node-{number}", 8, model=list(CARDS)[number % len(CARDS)]))
     tier = StepTier(History(), Nearest(), nodes)
     tier.use(learned)
-    specs = [(spec, key_of(spec)) for spec in (_spec(chance) for _ in range(at_once))]
+    specs = [(spec, key_of(spec)) for spec in (_spec(rng) for _ in range(at_once))]
     for spec, key in specs:
         began_s = thread_time()
         tier.guess(spec, key)
@@ -121,8 +121,8 @@ def _ask(found: Found, learned: InUse[Durations], at_once: int, chance: np.rando
     assert any(answers), "the model knew nothing of any job"
 
 
-def _tell(found: Found, learned: InUse[Durations], chance: np.random.Generator) -> None:
-    """RUNNING jobs tell their steps and losses at growing distances; every telling is reckoned."""
+def _report_steps(found: Found, learned: InUse[Durations], rng: np.random.Generator) -> None:
+    """RUNNING jobs report their steps and losses at growing distances; an ETA is computed for every report."""
     ledger, head, now_ms = State(Topic.JOBS, 0), GENESIS, 0
     etas = EtaUpdates(ledger)
     etas.use(learned)
@@ -136,7 +136,7 @@ def _tell(found: Found, learned: InUse[Durations], chance: np.random.Generator) 
     record(TermStarted(term=1, placer_id="placer", settings=PlacerSettings()), term=1)
     record(NodeJoined(node=node_spec("node", 8, model="T4", memory_mib=16_384)))
     for number in range(RUNNING):
-        spec = msgspec.structs.replace(_spec(chance), workers=1, target_loss=0.5)
+        spec = msgspec.structs.replace(_spec(rng), workers=1, target_loss=0.5)
         place = TaskPlacement(task_id=f"{number}/1/0", role="worker", rank=0, node_id="node", gpus=(0, 1))
         record(
             JobSubmitted(job_id=str(number), spec=spec),
@@ -148,9 +148,9 @@ def _tell(found: Found, learned: InUse[Durations], chance: np.random.Generator) 
         then = done + 1 + done // 10
         now_ms += 1_000
         for number in range(RUNNING):
-            told = {"done": then, "steps": then - done, "step_ms": 0.01, "loss": 1 + 4 * then**-0.5}
+            report = {"done": then, "steps": then - done, "step_ms": 0.01, "loss": 1 + 4 * then**-0.5}
             task = {"node_id": "node", "task_id": f"{number}/1/0", "token": 1, "at_ms": now_ms}
-            record(checked(StepsMeasured, {**told, **task}))
+            record(checked(StepsMeasured, {**report, **task}))
             began_s = thread_time()
             etas.next(str(number))
             found.eta_ms.append(1_000 * (thread_time() - began_s))

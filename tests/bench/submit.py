@@ -1,7 +1,7 @@
 """From `POST /v1/jobs` to the job's own process: the whole installation as `penstock up` starts it.
 
 The job is `date +%s%N`: what it prints into its task log is the moment at which the started process itself ran,
-so nothing that Penstock says about itself is trusted. It includes the program's own start (about 1 ms). Jobs come
+so no time that Penstock reports of itself is used. It includes the program's own start (about 1 ms). Jobs come
 one by one at exponential intervals over one kept-alive connection; the clock starts before the request is sent.
 """
 
@@ -94,10 +94,10 @@ async def _services(found: Servers) -> AsyncIterator[tuple[str, Path]]:
 async def measure(kind: str, seconds: float) -> list[float]:
     """Milliseconds per job, in the order of submission."""
     async with installation(kind) as (url, logs), httpx.AsyncClient(base_url=url, timeout=10) as client:
-        chance = random.Random(1)
+        rng = random.Random(1)
         sent: dict[str, float] = {}
         for _ in range(WARM_UP_JOBS + round(seconds * RATE_PER_S)):
-            await asyncio.sleep(chance.expovariate(RATE_PER_S))
+            await asyncio.sleep(rng.expovariate(RATE_PER_S))
             began_s = time.time()
             answer = await client.post("/v1/jobs", json=JOB)
             answer.raise_for_status()

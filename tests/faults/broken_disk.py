@@ -4,7 +4,7 @@
 
 Starts a real node-reporter over a log in memory in FOLDER, breaks the disk (a seccomp filter on this process; the
 launcher of tasks was started before and is not touched), sends one order to start `/bin/touch FOLDER/ran` and
-waits. Whether the file is there then tells if the order was acted on before its token was on the disk (LAW 4).
+waits. Whether the file is there then shows if the order was acted on before its token was on the disk (LAW 4).
 """
 
 import asyncio

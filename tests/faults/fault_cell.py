@@ -42,7 +42,7 @@ READY_S = 20.0
 NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})
 STOP_S = 10.0
 RETRY_S = 0.05
-HTTP_S = 15.0  # the gateway itself answers within 10 s, or says that it does not know
+HTTP_S = 15.0  # the gateway itself answers within 10 s, or answers "unknown outcome"
 MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
 ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
 WATCH_S = 0.02
@@ -112,7 +112,7 @@ class Follower:
 
 
 class Users:
-    """They submit until told that it was taken, and remember what they were promised."""
+    """They submit until the gateway accepts, and remember what was acknowledged."""
 
     def __init__(self, log: Log, seed: int) -> None:
         self._log = log
@@ -125,7 +125,7 @@ class Users:
         self._numbers = 0
 
     async def post(self, spec: JobSpec, key: str) -> str:
-        """Through the gateway until it says yes; the job's id. No answer and 503 mean: again, with the same key."""
+        """Through the gateway until it accepts; the job's id. No answer and 503 mean: again, with the same key."""
         body, headers = encode(spec).decode(), {"Idempotency-Key": key, "content-type": "application/json"}
         async with httpx.AsyncClient(base_url=self.gateway or "", timeout=HTTP_S) as client:
             while True:
@@ -249,7 +249,7 @@ class FaultCell:
     # ---------------------------------------------------------------------------------------- services
 
     async def start(self, *slots: Slot) -> None:
-        """Starts them and waits until each has said that it is ready (or was killed before)."""
+        """Starts them and waits until each has reported that it is ready (or was killed before)."""
         for slot in slots:
             self.slots[slot.name] = slot
             self._spawn(slot)
@@ -384,14 +384,14 @@ class FaultCell:
     # ---------------------------------------------------------------------------------------- watching
 
     async def until(self, condition: Callable[[], bool], patience_s: float, what: str) -> None:
-        """Waits; fails with the cell's story."""
+        """Waits; fails with the cell's trace."""
         deadline = asyncio.get_running_loop().time() + patience_s
         while not condition():
             for task in self._tasks:
                 if task.done() and not task.cancelled() and task.exception() is not None:
                     raise AssertionError(f"{what}: a helper failed") from task.exception()
             assert asyncio.get_running_loop().time() < deadline, (
-                f"{what}: not within {patience_s:.0f} s\n{self.story()}"
+                f"{what}: not within {patience_s:.0f} s\n{self.trace()}"
             )
             await asyncio.sleep(WATCH_S)
 
@@ -412,7 +412,7 @@ class FaultCell:
     async def _answered(self, patience_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + patience_s
         while not await self.follower.answered():
-            assert asyncio.get_running_loop().time() < deadline, f"inputs stay unanswered\n{self.story()}"
+            assert asyncio.get_running_loop().time() < deadline, f"inputs stay unanswered\n{self.trace()}"
             await asyncio.sleep(WATCH_S)
 
     async def projected(self, patience_s: float = READY_S) -> None:
@@ -424,7 +424,7 @@ class FaultCell:
                 seq = await connection.fetchval("SELECT max(seq) FROM penstock.positions")
                 if seq == self.follower.replica.head.seq:
                     return
-                assert asyncio.get_running_loop().time() < deadline, f"projected up to {seq}\n{self.story()}"
+                assert asyncio.get_running_loop().time() < deadline, f"projected up to {seq}\n{self.trace()}"
                 await asyncio.sleep(WATCH_S)
         finally:
             await connection.close()
@@ -433,8 +433,8 @@ class FaultCell:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace")[-TAIL_CHARS:] if path.exists() else "(no output)"
 
-    def story(self) -> str:
-        """What a failed wait should tell."""
+    def trace(self) -> str:
+        """What the message of a failed wait holds."""
         state = self.follower.replica.state
         lines = [
             f"ledger seq {state.seq}, term {state.term}, {len(state.ended)} jobs ended of "

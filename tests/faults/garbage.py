@@ -1,6 +1,6 @@
 """What may arrive at a door and should not: malformed, late, oversized, absurd, from the future, twice.
 
-Everything is drawn from one seeded generator. Nothing here tells a believable lie about a living task or node
+Everything comes from one seeded random generator. Nothing here is a believable false report about a living task or node
 (an authenticated node that lies can do as it likes with its own GPUs); it may be anything else.
 """
 
@@ -56,7 +56,7 @@ class Generator:
         self._waiting = (*waiting, "ghost")
         self._nodes = (*nodes, "ghost-node")
         self._gpus = gpus
-        self._drawn = 0
+        self._count = 0
         self._kinds: tuple[Callable[[Topic], Garbage], ...] = (
             self._bytes, self._no_object, self._deep, self._oversized, self._not_a_number, self._unknown_type,
             self._unknown_version, self._bad_headers, self._wrong_door, self._missing, self._extreme, self._late,
@@ -64,7 +64,7 @@ class Generator:
         )  # fmt: skip
 
     def draw(self, topic: Topic) -> Garbage:
-        self._drawn += 1
+        self._count += 1
         kind: Callable[[Topic], Garbage] = self._pick(self._kinds)
         return kind(topic)
 
@@ -80,7 +80,7 @@ class Generator:
     def _headers(self, type_name: str, **other: bytes) -> Headers:
         found = {
             "ce_specversion": b"1.0",
-            "ce_id": f"garbage-{self._drawn}".encode(),
+            "ce_id": f"garbage-{self._count}".encode(),
             "ce_source": b"/garbage",
             "ce_type": type_name.encode(),
             "content-type": b"application/json",
@@ -241,7 +241,7 @@ class Generator:
         ]  # fmt: skip
         plan = {"job_id": job_id, "tasks": places}
         return {
-            "proposal_id": f"p{self._drawn}", "proposer": "batcher",
+            "proposal_id": f"p{self._count}", "proposer": "batcher",
             "read": [{"kind": "job", "id": job_id, "version": int(self._rng.integers(0, 9))}],
             "kind": self._pick(("batch", "group")), "plans": [plan], "plan": plan, "reason": "why not",
             "task_id": "ghost.1.w0", "cores": int(self._rng.integers(0, 2_000)), "memory_bandwidth_percent": 50,

@@ -130,7 +130,7 @@ async def unread_orders(cell: FaultCell) -> Counter[tuple[str, int, int]]:
 
 
 async def survive(cell: FaultCell, log_url: str, dsn: str) -> None:
-    """The whole story; `cell` is empty yet."""
+    """The whole scenario; `cell` is empty yet."""
     nodes = cell.nodes(2, armed=False)
     await cell.start(*nodes, *cell.services(*SERVICES, armed=False))
     for _ in range(10):

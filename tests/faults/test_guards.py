@@ -1,4 +1,4 @@
-"""One short story per guard, each told so that the system without that guard fails it (see test_mutants)."""
+"""One scenario per guard, such that the system without that guard fails it (see test_mutants)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -215,7 +215,7 @@ class Stage:
         log.append = append  # type: ignore[method-assign]
         return failed
 
-    async def say(self, *events: Event) -> None:
+    async def send(self, *events: Event) -> None:
         for event in events:
             headers, value = to_wire(Envelope(f"{event.subject()}-{event.TYPE}", "/test", 1, event))
             assert event.TOPIC is not None
@@ -244,13 +244,13 @@ class Stage:
         await asyncio.gather(*self.services, return_exceptions=True)
 
 
-def play(story: Callable[[Stage], Awaitable[None]]) -> None:
-    """Plays a story in virtual time; whatever it started is stopped."""
+def play(scenario: Callable[[Stage], Awaitable[None]]) -> None:
+    """Plays a scenario in virtual time; whatever it started is stopped."""
 
     async def whole() -> None:
         stage = Stage()
         try:
-            await story(stage)
+            await scenario(stage)
         finally:
             await stage.close()
 
@@ -265,41 +265,41 @@ def submission(job_id: str) -> Sequence[Event]:
 def test_a_failed_append_to_the_ledger_costs_no_decision(after_write: bool) -> None:
     """The broker's leader changes at the very moment of the append: the record is lost, or only its answer."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         log = stage.start(placer.run)
-        await stage.say(NodeJoined(node=node_spec("n1")))
+        await stage.send(NodeJoined(node=node_spec("n1")))
         await stage.until(lambda: "n1" in stage.replica().state.nodes, "the node is known")
         failed = stage.fail_once(log, Topic.LEDGER, after_write=after_write)
-        await stage.say(*submission("a"))
+        await stage.send(*submission("a"))
         await stage.until(lambda: len(stage.orders()) > 0, "the order arrives")
         assert failed
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("after_write", [False, True])
 def test_a_failed_append_of_orders_loses_none(after_write: bool) -> None:
     """The ledger's record is written, then the broker stumbles over the order that follows from it."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         log = stage.start(placer.run)
-        await stage.say(NodeJoined(node=node_spec("n1")))
+        await stage.send(NodeJoined(node=node_spec("n1")))
         await stage.until(lambda: "n1" in stage.replica().state.nodes, "the node is known")
         failed = stage.fail_once(log, Topic.ORDERS, after_write=after_write)
-        await stage.say(*submission("a"))
+        await stage.send(*submission("a"))
         await stage.until(lambda: len(stage.orders()) > 0, "the order arrives")
         assert failed
 
-    play(story)
+    play(scenario)
 
 
 def test_an_order_follows_only_from_a_record_that_was_read_back() -> None:
     """Another placer took over a moment ago; ours decides once more before it learns of that. Its record is
     void, so nothing may be ordered from it: the successor has given the GPU to somebody else."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         log = stage.start(placer.run)
-        await stage.say(NodeJoined(node=node_spec("n1")))
+        await stage.send(NodeJoined(node=node_spec("n1")))
         await stage.until(lambda: "n1" in stage.replica().state.nodes, "the node is known")
         real_append, usurped = log.append, []
 
@@ -311,19 +311,19 @@ def test_an_order_follows_only_from_a_record_that_was_read_back() -> None:
             return await real_append(messages)
 
         log.append = append  # type: ignore[method-assign]
-        await stage.say(*submission("a"))
+        await stage.send(*submission("a"))
         await stage.until(lambda: stage.replica().head.term >= 3, "ours takes over again")
         await stage.until(lambda: len(stage.orders()) > 0, "the order arrives")
         replica = stage.replica()
         assert {order.token for order in stage.orders()} == {replica.state.jobs["a"].token}
 
-    play(story)
+    play(scenario)
 
 
 def test_a_dead_letter_survives_a_crash_beside_its_record() -> None:
     """Record and letter go to two partitions: the broker takes the record, and the placer dies before the rest."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         log = stage.start(placer.run)
         await stage.until(lambda: stage.replica().head.term == 1, "it is in office")
         real_append, failed = log.append, []
@@ -342,13 +342,13 @@ def test_a_dead_letter_survives_a_crash_beside_its_record() -> None:
         assert stage.replica().state.positions[Topic.JOBS, 0] == 1
         assert len(stage.broker.records(Partition(Topic.DEAD_LETTERS, 0))) > 0
 
-    play(story)
+    play(scenario)
 
 
 def test_a_replaced_placer_stands_by() -> None:
     """Fenced, it must leave the office and keep still while its successor answers."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         stage.start(placer.run)
         await stage.until(lambda: stage.replica().head.term == 1, "it is in office")
         _, value = write(stage.replica().head, started(2, "successor"))
@@ -356,17 +356,17 @@ def test_a_replaced_placer_stands_by() -> None:
         await asyncio.sleep(10)
         assert stage.replica().head.term == 2
         before = len(stage.broker.records(LEDGER))
-        await stage.say(NodeJoined(node=node_spec("n1")))
+        await stage.send(NodeJoined(node=node_spec("n1")))
         await asyncio.sleep(0.3)  # its patience is longer
         assert len(stage.broker.records(LEDGER)) == before, "it answered although it was replaced"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_placer_decides_only_once_its_own_term_was_read_back() -> None:
     """Two placers start at once: the loser's `TermStarted` is void, and so would be all that it wrote after."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         log = MemoryLog(stage.broker, "service")
         real_append, usurped = log.append, []
 
@@ -377,30 +377,30 @@ def test_a_placer_decides_only_once_its_own_term_was_read_back() -> None:
             return await real_append(messages)
 
         log.append = append  # type: ignore[method-assign]
-        await stage.say(NodeJoined(node=node_spec("n1")), *submission("a"))
+        await stage.send(NodeJoined(node=node_spec("n1")), *submission("a"))
         stage.services.append(asyncio.ensure_future(placer.run(SETTINGS, stage.stop, log=log)))
         await stage.until(lambda: len(stage.orders()) > 0, "the order arrives")
         assert stage.replica().head.term == 2
         void = len(stage.broker.records(LEDGER)) - stage.replica().head.seq
         assert void == 1, "only the losing TermStarted may be void"
 
-    play(story)
+    play(scenario)
 
 
 def test_an_estimate_is_sent_until_it_arrives() -> None:
     """The broker refuses the estimator's first append: without the estimate the job would wait for ever."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         log = stage.start(estimator.run)
         await asyncio.sleep(0.1)
         failed = stage.fail_once(log, Topic.ESTIMATES, after_write=False)
-        await stage.say(JobSubmitted(job_id="a", spec=job_spec()))
+        await stage.send(JobSubmitted(job_id="a", spec=job_spec()))
         await stage.until(
             lambda: len(stage.broker.records(Partition(Topic.ESTIMATES, 0))) > 0, "the estimate"
         )
         assert failed
 
-    play(story)
+    play(scenario)
 
 
 def test_a_late_copy_of_a_joining_kills_nobody(cell: CellDriver) -> None:
@@ -416,7 +416,7 @@ def test_a_late_copy_of_a_joining_kills_nobody(cell: CellDriver) -> None:
     assert cell.job("a").status is JobStatus.RUNNING
 
 
-def test_started_twice_is_told_once(cell: CellDriver) -> None:
+def test_started_twice_counts_once(cell: CellDriver) -> None:
     """A node repeats its start after its own restart: nothing may be folded twice."""
     cell.join(node_spec("n1"))
     cell.submit("a")

@@ -1,4 +1,4 @@
-"""The judge itself must be able to say no: forged histories, one crime each."""
+"""The judge itself must find violations: forged histories, one violation each."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.faults import judge_task
 from tests.faults.judge import Verdict, judge_jobs, judge_runs
 
-STORY: dict[str, list[dict[str, Any]]] = {
+HISTORIES: dict[str, list[dict[str, Any]]] = {
     "honest": [
         {"kind": "start", "at_ns": 1, "gpus": [0], "job": "a", "attempt": 1, "task": "a.1.w0", "token": 5},
         {"kind": "exit", "at_ns": 2, "job": "a", "task": "a.1.w0", "token": 5, "code": 0},
@@ -38,11 +38,11 @@ STORY: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("story", "gpu", "attempt"),
+    ("name", "gpu", "attempt"),
     [("honest", 0, 0), ("two on one GPU", 1, 0), ("two attempts at once", 0, 1), ("started twice", 0, 1)],
 )
-def test_histories(tmp_path: Path, story: str, gpu: int, attempt: int) -> None:
-    lines = [json.dumps({"node": "n1", **entry}) for entry in STORY[story]]
+def test_histories(tmp_path: Path, name: str, gpu: int, attempt: int) -> None:
+    lines = [json.dumps({"node": "n1", **entry}) for entry in HISTORIES[name]]
     (tmp_path / "n1.jsonl").write_text("\n".join([*lines, '{"cut sho']))
     verdict = Verdict()
     judge_runs(verdict, tmp_path)
@@ -58,7 +58,7 @@ def test_a_job_without_an_end_is_lost() -> None:
 
 
 def test_a_task_notices_whom_it_meets(tmp_path: Path) -> None:
-    """Attempt 1 still runs on GPU 0 when attempt 2 starts there: both crimes are in the history."""
+    """Attempt 1 still runs on GPU 0 when attempt 2 starts there: both violations are in the history."""
 
     def start(attempt: int) -> "subprocess.Popen[bytes]":
         env = {

@@ -42,7 +42,7 @@ NOTICED_BY = {
     "a job may be submitted twice": f"{GUARDS}::test_a_second_submission_starts_no_second_job",
     "an ended job may be submitted again": f"{GUARDS}::test_a_second_submission_starts_no_second_job",
     "a task's event under an older token counts": f"{GUARDS}::test_a_message_with_another_token_is_refused",
-    "a task may start twice": f"{GUARDS}::test_started_twice_is_told_once",
+    "a task may start twice": f"{GUARDS}::test_started_twice_counts_once",
     "late copies of joinings count": f"{GUARDS}::test_a_late_copy_of_a_joining_kills_nobody",
     "a cancelled job may be cancelled again": f"{GUARDS}::test_a_cancellation_does_not_undo_success",
     "the cell never freezes": f"{GUARDS}::test_most_nodes_vanishing_evicts_nobody",

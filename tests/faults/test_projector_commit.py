@@ -38,7 +38,7 @@ class DyingConnection:
         return statement
 
 
-def story() -> list[bytes]:
+def ledger() -> list[bytes]:
     """A ledger in which one job ran."""
     cell = CellDriver()
     cell.join(node_spec("n1"))
@@ -55,7 +55,7 @@ async def test_a_batch_is_written_whole_or_not_at_all(dsn: str, statements: int)
     await prepare_schema(dsn, SCHEMA)
     store = await Store.open(dsn, SCHEMA, "default")
     projection = Projection(Replica())
-    for offset, value in enumerate(story()):
+    for offset, value in enumerate(ledger()):
         projection.take(value, offset)
     store.connection = DyingConnection(store.connection, statements)
     with suppress(StoreError):

@@ -6,7 +6,7 @@ thread, an event loop or a connection that a child could inherit; children end w
 it ends when the test process closes its stdin or dies.
 
 Parent and zygote exchange lines of JSON on the zygote's stdin and stdout:
-`spawn` and `signal` down; `pid`, `ready` (the child said so) and `status` (as `waitpid` gives it) up.
+`spawn` and `signal` down; `pid`, `ready` (the child reported so) and `status` (as `waitpid` gives it) up.
 """
 
 import asyncio
@@ -116,16 +116,16 @@ class Zygote:
         self._numbers += 1
         child = Process(self._numbers, module)
         self._children[child.number] = child
-        self._tell(
+        self._command(
             op="spawn", id=child.number, module=module, argv=list(arguments), env=dict(env), log=str(log)
         )
         return child
 
     def signal(self, child: Process, number: int) -> None:
         """Sends a signal, unless the child has ended meanwhile."""
-        self._tell(op="signal", id=child.number, signum=int(number))
+        self._command(op="signal", id=child.number, signum=int(number))
 
-    def _tell(self, **command: object) -> None:
+    def _command(self, **command: object) -> None:
         self._in.write(json.dumps(command).encode() + b"\n")
         self._in.flush()
 

@@ -20,6 +20,6 @@ def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBro
 
 @pytest.fixture(scope="session")
 def jaeger() -> Iterator[JaegerServer]:
-    """A Jaeger for the session: tests tell their traces apart by id."""
+    """A Jaeger for the session: tests identify their traces by id."""
     with jaeger_server() as server:
         yield server

@@ -65,7 +65,7 @@ async def test_an_identity_writes_its_own_topics_and_no_other(
 async def test_a_wrong_password_gets_nowhere(
     guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An old secret is still mounted after a rotation: the service must say so and not look idle."""
+    """An old secret is still mounted after a rotation: the service must report it and not look idle."""
     monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
     with pytest.raises(LogError, match="placer"):
         await KafkaLog(guarded_kafka.bootstrap, "placer", sasl=Sasl("placer", "yesterday's")).start()

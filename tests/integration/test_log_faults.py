@@ -1,4 +1,4 @@
-"""What the logs promise while their servers die: acknowledged is read once, unknown at most once, order is kept."""
+"""What the logs promise while their servers die: acknowledged is read once, unknown at most once, order is preserved."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ BETWEEN_KILLS_S = 0.7
 
 
 class Load:
-    """Writers that append numbered records until told to stop, and what they were told about each."""
+    """Writers that append numbered records until they are stopped, and the answer to each."""
 
     def __init__(self, log: Log, partition: Partition) -> None:
         self.log = log

@@ -61,7 +61,7 @@ class Cell:
         return replica
 
     async def until(self, holds: Callable[[Replica], bool], seconds: float = 10.0) -> Replica:
-        """Waits until the ledger says so."""
+        """Waits until it is so in the ledger."""
         async with asyncio.timeout(seconds):
             while not holds(replica := self.fold()):
                 await asyncio.sleep(0.01)
@@ -196,7 +196,7 @@ async def test_an_append_of_unknown_outcome_begins_a_new_term(cell: Cell, after_
     assert (await Replayer(cell.log("replay"), 0).run()).different == 0
 
 
-async def test_garbage_is_answered_and_kept(cell: Cell) -> None:
+async def test_garbage_is_answered_and_stored(cell: Cell) -> None:
     """Bytes that are no event get a ledger record and a dead letter; the next job is not held up."""
     async with cell.placer():
         for topic in (Topic.JOBS, Topic.NODES, Topic.ESTIMATES, Topic.PROPOSALS):

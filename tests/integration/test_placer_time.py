@@ -47,7 +47,7 @@ async def one_placer(broker: MemoryBroker, seconds: float) -> None:
 def test_a_clock_that_was_ahead_once_stops_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A placer ran for a while on a machine whose clock was a year ahead; then the clock was put right."""
 
-    async def story() -> Replica:
+    async def scenario() -> Replica:
         broker = MemoryBroker()
         broker.create(TOPICS)
         with monkeypatch.context() as wrong:
@@ -57,7 +57,7 @@ def test_a_clock_that_was_ahead_once_stops_no_timer(monkeypatch: pytest.MonkeyPa
         await one_placer(broker, 10)
         return folded(broker)
 
-    assert run_virtually(story()).state.ended == {"j1": "timed_out_queued"}
+    assert run_virtually(scenario()).state.ended == {"j1": "timed_out_queued"}
 
 
 def test_the_ledgers_clock_follows_the_later_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_thousands_of_due_timers_leave_others_their_turn(monkeypatch: pytest.Mon
         asyncio.get_running_loop().call_soon(turns.append, True)
         return messages
 
-    async def story() -> Replica:
+    async def scenario() -> Replica:
         broker = MemoryBroker()
         broker.create(TOPICS)
         log = MemoryLog(broker)
@@ -101,6 +101,6 @@ def test_thousands_of_due_timers_leave_others_their_turn(monkeypatch: pytest.Mon
         await one_placer(broker, 5)
         return folded(broker)
 
-    assert set(run_virtually(story()).state.ended.values()) == {"timed_out_queued"}
+    assert set(run_virtually(scenario()).state.ended.values()) == {"timed_out_queued"}
     assert sum(fired) == 1_000
     assert max(fired) == service.MAX_TIMERS_PER_TURN

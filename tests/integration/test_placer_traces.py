@@ -1,4 +1,4 @@
-"""What the placer tells in traces, over a kill, from a stand-by, and in a replay."""
+"""What the placer exports as traces, over a kill, from a stand-by, and in a replay."""
 
 import asyncio
 import http.server
@@ -63,7 +63,7 @@ class TracedCell:
 
     @asynccontextmanager
     async def placer(self, settings: Settings = SETTINGS, *, exported: bool = True) -> AsyncIterator[None]:
-        """`exported`: into this cell's list, else wherever the settings say."""
+        """`exported`: into this cell's list, else where the settings send it."""
         exporter = InMemorySpanExporter()
         self.exporters.append(exporter)
 
@@ -80,7 +80,7 @@ class TracedCell:
             stop.set()
             await asyncio.wait_for(work, 5)
 
-    def told(self, placer: int, *job_ids: str) -> set[tuple[str, str, int]]:
+    def exported(self, placer: int, *job_ids: str) -> set[tuple[str, str, int]]:
         """(job, span's name, span's id) of these jobs, as this placer exported them."""
         spans = self.exporters[placer].get_finished_spans()
         found = [(str((span.attributes or {}).get("penstock.job_id")), span) for span in spans]
@@ -105,11 +105,11 @@ async def cell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TracedCell]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def names(told: set[tuple[str, str, int]], job_id: str) -> list[str]:
-    return sorted(name for job, name, _ in told if job == job_id)
+def names(spans: set[tuple[str, str, int]], job_id: str) -> list[str]:
+    return sorted(name for job, name, _ in spans if job == job_id)
 
 
-async def test_a_successor_tells_again_what_a_killed_placer_may_have_kept(cell: TracedCell) -> None:
+async def test_a_successor_exports_again_what_a_killed_placer_may_not_have_exported(cell: TracedCell) -> None:
     """The first placer is killed before its batch of spans is exported. The second folds the ledger, writes the
     same spans under the same ids, and goes on with the job that the first had placed."""
     async with cell.placer():
@@ -120,17 +120,17 @@ async def test_a_successor_tells_again_what_a_killed_placer_may_have_kept(cell: 
         await asyncio.sleep(0.1)
     async with cell.placer():
         await cell.until_ended(3)
-    first, second = cell.told(0, "a", "b"), cell.told(1, "a", "b")
+    first, second = cell.exported(0, "a", "b"), cell.exported(1, "a", "b")
     assert names(first, "a") == names(first, "b") == JOB_SPANS
     assert second == first
-    assert names(cell.told(1, "c"), "c") == JOB_SPANS
+    assert names(cell.exported(1, "c"), "c") == JOB_SPANS
 
 
-async def test_a_stand_by_tells_what_it_has_followed(
+async def test_a_stand_by_exports_what_it_has_followed(
     cell: TracedCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A spare placer has read along for an hour when the one in office dies: nothing of it was exported twice
-    meanwhile, and the latest is told once it takes over."""
+    meanwhile, and the latest is exported once it takes over."""
     monkeypatch.setattr(standby, "TAKEOVER_MS", 1_000)  # longer than a loaded machine forgets us for
     async with asyncio.timeout(30):
         async with cell.placer():
@@ -139,12 +139,12 @@ async def test_a_stand_by_tells_what_it_has_followed(
             await spare.__aenter__()
             await cell.submit("a")
             await cell.until_ended(1)
-            assert cell.told(1, "a") == set()
+            assert cell.exported(1, "a") == set()
         await cell.submit("b")
         await cell.until_ended(2)
         await spare.__aexit__(None, None, None)
-    assert cell.told(1, "a") == cell.told(0, "a")
-    assert names(cell.told(1, "a", "b"), "a") == names(cell.told(1, "b"), "b") == JOB_SPANS
+    assert cell.exported(1, "a") == cell.exported(0, "a")
+    assert names(cell.exported(1, "a", "b"), "a") == names(cell.exported(1, "b"), "b") == JOB_SPANS
 
 
 async def test_orders_carry_the_decision_that_they_follow_from(cell: TracedCell) -> None:
@@ -152,7 +152,7 @@ async def test_orders_carry_the_decision_that_they_follow_from(cell: TracedCell)
     async with cell.placer():
         await cell.submit("a")
         await cell.until_ended(1)
-    [(_, _, decide)] = [told for told in cell.told(0, "a") if told[1] == "decide"]
+    [(_, _, decide)] = [span for span in cell.exported(0, "a") if span[1] == "decide"]
     orders = [
         from_wire(record.headers, record.value)
         for index in range(NODE_PARTITIONS)

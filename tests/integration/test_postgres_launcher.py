@@ -31,8 +31,8 @@ async def main():
     server = PostgresServer()
     dsn = await server.start(Path(sys.argv[1]))
     connection = await asyncpg.connect(dsn)
-    await connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
-    await connection.execute("INSERT INTO kept SELECT count(*) FROM kept")
+    await connection.execute("CREATE TABLE IF NOT EXISTS numbers (n int)")
+    await connection.execute("INSERT INTO numbers SELECT count(*) FROM numbers")
     print(server.pid, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
@@ -57,9 +57,9 @@ async def test_restarts_with_its_data_and_leaves_nothing(folder: Path) -> None:
         pid = server.pid
         connection = await asyncpg.connect(dsn)
         assert await connection.fetchval("SHOW fsync") == "on"
-        await connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
-        assert await connection.fetchval("SELECT count(*) FROM kept") == expected
-        await connection.execute("INSERT INTO kept VALUES (1)")
+        await connection.execute("CREATE TABLE IF NOT EXISTS numbers (n int)")
+        assert await connection.fetchval("SELECT count(*) FROM numbers") == expected
+        await connection.execute("INSERT INTO numbers VALUES (1)")
         await server.stop()
         await server.stop()
         assert pid is not None
@@ -81,7 +81,7 @@ async def test_dies_with_its_parent_and_recovers(folder: Path) -> None:
     assert not is_running(server)
     async with embedded_postgres(folder / "pg") as dsn:
         connection = await asyncpg.connect(dsn)
-        assert [row["n"] for row in await connection.fetch("SELECT n FROM kept ORDER BY n")] == [0, 1]
+        assert [row["n"] for row in await connection.fetch("SELECT n FROM numbers ORDER BY n")] == [0, 1]
         await connection.close()
 
 
@@ -103,7 +103,7 @@ def is_running(pid: int) -> bool:
 
 
 async def test_one_folder_one_server(folder: Path) -> None:
-    """Two terminals, the same folder: the second is told what is wrong, the first goes on."""
+    """Two terminals, the same folder: the second gets an error message, the first goes on."""
     async with embedded_postgres(folder / "pg") as dsn:
         with pytest.raises(ConfigurationError, match="in use"):
             await PostgresServer().start(folder / "pg")
@@ -176,7 +176,7 @@ async def test_the_wheel_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_postgres_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing installed: the message says where we looked and what to do."""
+    """Nothing installed: the message names the places searched and the remedy."""
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("penstock.runtime.postgres_binaries._SYSTEM_ROOT", Path("/nonexistent"))
     monkeypatch.setattr("penstock.runtime.postgres_binaries.find_spec", lambda _name: None)

@@ -276,7 +276,7 @@ async def test_verify_finds_a_changed_row_and_rebuild_mends_it(
 
 
 async def test_tables_of_another_log_are_refused(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
-    """The log was reset but the database kept: going on would mix two histories. The message says what to do."""
+    """The log was reset but not the database: going on would mix two histories. The message names the remedy."""
     placer = busy(30)
     async with projecting(cell, log):
         await placer.send(log)
@@ -349,7 +349,7 @@ async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
 async def test_a_changed_migration_ends_the_service_until_it_is_mended(
     dsn: str, cell: Settings, log: EmbeddedLog
 ) -> None:
-    """The projector does not write into tables that it does not know; it says so and ends, repetition mends nothing."""
+    """The projector does not write into tables that it does not know; it reports that and ends, repetition mends nothing."""
     async with projecting(cell, log):
         pass
     connection = await asyncpg.connect(dsn)

@@ -173,5 +173,5 @@ class CellDriver(Recorder):
 
 
 def kinds(step: Step) -> list[str]:
-    """The facts of a step by their short type names, for exact comparison in stories."""
+    """The facts of a step by their short type names, for exact comparison."""
     return [fact.TYPE.removeprefix("penstock.") for fact in step.facts]

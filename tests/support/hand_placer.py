@@ -114,34 +114,32 @@ class HandPlacer(Recorder):
             self.start(job_id)
             self.finish(job_id)
 
-    def wander(self, chance: np.random.Generator, steps: int) -> None:
+    def wander(self, rng: np.random.Generator, steps: int) -> None:
         """Random but possible inputs: jobs of several shapes, starts, exits, failures, cancels, lost nodes."""
         for _ in range(steps):
             jobs, nodes = list(self.state.jobs), list(self.state.nodes)
-            kind = int(chance.integers(12))
-            job_id = jobs[int(chance.integers(len(jobs)))] if jobs else None
+            kind = int(rng.integers(12))
+            job_id = jobs[int(rng.integers(len(jobs)))] if jobs else None
             job = None if job_id is None else self.state.jobs[job_id]
             if kind < 4 or job is None or job_id is None:
-                workers, attempts = int(chance.integers(1, 4)), int(chance.integers(1, 3))
+                workers, attempts = int(rng.integers(1, 4)), int(rng.integers(1, 3))
                 spec = JobSpec(
                     command=("true",),
                     workers=workers,
                     retry=RetryPolicy(max_attempts=attempts),
                     queue_timeout_ms=500,
                 )
-                self.submit(f"job-{len(self.values)}", gpus=int(chance.integers(0, 6)), spec=spec)
+                self.submit(f"job-{len(self.values)}", gpus=int(rng.integers(0, 6)), spec=spec)
             elif kind < 8 and job.status == JobStatus.LAUNCHING:
                 self.start(job_id)
             elif kind < 10 and job.tasks:
-                self.finish(job_id, exit_code=int(chance.integers(2)))
+                self.finish(job_id, exit_code=int(rng.integers(2)))
             elif kind == 10:
                 self.feed(JobCancelRequested(job_id=job_id))
-            elif nodes and chance.integers(4) == 0:
-                spec_of = self.state.nodes[nodes[int(chance.integers(len(nodes)))]].spec
+            elif nodes and rng.integers(4) == 0:
+                spec_of = self.state.nodes[nodes[int(rng.integers(len(nodes)))]].spec
                 boot = f"boot-{len(self.values)}"
-                self.feed(
-                    NodeJoined(node=node_spec(spec_of.node_id, int(chance.integers(1, 6)), boot_id=boot))
-                )
+                self.feed(NodeJoined(node=node_spec(spec_of.node_id, int(rng.integers(1, 6)), boot_id=boot)))
             while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
                 self.feed(TimerFired(timer_id=due[1]))
 

@@ -1,4 +1,4 @@
-"""What every `Log` adapter promises, as stories. Run on each adapter by subclassing `LogConformance`.
+"""What every `Log` adapter promises, one scenario each. Run on each adapter by subclassing `LogConformance`.
 
 The subclass's module gives two fixtures: `log_factory`, an async callable `identity → started Log` whose logs
 are closed at teardown, and `topic`, a topic name that no other test uses.
@@ -48,7 +48,7 @@ class LogConformance:
     """One method per promise."""
 
     async def test_order_and_offsets(self, log_factory: LogFactory, topic: str) -> None:
-        """Two cells write interleaved: each keeps its own order, and append tells where the records lie."""
+        """Two cells write interleaved: each keeps its own order, and append returns where the records lie."""
         log = await log_factory("writer")
         await log.create({topic: 2})
         a, b = Partition(topic, 0), Partition(topic, 1)
@@ -160,7 +160,7 @@ class LogConformance:
         await tail.close()
 
     async def test_max_records_bounds_a_read(self, log_factory: LogFactory, topic: str) -> None:
-        """A service bounds its batch: the rest comes with the next reads, and the position tells how far it is."""
+        """A service bounds its batch: the rest comes with the next reads, and the position is how far it has read."""
         log = await log_factory("writer")
         await log.create({topic: 1})
         partition = Partition(topic, 0)
@@ -316,7 +316,7 @@ class LogConformance:
         await reader.close()
 
     async def test_unknown_partition(self, log_factory: LogFactory, topic: str) -> None:
-        """A topic was never created: writer and reader are told, instead of waiting for ever."""
+        """A topic was never created: writer and reader get an error, instead of waiting for ever."""
         log = await log_factory("writer")
         nowhere = Partition(topic + ".missing", 0)
         with pytest.raises(LogError):

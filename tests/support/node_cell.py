@@ -1,4 +1,4 @@
-"""The placer's side of one node, for tests of the node-reporter: sends orders, hears what the node says."""
+"""The placer's side of one node, for tests of the node-reporter: sends orders, reads what the node reports."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def stop_order(token: int, task_id: str, grace_ms: int = 500) -> StopTask:
 
 
 class Cell:
-    """The placer's side of one node: sends orders, reads what the node says."""
+    """The placer's side of one node: sends orders, reads what the node reports."""
 
     def __init__(self, log: Log, start: int = 0) -> None:
         """Hears everything from offset `start` of the nodes topic."""

@@ -20,12 +20,12 @@ from typing import Any
 
 from infra.devservers.processes import Child, LaunchError, free_port
 
-START_TIMEOUT_S = 60.0  # longer than the bounds of what is started, which say more
+START_TIMEOUT_S = 60.0  # longer than the bounds of what is started, whose errors are more exact
 STOP_GRACE_S = 10.0
 REQUEST_TIMEOUT_S = 15.0
 POLL_S = 0.03
 PATIENCE_S = 60.0  # for what takes a second or two on an idle machine
-MAX_TOLD_CHARS = 4_000
+MAX_LOG_CHARS = 4_000
 
 
 class Gateway:
@@ -50,7 +50,7 @@ class Gateway:
         return row
 
     def until_nodes(self, count: int, timeout_s: float = PATIENCE_S) -> None:
-        """Returns once so many nodes have joined: `penstock up` is ready when they have said so, which may be before
+        """Returns once so many nodes have joined: `penstock up` is ready when they have reported so, which may be before
         the placer has read it. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout_s
         while len(ready := [n for n in self.get("/v1/nodes")["nodes"] if n["status"] == "ready"]) < count:
@@ -126,9 +126,9 @@ def installation(folder: Path, *options: str) -> Iterator[Gateway]:
         child.wait_ready(lambda: "Ready" in child.log_path.read_text(), START_TIMEOUT_S)
         yield Gateway(f"http://127.0.0.1:{port}")
     except LaunchError as error:
-        told = folder / "logs" / "services.log"
-        text = told.read_text() if told.exists() else "(none)"
-        raise LaunchError(f"{error}\nIts services said:\n{text[-MAX_TOLD_CHARS:]}") from error
+        log = folder / "logs" / "services.log"
+        text = log.read_text() if log.exists() else "(none)"
+        raise LaunchError(f"{error}\nThe log of its services:\n{text[-MAX_LOG_CHARS:]}") from error
     finally:
         child.stop(STOP_GRACE_S)
     if child.exit_code != 0:

@@ -1,4 +1,4 @@
-"""The benches work: each runs at a tiny size. Nothing here says how fast anything is."""
+"""The benches work: each runs at a tiny size. Nothing here measures speed."""
 
 import pytest
 

@@ -282,7 +282,7 @@ def type_matches(tree: ast.AST) -> list[int]:
 
 
 def test_decoded_events_are_matched_by_class() -> None:
-    """One way to tell events apart: a reader that knows the class needs no table of strings."""
+    """One way to distinguish events: a reader that knows the class needs no table of strings."""
     assert type_matches(ast.parse("if event.TYPE == JobEnded.TYPE: pass")) == [1]
     assert type_matches(ast.parse("HANDLERS.get(event.TYPE)\nHANDLERS[job.answer.TYPE]")) == [1, 2]
     assert type_matches(ast.parse("row['type'] == JobEnded.TYPE")) == []

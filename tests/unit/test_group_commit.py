@@ -63,7 +63,7 @@ async def test_large_calls_are_split_in_order() -> None:
 
 
 async def test_a_failure_strikes_its_own_batch_only() -> None:
-    """The second write fails: its callers are told, later ones are served, a split call is not continued."""
+    """The second write fails: its callers get the error, later ones are served, a split call is not continued."""
     disk = Disk()
     disk.fail_at = 1
     commit = GroupCommit(disk.write, name="test")
@@ -101,7 +101,7 @@ async def test_a_forbidden_write_is_nobody_elses_failure() -> None:
 
 
 async def test_close_tells_everybody() -> None:
-    """Shutdown during a write: nobody waits for ever, and nobody is told that all is well."""
+    """Shutdown during a write: nobody waits for ever, and no call succeeds without a write."""
     disk = Disk()
     commit = GroupCommit(disk.write, name="test")
     calls = [asyncio.create_task(commit.append([Message(JOBS, b"x")])) for _ in range(3)]

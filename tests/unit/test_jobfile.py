@@ -73,7 +73,7 @@ def test_defaults_are_those_of_the_spec() -> None:
     assert parse_job({"command": ["true"]}) == JobSpec(command=("true",))
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     """A first attempt in the CI of another team: ten mistakes, one answer."""
     found = problems_of(
         """

@@ -96,7 +96,7 @@ def test_equal_drafts_give_equal_bytes() -> None:
     assert record_id(begin_term(GENESIS, 1)[1]) == begin_term(GENESIS, 1)[0].id
 
 
-def test_an_illegal_move_stops_the_fold_with_a_story() -> None:
+def test_an_illegal_move_stops_the_fold_with_a_trace() -> None:
     """A ledger that ends a job which is only submitted as succeeded is wrong: stop, do not guess."""
     state = CellState()
     evolve(state, JobSubmitted(job_id="j1", spec=job_spec()))

@@ -411,7 +411,7 @@ def test_a_late_goodbye_does_not_end_the_next_life_of_a_node(cell: CellDriver) -
 
 
 def test_an_operator_who_fenced_the_nodes_ends_the_freeze(cell: CellDriver) -> None:
-    """Two of three machines burnt; they will not come back. Whoever made sure of it says so, and work goes on."""
+    """Two of three machines burnt; they will not come back. Whoever made sure of it reports it, and work goes on."""
     cell.submit("a", need=estimate(4))
     cell.start("a")
     home = cell.job("a").tasks["a.1.w0"].place.node_id

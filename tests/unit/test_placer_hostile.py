@@ -169,7 +169,7 @@ def test_one_record_places_a_bounded_number_of_tasks() -> None:
 
 
 def test_a_node_that_was_given_up_wrongly_stops_what_runs_elsewhere_by_now(cell: CellDriver) -> None:
-    """An operator says that a node is deleted, but only its network was: it returns with a task placed anew meanwhile."""
+    """An operator reports that a node is deleted, but only its network was: it returns with a task placed anew meanwhile."""
     cell.join(node_spec("n2"), node_spec("n3"))
     cell.submit("j1")
     cell.start("j1")
@@ -183,8 +183,8 @@ def test_a_node_that_was_given_up_wrongly_stops_what_runs_elsewhere_by_now(cell:
     [stop] = orphan_orders(cell.state, node_id, joined)
     assert isinstance(stop, StopTask)
     assert (stop.task_id, stop.token) == ("j1.1.w0", joined)
-    assert stop in cell.orders(), "a placer that dies before it has said so leaves it to the next one"
+    assert stop in cell.orders(), "a placer that dies before it has reported so leaves it to the next one"
     other = cell.job("j1").tasks["j1.2.w0"].place.node_id
-    kept = (RunningTask(task_id="j1.2.w0", token=cell.job("j1").token),)
-    cell.join(node_spec(other), tasks=kept)
+    running = (RunningTask(task_id="j1.2.w0", token=cell.job("j1").token),)
+    cell.join(node_spec(other), tasks=running)
     assert list(orphan_orders(cell.state, other, cell.head.seq)) == []

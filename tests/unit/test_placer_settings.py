@@ -18,7 +18,7 @@ def test_every_setting_has_a_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "told"),
+    ("variable", "text", "message"),
     [
         ("PENSTOCK_PROFILE", "tiresia", "'tiresia' is no profile; there are "),
         ("PENSTOCK_SEED", "-1", "greater than or equal to 0"),
@@ -27,11 +27,11 @@ def test_every_setting_has_a_variable() -> None:
         ("PENSTOCK_FREEZE_FRACTION", "half", "number"),
     ],
 )
-def test_a_bad_setting_is_refused_before_the_term_begins(variable: str, text: str, told: str) -> None:
+def test_a_bad_setting_is_refused_before_the_term_begins(variable: str, text: str, message: str) -> None:
     """Once recorded, a profile that nobody knows would stop every placer that reads the ledger."""
     with pytest.raises(ConfigurationError, match=variable) as refused:
         placer_settings({variable: text})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_service_names_every_wrong_variable_at_once() -> None:

@@ -60,7 +60,7 @@ def test_tables_do_not_depend_on_batches(seed: int, data: st.DataObject) -> None
 
 
 def test_a_job_from_submission_to_exit() -> None:
-    """One training run: its row tells what was asked, where it ran, when and how it ended."""
+    """One training run: its row holds what was asked, where it ran, when and how it ended."""
     placer = HandPlacer(now_ms=1_000)
     placer.join(node_spec("n0", 2))
     placer.submit("j1", spec=JobSpec(command=("python", "t.py"), owner="ana", labels={"team": "x"}))
@@ -125,7 +125,7 @@ def test_a_placement_carries_its_reasons() -> None:
 
 
 def test_a_void_record_moves_nothing_but_the_offset() -> None:
-    """A zombie placer's late record lies between two valid ones: no row tells of it."""
+    """A zombie placer's late record lies between two valid ones: it is in no row."""
     placer = HandPlacer()
     placer.join(node_spec("n0", 1))
     placer.submit("j1")

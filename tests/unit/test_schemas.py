@@ -223,12 +223,12 @@ def test_incompatible_changes_are_refused(published: Path, model: type[Event], f
     """A year of ledger was written under version 1; this change would make it unreadable or mean another thing."""
     before = {path: path.read_bytes() for path in published.rglob("*") if path.is_file()}
     problems = check(published, with_model(model))
-    told = [problem for problem in problems if f"field {field}:" in problem]
-    assert len(told) == 1
-    assert CANCEL_FILE in told[0]
-    assert text in told[0]
-    assert "raise VERSION" in told[0]
-    assert "upcaster" in told[0]
+    reported = [problem for problem in problems if f"field {field}:" in problem]
+    assert len(reported) == 1
+    assert CANCEL_FILE in reported[0]
+    assert text in reported[0]
+    assert "raise VERSION" in reported[0]
+    assert "upcaster" in reported[0]
     assert generate(published, with_model(model))[0] == []
     assert {path: path.read_bytes() for path in published.rglob("*") if path.is_file()} == before
 

@@ -148,13 +148,13 @@ def test_a_proposed_share_must_be_free(cell: CellDriver) -> None:
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_a_share_is_of_one_gpu(gpus: int) -> None:
-    """`gpus: 2` with a share says two things at once; the error names both fields."""
+    """`gpus: 2` with a share asks for two things at once; the error names both fields."""
     with pytest.raises(ValueError, match="gpu_share_milli 500 needs gpus 1"):
         ResourceRequest(gpus=gpus, gpu_share_milli=500)
 
 
 def test_a_user_who_asks_for_a_share_gets_one_gpu_of_it() -> None:
-    """Nothing else is told: the estimator must not answer with two GPUs from history."""
+    """Nothing else is known: the estimator must not answer with two GPUs from history."""
     need = estimated(JobSpec(command=("x",), resources=ResourceRequest(gpu_share_milli=250)), ())
     assert (need.worker.gpus, need.worker.gpu_share_milli) == (1, 250)
 

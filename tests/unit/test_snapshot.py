@@ -13,7 +13,7 @@ from penstock.ledger.state import CellState
 from tests.support.hand_placer import HandPlacer, node_spec
 
 
-def story(seed: int, steps: int = 60) -> HandPlacer:
+def random_ledger(seed: int, steps: int = 60) -> HandPlacer:
     """A busy small cell."""
     placer = HandPlacer()
     placer.join(node_spec("n0", 4), node_spec("n1", 2), node_spec("n2", 1))
@@ -32,7 +32,7 @@ def folded(values: list[bytes]) -> Replica:
 @given(seed=st.integers(0, 10_000), cut=st.floats(0, 1))
 def test_a_restart_from_a_snapshot_changes_nothing(seed: int, cut: float) -> None:
     """A projector is stopped at some record and starts again from its snapshot: every later state is the same."""
-    values = story(seed).values
+    values = random_ledger(seed).values
     at = int(cut * len(values))
     before = folded(values[:at])
     body = dump(before.state)
@@ -50,7 +50,7 @@ def test_a_restart_from_a_snapshot_changes_nothing(seed: int, cut: float) -> Non
 
 def test_the_placers_own_state_gives_the_same_bytes_as_a_followers() -> None:
     """The placer folds the models that it made, a follower folds what it read: their snapshots are equal."""
-    placer = story(7, steps=200)
+    placer = random_ledger(7, steps=200)
     assert dump(placer.replica.state) == dump(folded(placer.values).state)
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_snapshot_is_refused(harm: bytes) -> None:
 
 
 def test_a_cut_snapshot_is_refused() -> None:
-    body = dump(story(3).replica.state)
+    body = dump(random_ledger(3).replica.state)
     with pytest.raises(Damaged):
         load(body[: len(body) // 2])
 

@@ -88,7 +88,7 @@ def test_move_follows_the_table_exactly(table: Table, states: Any, start: Any) -
                     transition(table, old, new, "job j-1")
 
 
-def test_an_illegal_move_tells_its_story() -> None:
+def test_an_illegal_move_reports_its_trace() -> None:
     """At three in the morning the message is all there is: who, from where, to where, what would be legal."""
     with pytest.raises(
         IllegalTransition, match=r"job j-1 at seq 7: succeeded may not become running.*it has ended"
@@ -102,12 +102,12 @@ def test_an_illegal_move_tells_its_story() -> None:
 def test_the_diagram_shows_every_move_and_no_other(table: Table, states: Any, start: Any) -> None:
     """People reason on the diagram; it must be the table."""
     head, *arrows = mermaid(table).splitlines()
-    drawn = {tuple(line.strip().split(" --> ")) for line in arrows}
+    diagram = {tuple(line.strip().split(" --> ")) for line in arrows}
     ends = {(str(state), "[*]") for state in states if not table[state]}
     moves = {(str(old), str(new)) for old in states for new in table[old]}
     assert head == "stateDiagram-v2"
-    assert drawn == moves | ends | {("[*]", str(start))}
-    assert len(arrows) == len(drawn)
+    assert diagram == moves | ends | {("[*]", str(start))}
+    assert len(arrows) == len(diagram)
 
 
 def test_nothing_that_holds_resources_ends_by_a_word() -> None:

@@ -1,4 +1,4 @@
-"""The nouns: what may be said about jobs and nodes, and what is refused with the field's name."""
+"""The model's types: valid values of jobs and nodes; others are refused with the field's name."""
 
 import ast
 import inspect
@@ -102,7 +102,7 @@ def test_values_are_frozen_and_compare_by_content() -> None:
     ],
 )
 def test_jobs_that_cannot_be_are_refused_by_field(changes: dict[str, Any], field: str) -> None:
-    """A generated spec is off by one somewhere; the answer must say where."""
+    """A generated spec is off by one somewhere; the answer must name the field."""
     with pytest.raises(ValidationError) as refused:
         checked(JobSpec, {"command": ("true",), **changes})
     assert bad_fields(refused) == {field}

@@ -61,7 +61,7 @@ LOGGERS = ("penstock", "penstock_services", "asyncio")
 
 
 class Options(NamedTuple):
-    """A run. None: drawn from the seed."""
+    """A run. None: from the seed."""
 
     seed: int
     faults: tuple[str, ...] = tuple(FAULTS)
@@ -210,11 +210,11 @@ class Laboratory:
     def _submit(self, job: SimulatedJob) -> None:
         submission = message(JobSubmitted(job_id=job.job_id, spec=job.spec), f"submit-{job.job_id}", "/users")
         self.send(submission)
-        if self.world.chance(self.world.rates.twice):
+        if self.world.happens(self.world.rates.twice):
             self.world.at(self.world.within(0, 100), lambda: self.send(submission))
         if job.cancel_s is not None:
             self.world.at(job.cancel_s, lambda: self.cancel(job.job_id))
-            if self.world.chance(self.world.rates.twice):
+            if self.world.happens(self.world.rates.twice):
                 self.world.at(job.cancel_s + 1.0, lambda: self.cancel(job.job_id))
 
     def cancel(self, job_id: str) -> None:
@@ -340,7 +340,7 @@ def _clock(rng: np.random.Generator, wrong: bool) -> Clock:
 
 
 def _rates(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
-    drawn = Rates(
+    rates = Rates(
         crash=float(rng.choice([0.0, 0.0005, 0.002, 0.005])),
         append=float(rng.choice([0.0, 0.02, 0.1])),
         late=float(rng.uniform(0, 0.3)),
@@ -348,11 +348,11 @@ def _rates(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
         usual_s=float(rng.choice([0.01, 0.05, 0.3])),
         twice=float(rng.uniform(0, 0.4)),
     )
-    return drawn._replace(
-        crash=drawn.crash if "steps" in faults else 0.0,
-        append=drawn.append if "append" in faults else 0.0,
-        late=drawn.late if "late" in faults else 0.0,
-        twice=drawn.twice if "twice" in faults else 0.0,
+    return rates._replace(
+        crash=rates.crash if "steps" in faults else 0.0,
+        append=rates.append if "append" in faults else 0.0,
+        late=rates.late if "late" in faults else 0.0,
+        twice=rates.twice if "twice" in faults else 0.0,
     )
 
 

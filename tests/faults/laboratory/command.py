@@ -36,7 +36,7 @@ MAX_JOBS, MAX_NODES, MAX_STORM_S = 500, 32, 100_000.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; those behind `--faults` override what the seed would draw."""
+    """The options; those behind `--faults` override what the seed would choose."""
     found = argparse.ArgumentParser(
         prog=COMMAND,
         description="Runs of a small cell of real services under faults, in virtual time, judged after every record.",

@@ -1,6 +1,6 @@
 """The laboratory's judge: the log's bytes by the rules of `ledger_rules`, and what machines really do.
 
-It believes no service: GPUs are told apart by UUID, processes and faults are as the machines had them. Only the rules
+It believes no service: GPUs are identified by UUID, processes and faults are as the machines had them. Only the rules
 `chain`, `check`, `fold` and `replay` ask the product's code, since they compare it with the judge or with itself.
 
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),

@@ -175,7 +175,7 @@ class Connection:
         kind = f"append {KINDS.get(messages[0].partition.topic, 'others')}"
         await self.gate(kind)
         world, failing = self._world, 4
-        if self._process is not None and world.chance(world.rates.append):
+        if self._process is not None and world.happens(world.rates.append):
             failing = int(world.rng.integers(0, 4))
         offsets: list[int] = []
         if failing == 3:

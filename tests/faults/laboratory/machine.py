@@ -267,7 +267,7 @@ class Machine:
         self.world.trace(f"{self.node_id} has a new disk")
 
     def come_up(self) -> None:
-        """A new boot. With a new disk only its clock tells its joinings apart, so that may not lie behind them."""
+        """A new boot. With a new disk only its clock distinguishes its joinings, so that may not lie behind them."""
         self.up = True
         self.boots += 1
         self.spec = structs.replace(self.spec, boot_id=f"{self.node_id}-b{self.boots}")

@@ -1,4 +1,4 @@
-"""Nemesis: the fault injector. Draws one fault after another until the calm phase."""
+"""Nemesis: the fault injector. Chooses one fault after another until the calm phase."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -84,7 +84,7 @@ class Nemesis:
 
     def _send_maybe_twice(self, found: Message) -> None:
         self._lab.send(found)
-        if self._world.chance(self._world.rates.twice):
+        if self._world.happens(self._world.rates.twice):
             self._world.at(self._world.within(0, 60), lambda: self._send_while_faulty(found))
 
     def _send_while_faulty(self, found: Message) -> None:

@@ -77,7 +77,7 @@ class Process:
 
     def step(self, what: str) -> None:
         """A place where it may be killed. Raises `Killed` when it was."""
-        if self.alive and self.world.chance(self.world.rates.crash):
+        if self.alive and self.world.happens(self.world.rates.crash):
             self.kill(what)
         if not self.alive:
             raise Killed

@@ -76,7 +76,7 @@ class World:
             crash = Violation("crash", f"{type(error).__name__}: {error}")
             self.failed.set_result(error if isinstance(error, Violation) else crash)
 
-    def chance(self, probability: float) -> bool:
+    def happens(self, probability: float) -> bool:
         """Never in the calm phase."""
         return not self.calm and bool(self.rng.random() < probability)
 

@@ -1,4 +1,4 @@
-"""The baselines choose what their names say, and every policy keeps to the rules of the house."""
+"""The baselines choose by their published rule, and every policy meets the port's contract."""
 
 from collections import Counter
 
@@ -41,15 +41,15 @@ def test_random_draws_every_feasible_node_equally_often_and_repeats_for_the_same
     state = b.cell(nodes=4, gpus=2)
     b.placed_on(state, b.queued(state, "full", worker=b.need(gpus=2)), "n2")
     job = b.queued(state)
-    drawn = Counter()
+    counts = Counter()
     for i in range(300):
         plan = policy("random").place(state, job, chance(f"event-{i}"))
         again = policy("random").place(state, job, chance(f"event-{i}"))
         assert plan is not None
         assert plan == again
-        drawn.update(plan.nodes)
-    assert set(drawn) == {"n0", "n1", "n3"}
-    assert all(70 <= count <= 130 for count in drawn.values()), drawn
+        counts.update(plan.nodes)
+    assert set(counts) == {"n0", "n1", "n3"}
+    assert all(70 <= count <= 130 for count in counts.values()), counts
 
 
 def test_even_spreads_gpu_jobs_by_share_and_cpu_jobs_by_free_cores():

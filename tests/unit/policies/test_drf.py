@@ -170,14 +170,14 @@ def before(driver: CellDriver, step: Step) -> CellState:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_rule_line_by_line(seed: int) -> None:
-    """Five owners with tastes of their own share three nodes for a while: each record places what the rule says."""
-    chance = np.random.default_rng(seed)
+    """Five owners with tastes of their own share three nodes for a while: each record places what the rule demands."""
+    rng = np.random.default_rng(seed)
     driver = cell(*(b.node(f"n{i}", gpus=4, cores=32, host_memory_mib=64 * GIB) for i in range(3)))
     placed = 0
     for number in range(150):
         living = running(driver)
-        if living and chance.random() < 0.45:
-            gone = living[int(chance.integers(len(living)))]
+        if living and rng.random() < 0.45:
+            gone = living[int(rng.integers(len(living)))]
             tasks = list(driver.job(gone).tasks)
             driver.start(gone)
             for task_id in tasks:
@@ -185,13 +185,13 @@ def test_the_rule_line_by_line(seed: int) -> None:
                 assert decided(step) == rule(before(driver, step))
                 placed += len(decided(step))
         else:
-            owner = int(chance.integers(5))
+            owner = int(rng.integers(5))
             need = b.need(
-                gpus=int(chance.integers(0, 2 if owner == 1 else 4)),
-                cores=int(chance.integers(1, 16 if owner == 2 else 4)),
-                host_memory_mib=GIB * int(chance.integers(1, 32 if owner == 3 else 4)),
+                gpus=int(rng.integers(0, 2 if owner == 1 else 4)),
+                cores=int(rng.integers(1, 16 if owner == 2 else 4)),
+                host_memory_mib=GIB * int(rng.integers(1, 32 if owner == 3 else 4)),
             )
-            step = submit(driver, f"owner-{owner}", f"job-{number}", need, int(chance.integers(1, 4)))
+            step = submit(driver, f"owner-{owner}", f"job-{number}", need, int(rng.integers(1, 4)))
             assert decided(step) == rule(before(driver, step))
             placed += len(decided(step))
     assert placed > 40

@@ -1,4 +1,4 @@
-"""`why`: each reason is reached by a situation of a real cluster, and *never* is said only when it is certain."""
+"""`why`: each reason is reached by a situation of a real cluster, and *never* is answered only when it is certain."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def test_every_reason_has_a_text_and_a_next_step():
 
 
 def test_awaiting_estimate():
-    """The estimator has not answered yet; nobody can say whether the job will fit."""
+    """The estimator has not answered yet; nobody can know whether the job will fit."""
     state = b.cell()
     b.submitted(state)
     assert why(state) == (Reason.AWAITING_ESTIMATE, None)
@@ -365,7 +365,7 @@ def test_a_policys_own_order_decides_whose_turn_it_is():
     assert explain(driver.state, "short").reason is Reason.GPUS_BUSY
 
 
-def test_a_job_that_the_policy_ranks_behind_is_told_who_comes_first():
+def test_a_job_that_the_policy_ranks_behind_learns_who_comes_first():
     """Seven short jobs hold a cell of eight GPUs; a long one of four asks why it waits, and when one GPU is free."""
     for profile, rank in (("srtf", 8), ("tiresias", 8), ("sjf", 8)):
         driver = CellDriver(ledger_events.PlacerSettings(profile=profile))
@@ -388,8 +388,8 @@ def test_a_job_that_the_policy_ranks_behind_is_told_who_comes_first():
         assert explain(driver.state, "long").reason is Reason.OUTRANKED, "three and two free make no four"
 
 
-def test_a_job_that_the_policy_has_chosen_is_told_what_it_lacks():
-    """Its turn has come, but cores, which the plan does not count, are taken: the detail says cores."""
+def test_a_job_that_the_policy_has_chosen_learns_what_it_lacks():
+    """Its turn has come, but cores, which the plan does not count, are taken: the detail names cores."""
     driver = CellDriver(ledger_events.PlacerSettings(profile="srtf"))
     driver.join(node_spec("n0", 4, cores=8))
     driver.submit("a", None, msgspec.structs.replace(estimate(1, cores=6), run_ms=1_000))

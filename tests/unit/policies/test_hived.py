@@ -131,18 +131,18 @@ class Buddies:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_cells_as_with_split_and_merge(seed: int) -> None:
     """Jobs of 1, 2, 4 and 8 GPUs come and go on four nodes; the allocator remembers its cells, the policy nothing."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     state = b.cell(nodes=4, gpus=8)
     nodes = {f"n{i}": Buddies(8) for i in range(4)}
     living: list[TaskPlacement] = []
     placed = refused = 0
     for number in range(200):
-        if living and chance.random() < 0.4:
-            place = living.pop(int(chance.integers(len(living))))
+        if living and rng.random() < 0.4:
+            place = living.pop(int(rng.integers(len(living))))
             b.exited(state, state.jobs[place.task_id.split(".")[0]])
             nodes[place.node_id].give(place.gpus[0], len(place.gpus))
             continue
-        size = 1 << int(chance.integers(4))
+        size = 1 << int(rng.integers(4))
         job = b.queued(state, f"job-{number}", worker=b.need(gpus=size, host_memory_mib=1))
         cells = [(have, node) for node, buddies in nodes.items() if (have := buddies.smallest(size))]
         plan = POLICY.place(state, job, Chance(0, "x"))

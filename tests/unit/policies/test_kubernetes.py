@@ -31,7 +31,7 @@ def test_kubeflow_does_not_see_gpus() -> None:
 
 
 def test_kubeflow_scores_every_node() -> None:
-    """Of 150 nodes the emptiest is the last one: nothing is drawn."""
+    """Of 150 nodes the emptiest is the last one: no random choice."""
     state = b.cell(nodes=150, gpus=2)
     for i in range(149):
         b.placed_on(state, b.queued(state, f"busy-{i}", worker=b.need(gpus=0)), f"n{i}")

@@ -114,7 +114,7 @@ def test_a_task_that_changes_nothing_scores_exactly_half() -> None:
     assert scores(plan) == [("n0", 50), ("n1", 50), ("n2", 50)]
 
 
-def test_what_is_typical_comes_from_the_cell_where_the_settings_do_not_tell() -> None:
+def test_what_is_typical_comes_from_the_cell_where_the_settings_name_nothing() -> None:
     """95 % of tasks: 19 of 20 are parts of 400, and the one rare giant does not count."""
     vectors = [(need(1, share=400), ())] * 19 + [(need(8), ())]
     assert typical_tasks(vectors) == (TypicalTask(cores=1, gpus=1, gpu_share_milli=400, count=19),)
@@ -122,8 +122,8 @@ def test_what_is_typical_comes_from_the_cell_where_the_settings_do_not_tell() ->
     for i in range(8):
         runs(state, f"part-{i}", "n0", need(1, share=400))
     job = b.queued(state, worker=need(1, share=600))
-    told = policy("fgd", recent_tasks(state))
-    assert policy("fgd").place(state, job, Chance(7, "x")) == told.place(state, job, Chance(7, "x"))
+    configured = policy("fgd", recent_tasks(state))
+    assert policy("fgd").place(state, job, Chance(7, "x")) == configured.place(state, job, Chance(7, "x"))
     assert recent_tasks(state)[0].count == 8
 
 
@@ -133,20 +133,20 @@ def test_random_draws_each_fitting_gpu_equally_often() -> None:
     runs(state, "full", "n0", need(1))
     runs(state, "half", "n0", need(1, share=500))
     job = b.queued(state, worker=need(1, share=400))
-    drawn: Counter[tuple[tuple[int, ...], ...] | None] = Counter()
+    counts: Counter[tuple[tuple[int, ...], ...] | None] = Counter()
     for i in range(200):
         plan = policy("random").place(state, job, Chance(7, f"event-{i}"))
         assert plan is not None
-        drawn[plan.gpus] += 1
-    assert set(drawn) == {((1,),), ((2,),)}
-    assert 70 <= drawn[((1,),)] <= 130
+        counts[plan.gpus] += 1
+    assert set(counts) == {((1,),), ((2,),)}
+    assert 70 <= counts[((1,),)] <= 130
 
 
 class Churn:
     """A cell of mixed nodes in which tasks come and go, and once in a while a GPU breaks."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(seed)
         shapes = ((8, 96, "A"), (2, 104, "B"), (4, 32, "A"), (1, 16, "B"), (8, 128, "C"), (0, 64, "C"))
         self.state = b.cell_of(
             [
@@ -159,20 +159,20 @@ class Churn:
 
     def task(self) -> tuple[ResourceVector, tuple[str, ...]]:
         """What is asked next, and on which models."""
-        share = int(self.chance.choice([1_000, 1_000, 810, 470, 320]))
-        gpus = 1 if share < 1_000 else int(self.chance.choice([0, 1, 1, 2, 4, 8]))
-        cores = int(self.chance.integers(1, 24))
-        memory = int(self.chance.choice([0, 0, 6_000]))
-        return need(gpus, cores, share, memory), ("A", "B") if self.chance.random() < 0.2 else ()
+        share = int(self.rng.choice([1_000, 1_000, 810, 470, 320]))
+        gpus = 1 if share < 1_000 else int(self.rng.choice([0, 1, 1, 2, 4, 8]))
+        cores = int(self.rng.integers(1, 24))
+        memory = int(self.rng.choice([0, 0, 6_000]))
+        return need(gpus, cores, share, memory), ("A", "B") if self.rng.random() < 0.2 else ()
 
     def leave(self) -> None:
-        gone = self.running.pop(int(self.chance.integers(len(self.running))))
+        gone = self.running.pop(int(self.rng.integers(len(self.running))))
         b.exited(self.state, self.state.jobs[gone])
 
     def trouble(self) -> None:
-        node = self.state.nodes[f"n{self.chance.integers(12)}"]
+        node = self.state.nodes[f"n{self.rng.integers(12)}"]
         if node.spec.gpus:
-            gpu = int(self.chance.integers(len(node.spec.gpus)))
+            gpu = int(self.rng.integers(len(node.spec.gpus)))
             b.apply(
                 self.state,
                 external_events.GpuFaulted(node_id=node.spec.node_id, gpu=gpu, fault="xid", code=79),
@@ -182,16 +182,16 @@ class Churn:
 @pytest.mark.parametrize("profile", FAMILY)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_plain_rules_choose_the_same(profile: str, seed: int) -> None:
-    """A day of a cell under one placer, which keeps scores of nodes; a placer that has just started has kept none.
+    """A day of a cell under one placer, which caches scores of nodes; a placer that has just started has an empty cache.
 
     Both must choose what the rules, followed line by line, choose at this moment: the node, the score, the GPU.
     """
     churn = Churn(seed)
     state = churn.state
     typical = typical_tasks([churn.task() for _ in range(60)])
-    kept = policy(profile, typical)
+    cached = policy(profile, typical)
     for step in range(120):
-        if churn.running and churn.chance.random() < 0.3:
+        if churn.running and churn.rng.random() < 0.3:
             churn.leave()
             continue
         if step % 40 == 39:
@@ -199,7 +199,7 @@ def test_the_plain_rules_choose_the_same(profile: str, seed: int) -> None:
         what, models = churn.task()
         job = b.queued(state, f"job-{step}", worker=what, gpu_models=models)
         right = reference.choice(state, job.demand, profile, typical)
-        plan = kept.place(state, job, Chance(0, "x"))
+        plan = cached.place(state, job, Chance(0, "x"))
         assert plan == policy(profile, typical).place(state, job, Chance(0, "x"))
         if right is None:
             assert plan is None
@@ -207,7 +207,7 @@ def test_the_plain_rules_choose_the_same(profile: str, seed: int) -> None:
         assert plan is not None
         found = (plan.nodes[0], -plan.explanation.candidates[0].score, plan.gpus[0][0] if plan.gpus else None)
         assert found == right
-        b.placed(state, job, kept)
+        b.placed(state, job, cached)
         assert job.status is JobStatus.LAUNCHING
         churn.running.append(job.job_id)
         assert check(state) == []

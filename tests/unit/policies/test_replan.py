@@ -87,8 +87,8 @@ def test_what_jobs_tell_counts_more_than_estimates() -> None:
     """The long run turns out to be nearly done: its own word keeps the shorter newcomer waiting."""
     driver = cell("srtf", nodes=1)
     submit(driver, "long", 4, 36_000)
-    told = JobProgress(job_id="long", attained_s=35_990.0, remaining_s=10.0)
-    driver.feed(WorkProgressed(node_id="n0", jobs=(told,)))
+    progress = JobProgress(job_id="long", attained_s=35_990.0, remaining_s=10.0)
+    driver.feed(WorkProgressed(node_id="n0", jobs=(progress,)))
     submit(driver, "short", 4, 60)
     assert running(driver) == {"long"}
     driver.at(4_000)

@@ -11,7 +11,7 @@ from tests.support.driver import CellDriver, node_spec
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_a_profile_survives_its_placer(profile: str) -> None:
-    """The placer is restarted: its settings are now what the ledger says, not what its environment said.
+    """The placer is restarted: its settings now come from the ledger, not from its environment.
 
     A profile that could not be built from those would leave the cell without a placer until somebody notices.
     """

@@ -48,13 +48,13 @@ def room(state: CellState) -> list[int]:
     left = []
     for node_id in state.node_at:
         node = state.nodes[node_id]
-        kept = 0
+        used = 0
         for task_id, job_id in node.tasks.items():
             job = state.jobs[job_id]
             if job.status is JobStatus.STOPPING and job.stop_reason != "preempted":
-                kept += len(job.tasks[task_id].place.gpus)
+                used += len(job.tasks[task_id].place.gpus)
         whole = len(node.spec.gpus) - node.faulted_gpu_mask.bit_count()
-        left.append(max(0, whole - kept) if node.status is NodeStatus.READY else 0)
+        left.append(max(0, whole - used) if node.status is NodeStatus.READY else 0)
     return left
 
 
@@ -112,14 +112,14 @@ def plain_tiresias(policy: Tiresias, state: CellState) -> RunSet:
         chosen += [job.job_id for _, _, job in runs]
         stopped = [] if strict else [job for old, _, job in waits_on if old == 0]
         first -= len(stopped)
-        told: list[tuple[str, bool, int | None]] = []
+        marked: list[tuple[str, bool, int | None]] = []
         if strict:
-            told = [(job.job_id, True, None) for old, _, job in queue if old == 2]
+            marked = [(job.job_id, True, None) for old, _, job in queue if old == 2]
         else:
-            told = [(job.job_id, True, None) for old, _, job in runs if old != 0]
-            told += [(job.job_id, False, first + number) for number, job in enumerate(stopped)]
-            told += [(job.job_id, False, None) for old, _, job in waits_on if old == 2]
-        for job_id, is_chosen, front in told:
+            marked = [(job.job_id, True, None) for old, _, job in runs if old != 0]
+            marked += [(job.job_id, False, first + number) for number, job in enumerate(stopped)]
+            marked += [(job.job_id, False, None) for old, _, job in waits_on if old == 2]
+        for job_id, is_chosen, front in marked:
             last += front is None
             place = last if front is None else front
             ranks.append(JobRank(job_id=job_id, level=level, chosen=is_chosen, position=place))
@@ -140,7 +140,7 @@ PLAIN: dict[type, Callable[[Any, CellState], RunSet]] = {Ordered: plain_ordered,
 
 
 class Telling(SteadyWork):
-    """Some jobs tell when they come, and again while they wait: wrongly, as real ones do."""
+    """Some jobs report progress when they come, and again while they wait: wrongly, as real ones do."""
 
     def __init__(self, chance: np.random.Generator) -> None:
         super().__init__(Constant())
@@ -182,14 +182,14 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[RunSet]:
     found: list[RunSet] = []
 
     def compared(policy: Any, state: CellState) -> RunSet:
-        plan: RunSet = kept[type(policy)](policy, state)
+        plan: RunSet = cached[type(policy)](policy, state)
         found.append(plan)
         assert plan == PLAIN[type(policy)](policy, state)
         if len(found) % 10 == 0:
-            assert plan == kept[type(policy)](policy_for(state.settings), load(dump(state)))
+            assert plan == cached[type(policy)](policy_for(state.settings), load(dump(state)))
         return plan
 
-    kept = {policy: policy.plan for policy in PLAIN}  # type: ignore[attr-defined]
+    cached = {policy: policy.plan for policy in PLAIN}  # type: ignore[attr-defined]
     for policy in PLAIN:
         monkeypatch.setattr(policy, "plan", compared)
     return found
@@ -200,7 +200,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[RunSet]:
 def test_every_plan_is_the_one_made_from_nothing(
     settings: PlacerSettings, seed: int, plans: list[RunSet]
 ) -> None:
-    """Jobs of all sizes come, preempt, tell and end: the rows are never out of date."""
+    """Jobs of all sizes come, preempt, report and end: the rows are never out of date."""
     chance = np.random.default_rng(seed)
     options = Options(latency=Latency(start_s=2, stop_s=3) if seed % 2 else Latency(), check_every_step=True)
     trace = jobs(chance, 28)
@@ -227,7 +227,7 @@ def test_every_plan_is_the_one_made_from_nothing_under_faults(
     assert len(plans) > 200
 
 
-def test_a_cache_that_has_slept_too_long_is_told_so() -> None:
+def test_a_cache_that_has_slept_too_long_is_invalidated() -> None:
     """A burst of ten thousand submissions comes between two plans: the rows are made anew, not guessed."""
     notes = ChangeLog()
     notes.add("a")
