@@ -3,6 +3,8 @@
 from contextlib import suppress
 from typing import Any
 
+from msgspec import structs
+
 from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import LogError, OffsetTaken
 from penstock.ledger.state import CellState
@@ -87,7 +89,7 @@ def _() -> None:
 @mutant("a placer appends wherever the log ends", log="embedded")
 def _() -> None:
     real = Connection.append
-    replace(real, lambda self, given: real(self, [message._replace(at=None) for message in given]))
+    replace(real, lambda self, given: real(self, [structs.replace(message, at=None) for message in given]))
 
 
 @mutant("orders are committed before their record", log="embedded")
