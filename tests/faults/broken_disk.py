@@ -15,7 +15,6 @@ import struct
 import sys
 from pathlib import Path
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.ledger_events import StartTask
@@ -27,6 +26,7 @@ from penstock_services.node_reporter.shell.inventory import boot_id
 from penstock_services.node_reporter.shell.run import runner
 from tests.faults import mutate
 from tests.faults.fault_cell import TOPICS
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 NODE = "n1"
 WAIT_S = 0.7  # for what must not happen: on an idle machine a task starts within 20 ms of its order

@@ -9,7 +9,6 @@ from msgspec import structs
 from penstock.errors import AppendFailed
 from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
@@ -31,6 +30,7 @@ from penstock_services.placer.core.orders import start_orders
 from penstock_services.placer.shell import service as placer
 from tests.faults.fault_cell import TOPICS
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.virtual_time import run_virtually
 
 SETTINGS = Settings(log_url="memory", trace_ratio=0.0)

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log
 from penstock.model.envelope import from_wire
 from penstock.model.external_events import (
@@ -36,6 +35,7 @@ from tests.integration.test_estimator_service import (
     prepared,
     serving,
 )
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 pytestmark = pytest.mark.timeout(60)
 

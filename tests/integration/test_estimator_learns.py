@@ -6,7 +6,6 @@ import asyncpg
 import numpy as np
 import pytest
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log
 from penstock.model.envelope import from_wire
 from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
@@ -18,6 +17,7 @@ from penstock_services.estimator.core.resource_model.training import MIN_NEW
 from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_service import ESTIMATES, Placer, prepared, serving
 from tests.support.driver import node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 

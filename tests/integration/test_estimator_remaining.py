@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from penstock.errors import NotAllowed
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.external_events import EtaEstimated
 from penstock.model.topics import CELL_TOPICS, Topic
@@ -14,6 +13,7 @@ from penstock_services.estimator.shell.service import run
 from tests.integration.test_estimator_learns import answer
 from tests.integration.test_estimator_service import ESTIMATES, SETTINGS, serving
 from tests.integration.test_estimator_steps import Cell, spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 WAIT_S = 20.0
 

@@ -10,7 +10,6 @@ import pytest_asyncio
 from penstock.errors import NotAllowed
 from penstock.ledger.record import GENESIS, Draft, Head, write
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Headers, Log, Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
@@ -22,6 +21,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context, to_traceparent
 from penstock_services.estimator.shell import sending
 from penstock_services.estimator.shell.service import run
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 SETTINGS = Settings(log_url="unused: the log is given", cell_index=1)
 SPEC = JobSpec(owner="ada", command=("python", "train.py"))

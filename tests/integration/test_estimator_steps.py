@@ -9,7 +9,6 @@ import pytest
 
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log, Message
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.event import Event
@@ -38,6 +37,7 @@ from penstock_services.estimator.shell.store import RunStore, estimator_schema
 from tests.integration.test_estimator_learns import answer, settings
 from tests.integration.test_estimator_service import ESTIMATES, LEDGER, Placer, serving
 from tests.support.driver import node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 

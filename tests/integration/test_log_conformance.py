@@ -7,9 +7,9 @@ import pytest_asyncio
 
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log
 from tests.support.log_conformance import LogConformance, LogFactory
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import msgspec
 import psutil
 import pytest
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
@@ -28,6 +27,7 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import sampler
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.spawner import Spawner
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 
 

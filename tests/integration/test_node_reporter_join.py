@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model import external_events
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.options import Options
@@ -16,6 +15,7 @@ from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.linux import read_record
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.run import runner
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, start_order, working
 
 

@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from infra.codegen.schemas import ROOT
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model import external_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import Peer
 from penstock.model.types import TaskPlacement
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
 
 TASK = "job-1.1.0"

@@ -11,7 +11,6 @@ from penstock.ledger.check import check
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.kafka_setup import topics as penstock_topics
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
@@ -27,6 +26,7 @@ from penstock_services.placer.shell.replay import Replayer
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)

@@ -7,7 +7,6 @@ import pytest
 from penstock import clock
 from penstock.clock import LedgerClock, wall_ms
 from penstock.ledger.replica import Replica
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import JobSubmitted
@@ -16,6 +15,7 @@ from penstock.model.types import JobSpec
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell import service, term
 from tests.faults.fault_cell import TOPICS
+from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.virtual_time import run_virtually
 
 SETTINGS = Settings(log_url="memory")

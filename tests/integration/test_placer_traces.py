@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from penstock.ledger.replica import Replica
 from penstock.log.kafka_setup import topics as penstock_topics
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.external_events import JobSubmitted
@@ -26,6 +25,7 @@ from penstock_services.placer.shell import service, standby
 from penstock_services.placer.shell.replay import Replayer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 SETTINGS = Settings(log_url="memory", otlp="http://127.0.0.1:9")
 JOB_SPANS = ["decide", "job", "launch", "queue", "run"]

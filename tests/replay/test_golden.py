@@ -17,12 +17,12 @@ import pytest
 from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.policies.profiles import PROFILES
 from penstock_services.placer.shell.replay import Replayer, upcast
 from tests.simulation.test_profiles import run, trace  # noqa: F401 - `trace` is a fixture
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 GOLDEN = Path(__file__).with_name("golden")
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Headers, Partition, Record
 from penstock.model.codec import as_written
 from penstock.model.envelope import from_wire
@@ -18,6 +17,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell.service import Estimator
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 GENERATED = 1_500
 GOOD = as_written(

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import AppendFailed, NotAllowed
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.log.port import Message, Partition
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 LEDGER = Partition("penstock.ledger.v1", 0)
 

@@ -1,4 +1,4 @@
-"""The `Log` port: ordered, durable partitions of records, with three adapters and one conformance suite.
+"""The `Log` port: ordered, durable partitions of records, with two adapters, a third in memory for tests, and one conformance suite.
 
 Ideal: a total order per partition; an append that returns is durable and visible to every reader, and
 readers never see a record before its predecessors. Departure: an append that *fails* may still have

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.log.memory import MemoryBroker, MemoryLog
 from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
@@ -40,6 +39,7 @@ from penstock_services.estimator.core.stages.registry import StageRegistry
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell.service import Estimator
 from tests.support.driver import node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 MODELS = ("resnet50", "bert")
 NODE_MIB, NODE_CORES, CARD_MIB = 131_072, 32, 16_384

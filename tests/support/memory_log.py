@@ -1,4 +1,4 @@
-"""A log in memory, for tests and the simulator: the whole contract of `Log`, without disk or network.
+"""A log in memory: the whole contract of `Log`, without disk or network.
 
 One `MemoryBroker` is the shared truth; each `MemoryLog` is one connection to it under one identity. The
 broker has the hooks that tests need: failing appends before or after the write, and write rights per topic.
