@@ -7,6 +7,8 @@ from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.model import Constant
 from penstock.simulator.job_models.steady import SteadyWork
+from penstock.simulator.nodes import Latency
+from penstock.simulator.report.timeline import Timeline
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -40,3 +42,18 @@ def ends(found: Simulation) -> dict[str, float]:
     while found.step():
         pass
     return {job_id: life.end_s for job_id, life in found.meter.lives.items() if life.end_s is not None}
+
+
+BUSY = [job(f"j{i:02}", 3 * i, 10 + 37 * (i * 7 % 11), (1, 2, 4, 8, 1, 1)[i % 6]) for i in range(40)]
+SLOW_NODES = Options(latency=Latency(start_s=5, stop_s=2))
+CLUSTER = "2x4+1x8"
+
+
+def watched(
+    jobs: Iterable[TraceJob], profile: str, cluster: str = CLUSTER, options: Options | None = None
+) -> tuple[Simulation, Timeline]:
+    """A run to its end, and the timeline of its ledger."""
+    timeline = Timeline()
+    found = simulation(jobs, profile, cluster, options, timeline.take)
+    ends(found)
+    return found, timeline

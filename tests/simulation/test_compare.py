@@ -23,9 +23,8 @@ from penstock.simulator.parallel import Failed, Look, Task, run_all
 from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
 
-from .stories import job, simulation
+from .stories import BUSY, simulation
 
-BUSY = [job(f"j{i:02}", 3 * i, 10 + 37 * (i * 7 % 11), (1, 2, 4, 8, 1, 1)[i % 6]) for i in range(40)]
 AFTERNOON = "job_id,submit_s,duration_s,gpus\n" + "".join(
     f"{one.job_id},{one.submit_s},{one.duration_s},{one.gpus}\n" for one in BUSY
 )

@@ -18,10 +18,9 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.jobs import TraceJob
 
-from .stories import ends, job, simulation
+from .stories import BUSY, ends, job, simulation
 
 PROFILES = ("fifo", "liquid", "random", "even", "k8s-default", "sjf", "srtf", "srsf", "tiresias")
-BUSY = [job(f"j{i:02}", 3 * i, 10 + 37 * (i * 7 % 11), (1, 2, 4, 8, 1, 1)[i % 6]) for i in range(40)]
 
 
 def test_first_come_first_served_to_the_second() -> None:
@@ -84,7 +83,7 @@ HASH = """
 import sys
 from collections.abc import Sequence
 sys.path.insert(0, {tests!r})
-from simulation.test_engine import BUSY
+from simulation.stories import BUSY
 from simulation.stories import ends, simulation
 print(ends(found := simulation(BUSY, {profile!r}, "2x4+1x8", seed={seed})), found.cell.head.id)
 """

@@ -4,17 +4,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.app import run as main
-from penstock.simulator.commands.export import lines_of, read_ledger
+from penstock.model import external_events, ledger_events
+from penstock.model.codec import encode
+from penstock.model.event import Event
+from penstock.model.types import Estimate, Gpu, NodeSpec, ResourceVector, TaskPlacement
+from penstock.simulator.commands.export import lines_of
+from penstock.simulator.commands.past import read_events, read_ledger
 from penstock.simulator.engine import Options
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import cluster_of
-from penstock.simulator.traces.history import History, Left, PastJob, node_rows
+from penstock.simulator.traces.history import History, Left, PastJob, mixed, node_rows
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.writing import write_lines
@@ -34,7 +38,7 @@ def ran(
     found = ends(simulation(jobs, profile, CLUSTER, options, records.append))
     (folder / "ledger.jsonl").write_bytes(b"\n".join(records) + b"\n")
     history = History()
-    assert list(read_ledger(folder / "ledger.jsonl", history)) == []
+    assert read_ledger(folder / "ledger.jsonl", history) == ""
     submitted = {job.job_id: job.submit_s for job in jobs}
     return {job_id: end_s - submitted[job_id] for job_id, end_s in found.items()}, history
 
@@ -103,7 +107,7 @@ def test_what_has_not_run_is_counted_and_what_still_runs_counts_so_far(tmp_path:
         assert running.step()
     (tmp_path / "ledger.jsonl").write_bytes(b"\n".join(records))
     history = History()
-    assert list(read_ledger(tmp_path / "ledger.jsonl", history)) == []
+    assert read_ledger(tmp_path / "ledger.jsonl", history) == ""
     told, left = history.jobs()
     assert [(one.job.job_id, one.job.duration_s, one.outcome) for one in told] == [("runs", 49.0, "running")]
     assert left == Left(never_ran=3, still_running=1, unknown=0)
@@ -154,23 +158,31 @@ def test_the_command_line_reads_a_ledger_without_any_gateway(tmp_path: Path) -> 
 
 def test_what_happened_before_the_first_kept_event_is_counted() -> None:
     """The cell keeps a month of events: a job submitted before them ends in it, and nobody knows what it asked for."""
+    place = TaskPlacement(task_id="old.1.w0", role="worker", rank=0, node_id="n", gpus=(0,))
+    need = Estimate(worker=ResourceVector(gpus=1), confidence=1, tier="user", source="as asked")
+    events: list[tuple[int, Event]] = [
+        (5, external_events.JobEstimated(job_id="old", estimate=need)),
+        (6, ledger_events.PlacementDecided(job_id="old", attempt=1, tasks=(place,))),
+        (7, external_events.TaskStarted(node_id="n", task_id="old.1.w0", token=1, pid=2, started_ms=7)),
+        (9, ledger_events.JobEnded(job_id="old", outcome="succeeded")),
+    ]
+    streamed = [
+        b'{"seq":%d,"n":0,"at_ms":%d,"type":"%b","data":%b}'
+        % (seq, at_ms, event.TYPE.encode(), encode(event))
+        for seq, (at_ms, event) in enumerate(events, start=40)
+    ]
+    unknown = b'{"seq":44,"n":0,"at_ms":9,"type":"penstock.colour.changed","data":{}}'
     history = History()
-    history.take(5, "penstock.job.estimated", b'{"job_id":"old","estimate":{"worker":{"gpus":1}}}')
-    history.take(
-        6, "penstock.placement.decided", b'{"job_id":"old","tasks":[{"task_id":"old.1.w0","gpus":[0]}]}'
-    )
-    history.take(7, "penstock.task.started", b'{"task_id":"old.1.w0"}')
-    history.take(9, "penstock.job.ended", b'{"job_id":"old","outcome":"succeeded"}')
-    history.take(9, "penstock.colour.changed", b"{}")
+    read_events([*streamed, unknown], history)
     assert history.jobs() == ([], Left(never_ran=0, still_running=0, unknown=1))
 
 
 def test_nodes_of_several_kinds_of_gpus_are_told(tmp_path: Path) -> None:
     """A node got one newer card: a list of nodes has one kind per node."""
+    gpus = tuple(Gpu(index=at, uuid=f"GPU-{at}", model=model, memory_mib=1) for at, model in enumerate("AB"))
+    node = NodeSpec(node_id="n", boot_id="b", cores=8, host_memory_mib=9, bandwidth_mbps=25_000, gpus=gpus)
     history = History()
-    gpus = [{"model": model, "memory_mib": 1} for model in ("A", "B")]
-    node = {"node_id": "n", "cores": 8, "host_memory_mib": 9, "bandwidth_mbps": 25_000, "gpus": gpus}
-    history.take(1, "penstock.node.joined", orjson.dumps({"node": node}))
-    assert history.nodes["n"].mixed
+    history.take_event(1, 1, external_events.NodeJoined(node=node))
+    assert mixed(history.nodes["n"])
     write_lines(tmp_path / "nodes.csv", node_rows(history.nodes))
     assert cluster_of(str(tmp_path / "nodes.csv")).nodes[0].bandwidth_mbps == 25_000

@@ -5,7 +5,6 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,8 @@ from penstock.charts.files import MAX_PAGE_BYTES
 from penstock.charts.render import html, save_all
 from penstock.charts.report import Page
 from penstock.cli.app import run as main
-from penstock.ledger.replica import Replica
-from penstock.model.transitions import NodeStatus
-from penstock.simulator.engine import Options, Simulation
-from penstock.simulator.nodes import Latency
 from penstock.simulator.report.charts import sections
-from penstock.simulator.report.figures import figures_of
-from penstock.simulator.report.occupancy import SIZES
 from penstock.simulator.report.series import (
-    BINS,
     HEAT_BINS,
     MAX_BARS,
     MAX_HEAT_ROWS,
@@ -36,202 +28,11 @@ from penstock.simulator.report.series import (
     Heat,
     JobNote,
     RunSeries,
-    cdf_of,
-    curve_of,
     series_of,
 )
-from penstock.simulator.report.timeline import EXITED, STILL, STOPPED, Timeline
-from penstock.simulator.runs import Recorder, perform
-from penstock.simulator.traces.jobs import TraceJob, shape_of
+from penstock.simulator.report.timeline import SIZES, Timeline
 
-from .stories import ends, job, simulation
-
-PROFILES = ("fifo", "liquid", "random", "srtf", "tiresias")
-BUSY = [job(f"j{i:02}", 3 * i, 10 + 37 * (i * 7 % 11), (1, 2, 4, 8, 1, 1)[i % 6]) for i in range(40)]
-SLOW_NODES = Options(latency=Latency(start_s=5, stop_s=2))
-CLUSTER = "2x4+1x8"
-
-
-def watched(
-    jobs: Iterable[TraceJob], profile: str, cluster: str = CLUSTER, options: Options | None = None
-) -> tuple[Simulation, Timeline]:
-    """A run to its end, and the timeline of its ledger."""
-    timeline = Timeline()
-    found = simulation(jobs, profile, cluster, options, timeline.take)
-    ends(found)
-    return found, timeline
-
-
-# -------------------------------------------------------------------------------------------- figures
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("options", [Options(), SLOW_NODES], ids=["quick nodes", "slow nodes"])
-def test_the_ledger_tells_the_same_figures(profile: str, options: Options) -> None:
-    """Whoever folds the ledger comes to the figures that the engine measured, but for the rounding to milliseconds."""
-    found, timeline = watched(BUSY, profile, options=options)
-    measured = found.figures(1, 1)._asdict()
-    for key, value in figures_of(timeline, found.cell.head.id).items():
-        if isinstance(value, str):
-            assert value == measured[key], key
-        else:
-            assert value == pytest.approx(measured[key], abs=2e-3), key
-
-
-def test_a_run_without_a_report_is_the_same_run() -> None:
-    """Watching how long the placer thinks must not change what it thinks."""
-    hashes = set()
-    for draws in (False, True):
-        recorder = Recorder(draws=draws)
-        found = simulation(BUSY, "srtf", CLUSTER, sink=recorder.take)
-        result = perform(found, recorder, lambda progress: True)
-        hashes.add(result.figures.ledger_hash)
-        assert (result.series is not None) == draws
-    assert len(hashes) == 1
-    assert result.series is not None
-    counted = {latency.kind: latency.inputs for latency in result.series.latencies}
-    assert counted["penstock.job.submitted"] == len(BUSY)
-    assert sum(counted.values()) == result.figures.records - 1 - 3, (
-        "all but the term and the three nodes that joined"
-    )
-
-
-# --------------------------------------------------------------------------------------------- charts
-
-
-def areas(timeline: Timeline) -> list[tuple[int, int, int, int, int]]:
-    """(node, y, height, start, end) of each bar."""
-    bars = timeline.bars
-    return list(zip(bars.node, bars.y, bars.height, bars.start_ms, bars.end_ms, strict=True))
-
-
-def overlaps(bars: Sequence[tuple[int, int, int, int, int]]) -> list[object]:
-    """Pairs of bars that lie on one another."""
-    return [
-        (one, other)
-        for index, one in enumerate(bars)
-        for other in bars[index + 1 :]
-        if one[0] == other[0]
-        and one[1] < other[1] + other[2]
-        and other[1] < one[1] + one[2]
-        and one[3] < other[4]
-        and other[3] < one[4]
-    ]
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_bars_never_overlap_and_cover_what_was_held(profile: str) -> None:
-    """Two jobs on one GPU at one time: a picture like that would be an accident report."""
-    found, timeline = watched(BUSY, profile, options=SLOW_NODES)
-    timeline.close()
-    bars = areas(timeline)
-    assert overlaps(bars) == []
-    assert all(start < end for *_, start, end in bars)
-    held_s = sum(height * (end - start) for _, _, height, start, end in bars) / 1e6
-    figures = found.figures(1, 1)
-    assert held_s == pytest.approx(figures.gpu_allocation * 16 * figures.makespan_s, rel=0.02)
-    drawn = series_of(timeline).gantt
-    merged_s = float((drawn.height * (drawn.end_s - drawn.start_s)).sum())
-    assert merged_s == pytest.approx(held_s), "neighbouring GPUs of one job become one bar, and none is lost"
-
-
-def test_shares_of_a_gpu_lie_side_by_side() -> None:
-    """Notebooks with a third of a GPU come and go; each has its own strip of the GPU's row."""
-    jobs = [
-        TraceJob(f"n{i}", 5.0 * i, 20.0 + 7 * (i % 3), 1, gpu_share_milli=(333, 500, 250)[i % 3])
-        for i in range(24)
-    ]
-    _, timeline = watched(jobs, "best-fit", "1x2")
-    timeline.close()
-    bars = areas(timeline)
-    assert overlaps(bars) == []
-    strips: dict[str, int] = {}
-    for index, height in zip(timeline.bars.job, timeline.bars.height, strict=True):
-        job_id = timeline.jobs[index].job_id
-        strips[job_id] = strips.get(job_id, 0) + height
-    assert strips == {one.job_id: one.gpu_share_milli for one in jobs}, "each as high as its share"
-    assert len({(node, y // 1_000) for node, y, *_ in bars}) == 2, "on both GPUs"
-
-
-def test_how_bars_end() -> None:
-    """a gives way to b and comes back; the run is cut short while it runs."""
-    timeline = Timeline()
-    found = simulation([job("a", 0, 100, 4), job("b", 10, 20, 4)], "srtf", sink=timeline.take)
-    while found.now_s < 30:
-        assert found.step()
-    timeline.close()
-    names = [timeline.jobs[index].job_id for index in timeline.bars.job]
-    told = list(zip(names, timeline.bars.how, timeline.bars.attempt, strict=True))
-    assert told == [("a", STOPPED, 1), ("b", EXITED, 1), ("a", STILL, 2)]
-    assert timeline.preemptions == 1
-
-
-@pytest.mark.parametrize("profile", ["liquid", "random", "srtf"])
-def test_what_could_start_is_what_fits(profile: str) -> None:
-    """At every record: count free GPUs on the nodes of the folded state, and how many jobs of a size they hold."""
-    values: list[bytes] = []
-    found = simulation(BUSY, profile, CLUSTER, sink=values.append)
-    ends(found)
-    replica, timeline = Replica(), Timeline()
-    for offset, value in enumerate(values):
-        assert replica.take(value, offset) is not None
-        timeline.take(value)
-        nodes = [node for node in replica.state.nodes.values() if node.status is NodeStatus.READY]
-        largest = max((len(node.spec.gpus) for node in nodes), default=0)
-        if not largest:
-            continue
-        for size, count in zip(SIZES, timeline.occupancy.startable(), strict=True):
-            workers, each = shape_of(size, largest)
-            slots = sum(node.free_gpu_mask.bit_count() // each for node in nodes)
-            assert count == slots // workers, (size, offset)
-
-
-def test_long_curves_keep_their_mean() -> None:
-    """82,000 jobs make 160,000 steps; the drawn line has a few hundred points and the same area under it."""
-    chance = np.random.default_rng(3)
-    at_s = np.cumsum(chance.exponential(10.0, size=50_000))
-    value = chance.integers(0, 60, size=50_000).astype(np.float64)
-    end_s = float(at_s[-1]) + 5.0
-    drawn = curve_of(at_s, value, end_s)
-    assert len(drawn.at_s) == BINS + 1
-    whole = float(value @ np.diff(np.append(at_s, end_s)))
-    assert float(drawn.value[:-1] @ np.diff(drawn.at_s)) == pytest.approx(whole)
-    short = curve_of(at_s[:10], value[:10], end_s)
-    assert list(short.value) == [*value[:10], value[9]], "a short one is drawn as it is"
-
-
-def test_distribution_curves_are_distributions() -> None:
-    values = np.sort(np.random.default_rng(4).exponential(100.0, size=5_000))
-    drawn = cdf_of(values)
-    assert len(drawn.at_s) < 1_000
-    for at_s, share in zip(drawn.at_s[1:], drawn.value[1:], strict=True):
-        assert share == pytest.approx(float(np.mean(values <= at_s)))
-    assert (drawn.value[0], drawn.value[-1]) == (0.0, 1.0)
-
-
-def test_large_charts_are_excerpts_that_say_so() -> None:
-    """Thousands of jobs on hundreds of nodes: the page stays small, shows whole bars only, and tells what it leaves out."""
-    jobs = [job(f"k{i}", 2.0 * i, 30.0 + i % 50, 1 + i % 3) for i in range(600)]
-    _, timeline = watched(jobs, "liquid", "40x4")
-    drawn = series_of(timeline, max_bars=60)
-    gantt = drawn.gantt
-    assert 0 < len(gantt.job) <= 60
-    first, last = gantt.window_s
-    assert ((gantt.start_s < last) & (gantt.end_s > first)).all()
-    everything = series_of(timeline, max_bars=10**6)
-    whole = everything.gantt
-    assert everything.heat is None, "nothing is left out, so no overview is needed"
-    assert len(whole.job) == len(gantt.job) + gantt.left_out
-    here = whole.node < len(gantt.rows)
-    inside = here & (whole.start_s < last) & (whole.end_s > first)
-    assert int(inside.sum()) == len(gantt.job), "all that runs in the window is drawn, also what began before"
-    assert drawn.heat is not None
-    [chart] = next(section for section in sections([drawn]) if section.key == "gantt").drawings
-    assert f"{gantt.left_out:,} are left out" in chart.note
-    widths = np.diff(drawn.heat.edges_s)
-    gpu_s = float((drawn.heat.percent.astype(float) / 100 * 4 * widths).sum())
-    held_s = float((whole.height * (whole.end_s - whole.start_s)).sum())
-    assert gpu_s == pytest.approx(held_s, rel=0.01), "the overview holds all of it"
+from .stories import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
 
 
 def test_where_nobody_waits_no_chart_of_waiting_is_drawn() -> None:
@@ -347,7 +148,7 @@ def test_one_file_with_the_figures_and_nothing_from_elsewhere(tmp_path: Path, af
     for line in ledger.read_bytes().splitlines():
         timeline.take(line)
     held = [y for y, name in zip(load["y"], load["series"], strict=True) if name == "held by jobs"]
-    assert held[:-1] == pytest.approx([held / 16 for held in timeline.steps.held], rel=1e-5)
+    assert held[:-1] == pytest.approx(timeline.steps["held"] / 16, rel=1e-5)
     assert len(table_of(charts["gantt-0-0"], "job")["job"]) == len(series_of(timeline).gantt.job)
     saved = sorted(path.name for path in pictures.iterdir())
     assert saved == [
@@ -410,31 +211,31 @@ def test_half_a_ledger_is_refused(tmp_path: Path, afternoon: str, capsys: pytest
     capsys.readouterr()
     ledger.write_bytes(b"\n".join(ledger.read_bytes().splitlines()[100:]) + b"\n")
     assert main(["report", str(ledger)]) == 2
-    assert "no line is a first record" in capsys.readouterr().err
+    assert "is a first record" in capsys.readouterr().err
 
 
 def test_twenty_policies_on_a_large_trace_still_make_one_page() -> None:
     """Somebody compares everything that there is on 20,000 nodes; the page must still open, and go through the mail."""
-    chance = np.random.default_rng(5)
+    rng = np.random.default_rng(5)
 
     def curve() -> Curve:
-        return Curve(np.sort(chance.uniform(0, 1e7, MAX_ROWS)), chance.uniform(0, 1, MAX_ROWS))
+        return Curve(np.sort(rng.uniform(0, 1e7, MAX_ROWS)), rng.uniform(0, 1, MAX_ROWS))
 
     count = MAX_BARS
     gantt = Gantt(
         [(f"a-rather-long-name-of-a-node-{index:05}", 8) for index in range(MAX_LANES // 8)],
-        *(np.arange(count), chance.integers(0, MAX_LANES // 8, count)),
-        *(chance.uniform(0, 8, count), chance.uniform(0, 8, count)),
-        *(chance.uniform(0, 1e7, count), chance.uniform(0, 1e7, count)),
+        *(np.arange(count), rng.integers(0, MAX_LANES // 8, count)),
+        *(rng.uniform(0, 8, count), rng.uniform(0, 8, count)),
+        *(rng.uniform(0, 1e7, count), rng.uniform(0, 1e7, count)),
         *(np.full(count, 1_000), np.zeros(count, dtype=np.int64)),
         window_s=(0.0, 1e7),
         left_out=10**6,
     )
-    cells = chance.integers(0, 101, (MAX_HEAT_ROWS, HEAT_BINS)).astype(np.uint8)
+    cells = rng.integers(0, 101, (MAX_HEAT_ROWS, HEAT_BINS)).astype(np.uint8)
     heat = Heat(
         np.linspace(0, 1e7, HEAT_BINS + 1), cells, [f"node-{row:05}" for row in range(MAX_HEAT_ROWS)], 63
     )
-    times = np.sort(chance.exponential(1e5, 100_000))
+    times = np.sort(rng.exponential(1e5, 100_000))
     pictures = [
         RunSeries(
             f"policy-{index}", 0, 1e7, 160_000, 20_000, curve(), curve(), curve(),

@@ -50,7 +50,7 @@ def test_a_stream_that_ends_early_is_no_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The gateway restarts in the middle: better no trace than half a month that looks like a whole one."""
-    short = '{"at_ms":1,"type":"penstock.cell.thawed","data":{}}'
+    short = '{"at_ms":1,"type":"penstock.cell.thawed","data":{"reason":"nodes are back"}}'
     monkeypatch.setattr(Session, "gateway", lambda self: Canned(f"id: 1.0\ndata: {short}\n\n"))
     trace = tmp_path / "month.csv"
     assert run(["export", "-o", str(trace)]) == Exit.UNREACHABLE

@@ -1,34 +1,22 @@
 """`penstock export`: the jobs that a cell ran, as a trace that can be run again under another policy."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from penstock.exits import BadCommand
-from penstock.ledger.record import GENESIS, read_valid
-from penstock.runtime.csv_import import BadFile, Problem
-from penstock.runtime.json_lines import json_lines
 from penstock.screen import console
 from penstock.simulator.commands.options import bad_input_stops
-from penstock.simulator.traces.history import History, Left, PastJob, node_rows
+from penstock.simulator.commands.past import read_events, read_ledger
+from penstock.simulator.traces.history import History, Left, PastJob, mixed, node_rows
 from penstock.simulator.traces.writing import trace_lines, write_lines
 
 UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-CELL = "the cell's events"
 AGO = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
-
-
-class Streamed(msgspec.Struct):
-    """One event as the gateway streams it."""
-
-    at_ms: int
-    type: str
-    data: msgspec.Raw
 
 
 @bad_input_stops()
@@ -74,7 +62,7 @@ def export(
     elif cell is not None:
         raise BadCommand("--cell is the gateway's, --ledger reads no gateway; leave one of both out")
     else:
-        for remark in read_ledger(ledger, history):
+        if remark := read_ledger(ledger, history):
             errors.print(f"penstock: {remark}", markup=False)
     since_ms = _moment_ms(since, history.last_ms, "--from")
     until_ms = _moment_ms(until, history.last_ms, "--until")
@@ -87,7 +75,7 @@ def export(
         write_lines(output, lines_of(found))
         if nodes is not None:
             write_lines(nodes, node_rows(history.nodes))
-            mixed = [node.node_id for node in history.nodes.values() if node.mixed]
+            mixed = [node.node_id for node in history.nodes.values() if mixed(node)]
             if mixed:
                 message = f"{len(mixed)} nodes have GPUs of several kinds and stand there with the first: {mixed[0]}, …"
                 errors.print(f"penstock: {message}", markup=False)
@@ -125,53 +113,3 @@ def _moment_ms(text: str | None, last_ms: int, option: str) -> int | None:
     except ValueError as error:
         raise BadCommand(f"{option} {text}: neither a date and time nor a span as 30d, 12h, 45m") from error
     return round((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1_000)
-
-
-def read_ledger(path: Path, history: History) -> Iterator[str]:
-    """Folds a ledger's file; yields remarks. A record that does not follow the chain is void (LAW 3), and counted.
-
-    Raises `BadFile`.
-    """
-    head, void, line = GENESIS, [], 0
-    for line, value in ledger_lines(path):
-        found = read_valid(head, value)
-        if found is None:
-            void.append(line)
-            continue
-        head, record = found
-        try:
-            for fact in record.facts:
-                history.take(record.now_ms, fact.type.rpartition(".v")[0], fact.data)
-        except msgspec.DecodeError as error:
-            raise BadFile(str(path), [Problem(line, "", f"a fact that cannot be read: {error}")]) from error
-    if head.seq == 0:
-        message = (
-            f"no ledger: none of its {line} lines is a first record"
-            if line
-            else "empty: a ledger was expected"
-        )
-        raise BadFile(str(path), [Problem(0, "", message)])
-    if void:
-        yield f"{path}: {len(void)} records do not follow the one before and are void; the first in line {void[0]}"
-
-
-def read_events(events: Iterable[bytes], history: History) -> None:
-    """Folds the gateway's events. Raises `BadFile`."""
-    decode = msgspec.json.Decoder(Streamed).decode
-    number = 0
-    for number, value in enumerate(events, start=1):
-        try:
-            event = decode(value)
-            history.take(event.at_ms, event.type, event.data)
-        except msgspec.DecodeError as error:
-            raise BadFile(CELL, [Problem(number, "", f"no event: {error}")]) from error
-    if not number:
-        raise BadFile(CELL, [Problem(0, "", "empty: events were expected")])
-
-
-def ledger_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number, bytes) of each line that is not blank. Raises `BadFile`."""
-    try:
-        yield from json_lines(path)
-    except OSError as error:
-        raise BadFile(str(path), [Problem(0, "", error.strerror or str(error))]) from error

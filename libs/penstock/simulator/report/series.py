@@ -3,14 +3,14 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.model.transitions import NodeStatus
 from penstock.model.types import WHOLE_GPU
-from penstock.simulator.report.occupancy import SIZES
-from penstock.simulator.report.timeline import NEVER, Bars, Timeline
+from penstock.simulator.report.timeline import SIZES, Rows, Timeline
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -138,30 +138,33 @@ class Stopwatch:
 def series_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: int = MAX_BARS) -> RunSeries:
     """Closes the timeline. At least one record."""
     timeline.close()
-    steps, end_s = timeline.steps, timeline.now_ms / 1_000
-    at_s = np.asarray(steps.at_ms, dtype=np.float64) / 1_000
-    gpus = np.maximum(1, np.asarray(steps.gpus, dtype=np.float64))
-    binned = len(at_s) > MAX_ROWS
-
-    def curve(values: Any) -> Curve:
-        return curve_of(at_s, np.asarray(values, dtype=np.float64), end_s)
-
-    total = timeline.occupancy.gpus
-    sizes = [size for size in SIZES if size <= max(1, total)]
-    done = [job for job in timeline.jobs if job.ended_ms != NEVER and job.outcome == "succeeded"]
+    steps, nodes = timeline.steps, timeline.state.nodes.values()
+    at_s, end_s = steps["at_ms"] / 1_000, timeline.now_ms / 1_000
+    gpus = np.maximum(1, steps["gpus"])
+    there = [len(node.spec.gpus) for node in nodes if node.status is not NodeStatus.GONE]
+    done = [job for job in timeline.jobs if job.outcome == "succeeded"]
     gantt = _gantt(timeline, end_s, max_bars)
+
+    def curve(values: Reals) -> Curve:
+        return curve_of(at_s, values, end_s)
+
+    startable = {
+        size: column
+        for size, column in zip(SIZES, steps["startable"].T, strict=True)
+        if size <= max(1, sum(there))
+    }
     return RunSeries(
-        profile=timeline.profile,
-        seed=timeline.seed,
+        profile=timeline.state.settings.profile,
+        seed=timeline.state.settings.seed,
         end_s=end_s,
-        gpus=total,
-        nodes=sum(node.there for node in timeline.occupancy.nodes),
-        held=curve(np.asarray(steps.held) / gpus),
-        working=curve(np.asarray(steps.working) / gpus),
-        waiting=curve(steps.waiting),
-        startable={size: curve(steps.startable[SIZES.index(size)]) for size in sizes},
-        room={size: max(steps.startable[SIZES.index(size)], default=0) for size in sizes},
-        averaged_s=end_s / BINS if binned else 0.0,
+        gpus=sum(there),
+        nodes=len(there),
+        held=curve(steps["held"] / gpus),
+        working=curve(steps["working"] / gpus),
+        waiting=curve(steps["waiting"]),
+        startable={size: curve(column) for size, column in startable.items()},
+        room={size: int(max(column, default=0)) for size, column in startable.items()},
+        averaged_s=end_s / BINS if len(at_s) > MAX_ROWS else 0.0,
         jct_s=np.sort(np.array([job.jct_ms for job in done], dtype=np.float64)) / 1_000,
         queue_s=np.sort(np.array([job.jct_ms - job.ran_ms for job in done], dtype=np.float64)) / 1_000,
         gantt=gantt,
@@ -171,7 +174,7 @@ def series_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: 
             for index in np.unique(gantt.job)
             for job in (timeline.jobs[index],)
         },
-        waited=any(steps.waiting),
+        waited=bool(steps["waiting"].any()),
         largest_job=max((job.gpus for job in timeline.jobs), default=0.0),
         latencies=stopwatch.latencies() if stopwatch is not None else (),
     )
@@ -205,115 +208,94 @@ def cdf_of(values: Reals) -> Curve:
 # ------------------------------------------------------------------------------------------------ bars
 
 
-def _columns(bars: Bars) -> dict[str, Integers]:
-    names = ("job", "node", "y", "height", "start_ms", "end_ms", "attempt", "how")
-    return {name: np.asarray(getattr(bars, name), dtype=np.int64) for name in names}
-
-
 def _gantt(timeline: Timeline, end_s: float, max_bars: int) -> Gantt:
     """All bars if they are few enough; else some nodes, and of these as much time around the busiest as fits."""
-    columns = _merged(_columns(timeline.bars))
-    total = len(columns["job"])
-    nodes = timeline.occupancy.nodes
-    shown = _nodes_that_fit(columns, [node.gpus for node in nodes], max_bars)
-    columns = _only(columns, columns["node"] < shown)
+    everything = bars = _merged(timeline.bars)
+    nodes = [(node.spec.node_id, len(node.spec.gpus)) for node in timeline.state.nodes.values()]
+    shown = _nodes_that_fit(bars, [gpus for _, gpus in nodes], max_bars)
+    bars = bars[bars["node"] < shown]
     window_ms = (0.0, 1_000 * end_s)
-    if len(columns["job"]) > max_bars:
-        window_ms = _window(columns, _busiest_ms(timeline), 1_000 * end_s, max_bars)
-        columns = _only(columns, _within(columns, *window_ms))
+    if len(bars) > max_bars:
+        busiest_ms = timeline.steps["at_ms"][np.argmax(timeline.steps["held"])]
+        window_ms = _window(bars, float(busiest_ms), 1_000 * end_s, max_bars)
+        bars = bars[_within(bars, *window_ms)]
     return Gantt(
-        rows=[(node.node_id, node.gpus) for node in nodes[:shown]],
-        job=columns["job"],
-        node=columns["node"],
-        y=columns["y"] / WHOLE_GPU,
-        height=columns["height"] / WHOLE_GPU,
-        start_s=columns["start_ms"] / 1_000,
-        end_s=columns["end_ms"] / 1_000,
-        attempt=columns["attempt"],
-        how=columns["how"],
+        rows=nodes[:shown],
+        job=bars["job"],
+        node=bars["node"],
+        y=bars["y"] / WHOLE_GPU,
+        height=bars["height"] / WHOLE_GPU,
+        start_s=bars["start_ms"] / 1_000,
+        end_s=bars["end_ms"] / 1_000,
+        attempt=bars["attempt"],
+        how=bars["how"],
         window_s=(window_ms[0] / 1_000, window_ms[1] / 1_000),
-        left_out=total - len(columns["job"]),
+        left_out=len(everything) - len(bars),
     )
 
 
-def _only(columns: dict[str, Integers], mask: NDArray[np.bool_] | Integers) -> dict[str, Integers]:
-    return {name: column[mask] for name, column in columns.items()}
-
-
-def _within(columns: dict[str, Integers], first_ms: float, last_ms: float) -> NDArray[np.bool_]:
+def _within(bars: Rows, first_ms: float, last_ms: float) -> NDArray[np.bool_]:
     """Bars of which some part lies in the window."""
-    return (columns["start_ms"] < last_ms) & (columns["end_ms"] > first_ms)
+    found: NDArray[np.bool_] = (bars["start_ms"] < last_ms) & (bars["end_ms"] > first_ms)
+    return found
 
 
-def _window(
-    columns: dict[str, Integers], middle_ms: float, end_ms: float, max_bars: int
-) -> tuple[float, float]:
+def _window(bars: Rows, middle_ms: float, end_ms: float, max_bars: int) -> tuple[float, float]:
     """The widest window around a moment with at most so many bars; by halving."""
     fits, too_wide = 0.0, end_ms
     for _ in range(HALVINGS):
         half = (fits + too_wide) / 2
-        if np.count_nonzero(_within(columns, middle_ms - half, middle_ms + half)) <= max_bars:
+        if np.count_nonzero(_within(bars, middle_ms - half, middle_ms + half)) <= max_bars:
             fits = half
         else:
             too_wide = half
     return max(0.0, middle_ms - fits), min(end_ms, middle_ms + fits)
 
 
-def _busiest_ms(timeline: Timeline) -> float:
-    """When the cell first held most."""
-    return float(timeline.steps.at_ms[int(np.argmax(np.asarray(timeline.steps.held)))])
-
-
-def _nodes_that_fit(columns: dict[str, Integers], gpus: Sequence[int], max_bars: int) -> int:
+def _nodes_that_fit(bars: Rows, gpus: Sequence[int], max_bars: int) -> int:
     """How many nodes, first ones first: all that keep within `MAX_LANES` GPUs and `max_bars` bars, but at least those
     of `MIN_LANES` GPUs."""
-    counts = np.bincount(columns["node"], minlength=len(gpus))
-    lanes = bars = 0
-    for node, own in enumerate(gpus):
-        lanes += own
-        bars += int(counts[node])
-        if node and (lanes > MAX_LANES or (bars > max_bars and lanes > MIN_LANES)):
-            return node
-    return len(gpus)
+    counts = np.cumsum(np.bincount(bars["node"], minlength=len(gpus)))
+    lanes = np.cumsum(gpus)
+    too_many = (lanes > MAX_LANES) | ((counts > max_bars) & (lanes > MIN_LANES))
+    return max(1, int(np.argmax(too_many))) if too_many.any() else len(gpus)
 
 
-def _merged(columns: dict[str, Integers]) -> dict[str, Integers]:
+def _merged(bars: Rows) -> Rows:
     """Neighbouring GPUs that one job held from and to the same moment become one rectangle."""
     same = ("job", "node", "start_ms", "end_ms", "attempt", "how")
-    order = np.lexsort((columns["y"], *(columns[name] for name in reversed(same))))
-    columns = _only(columns, order)
-    if not len(order):
-        return columns
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = columns["y"][1:] != columns["y"][:-1] + columns["height"][:-1]
+    bars = bars[np.lexsort([bars[name] for name in ("y", *reversed(same))])]
+    if not len(bars):
+        return bars
+    new = np.ones(len(bars), dtype=bool)
+    new[1:] = bars["y"][1:] != bars["y"][:-1] + bars["height"][:-1]
     for name in same:
-        new[1:] |= columns[name][1:] != columns[name][:-1]
-    heights = np.add.reduceat(columns["height"], np.flatnonzero(new))
-    merged = _only(columns, new)
-    merged["height"] = heights
+        new[1:] |= bars[name][1:] != bars[name][:-1]
+    merged = bars[new]
+    merged["height"] = np.add.reduceat(bars["height"], np.flatnonzero(new))
     return merged
 
 
 def _heat(timeline: Timeline, end_s: float) -> Heat:
     """Mean share held per node and bin, by integrating the bars up to each edge."""
-    columns, nodes = _columns(timeline.bars), timeline.occupancy.nodes
+    bars, nodes = timeline.bars, list(timeline.state.nodes.values())
     edges = np.linspace(0.0, 1_000 * end_s, HEAT_BINS + 1)
     rate = np.zeros((len(nodes), HEAT_BINS + 2))
     moment = np.zeros_like(rate)
     for name, sign in (("start_ms", 1.0), ("end_ms", -1.0)):
-        at = columns[name].astype(np.float64)
-        place = (columns["node"], np.searchsorted(edges, at, side="right"))
-        np.add.at(rate, place, sign * columns["height"])
-        np.add.at(moment, place, sign * columns["height"] * at)
+        at = bars[name].astype(np.float64)
+        place = (bars["node"], np.searchsorted(edges, at, side="right"))
+        np.add.at(rate, place, sign * bars["height"])
+        np.add.at(moment, place, sign * bars["height"] * at)
     rate, moment = np.cumsum(rate, axis=1)[:, :-1], np.cumsum(moment, axis=1)[:, :-1]
     held = np.diff(edges * rate - moment, axis=1) / np.diff(edges)
     per_row = -(-len(nodes) // MAX_HEAT_ROWS)
     starts = np.arange(0, len(nodes), per_row)
-    capacity = np.add.reduceat(np.array([max(1, node.gpus) for node in nodes]), starts) * WHOLE_GPU
+    capacity = np.add.reduceat(np.array([max(1, len(node.spec.gpus)) for node in nodes]), starts) * WHOLE_GPU
     share = np.add.reduceat(held, starts, axis=0) / capacity[:, None]
     return Heat(
         edges / 1_000,
         np.clip(np.rint(100 * share), 0, 100).astype(np.uint8),
-        [nodes[start].node_id for start in starts],
+        [nodes[start].spec.node_id for start in starts],
         per_row,
     )

@@ -1,38 +1,48 @@
-"""Fold of the ledger into time series and Gantt bars: GPU occupancy, queue length, free capacity.
+"""Time series and Gantt bars folded from a ledger: GPU occupancy, queue length, free capacity.
 
-Its only input are the bytes of records, from a running simulation or an exported ledger: the same ledger gives the
-same charts. Times are the ledger's, in ms since its first record.
+Their only input are the records, from a running simulation or an exported ledger, or the events that a gateway
+streams: the same ledger gives the same charts. Times are the ledger's, in ms since its first record.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from penstock.ledger.record import read
+from penstock.ledger.evolve import begin, evolve, job_of_task
+from penstock.ledger.record import RawRecord
+from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState, JobState
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
-from penstock.model.codec import decode_fact
-from penstock.model.event import wire_type
-from penstock.model.types import WHOLE_GPU, ResourceVector
-from penstock.simulator.report.occupancy import SIZES, Block, Node, Occupancy
+from penstock.model.event import Event
+from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.types import WHOLE_GPU, TaskPlacement
+from penstock.simulator.traces.jobs import Shape, shape_of
 
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # GPUs of the jobs whose free capacity is counted: the sizes in traces
 EXITED, STOPPED, STILL = 0, 1, 2
 """How a bar ends: its task exited by itself; its job was ordered to stop; it has not ended yet."""
 NEVER = -1
+QUEUED = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED})
+TASK_ENDS = external_events.TaskExited | external_events.OrderRefused | ledger.TaskLost
 
-OfTask: TypeAlias = external_events.TaskExited | external_events.OrderRefused | ledger.TaskLost
+BAR = np.dtype(
+    [(name, np.int64) for name in ("job", "node", "y", "height", "start_ms", "end_ms", "attempt", "how")]
+)
+"""A rectangle of the Gantt chart: `job` counts in `Timeline.jobs`, `node` is its ordinal, `y` and `height` as in `Block`."""
+STEP = np.dtype(
+    [(name, np.float64) for name in ("at_ms", "held", "working", "waiting", "gpus")]
+    + [("startable", np.float64, (len(SIZES),))]
+)  # fmt: skip
+"""Values that hold from `at_ms` until the next row. `held`, `working`: GPUs given to jobs, and those of jobs that run and
+are not being stopped; shares count as such. `waiting`: jobs in the queue. `gpus`: of the nodes that are not gone.
+`startable`: per size of `SIZES`, how many more jobs of that size could start, if no other did."""
 
-
-def integers() -> "array[int]":
-    return array("q")
-
-
-def reals() -> "array[float]":
-    return array("d")
+Rows = NDArray[np.void]
 
 
 @dataclass(slots=True)
@@ -40,210 +50,184 @@ class Job:
     """One job's times, ms; `NEVER` where it has not come to that."""
 
     job_id: str
-    name: str
     model: str
-    owner: str
     submitted_ms: int
-    workers: int
     gpus: float = 0.0
     """Of the whole gang; a share of a GPU counts as such."""
-    placed_ms: int = NEVER
-    """First placement."""
     ended_ms: int = NEVER
     outcome: str = ""
     ran_ms: int = 0
-    """With all its tasks started, all attempts together."""
+    """With all its tasks started, until the first was stopped or exited; all attempts together."""
     running_since_ms: int = NEVER
-    attempts: int = 0
-    stopping: bool = False
-    waiting: bool = True
+    waiting: bool = False
     """In the queue."""
-    starting: set[str] = field(default_factory=set)
-    """Tasks of the current attempt that have not started."""
 
     @property
     def jct_ms(self) -> int:
         return self.ended_ms - self.submitted_ms
 
 
-class Holding(NamedTuple):
-    """A task that holds GPUs; `attempt` of its job."""
+class Block(NamedTuple):
+    """A rectangle inside a node: both in thousandths of a GPU, `y` from the node's first."""
 
-    job: int
-    attempt: int
-    node: Node
-    gpus: tuple[int, ...]
-    share: int
-    since_ms: int
-    blocks: tuple[Block, ...]
+    y: int
+    height: int
 
 
 @dataclass(slots=True)
-class Bars:
-    """Rectangles of the Gantt chart, one column per field; `y` and `height` as in `Block`."""
-
-    job: "array[int]" = field(default_factory=integers)
-    node: "array[int]" = field(default_factory=integers)
-    y: "array[int]" = field(default_factory=integers)
-    height: "array[int]" = field(default_factory=integers)
-    start_ms: "array[int]" = field(default_factory=integers)
-    end_ms: "array[int]" = field(default_factory=integers)
-    attempt: "array[int]" = field(default_factory=integers)
-    how: "array[int]" = field(default_factory=integers)
-
-    def add(self, held: Holding, end_ms: int, how: int) -> None:
-        for block in held.blocks:
-            self.job.append(held.job)
-            self.node.append(held.node.ordinal)
-            self.y.append(block.y)
-            self.height.append(block.height)
-            self.start_ms.append(held.since_ms)
-            self.end_ms.append(end_ms)
-            self.attempt.append(held.attempt)
-            self.how.append(how)
-
-
-@dataclass(slots=True)
-class Steps:
-    """What changed when: from `at_ms[i]` on until the next row, the values of row i hold."""
-
-    at_ms: "array[int]" = field(default_factory=integers)
-    held: "array[float]" = field(default_factory=reals)
-    """GPUs given to jobs; shares count as such."""
-    working: "array[float]" = field(default_factory=reals)
-    """GPUs of jobs all of whose tasks have started and none has been stopped or ended."""
-    waiting: "array[int]" = field(default_factory=integers)
-    """Jobs in the queue."""
-    gpus: "array[int]" = field(default_factory=integers)
-    """Of the nodes that are there."""
-    startable: "tuple[array[int], ...]" = field(default_factory=lambda: tuple(integers() for _ in SIZES))
-    """Per size of `SIZES`: how many more jobs of that size could start."""
-
-
 class Timeline:
-    """`take` each record's bytes in order; then read the fields."""
+    """`take` each record's bytes in order, or `take_event`; then read the fields."""
 
-    def __init__(self) -> None:
-        self.records = 0
-        self.profile = ""
-        self.seed = 0
-        self.now_ms = 0
-        self.preemptions = 0
-        self.jobs: list[Job] = []
-        self.bars = Bars()
-        self.steps = Steps()
-        self.occupancy = Occupancy()
-        self._zero_ms: int | None = None
-        self._job_at: dict[str, int] = {}
-        self._holding: dict[str, Holding] = {}
-        self._early: dict[str, ResourceVector] = {}
-        self._working = 0.0
-        self._waiting = 0
-        self._dirty = False
+    replica: Replica = field(default_factory=Replica)
+    records: int = 0
+    now_ms: int = 0
+    preemptions: int = 0
+    jobs: list[Job] = field(default_factory=list)
+    _bars: "array[int]" = field(default_factory=lambda: array("q"))
+    _steps: "array[float]" = field(default_factory=lambda: array("d"))
+    _zero_ms: int | None = None
+    _job_at: dict[str, int] = field(default_factory=dict)
+    _blocks: dict[str, Sequence[Block]] = field(default_factory=dict)
+    """Task → what it holds."""
+    _shared: dict[tuple[str, int], list[Block]] = field(default_factory=dict)
+    """(node, GPU) → the shares of it that are given."""
+    _held_milli: int = 0
+    _working: float = 0.0
+    _waiting: int = 0
+    _capacity_version: int = 0
+    _gpus: int = 0
+    _largest: int = 0
+    """GPUs of the largest node so far."""
+    _shapes: Sequence[Shape] = ()
+    """Of the jobs of `SIZES` on such nodes."""
 
-    def take(self, value: bytes) -> None:
-        """One record. Raises `penstock.ledger.record.Unreadable`."""
-        record = read(value)
-        self.records += 1
-        self.fold(record.now_ms, [(fact.type, fact.data) for fact in record.facts])
+    @property
+    def state(self) -> CellState:
+        return self.replica.state
 
-    def fold(self, now_ms: int, found: Iterable[tuple[str, msgspec.Raw]]) -> None:
-        """(wire type, data) of facts of one moment.
+    @property
+    def bars(self) -> Rows:
+        """Rows of `BAR`."""
+        return np.array(self._bars).view(BAR)
 
-        Raises `KeyError` with a job or node that no earlier fact introduced, `EventError` for a fact that cannot be read.
+    @property
+    def steps(self) -> Rows:
+        """Rows of `STEP`, at most one per moment."""
+        return np.array(self._steps).view(STEP)
+
+    def take(self, value: bytes) -> bool:
+        """Folds one record; False for a void one.
+
+        Raises `EventError` for a fact that cannot be read, `KeyError` with what no earlier fact introduced.
         """
-        if self._zero_ms is None:
-            self._zero_ms = now_ms
-        self.now_ms = now_ms - self._zero_ms
-        for kind, data in found:
-            handler = HANDLERS.get(kind)
-            if handler is not None:
-                handler(self, decode_fact(kind, data))
-        if self._dirty:
-            self._note()
+        record = self.replica.take(value, self.records, self._fold)
+        if record is None:
+            return False
+        self.records += 1
+        self._note()
+        return True
+
+    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
+        """Folds one event of record `seq`. Raises `KeyError` as `take`."""
+        begin(self.state, seq, at_ms, self.state.term)
+        self._fact(event)
+        self._note()
 
     def close(self) -> None:
         """The ledger ends here: what is still held gets a bar up to now."""
-        for held in self._holding.values():
-            self.bars.add(held, self.now_ms, STILL)
-        self._holding.clear()
+        for node in self.state.nodes.values():
+            for task_id, job_id in node.tasks.items():
+                job = self.state.jobs[job_id]
+                self._bar(job, job.tasks[task_id].place, self._blocks.pop(task_id, ()), STILL)
 
     def _note(self) -> None:
-        """A row of `steps`; a later one of the same moment takes its place."""
-        self._dirty = False
-        steps = self.steps
-        row = len(steps.at_ms) - 1
-        if row < 0 or steps.at_ms[row] != self.now_ms:
-            for column in (steps.at_ms, steps.waiting, steps.gpus, *steps.startable):
-                column.append(self.now_ms)
-            steps.held.append(0.0)
-            steps.working.append(0.0)
-            row += 1
-        steps.held[row] = self.occupancy.held_milli / WHOLE_GPU
-        steps.working[row] = self._working
-        steps.waiting[row] = self._waiting
-        steps.gpus[row] = self.occupancy.gpus
-        for column, count in zip(steps.startable, self.occupancy.startable(), strict=True):
-            column[row] = count
+        """A row of `steps`, if it differs from the last; a later one of the same moment takes its place."""
+        state, width = self.state, STEP.itemsize // 8
+        if state.capacity_version != self._capacity_version:
+            self._capacity_version = state.capacity_version
+            sizes = [
+                len(node.spec.gpus) for node in state.nodes.values() if node.status is not NodeStatus.GONE
+            ]
+            self._gpus = sum(sizes)
+            self._largest = max(self._largest, *sizes, 0)
+            self._shapes = [shape_of(size, self._largest) for size in SIZES] if self._largest else []
+        counts = (self._held_milli / WHOLE_GPU, self._working, self._waiting, self._gpus, *self._startable())
+        row = array("d", (self.now_ms, *counts))
+        if self._steps and self._steps[-width] == self.now_ms:
+            del self._steps[-width:]
+        if self._steps[1 - width :] != row[1:]:
+            self._steps.extend(row)
 
-    # ------------------------------------------------------------------------------------------- jobs
+    def _startable(self) -> list[int]:
+        """As in `STEP`."""
+        free = [self.state.index.gpus.having(gpus).bit_count() for gpus in range(self._largest + 1)]
+        return [sum(free[each::each]) // workers for workers, each in self._shapes] or [0] * len(SIZES)
 
-    def _submitted(self, fact: external_events.JobSubmitted) -> None:
-        spec, asked = fact.spec, fact.spec.resources
-        job = Job(fact.job_id, spec.name, spec.model or "", spec.owner, self.now_ms, spec.workers)
-        self._job_at[fact.job_id] = len(self.jobs)
-        self.jobs.append(job)
-        early = self._early.pop(fact.job_id, None)
-        worker = early or ResourceVector(
-            gpus=asked.gpus or 0, gpu_share_milli=asked.gpu_share_milli or WHOLE_GPU
-        )
-        self._size(job, worker)
-        self._waiting += 1
-        self._dirty = True
+    # ------------------------------------------------------------------------------------------ facts
 
-    def _estimated(self, fact: external_events.JobEstimated) -> None:
-        at = self._job_at.get(fact.job_id)
-        if at is None:
-            self._early[fact.job_id] = fact.estimate.worker
-        else:
-            self._size(self.jobs[at], fact.estimate.worker)
+    def _fold(self, record: RawRecord, n: int, event: Event) -> None:
+        self._fact(event)
 
-    def _size(self, job: Job, worker: ResourceVector) -> None:
-        job.gpus = job.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU
-
-    def _wait(self, job: Job, waits: bool) -> None:
-        self._waiting += waits - job.waiting
-        job.waiting = waits
-        self._dirty = True
-
-    def _preempted(self, fact: ledger.JobPreempted) -> None:
-        self.preemptions += 1
-
-    def _stop(self, fact: ledger.StopDecided) -> None:
-        job = self._job(fact.job_id)
-        job.stopping = True
-        self._halt(job)
-
-    def _requeued(self, fact: ledger.JobRequeued) -> None:
-        job = self._job(fact.job_id)
-        self._halt(job)
-        self._wait(job, fact.not_before_ms is None)
-
-    def _queued(self, fact: ledger.JobQueued) -> None:
-        self._wait(self._job(fact.job_id), True)
-
-    def _found(self, fact: ledger.JobFoundUnschedulable | ledger.JobFoundSchedulable) -> None:
-        self._wait(self._job(fact.job_id), isinstance(fact, ledger.JobFoundSchedulable))
-
-    def _ended(self, fact: ledger.JobEnded) -> None:
-        job = self._job(fact.job_id)
-        self._halt(job)
-        self._wait(job, False)
-        job.ended_ms = self.now_ms
-        job.outcome = fact.outcome
+    def _fact(self, event: Event) -> None:
+        state = self.state
+        if self._zero_ms is None:
+            self._zero_ms = state.now_ms
+        self.now_ms = state.now_ms - self._zero_ms
+        if isinstance(event, external_events.TaskStarted | TASK_ENDS):
+            job = job_of_task(state, event.node_id, event.task_id)
+            if job is None:
+                raise KeyError(event.task_id)
+            if isinstance(event, TASK_ENDS):
+                self._task_ends(job, job.tasks[event.task_id].place)
+            before = job.status
+            evolve(state, event)
+            if before is JobStatus.LAUNCHING and job.status is JobStatus.RUNNING:
+                self._job(job.job_id).running_since_ms = self.now_ms
+                self._working += self._job(job.job_id).gpus
+            return
+        evolve(state, event)
+        match event:
+            case external_events.JobSubmitted():
+                self._job_at[event.job_id] = len(self.jobs)
+                self.jobs.append(Job(event.job_id, event.spec.model or "", self.now_ms))
+                self._sized(event.job_id)
+            case external_events.JobEstimated():
+                self._sized(event.job_id)
+            case ledger.PlacementDecided():
+                self._placed(event)
+            case ledger.StopDecided():
+                self._halt(self._job(event.job_id))
+            case ledger.JobPreempted():
+                self.preemptions += 1
+            case ledger.JobEnded():
+                ended = self._job(event.job_id)
+                ended.ended_ms, ended.outcome = self.now_ms, event.outcome
+        job_id = getattr(event, "job_id", None)
+        if job_id in self._job_at:
+            self._wait(job_id)
 
     def _job(self, job_id: str) -> Job:
         return self.jobs[self._job_at[job_id]]
+
+    def _wait(self, job_id: str) -> None:
+        """Counts the job if it is in the queue; unschedulable ones stand beside it."""
+        job, found = self._job(job_id), self.state.jobs.get(job_id)
+        waits = found is not None and found.status in QUEUED and not found.unschedulable
+        self._waiting += waits - job.waiting
+        job.waiting = waits
+
+    def _sized(self, job_id: str) -> None:
+        found = self.state.jobs.get(job_id)
+        if found is not None and found.estimate is not None:
+            worker = found.estimate.worker
+            self._job(job_id).gpus = found.spec.workers * worker.gpus * worker.gpu_share_milli / WHOLE_GPU
+
+    def _placed(self, fact: ledger.PlacementDecided) -> None:
+        for place in fact.tasks:
+            self._blocks[place.task_id] = self._give(place)
+        held_milli = sum(len(place.gpus) * place.gpu_share_milli for place in fact.tasks)
+        self._held_milli += held_milli
+        self._job(fact.job_id).gpus = held_milli / WHOLE_GPU
 
     def _halt(self, job: Job) -> None:
         """A gang makes no progress from the first stop or exit of a member on."""
@@ -251,103 +235,53 @@ class Timeline:
             job.ran_ms += self.now_ms - job.running_since_ms
             job.running_since_ms = NEVER
             self._working -= job.gpus
-            self._dirty = True
 
-    # ------------------------------------------------------------------------------------------ tasks
+    def _task_ends(self, job: JobState, place: TaskPlacement) -> None:
+        """Before the fold frees what the task holds."""
+        blocks = self._blocks.pop(place.task_id, ())
+        self._halt(self._job(job.job_id))
+        self._bar(job, place, blocks, EXITED if job.stop_reason is None else STOPPED)
+        self._held_milli -= len(place.gpus) * place.gpu_share_milli
+        if place.gpu_share_milli < WHOLE_GPU:
+            for gpu in place.gpus:
+                given = self._shared[place.node_id, gpu]
+                given[:] = [block for block in given if block not in blocks]
 
-    def _placed(self, fact: ledger.PlacementDecided) -> None:
-        at = self._job_at[fact.job_id]
-        job = self.jobs[at]
-        self._wait(job, False)
-        job.stopping = False
-        job.attempts = fact.attempt
-        if job.placed_ms == NEVER:
-            job.placed_ms = self.now_ms
-        job.starting = {place.task_id for place in fact.tasks}
-        held_milli = 0
-        for place in fact.tasks:
-            node, share = self.occupancy[place.node_id], place.gpu_share_milli
-            blocks = self.occupancy.give(node, place.gpus, share)
-            self._holding[place.task_id] = Holding(
-                at, fact.attempt, node, place.gpus, share, self.now_ms, blocks
-            )
-            held_milli += len(place.gpus) * share
-        job.gpus = held_milli / WHOLE_GPU
+    # ------------------------------------------------------------------------------------------- bars
 
-    def _started(self, fact: external_events.TaskStarted) -> None:
-        held = self._holding.get(fact.task_id)
-        if held is None:
-            return
-        job = self.jobs[held.job]
-        if fact.task_id in job.starting:
-            job.starting.remove(fact.task_id)
-            if not job.starting and not job.stopping:
-                job.running_since_ms = self.now_ms
-                self._working += job.gpus
-                self._dirty = True
+    def _bar(self, job: JobState, place: TaskPlacement, blocks: Sequence[Block], how: int) -> None:
+        assert job.placed_ms is not None, job.job_id
+        assert self._zero_ms is not None, job.job_id
+        at, node = self._job_at[job.job_id], self.state.nodes[place.node_id].ordinal
+        times = job.placed_ms - self._zero_ms, self.now_ms
+        for y, height in blocks:
+            self._bars.extend((at, node, y, height, *times, job.attempt, how))
 
-    def _freed(self, fact: OfTask) -> None:
-        held = self._holding.pop(fact.task_id, None)
-        if held is None:
-            return
-        job = self.jobs[held.job]
-        self._halt(job)
-        self.bars.add(held, self.now_ms, STOPPED if job.stopping else EXITED)
-        self.occupancy.take_back(held.node, held.gpus, held.share, held.blocks)
-        self._dirty = True
-
-    # ------------------------------------------------------------------------------------------ nodes
-
-    def _joined(self, fact: external_events.NodeJoined | external_events.NodeChanged) -> None:
-        self.occupancy.join(fact.node.node_id, len(fact.node.gpus))
-        self._dirty = True
-
-    def _suspected(self, fact: external_events.NodeSuspected | external_events.NodeLeft) -> None:
-        self.occupancy.close(fact.node_id)
-        self._dirty = True
-
-    def _lost(self, fact: ledger.NodeLost) -> None:
-        self.occupancy.close(fact.node_id, gone=True)
-        self._dirty = True
-
-    def _restored(self, fact: ledger.NodeRestored) -> None:
-        self.occupancy.reopen(fact.node_id)
-        self._dirty = True
-
-    def _faulted(self, fact: external_events.GpuFaulted) -> None:
-        self.occupancy.fault(fact.node_id, fact.gpu)
-        self._dirty = True
-
-    def _term(self, fact: ledger.TermStarted) -> None:
-        self.profile, self.seed = fact.settings.profile, fact.settings.seed
+    def _give(self, place: TaskPlacement) -> Sequence[Block]:
+        """The rectangles that show what a task holds; neighbouring whole GPUs are one."""
+        blocks: list[Block] = []
+        for gpu in place.gpus:
+            y = gpu * WHOLE_GPU
+            if place.gpu_share_milli < WHOLE_GPU:
+                blocks += _shelve(self._shared.setdefault((place.node_id, gpu), []), place.gpu_share_milli, y)
+            elif blocks and blocks[-1].y + blocks[-1].height == y:
+                blocks[-1] = Block(blocks[-1].y, blocks[-1].height + WHOLE_GPU)
+            else:
+                blocks.append(Block(y, WHOLE_GPU))
+        return blocks
 
 
-HANDLERS: Mapping[str, Callable[[Timeline, Any], None]] = MappingProxyType(
-    {
-        wire_type(external_events.JobSubmitted): Timeline._submitted,
-        wire_type(external_events.JobEstimated): Timeline._estimated,
-        wire_type(external_events.NodeJoined): Timeline._joined,
-        wire_type(external_events.NodeChanged): Timeline._joined,
-        wire_type(external_events.NodeSuspected): Timeline._suspected,
-        wire_type(external_events.NodeLeft): Timeline._suspected,
-        wire_type(external_events.GpuFaulted): Timeline._faulted,
-        wire_type(external_events.TaskStarted): Timeline._started,
-        wire_type(external_events.TaskExited): Timeline._freed,
-        wire_type(external_events.OrderRefused): Timeline._freed,
-        wire_type(ledger.TaskLost): Timeline._freed,
-        wire_type(ledger.NodeLost): Timeline._lost,
-        wire_type(ledger.NodeRestored): Timeline._restored,
-        wire_type(ledger.PlacementDecided): Timeline._placed,
-        wire_type(ledger.StopDecided): Timeline._stop,
-        wire_type(ledger.JobPreempted): Timeline._preempted,
-        wire_type(ledger.JobQueued): Timeline._queued,
-        wire_type(ledger.JobRequeued): Timeline._requeued,
-        wire_type(ledger.JobFoundUnschedulable): Timeline._found,
-        wire_type(ledger.JobFoundSchedulable): Timeline._found,
-        wire_type(ledger.JobEnded): Timeline._ended,
-        wire_type(ledger.TermStarted): Timeline._term,
-    }
-)
-
-VERSIONED: Mapping[str, str] = MappingProxyType({kind.rpartition(".v")[0]: kind for kind in HANDLERS})
-"""Type of a fact as the gateway streams it → as the ledger has it."""
+def _shelve(blocks: list[Block], share: int, base: int) -> list[Block]:
+    """Assigns a share to the gaps of its GPU, lowest first, split if necessary; what does not fit overlaps at the top."""
+    pieces: list[Block] = []
+    y, left = base, share
+    for block in [*sorted(blocks), Block(base + WHOLE_GPU, 0)]:
+        piece = min(left, block.y - y)
+        if piece > 0:
+            pieces.append(Block(y, piece))
+            left -= piece
+        y = max(y, block.y + block.height)
+    if left:
+        pieces.append(Block(base + WHOLE_GPU - left, left))
+    blocks += pieces
+    return pieces

@@ -3,103 +3,25 @@
 A job's run time is what was measured by the ledger's own clock: from the moment when all its tasks ran to the one
 when the last had ended or the attempt was ordered to stop; all attempts together. A job that never ran has none: it
 cannot be part of a trace, and is counted. A job that still runs at the end counts with what it has run so far.
+
+The gateway streams only the events that it still has, so the first of them may be about jobs that nothing describes:
+no state of the cell can be folded from them, and this reads single events.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
+from penstock.ledger.record import RawRecord
+from penstock.ledger.replica import Replica
+from penstock.model import external_events
+from penstock.model import ledger_events as ledger
+from penstock.model.event import Event
+from penstock.model.types import JobSpec, NodeSpec, ResourceVector
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
 MIN_RUN_MS = 1  # a trace has no job of no length; the ledger counts whole milliseconds
 STILL_RUNNING = "running"
-
-
-class _Resources(msgspec.Struct):
-    gpus: int | None = None
-    cores: int | None = None
-    host_memory_mib: int | None = None
-    gpu_memory_mib: int | None = None
-    gpu_share_milli: int | None = None
-
-
-class _Spec(msgspec.Struct):
-    owner: str = ""
-    workers: int = 1
-    parameter_servers: int = 0
-    resources: _Resources = msgspec.field(default_factory=_Resources)
-    model: str | None = None
-    batch_size: int | None = None
-    gpu_models: tuple[str, ...] = ()
-    queue_timeout_ms: int | None = None
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class _Submitted(msgspec.Struct):
-    job_id: str
-    spec: _Spec
-
-
-class _Estimate(msgspec.Struct):
-    worker: _Resources
-
-
-class _Estimated(msgspec.Struct):
-    job_id: str
-    estimate: _Estimate
-
-
-class _Place(msgspec.Struct):
-    task_id: str
-    role: str = "worker"
-    gpus: tuple[int, ...] = ()
-
-
-class _Placed(msgspec.Struct):
-    job_id: str
-    tasks: tuple[_Place, ...]
-
-
-class _Task(msgspec.Struct):
-    task_id: str
-
-
-class _Job(msgspec.Struct):
-    job_id: str
-
-
-class _Ended(msgspec.Struct):
-    job_id: str
-    outcome: str
-
-
-class _Gpu(msgspec.Struct):
-    model: str
-    memory_mib: int
-
-
-class NodeLine(msgspec.Struct):
-    """A node as its reporter found it."""
-
-    node_id: str
-    cores: int
-    host_memory_mib: int
-    rack: str = "rack-0"
-    domain: str = "domain-0"
-    bandwidth_mbps: int = 10_000
-    gpus: tuple[_Gpu, ...] = ()
-
-    @property
-    def mixed(self) -> bool:
-        """Whether its GPUs are of several kinds: a line holds only one."""
-        return len({(gpu.model, gpu.memory_mib) for gpu in self.gpus}) > 1
-
-
-class _Joined(msgspec.Struct):
-    node: NodeLine
 
 
 @dataclass(slots=True)
@@ -107,8 +29,9 @@ class _Life:
     """One job so far."""
 
     submitted_ms: int
-    spec: _Spec
-    need: _Resources | None = None
+    spec: JobSpec
+    worker: ResourceVector | None = None
+    """As estimated before it was placed."""
     gpus: int | None = None
     """Of its workers, once placed."""
     server_gpus: int = 0
@@ -143,23 +66,82 @@ class PastJob(NamedTuple):
 
 
 class History:
-    """Takes facts in the order of the ledger."""
+    """Takes events in the order of the ledger."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeLine] = {}
+        self.nodes: dict[str, NodeSpec] = {}
         """All that ever joined, each as it was last."""
         self.last_ms = 0
+        self._replica = Replica()
         self._lives: dict[str, _Life] = {}
         self._owners: dict[str, str] = {}
         self._unknown: set[str] = set()
 
-    def take(self, at_ms: int, kind: str, data: bytes | msgspec.Raw) -> None:
-        """One fact; `kind` without its version. Raises `msgspec.DecodeError` for data that is none of its kind."""
+    def take(self, value: bytes) -> bool:
+        """One record of a ledger; False for a void one. Raises `EventError`."""
+
+        def take_fact(record: RawRecord, n: int, event: Event) -> None:
+            self.take_event(record.seq, record.now_ms, event)
+
+        return self._replica.take(value, 0, take_fact) is not None
+
+    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
         self.last_ms = max(self.last_ms, at_ms)
-        found = _TAKERS.get(kind)
-        if found is not None:
-            shape, take = found
-            take(self, at_ms, msgspec.json.decode(data, type=shape))
+        match event:
+            case external_events.NodeJoined() | external_events.NodeChanged():
+                self.nodes[event.node.node_id] = event.node
+            case external_events.JobSubmitted():
+                self._lives.setdefault(event.job_id, _Life(at_ms, event.spec))
+            case external_events.TaskStarted():
+                self._started(at_ms, event.task_id)
+            case external_events.TaskExited() | external_events.OrderRefused() | ledger.TaskLost():
+                self._task_ended(at_ms, event.task_id)
+            case (
+                external_events.JobEstimated()
+                | ledger.PlacementDecided()
+                | ledger.StopDecided()
+                | ledger.JobEnded()
+            ):
+                life = self._lives.get(event.job_id)
+                if life is None:
+                    self._unknown.add(event.job_id)
+                else:
+                    self._changed(life, at_ms, event)
+
+    def _changed(self, life: _Life, at_ms: int, event: Event) -> None:
+        match event:
+            case external_events.JobEstimated():
+                life.worker = event.estimate.worker if life.gpus is None else life.worker
+            case ledger.PlacementDecided():
+                life.gpus = sum(len(place.gpus) for place in event.tasks if place.role == "worker")
+                life.server_gpus = max(
+                    (len(place.gpus) for place in event.tasks if place.role == "ps"), default=0
+                )
+                life.starting = {place.task_id for place in event.tasks}
+                life.alive = set(life.starting)
+                self._owners.update(dict.fromkeys(life.alive, event.job_id))
+            case ledger.StopDecided():
+                life.starting.add("")  # a start that comes late begins nothing
+                life.pause(at_ms)
+            case ledger.JobEnded():
+                life.pause(at_ms)
+                life.outcome = event.outcome
+
+    def _started(self, at_ms: int, task_id: str) -> None:
+        job_id = self._owners.get(task_id)
+        if job_id is not None:
+            life = self._lives[job_id]
+            life.starting.discard(task_id)
+            if not life.starting and life.began_ms is None and life.alive:
+                life.began_ms = at_ms
+
+    def _task_ended(self, at_ms: int, task_id: str) -> None:
+        job_id = self._owners.pop(task_id, None)
+        if job_id is not None:
+            life = self._lives[job_id]
+            life.alive.discard(task_id)
+            if not life.alive:
+                life.pause(at_ms)
 
     def jobs(self, from_ms: int | None = None, until_ms: int | None = None) -> tuple[list[PastJob], Left]:
         """Those submitted in the window, in order; times count from its begin, or from the first of them."""
@@ -180,7 +162,7 @@ class History:
         return found, Left(len(chosen) - len(ran), running, len(self._unknown))
 
     def _past_job(self, job_id: str, life: _Life, base_ms: int) -> PastJob:
-        spec, need = life.spec, life.need or life.spec.resources
+        spec, need = life.spec, life.worker or life.spec.resources
         ran_ms = life.ran_ms + (0 if life.began_ms is None else self.last_ms - life.began_ms)
         gpus = spec.workers * (need.gpus or 0) if life.gpus is None else life.gpus
         job = TraceJob(
@@ -204,86 +186,13 @@ class History:
         )
         return PastJob(job, life.outcome or STILL_RUNNING)
 
-    # ------------------------------------------------------------------------------------------ facts
 
-    def _submitted(self, at_ms: int, fact: _Submitted) -> None:
-        self._lives.setdefault(fact.job_id, _Life(at_ms, fact.spec))
-
-    def _life(self, job_id: str) -> _Life | None:
-        life = self._lives.get(job_id)
-        if life is None:
-            self._unknown.add(job_id)
-        return life
-
-    def _estimated(self, at_ms: int, fact: _Estimated) -> None:
-        life = self._life(fact.job_id)
-        if life is not None and life.gpus is None:
-            life.need = fact.estimate.worker
-
-    def _placed(self, at_ms: int, fact: _Placed) -> None:
-        life = self._life(fact.job_id)
-        if life is None:
-            return
-        life.gpus = sum(len(place.gpus) for place in fact.tasks if place.role == "worker")
-        life.server_gpus = max((len(place.gpus) for place in fact.tasks if place.role == "ps"), default=0)
-        life.starting = {place.task_id for place in fact.tasks}
-        life.alive = set(life.starting)
-        for task_id in life.alive:
-            self._owners[task_id] = fact.job_id
-
-    def _started(self, at_ms: int, fact: _Task) -> None:
-        job_id = self._owners.get(fact.task_id)
-        if job_id is None:
-            return
-        life = self._lives[job_id]
-        life.starting.discard(fact.task_id)
-        if not life.starting and life.began_ms is None and life.alive:
-            life.began_ms = at_ms
-
-    def _gone(self, at_ms: int, fact: _Task) -> None:
-        job_id = self._owners.pop(fact.task_id, None)
-        if job_id is None:
-            return
-        life = self._lives[job_id]
-        life.alive.discard(fact.task_id)
-        if not life.alive:
-            life.pause(at_ms)
-
-    def _stopping(self, at_ms: int, fact: _Job) -> None:
-        life = self._life(fact.job_id)
-        if life is not None:
-            life.starting.add("")  # a start that comes late begins nothing
-            life.pause(at_ms)
-
-    def _ended(self, at_ms: int, fact: _Ended) -> None:
-        life = self._life(fact.job_id)
-        if life is not None:
-            life.pause(at_ms)
-            life.outcome = fact.outcome
-
-    def _joined(self, at_ms: int, fact: _Joined) -> None:
-        self.nodes[fact.node.node_id] = fact.node
+def mixed(node: NodeSpec) -> bool:
+    """Whether its GPUs are of several kinds: a line of a list of nodes holds only one."""
+    return len({(gpu.model, gpu.memory_mib) for gpu in node.gpus}) > 1
 
 
-_TAKERS: Mapping[str, tuple[Any, Callable[[History, int, Any], None]]] = MappingProxyType(
-    {
-        "penstock.job.submitted": (_Submitted, History._submitted),
-        "penstock.job.estimated": (_Estimated, History._estimated),
-        "penstock.placement.decided": (_Placed, History._placed),
-        "penstock.task.started": (_Task, History._started),
-        "penstock.task.exited": (_Task, History._gone),
-        "penstock.task.lost": (_Task, History._gone),
-        "penstock.order.refused": (_Task, History._gone),
-        "penstock.stop.decided": (_Job, History._stopping),
-        "penstock.job.ended": (_Ended, History._ended),
-        "penstock.node.joined": (_Joined, History._joined),
-        "penstock.node.changed": (_Joined, History._joined),
-    }
-)
-"""Kind of a fact, without its version → what is read of it, and by whom."""
-
-
-def node_rows(nodes: Mapping[str, NodeLine]) -> Iterator[tuple[str, ...]]:
+def node_rows(nodes: Mapping[str, NodeSpec]) -> Iterator[tuple[str, ...]]:
     """Lines of a list of nodes, as `--cluster nodes.csv` reads them; the header first."""
     yield (
         "node_id", "cores", "host_memory_mib", "gpus", "gpu_model", "gpu_memory_mib", "rack", "domain",

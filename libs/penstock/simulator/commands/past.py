@@ -1,0 +1,96 @@
+"""Import of a cell's past, event by event: from a ledger's file or from the event stream of the gateway."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from penstock.model.codec import decode_fact
+from penstock.model.errors import EventError
+from penstock.model.event import REGISTRY, Event
+from penstock.runtime.csv_import import BadFile, Problem
+from penstock.runtime.json_lines import json_lines
+
+CELL = "the cell's events"
+TYPES = {model.TYPE: name for name, model in REGISTRY.items()}
+"""Type of a fact as the gateway streams it → as the ledger has it."""
+
+
+class Past(Protocol):
+    """What is derived from a ledger."""
+
+    def take(self, value: bytes) -> bool:
+        """One record; False for a void one."""
+        ...
+
+    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
+        """One event of record `seq`. Raises `KeyError` for what no earlier event introduced."""
+        ...
+
+
+class Streamed(msgspec.Struct):
+    """One event as the gateway streams it."""
+
+    at_ms: int
+    type: str
+    data: msgspec.Raw
+    seq: int = 0
+
+
+@contextmanager
+def _blames(source: str) -> Iterator[list[int]]:
+    """Yields where to note the number of the line being read. Raises `BadFile` with it for what cannot be read."""
+    lines = [0]
+    try:
+        yield lines
+    except OSError as error:
+        raise BadFile(source, [Problem(0, "", error.strerror or str(error))]) from error
+    except msgspec.DecodeError as error:
+        raise BadFile(source, [Problem(lines[0], "", f"no event: {error}")]) from error
+    except EventError as error:
+        raise BadFile(source, [Problem(lines[0], "", f"a fact that cannot be read: {error}")]) from error
+    except KeyError as error:
+        why = f"{error.args[0]} was never introduced: a report needs the ledger from its first record on"
+        raise BadFile(source, [Problem(lines[0], "", why)]) from error
+
+
+def read_ledger(path: Path, past: Past) -> str:
+    """Folds a ledger's file. Returns a remark on records that do not follow the chain (LAW 3), if any.
+
+    Raises `BadFile`.
+    """
+    void: list[int] = []
+    valid = 0
+    with _blames(str(path)) as lines:
+        for line, value in json_lines(path):
+            lines[:] = [line]
+            if past.take(value):
+                valid += 1
+            else:
+                void.append(line)
+    if not lines[0]:
+        raise BadFile(str(path), [Problem(0, "", "empty: a ledger was expected")])
+    if not valid:
+        message = f"no ledger: none of its {len(void)} lines is a first record"
+        raise BadFile(str(path), [Problem(0, "", message)])
+    if not void:
+        return ""
+    return (
+        f"{path}: {len(void)} records do not follow the one before and are void; the first in line {void[0]}"
+    )
+
+
+def read_events(events: Iterable[bytes], past: Past) -> None:
+    """Folds the gateway's events; those of a type that this version does not know are ignored. Raises `BadFile`."""
+    decode = msgspec.json.Decoder(Streamed).decode
+    with _blames(CELL) as lines:
+        for number, value in enumerate(events, start=1):
+            lines[:] = [number]
+            streamed = decode(value)
+            kind = TYPES.get(streamed.type)
+            if kind is not None:
+                past.take_event(streamed.seq, streamed.at_ms, decode_fact(kind, streamed.data))
+    if not lines[0]:
+        raise BadFile(CELL, [Problem(0, "", "empty: events were expected")])
