@@ -13,7 +13,7 @@ from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.simulator.engine import Options
-from penstock.simulator.job_models.model import Allocation, End, Neighbour, Placement, Plain
+from penstock.simulator.job_models.model import Allocation, End, JobModel, Neighbour, Placement
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.jobs import TraceJob
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_bytes(profile: str) -> None:
     assert other.cell.head.id not in heads.pop()
 
 
-class HalvedByNeighbours(Plain):
+class HalvedByNeighbours(JobModel):
     """A job model for this test: two jobs on one node run at half speed."""
 
     name = "halved"

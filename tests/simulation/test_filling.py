@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.job_models.model import Work
 from penstock.simulator.meter import Figures
-from penstock.simulator.traces.arrivals import PATIENCE_S, UNTIL, Endless, fill
+from penstock.simulator.traces.arrivals import PATIENCE_S, UNTIL, fill
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -19,7 +20,7 @@ def filled(jobs: list[TraceJob], profile: str, cluster: str) -> Figures:
     found = Simulation(
         nodes_of(cluster),
         PlacerSettings(profile=profile),
-        Endless(),
+        Work(),
         arrivals,
         Options(check_every_step=True),
     )

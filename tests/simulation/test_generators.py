@@ -89,7 +89,7 @@ def test_without_tables_a_generator_says_what_it_lacks(
         if name in WITHOUT_TABLES:
             assert jobs_of(name)
         else:
-            with pytest.raises(BadFile, match="this generator takes its times from"):
+            with pytest.raises(BadFile, match="this generator needs"):
                 jobs_of(name)
 
 

@@ -92,7 +92,7 @@ def test_a_truth_without_its_table_says_where_it_is_looked_for(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
     for text, where in (("colocation", "gavel"), ("cpu", "synergy"), ("convergence", "charrnn")):
-        with pytest.raises(BadFile, match=f"job model {text} needs {where} in PENSTOCK_DATA"):
+        with pytest.raises(BadFile, match=f"job model {text} needs {where}; set PENSTOCK_DATA"):
             work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
 
 
@@ -133,6 +133,7 @@ def test_a_work_of_its_own_stands_alone() -> None:
 
 
 PURE = (
+    "interpolation",
     "model",
     "steady",
     "colocation",

@@ -11,10 +11,11 @@ import pytest
 
 from penstock.model.external_events import JobProgress
 from penstock.runtime.csv_import import BadFile
+from penstock.simulator.job_models.interpolation import interpolate
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.model import Allocation, End, NotMeasured
 from penstock.simulator.job_models.muri import MuriWork
-from penstock.simulator.job_models.placement_table import RESTART_S, TableWork, interpolate
+from penstock.simulator.job_models.placement_table import RESTART_S, TableWork
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 START_UP_S = {("m", 1): 5.0, ("m", 2): 5.0}

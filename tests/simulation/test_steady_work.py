@@ -11,10 +11,10 @@ from penstock.simulator.job_models.model import (
     Allocation,
     Constant,
     End,
+    JobModel,
     LossReport,
     PhaseChange,
     Placement,
-    Plain,
 )
 from penstock.simulator.job_models.sharing import Phases, SharedNode
 from penstock.simulator.job_models.steady import SteadyWork
@@ -205,7 +205,7 @@ def test_nobody_tells_a_loss_where_there_is_none() -> None:
 def test_a_truth_without_neighbours_is_asked_once_per_start() -> None:
     """Nine jobs of ten run alone: the others on their nodes must cost nothing."""
 
-    class Counted(Plain):
+    class Counted(JobModel):
         name = "counted"
         asked = 0
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
+from penstock.simulator.traces.formats import OWN
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
-from penstock.simulator.traces.writing import COLUMNS, trace_lines, write_lines
+from penstock.simulator.traces.writing import trace_lines, write_lines
 from tests.unit.bad_traces import problems
 
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
@@ -303,7 +304,7 @@ def jobs(draw: st.DrawFn) -> TraceJob:
 @given(found=st.lists(jobs(), min_size=1, max_size=8, unique_by=lambda job: job.job_id))
 def test_our_csv_holds_all_of_a_job(trace: Path, found: list[TraceJob]) -> None:
     """Converted and read again, every job is the same: all fields but the measured stages have their column."""
-    assert set(COLUMNS) == set(TraceJob._fields) - {"stages"}
+    assert set(OWN) == set(TraceJob._fields) - {"stages"}
     found.sort(key=lambda job: job.submit_s)
     write_lines(trace, trace_lines(found))
     assert list(read_trace(trace).jobs) == found

@@ -33,6 +33,7 @@ from penstock.simulator.commands.progress import Bar, bar
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.comparison import Standing, without_chance
 from penstock.simulator.parallel import Look, Outcome, Task, run_all
+from penstock.simulator.report.build import report_of
 from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 
 MAX_SEEDS = 1_000
@@ -94,9 +95,8 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     elif asked.wanted:
         seeds = f"{asked.seed} … {asked.seed + asked.seeds - 1}" if asked.seeds > 1 else f"{asked.seed}"
         about = reporting.background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
-        reporting.write(
-            asked, about, standings, outcome.results, _warning(profiles, standings, outcome), errors
-        )
+        page = report_of(about, standings, outcome.results, _warning(profiles, standings, outcome))
+        reporting.write_report(asked, page, errors)
     if outcome.interrupted:
         return Exit.INTERRUPTED
     return Exit.PROBLEM if outcome.failed or any(result.problem for result in outcome.results) else Exit.OK

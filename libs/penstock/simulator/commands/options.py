@@ -30,8 +30,9 @@ from penstock.simulator.job_models.catalogue import (
     checked_job_model,
     work_for,
 )
+from penstock.simulator.job_models.model import Work
 from penstock.simulator.nodes import Latency
-from penstock.simulator.traces.arrivals import Endless, fill
+from penstock.simulator.traces.arrivals import fill
 from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.formats import FORMATS
@@ -226,7 +227,7 @@ class Given:
         """One run, about to begin. Raises `BadFile`, `UnknownJobModel`, and what `settings` raises."""
         settings = self._typical(self.settings(profile, seed), trace)
         run = self._run(seed)
-        work = Endless() if self.fills(trace) else work_for(self.job_model, trace, self.path, settings, run)
+        work = Work() if self.fills(trace) else work_for(self.job_model, trace, self.path, settings, run)
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, self.options, sink)
 
 

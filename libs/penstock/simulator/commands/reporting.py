@@ -11,9 +11,7 @@ from rich.console import Console
 from penstock.charts import files
 from penstock.charts.report import Page
 from penstock.simulator.commands.options import Given
-from penstock.simulator.comparison import Standing
-from penstock.simulator.report.build import Background, report_of
-from penstock.simulator.runs import Result
+from penstock.simulator.report.build import Background
 from penstock.simulator.traces.importing import Trace
 
 
@@ -57,18 +55,6 @@ def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, 
         truth="none: no job ends" if given.fills(trace) else given.job_model,
         more=more,
     )
-
-
-def write(
-    asked: ReportOptions,
-    about: Background,
-    standings: Sequence[Standing],
-    results: Sequence[Result],
-    warning: str,
-    errors: Console,
-) -> None:
-    """Raises `BadCommand` where the disk refuses."""
-    write_report(asked, report_of(about, standings, results, warning), errors)
 
 
 def write_report(asked: ReportOptions, report: Page, errors: Console) -> None:

@@ -25,6 +25,7 @@ from penstock.simulator.commands.output import figures_table, run_keys, stdout
 from penstock.simulator.commands.progress import bar
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.comparison import compare
+from penstock.simulator.report.build import report_of
 from penstock.simulator.runs import Progress, Recorder, Result, Sink, first_interrupt_waits, perform
 from penstock.simulator.traces.importing import Trace
 
@@ -79,7 +80,8 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     if asked.wanted:
         standings = compare([result.profile], [result], seeded=given.seeded(trace))
         about = reporting.background(ctx.find_root().obj.line, given, trace)
-        reporting.write(asked, about, standings, [result], _warning(result), errors)
+        page = report_of(about, standings, [result], _warning(result))
+        reporting.write_report(asked, page, errors)
     return Exit.INTERRUPTED if result.interrupted else Exit.PROBLEM if result.problem else Exit.OK
 
 

@@ -1,9 +1,10 @@
 """`penstock traces ls|describe|convert`: which traces there are, what they are like, and as our own CSV."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.exits import BadCommand, Exit
-from penstock.runtime.csv_import import BadFile, Problem, header_of, text_of
+from penstock.runtime.csv_import import BadFile, header_of, text_of
 from penstock.screen import PIPED_WIDTH, console, plain_table, write_json
 from penstock.simulator.commands.options import (
     Output,
@@ -21,10 +22,10 @@ from penstock.simulator.commands.options import (
     bad_input_stops,
     report_skipped,
 )
-from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
+from penstock.simulator.report.metrics import duration
 from penstock.simulator.traces import description
-from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count, read_nodes
+from penstock.simulator.traces.cluster import NODE_SETS, cluster_of, gpu_count
 from penstock.simulator.traces.description import Description, Load, load_on
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import (
@@ -33,6 +34,7 @@ from penstock.simulator.traces.importing import (
     SETS,
     SUMMARIES,
     Trace,
+    data_path,
     data_root,
     locate,
     names_in,
@@ -50,72 +52,54 @@ OUR_COLUMNS = (
 )
 MAX_NAMED = 8  # models and owners in the table; JSON has all
 BAR_CHARS = 24
-DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 NAME_CHARS = 48  # of a trace, on a screen; the start of a name is enough to name it
 
 
 # --------------------------------------------------------------------------------------------------- ls
 
 
-class Listed(NamedTuple):
-    """A trace of a data set; without `found` it cannot be read, and `problem` is the reason."""
-
-    name: str
-    format: str
-    found: Description | None
-    problem: str = ""
-
-
 @bad_input_stops()
 def ls(ctx: typer.Context, output: Output = "table") -> int:
     """List all traces that are here."""
     root = data_root()
-    listed = list(_listed(root)) if root is not None else []
-    if output == "json":
-        write_json(_ls_keys(root, listed))
-    else:
-        _show_ls(console(), root, listed)
-    return Exit.PROBLEM if any(one.found is None for one in listed) else Exit.OK
-
-
-def _listed(root: Path) -> Iterator[Listed]:
-    for data_set in SETS:
-        for name in names_in(root, data_set):
-            whole = f"{data_set}/{name}"
-            try:
-                trace = read_trace(locate(whole))
-            except BadFile as error:
-                yield Listed(whole, "", None, str(error.problems[0]))
-            else:
-                yield Listed(whole, trace.format, description.describe(trace.jobs))
-
-
-def _ls_keys(root: Path | None, listed: Sequence[Listed]) -> Mapping[str, object]:
-    return {
+    listed = [
+        _described(f"{data_set}/{name}")
+        for data_set in (SETS if root is not None else ())
+        for name in names_in(root or Path(), data_set)
+    ]
+    found = {
         "data": None if root is None else str(root.resolve()),
         "data_from": _data_from(),
-        "traces": [
-            {
-                "trace": one.name,
-                "format": one.format or None,
-                "problem": one.problem or None,
-                "jobs": one.found.jobs if one.found else None,
-                "largest_gpus": one.found.largest_gpus if one.found else None,
-                "span_s": one.found.span_s if one.found else None,
-                "gpu_hours": one.found.gpu_hours if one.found else None,
-            }
-            for one in listed
+        "traces": listed,
+        "generators": {name: generator.text for name, generator in {**of_summaries(), **GENERATORS}.items()},
+        "clusters": [
+            name for name, file in NODE_SETS.items() if root is not None and (root / file).is_file()
         ],
-        "generators": {name: generator.text for name, generator in _generators().items()},
-        "clusters": [name for name in NODE_SETS if root is not None and (root / NODE_SETS[name]).is_file()],
         "summaries": [
             name for name, file in SUMMARIES.items() if root is not None and (root / file).is_file()
         ],
     }
+    if output == "json":
+        write_json(found)
+    else:
+        _show_ls(console(), root, found)
+    return Exit.PROBLEM if any(one["problem"] for one in listed) else Exit.OK
 
 
-def _generators() -> Mapping[str, Generator]:
-    return {**of_summaries(), **GENERATORS}
+def _described(name: str) -> Mapping[str, Any]:
+    """A trace of a data set in figures; without them where it cannot be read."""
+    figures = ("jobs", "largest_gpus", "span_s", "gpu_hours")
+    try:
+        trace = read_trace(locate(name))
+    except BadFile as error:
+        return {"trace": name, "format": None, "problem": str(error.problems[0]), **dict.fromkeys(figures)}
+    found = description.describe(trace.jobs)
+    return {
+        "trace": name,
+        "format": trace.format,
+        "problem": None,
+        **{figure: getattr(found, figure) for figure in figures},
+    }
 
 
 def _data_from() -> str:
@@ -123,41 +107,33 @@ def _data_from() -> str:
     return f"{DATA_VARIABLE}={message}" if message else f"{DEFAULT_DATA}, for {DATA_VARIABLE} is not set"
 
 
-def _show_ls(screen: Console, root: Path | None, listed: Sequence[Listed]) -> None:
+def _show_ls(screen: Console, root: Path | None, found: Mapping[str, Any]) -> None:
     if root is None:
         screen.print(f"No data sets: there is no folder {_data_from()}", markup=False)
     else:
         table = plain_table()
-        most = NAME_CHARS if screen.width < PIPED_WIDTH else None
-        table.add_column("trace", no_wrap=True, overflow="ellipsis", max_width=most)
+        max_chars = NAME_CHARS if screen.width < PIPED_WIDTH else None
+        table.add_column("trace", no_wrap=True, overflow="ellipsis", max_width=max_chars)
         table.add_column("format", no_wrap=True)
         for column in ("jobs", "GPUs", "arrive over", "GPU hours"):
             table.add_column(column, justify="right", no_wrap=True)
-        for one in listed:
-            if one.found is None:
-                table.add_row(one.name, f"[red]{escape(one.problem)}[/]")
+        for one in found["traces"]:
+            if one["problem"]:
+                table.add_row(one["trace"], f"[red]{escape(one['problem'])}[/]")
                 continue
-            hours = f"{one.found.gpu_hours:,.0f}" if one.found.run_s else "–"
-            table.add_row(
-                one.name, one.format, f"{one.found.jobs:,}", f"≤ {one.found.largest_gpus}",
-                span(one.found.span_s), hours,
-            )  # fmt: skip
+            hours = f"{one['gpu_hours']:,.0f}" if one["gpu_hours"] else "–"
+            gpus, span = f"≤ {one['largest_gpus']}", duration(one["span_s"])
+            table.add_row(one["trace"], one["format"], f"{one['jobs']:,}", gpus, span, hours)
         screen.print(table)
-        screen.print(f"\n{len(listed)} traces in {root.resolve()} ({_data_from()})", markup=False)
-        for name, file in SUMMARIES.items():
-            if (root / file).is_file():
-                screen.print(
-                    f"{name}: only sums over clusters; `penstock traces describe {name}`", markup=False
-                )
-        for name, file in NODE_SETS.items():
-            if (root / file).is_file():
-                cluster = read_nodes(root / file)
-                message = (
-                    f"{len(cluster.nodes):,} nodes, {gpu_count(cluster.nodes):,} GPUs; `--cluster {name}`"
-                )
-                screen.print(f"{name}: {message}", markup=False)
-    for name, generator in _generators().items():
-        screen.print(f"{name}: generated; {generator.text}", markup=False)
+        screen.print(f"\n{len(found['traces'])} traces in {root.resolve()} ({_data_from()})", markup=False)
+    for name in found["summaries"]:
+        screen.print(f"{name}: only sums over clusters; `penstock traces describe {name}`", markup=False)
+    for name in found["clusters"]:
+        nodes = cluster_of(name).nodes
+        message = f"{len(nodes):,} nodes, {gpu_count(nodes):,} GPUs; `--cluster {name}`"
+        screen.print(f"{name}: {message}", markup=False)
+    for name, text in found["generators"].items():
+        screen.print(f"{name}: generated; {text}", markup=False)
 
 
 # --------------------------------------------------------------------------------------------- describe
@@ -199,14 +175,16 @@ def describe(
         misfits = sum(1 for job in opened.jobs if any(True for _ in capacity.problems(job)))
         load = load_on(gpu_count(nodes.nodes), misfits, found)
     if output == "json":
-        keys: dict[str, object] = {"trace": trace, "format": opened.format}
-        keys |= found._asdict()
-        keys["run_s"] = found.run_s._asdict() if found.run_s else None
-        keys["sizes"] = [size._asdict() for size in found.sizes]
-        keys["left_out"] = list(opened.left_out)
-        keys["skipped_lines"] = opened.skipped_lines
-        keys["load"] = None if load is None else {"cluster": cluster, **load._asdict()}
-        write_json(keys)
+        write_json(
+            {
+                "trace": trace,
+                "format": opened.format,
+                **asdict(found),
+                "left_out": list(opened.left_out),
+                "skipped_lines": opened.skipped_lines,
+                "load": None if load is None else {"cluster": cluster, **asdict(load)},
+            }
+        )
         return
     screen = console()
     screen.print(_overview(f"{trace} (format {opened.format})", opened, found, cluster, load))
@@ -221,12 +199,14 @@ def _overview(title: str, trace: Trace, found: Description, cluster: str | None,
     facts.add_column()
     facts.add_row("trace", escape(title))
     facts.add_row("jobs", f"{found.jobs:,}")
-    facts.add_row("arrive over", f"{span(found.span_s)}, from {span(found.first_s)} on")
+    facts.add_row("arrive over", f"{duration(found.span_s)}, from {duration(found.first_s)} on")
     if found.run_s is not None:
         unknown = f"; {found.unknown_run_times:,} jobs without run time" if found.unknown_run_times else ""
         facts.add_row("GPU hours", f"{found.gpu_hours:,.1f}{unknown}")
-        times = "  ".join(f"[dim]{name}[/] {span(value)}" for name, value in found.run_s.percentiles.items())
-        facts.add_row("run time", f"mean {span(found.run_s.mean)}, most {span(found.run_s.most)}")
+        times = "  ".join(
+            f"[dim]{name}[/] {duration(value)}" for name, value in found.run_s.percentiles.items()
+        )
+        facts.add_row("run time", f"mean {duration(found.run_s.mean)}, most {duration(found.run_s.most)}")
         facts.add_row("", times)
     else:
         facts.add_row("run time", "not given: a job model that computes it from measurements is needed")
@@ -247,11 +227,12 @@ def _sizes(found: Description) -> Table:
     table = plain_table("GPUs", "jobs", "", right=("GPUs", "jobs", ""))
     table.add_column("", no_wrap=True, min_width=BAR_CHARS)
     table.add_column("GPU hours", justify="right", no_wrap=True)
-    most = max(size.jobs for size in found.sizes)
-    for gpus, jobs, gpu_hours in found.sizes:
-        bar = "█" * max(1, round(BAR_CHARS * jobs / most))
-        hours = f"{gpu_hours:,.0f}" if found.run_s is not None else "–"
-        table.add_row(gpus, f"{jobs:,}", f"{jobs / found.jobs:.1%}", f"[cyan]{bar}[/]", hours)
+    largest = max(size.jobs for size in found.sizes)
+    for size in found.sizes:
+        bar = "█" * max(1, round(BAR_CHARS * size.jobs / largest))
+        hours = f"{size.gpu_hours:,.0f}" if found.run_s is not None else "–"
+        share = f"{size.jobs / found.jobs:.1%}"
+        table.add_row(size.gpus, f"{size.jobs:,}", share, f"[cyan]{bar}[/]", hours)
     return table
 
 
@@ -263,23 +244,9 @@ def _names(counts: Mapping[str, int]) -> str:
     return f"{named} and {more:,} more" if more > 0 else named
 
 
-def span(seconds: float) -> str:
-    """A time for people: `45 s`, `12.5 min`, `3.2 h`, `45.1 d`."""
-    if seconds < 2 * MINUTE_S:
-        return f"{seconds:.3g} s"
-    if seconds < 2 * HOUR_S:
-        return f"{seconds / MINUTE_S:.1f} min"
-    return f"{seconds / HOUR_S:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.1f} d"
-
-
 def _summarise(name: str, output: str) -> None:
     """A data set's sums as they are: one column per cluster. Raises `BadFile`."""
-    root = data_root()
-    if root is None:
-        raise BadFile(
-            name, [Problem(0, "", f"the data sets are not here; set {DATA_VARIABLE} to their folder")]
-        )
-    path = root / SUMMARIES[name]
+    path = data_path(SUMMARIES[name], "this data set", name)
     text = text_of(path)
     columns = header_of(path, text)
     lines = [line.split(",") for line in text.split("\n")[1:] if line.strip()]

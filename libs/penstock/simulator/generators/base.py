@@ -1,10 +1,12 @@
 """What a generator is. Each is a pure function of its seed and of measured tables: the same seed, the same jobs."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from penstock.simulator.traces.importing import data_path
 from penstock.simulator.traces.jobs import TraceJob
 
 HOUR_S = 3_600.0
@@ -21,6 +23,11 @@ class Generator(NamedTuple):
     """What its jobs need, as `--truth` takes it."""
     make: Callable[[int], Sequence[TraceJob]]
     """Seed → jobs by arrival. Raises `BadFile` where it lacks a table."""
+
+
+def source(generator: str, where: str) -> Path:
+    """A measured table below the data. Raises `BadFile` where it is not there."""
+    return data_path(where, "this generator", f"{generator}/…")
 
 
 def rng_of(seed: int, purpose: str) -> np.random.Generator:

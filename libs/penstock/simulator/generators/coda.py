@@ -17,8 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.simulator.generators.base import Generator, rng_of
-from penstock.simulator.generators.sources import source
+from penstock.simulator.generators.base import Generator, rng_of, source
 from penstock.simulator.job_models.sharing import SENSITIVITY
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob

@@ -13,8 +13,7 @@ urgent 0, prior the latency alone on one GPU, normal twice that; the latency has
 from collections.abc import Mapping, Sequence
 from math import exp, log
 
-from penstock.simulator.generators.base import Generator, poisson_arrivals, rng_of
-from penstock.simulator.generators.sources import source
+from penstock.simulator.generators.base import Generator, poisson_arrivals, rng_of, source
 from penstock.simulator.job_models.measured import read_model
 from penstock.simulator.job_models.placement_table import RESTART_S, Model
 from penstock.simulator.job_models.steps import StepTimes

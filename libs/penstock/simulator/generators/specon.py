@@ -15,8 +15,7 @@ job asks for one, and has the node's speed in proportion while it runs (job mode
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.simulator.generators.base import Generator, rng_of
-from penstock.simulator.generators.sources import source
+from penstock.simulator.generators.base import Generator, rng_of, source
 from penstock.simulator.job_models.tables import read_charrnn
 from penstock.simulator.traces.jobs import TraceJob
 

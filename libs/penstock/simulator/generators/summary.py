@@ -18,6 +18,8 @@ from math import erf, exp, log, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
+from scipy.optimize import brentq
+
 from penstock.runtime.csv_import import BadFile, Problem, Row
 from penstock.simulator.generators.base import Generator, rng_of
 from penstock.simulator.job_models.measured import read_all
@@ -27,7 +29,6 @@ LOAD = 0.8
 JOBS = 20_000
 GPUS_PER_NODE = 8
 LEAST_S, MOST_S = 1.0, 50 * 86_400.0  # the longest job of the Helios clusters; source: AcmeTrace's summary
-HALVINGS = 200  # of an interval of doubles: more change nothing
 
 
 class Sums(NamedTuple):
@@ -118,10 +119,7 @@ def _root(of: Callable[[float], float], low: float, high: float, name: str) -> f
     """Where a rising function is 0. Raises ValueError where it is so nowhere between."""
     if not of(low) <= 0 <= of(high):
         raise ValueError(f"no law of this kind has this {name}")
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if of(middle) < 0 else (low, middle)
-    return (low + high) / 2
+    return float(brentq(of, low, high, xtol=1e-15))
 
 
 def generator_from(sums: Sums, path: Path) -> Generator:

@@ -28,7 +28,7 @@ from penstock.simulator.job_models.sharing import LAUNCH_S, SAVE_S, Bandwidth, L
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.job_models.steps import StageTimes, StepTimes
 from penstock.simulator.traces.cluster import UNKNOWN_GPU
-from penstock.simulator.traces.importing import DATA_VARIABLE, Trace, data_root
+from penstock.simulator.traces.importing import Trace, data_path, data_root
 
 STAGE_PROFILES = "stage_profiles.csv"
 MEASURED = "pollux/traces"
@@ -84,11 +84,7 @@ class Asked(NamedTuple):
 
     def data(self, where: str) -> Path:
         """A place below the data. Raises `BadFile` where it is not there."""
-        root = data_root()
-        if root is None or not (root / where).exists():
-            message = f"job model {self.wanted.name} needs {where} in {DATA_VARIABLE}"
-            raise BadFile(str(self.path), [Problem(0, "", message)])
-        return root / where
+        return data_path(where, f"job model {self.wanted.name}", str(self.path))
 
 
 def _muri(asked: Asked) -> Work:
@@ -185,61 +181,50 @@ def _phases(asked: Asked, inner: JobModel) -> JobModel:
     return Phases(inner, asked.number("launch_s", LAUNCH_S), asked.number("save_s", SAVE_S))
 
 
-class Base(NamedTuple):
-    """A job model without an inner one."""
+class Kind(NamedTuple):
+    """How a job model is made; `around`: the default of the one inside, for those that stand around another."""
 
-    make: Callable[[Asked], JobModel]
+    make: Callable[..., JobModel]
     options: Sequence[str] = ()
-
-
-class Wrap(NamedTuple):
-    """A job model around another."""
-
-    make: Callable[[Asked, JobModel], JobModel]
-    inner: str
-    """The default."""
-    options: Sequence[str] = ()
+    around: str = ""
 
 
 WORKS: Mapping[str, Callable[[Asked], Work]] = MappingProxyType({"muri": _muri, "placement-table": _table})
-MODELS: Mapping[str, Base | Wrap] = MappingProxyType(
+MODELS: Mapping[str, Kind] = MappingProxyType(
     {
-        "constant": Base(lambda asked: Constant()),
-        "colocation": Base(_colocation, ("gpu", "unmeasured")),
-        "cpu": Base(_cpu),
-        "stages": Base(lambda asked: StageTimes()),
-        "step-times": Base(_step_times),
-        "bandwidth": Wrap(lambda asked, inner: Bandwidth(inner), "cpu"),
-        "convergence": Wrap(_convergence, "constant"),
-        "links": Wrap(lambda asked, inner: Links(inner), "stages"),
-        "phases": Wrap(_phases, "constant", ("launch_s", "save_s")),
-        "shared-node": Wrap(lambda asked, inner: SharedNode(inner), "constant"),
+        "constant": Kind(lambda asked: Constant()),
+        "colocation": Kind(_colocation, ("gpu", "unmeasured")),
+        "cpu": Kind(_cpu),
+        "stages": Kind(lambda asked: StageTimes()),
+        "step-times": Kind(_step_times),
+        "bandwidth": Kind(lambda asked, inner: Bandwidth(inner), around="cpu"),
+        "convergence": Kind(_convergence, around="constant"),
+        "links": Kind(lambda asked, inner: Links(inner), around="stages"),
+        "phases": Kind(_phases, ("launch_s", "save_s"), "constant"),
+        "shared-node": Kind(lambda asked, inner: SharedNode(inner), around="constant"),
     }
 )
 JOB_MODELS: Sequence[str] = (*WORKS, *MODELS)
 """All names."""
+ALONE = Kind(lambda asked: Constant())
+"""What an expression may say of those in `WORKS`."""
 
 
 def checked_job_model(text: str) -> Wanted:
     """Parses the expression and checks its names and options. Raises `UnknownJobModel`."""
     wanted = parse(text)
-    if wanted.name in WORKS:
-        if wanted.inner is not None:
-            raise UnknownJobModel(
-                f"job model {wanted.name} stands around no other: leave out {wanted.inner.name}"
-            )
-        _refuse_options(wanted, ())
-        return wanted
     at: Wanted | None = wanted
     while at is not None:
-        kind = MODELS.get(at.name)
-        if kind is None and at.name in WORKS:
+        if at.name in WORKS and at is not wanted:
             raise UnknownJobModel(f"job model {at.name} brings its own work: nothing can stand around it")
+        kind = ALONE if at.name in WORKS else MODELS.get(at.name)
         if kind is None:
             raise UnknownJobModel(f"{at.name!r} is no job model; there are {', '.join(sorted(JOB_MODELS))}")
-        if isinstance(kind, Base) and at.inner is not None:
+        if at.inner is not None and not kind.around:
             raise UnknownJobModel(f"job model {at.name} stands around no other: leave out {at.inner.name}")
-        _refuse_options(at, kind.options)
+        if unknown := sorted(set(at.options) - set(kind.options)):
+            there = f"there are {', '.join(kind.options)}" if kind.options else "it has none"
+            raise UnknownJobModel(f"job model {at.name}: no option {', '.join(unknown)}; {there}")
         at = at.inner
     return wanted
 
@@ -258,17 +243,9 @@ def work_for(job_model: str, trace: Trace, path: Path, settings: PlacerSettings,
 def _model(asked: Asked) -> JobModel:
     """The job model with all that it stands around. Raises `UnknownJobModel`, `BadFile`."""
     kind = MODELS[asked.wanted.name]
-    if isinstance(kind, Base):
+    if not kind.around:
         return kind.make(asked)
-    inner = asked.wanted.inner or parse(kind.inner)
-    return kind.make(asked, _model(asked._replace(wanted=inner)))
-
-
-def _refuse_options(wanted: Wanted, known: Sequence[str]) -> None:
-    unknown = sorted(set(wanted.options) - set(known))
-    if unknown:
-        there = f"there are {', '.join(known)}" if known else "it has none"
-        raise UnknownJobModel(f"job model {wanted.name}: no option {', '.join(unknown)}; {there}")
+    return kind.make(asked, _model(asked._replace(wanted=asked.wanted.inner or parse(kind.around))))
 
 
 def _judge(model: JobModel, asked: Asked) -> None:

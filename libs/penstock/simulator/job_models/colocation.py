@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from penstock.simulator.job_models.model import Neighbour, NotMeasured, Placement, Plain
+from penstock.simulator.job_models.model import JobModel, Neighbour, NotMeasured, Placement
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
 
@@ -51,7 +51,7 @@ class Throughputs:
         return frozenset(config.gpu for config in self.consolidated)
 
 
-class Colocation(Plain):
+class Colocation(JobModel):
     """`gpu_of`: node → GPU type; nodes that are not in it have `gpu`."""
 
     name = "colocation"

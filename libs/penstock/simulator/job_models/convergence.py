@@ -13,10 +13,10 @@ for this normalise them: 1 at the first point, 0 at the best that was ever measu
 What is not measured: the loss between two points (linear), that of runs with another batch size.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.simulator.job_models.interpolation import interpolate
 from penstock.simulator.job_models.model import Around, JobModel, NotMeasured
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -32,13 +32,7 @@ class LossCurve:
 
     def at(self, progress: float) -> float:
         """The loss as measured, linear between points."""
-        place = bisect_left(self.points, progress, key=lambda point: point[0])
-        if place == 0:
-            return self.points[0][1]
-        if place == len(self.points):
-            return self.points[-1][1]
-        (low, before), (high, after) = self.points[place - 1], self.points[place]
-        return before + (after - before) * (progress - low) / (high - low)
+        return interpolate(self.points, progress)[0]
 
     @property
     def best(self) -> float:

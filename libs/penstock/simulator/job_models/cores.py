@@ -10,10 +10,10 @@ Not measured, and refused with `NotMeasured`: other models, less than one core p
 Jobs without GPUs run at the speed that they were measured at: the table knows none.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from penstock.simulator.job_models.model import Neighbour, NotMeasured, Placement, Plain
+from penstock.simulator.job_models.interpolation import interpolate
+from penstock.simulator.job_models.model import JobModel, Neighbour, NotMeasured, Placement
 from penstock.simulator.traces.jobs import TraceJob
 
 BASE_CORES = 3.0
@@ -27,7 +27,7 @@ Sensitivity = Mapping[tuple[str, int], Sequence[tuple[float, Curve]]]
 """(model, GPUs) → (cores, curve over memory) per GPU, by rising cores; every model with one GPU."""
 
 
-class Cpu(Plain):
+class Cpu(JobModel):
     """`slices_per_core`: what the nodes count as a core."""
 
     name = "cpu"
@@ -67,7 +67,7 @@ class Cpu(Plain):
                 f"cpu: {model} with {cores:g} cores per GPU; the fewest measured are {rows[0][0]:g}"
             )
         points = [(at, _over_memory(model, curve, memory_gb)) for at, curve in rows]
-        return _between(points, cores)
+        return interpolate(points, cores)[0]
 
     def _as_asked(self, job: TraceJob) -> float:
         cores = BASE_CORES if job.cores is None else job.cores / job.gpus
@@ -85,15 +85,4 @@ def _over_memory(model: str, curve: Curve, memory_gb: float | None) -> float:
         raise NotMeasured(
             f"cpu: {model} with {memory_gb:.1f} GB per GPU; the least measured is {curve[0][0]:g}"
         )
-    return _between(curve, memory_gb)
-
-
-def _between(points: Curve, at: float) -> float:
-    """Linear between neighbours, constant beyond the ends."""
-    place = bisect_left(points, at, key=lambda point: point[0])
-    if place == 0:
-        return points[0][1]
-    if place == len(points):
-        return points[-1][1]
-    (low, below), (high, above) = points[place - 1], points[place]
-    return below + (above - below) * (at - low) / (high - low)
+    return interpolate(curve, memory_gb)[0]

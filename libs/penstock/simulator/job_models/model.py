@@ -6,7 +6,7 @@ speed between changes. A job model whose source counts otherwise brings its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from penstock.model.external_events import JobProgress
 from penstock.model.types import TaskPlacement
@@ -60,73 +60,45 @@ class NotMeasured(LookupError):
     """The job model's table has no entry for this; the message names what it lacks."""
 
 
-class JobModel(Protocol):
-    """How fast jobs run."""
+class JobModel:
+    """How fast jobs run. By default nothing but the job and its own placement matters."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def neighbours_matter(self) -> bool:
-        """Whether a job's speed changes when others start or stop to compute on its nodes."""
-        ...
+    name: str
+    neighbours_matter = False
+    """Whether a job's speed changes when others start or stop to compute on its nodes."""
 
     def work_s(self, job: TraceJob) -> float:
         """The job's size: seconds alone on what it asked for, > 0."""
-        ...
+        return job.duration_s
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
         """Seconds of work done per second, > 0; neighbours by id. Raises `NotMeasured`."""
-        ...
+        return 1.0
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
         """How much of its time alone here it sends over links between nodes, 0 – 1."""
-        ...
+        return 0.0
 
     def start_up_s(self, job: TraceJob) -> float:
         """Seconds after each start in which nothing is done and its GPUs idle, ≥ 0."""
-        ...
+        return 0.0
 
     def save_s(self, job: TraceJob) -> float:
         """Seconds after its work in which it still holds everything and its GPUs idle, ≥ 0."""
-        ...
+        return 0.0
 
     def loss(self, job: TraceJob, progress: float) -> float | None:
         """Its training loss at a share of its work, 0 – 1; None: it reports none."""
-        ...
-
-
-class Plain:
-    """What holds of most job models: nothing but the job and its own placement matters."""
-
-    neighbours_matter = False
-
-    def work_s(self, job: TraceJob) -> float:
-        return job.duration_s
-
-    def network_share(self, job: TraceJob, placement: Placement) -> float:
-        return 0.0
-
-    def start_up_s(self, job: TraceJob) -> float:
-        return 0.0
-
-    def save_s(self, job: TraceJob) -> float:
-        return 0.0
-
-    def loss(self, job: TraceJob, progress: float) -> float | None:
         return None
 
 
-class Constant(Plain):
+class Constant(JobModel):
     """Job model `constant`: a job runs as long as its trace says, wherever it is placed."""
 
     name = "constant"
 
-    def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
-        return 1.0
 
-
-class Around:
+class Around(JobModel):
     """A job model around another: what it does not change is the inner one's. Its neighbours matter."""
 
     neighbours_matter = True
@@ -187,25 +159,27 @@ class Instant(NamedTuple):
     losses: Sequence[LossReport] = ()
 
 
-class Work(Protocol):
-    """The running jobs and what is left of them. Times never go back."""
+class Work:
+    """The running jobs and what is left of them. Times never go back. This one's jobs never end."""
 
     def alone_s(self, job: TraceJob) -> float:
         """The job's size: seconds alone on what it asked for, without start-up."""
-        ...
+        return 0.0
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         """The job exists; the first progress it reports, if any."""
-        ...
+        return None
 
-    def started(self, job_id: str, placement: Placement, now_s: float) -> None: ...
+    def started(self, job_id: str, placement: Placement, now_s: float) -> None:
+        """All of its tasks run."""
 
-    def stopped(self, job_id: str, now_s: float) -> None: ...
+    def stopped(self, job_id: str, now_s: float) -> None:
+        """Its attempt is over, whether it ran or not."""
 
     def next_s(self) -> float | None:
         """The next moment at which something happens by itself; None while nothing runs."""
-        ...
+        return None
 
     def advance(self, now_s: float) -> Instant:
         """Lets the work flow until `now_s`: called at `next_s` and at every arrival."""
-        ...
+        return Instant((), ())

@@ -8,14 +8,14 @@ The source departs from that, and its published numbers hang on each departure:
   runs, whether or not it was just started.
 - A completion is predicted without that loss, so a job may be called complete with work left.
 - Completions within a relative 1e-9 are one moment (with `limits_gpu_s`: only exactly equal ones).
-Plain doubles, in the order of operations of the source: ties decide, and they hang on the last bit.
+JobModel doubles, in the order of operations of the source: ties decide, and they hang on the last bit.
 """
 
 from collections.abc import Mapping, Sequence
 from math import ceil
 
 from penstock.model.external_events import JobProgress
-from penstock.simulator.job_models.model import End, Instant, Placement
+from penstock.simulator.job_models.model import End, Instant, Placement, Work
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 SLOWER_THAN_MEASURED = 1.015
@@ -49,7 +49,7 @@ class _Run:
         )
 
 
-class MuriWork:
+class MuriWork(Work):
     """`start_up_s`: per (model, GPUs). `limits_gpu_s`: at which service jobs report, for Tiresias; () for none."""
 
     def __init__(

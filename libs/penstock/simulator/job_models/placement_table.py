@@ -8,13 +8,13 @@ With `tick_s` the source's stepping is repeated, its rounding included: an epoch
 from where the step found it. Without, epochs end when they end.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from penstock.model.external_events import JobProgress
-from penstock.simulator.job_models.model import End, Instant, NotMeasured, Placement
+from penstock.simulator.job_models.interpolation import interpolate
+from penstock.simulator.job_models.model import End, Instant, NotMeasured, Placement, Work
 from penstock.simulator.traces.jobs import TraceJob
 
 RESTART_S = 30.0
@@ -25,18 +25,6 @@ LOCAL_BATCH_LIMIT: Mapping[str, int] = {"yolov3": 8}
 
 Curve = Sequence[tuple[float, float, float]]
 """(local batch, step time, time of it spent synchronising), by rising batch; seconds."""
-
-
-def interpolate(points: Sequence[tuple[float, ...]], at: float) -> tuple[float, ...]:
-    """The values behind the first of each tuple, linear between neighbours, constant beyond the ends."""
-    place = bisect_left(points, at, key=lambda point: point[0])
-    if place == 0:
-        return points[0][1:]
-    if place == len(points):
-        return points[-1][1:]
-    low, high = points[place - 1], points[place]
-    share = (at - low[0]) / (high[0] - low[0])
-    return tuple(a + (b - a) * share for a, b in zip(low[1:], high[1:], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +98,12 @@ class Model:
         return gain / iteration_s
 
 
+def packed(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
+    """GPUs per node on as few nodes as hold them."""
+    full, rest = divmod(gpus, gpus_per_node)
+    return (gpus_per_node,) * full + ((rest,) if rest else ())
+
+
 class _Run:
     __slots__ = ("batch", "epoch", "iteration_s", "job", "local", "model", "progress", "resting_s", "steps")
 
@@ -155,7 +149,7 @@ class _Run:
         return total
 
 
-class TableWork:
+class TableWork(Work):
     """`models` by name; `tick_s` 0: exact. Placements must be given in order of allocation."""
 
     def __init__(self, models: Mapping[str, Model], gpus_per_node: int, tick_s: float = 0.0) -> None:
@@ -169,9 +163,8 @@ class TableWork:
 
     def alone_s(self, job: TraceJob) -> float:
         """On as few nodes as hold it."""
-        full, rest = divmod(job.gpus, self._gpus_per_node)
         run = _Run(job, self._models[job.model])
-        run.place((self._gpus_per_node,) * full + ((rest,) if rest else ()))
+        run.place(packed(job.gpus, self._gpus_per_node))
         return run.needs_s() - RESTART_S
 
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:

@@ -18,6 +18,7 @@ from penstock.simulator.job_models.model import (
     Neighbour,
     PhaseChange,
     Placement,
+    Work,
 )
 from penstock.simulator.traces.jobs import TraceJob
 
@@ -50,7 +51,7 @@ class _Run:
         self.version = 0
 
 
-class SteadyWork:
+class SteadyWork(Work):
     """`loss_reports`: how often a job reports its training loss, evenly over its work; 0: never."""
 
     def __init__(self, job_model: JobModel, loss_reports: int = 0) -> None:

@@ -12,13 +12,13 @@ node of its own). On one node a job runs as long as in its trace.
 
 from collections.abc import Mapping, Sequence
 
-from penstock.simulator.job_models.model import Neighbour, NotMeasured, Placement, Plain
-from penstock.simulator.job_models.placement_table import RESTART_S, Model
+from penstock.simulator.job_models.model import JobModel, Neighbour, NotMeasured, Placement
+from penstock.simulator.job_models.placement_table import RESTART_S, Model, packed
 from penstock.simulator.job_models.sharing import flows_of, most_flows
 from penstock.simulator.traces.jobs import Stages, TraceJob
 
 
-class StepTimes(Plain):
+class StepTimes(JobModel):
     """`models` by name; a job asked for is packed on nodes with so many GPUs."""
 
     name = "step-times"
@@ -30,26 +30,21 @@ class StepTimes(Plain):
     def work_s(self, job: TraceJob) -> float:
         assert job.iterations is not None, job
         assert job.batch_size is not None, job
-        return job.iterations * job.batch_size / self._rate(job, self._packed(job.gpus))
+        return job.iterations * job.batch_size / self._rate(job, packed(job.gpus, self._gpus_per_node))
 
     def speed(self, job: TraceJob, placement: Placement, neighbours: Sequence[Neighbour]) -> float:
-        held = tuple(len(allocation.gpus) for allocation in placement.values() if allocation.gpus)
-        return self._rate(job, held) / self._rate(job, self._packed(job.gpus))
+        return self._rate(job, _held(placement)) / self._rate(job, packed(job.gpus, self._gpus_per_node))
 
     def start_up_s(self, job: TraceJob) -> float:
         return RESTART_S
 
     def network_share(self, job: TraceJob, placement: Placement) -> float:
         """Synchronising over all of an iteration, where it crosses nodes."""
-        held = tuple(len(allocation.gpus) for allocation in placement.values() if allocation.gpus)
+        held = _held(placement)
         if len(held) < 2 or job.inference:
             return 0.0
         passes_s, sync_s, _ = self._iteration(job, held)
         return sync_s / (passes_s + sync_s)
-
-    def _packed(self, gpus: int) -> tuple[int, ...]:
-        full, rest = divmod(gpus, self._gpus_per_node)
-        return (self._gpus_per_node,) * full + ((rest,) if rest else ())
 
     def _rate(self, job: TraceJob, held: tuple[int, ...]) -> float:
         """Samples per second."""
@@ -66,7 +61,12 @@ class StepTimes(Plain):
         return (steps + 1) * (step_s - sync_s), sync_s, sum(held) * local * (steps + 1)
 
 
-class StageTimes(Plain):
+def _held(placement: Placement) -> tuple[int, ...]:
+    """GPUs on each node that has any."""
+    return tuple(len(allocation.gpus) for allocation in placement.values() if allocation.gpus)
+
+
+class StageTimes(JobModel):
     """Needs no table: the trace holds what was measured."""
 
     name = "stages"

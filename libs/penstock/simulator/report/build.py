@@ -10,7 +10,6 @@ from penstock.simulator.comparison import CLOCKED, Standing, best_of
 from penstock.simulator.report.metrics import METRICS, RATED, duration, says_something, shown, spread
 from penstock.simulator.report.series import MAX_DETAILED, RunSeries
 from penstock.simulator.runs import Result
-from penstock.simulator.statistics import Mean
 
 MAX_UNFOLDED = 4  # ledger hashes that stand on the page at once
 
@@ -34,7 +33,6 @@ def report_of(
     series = _series(standings, results)
     names = [one.profile for one in series]
     repeated = any(len(standing.results) > 1 for standing in standings)
-    means = {standing.profile: standing.means for standing in standings}
     runs = sorted(
         (result for result in results if result.series or result.whole),
         key=lambda one: (names.index(one.profile), one.seed),
@@ -56,7 +54,7 @@ def report_of(
         lead=_lead(standings, results),
         command=background.command,
         sections=_sections(
-            table, _note(len(standings) > 1, repeated), series, made_of, means if len(standings) > 1 and repeated else {}
+            table, _note(len(standings) > 1, repeated), series, made_of
         ),
         warning=warning,
         facts=ledgers if len(ledgers) <= MAX_UNFOLDED else (),
@@ -96,7 +94,6 @@ def _sections(
     note: str,
     series: Sequence[RunSeries],
     made_of: Sequence[tuple[str, str]],
-    means: Mapping[str, Mapping[str, Mean]] | None = None,
 ) -> Sequence[Section]:
     """Figures, charts, and how the report was made."""
     from penstock.simulator.report.charts import sections  # Altair takes 0.3 s
@@ -104,7 +101,7 @@ def _sections(
     facts = [*made_of, ("Version", f"penstock {version('penstock')}")]
     return [
         Section("figures", "Figures", note, table=table),
-        *sections(series, means),
+        *sections(series),
         Section("made", "How this was made", facts=facts),
     ]
 

@@ -1,6 +1,6 @@
 """Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node, latencies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -21,10 +21,9 @@ from penstock.charts.plots import (
     zoom,
 )
 from penstock.charts.report import Chart, Drawing, Panel, Section
-from penstock.simulator.report.metrics import METRICS, duration, headline, shown
-from penstock.simulator.report.series import MAX_DETAILED, Heat, RunSeries, cdf_of, smooth
+from penstock.simulator.report.metrics import duration
+from penstock.simulator.report.series import MAX_DETAILED, RunSeries, cdf_of, smooth
 from penstock.simulator.report.timeline import EXITED, STOPPED
-from penstock.simulator.statistics import Mean
 
 MODELS = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
 """For kinds of jobs: no grey, which stands for all others."""
@@ -67,53 +66,69 @@ def colour_of(index: int) -> tuple[str, Sequence[int]]:
     return CATEGORICAL[index % len(CATEGORICAL)], DASHES[index // len(CATEGORICAL) % len(DASHES)]
 
 
-def sections(
-    runs: Sequence[RunSeries], means: Mapping[str, Mapping[str, Mean]] | None = None
-) -> list[Section]:
-    """All charts in the order of the page. `means`: profile → metric, of a comparison with repeated runs."""
+def sections(runs: Sequence[RunSeries]) -> list[Section]:
+    """All charts in the order of the page."""
     unit = time_unit(max(run.end_s for run in runs))
     detailed = runs[:MAX_DETAILED]
-    finished = any(len(run.jct_s) for run in runs)
-    waited = finished and any(run.waited for run in runs)
-    found = [_means(means, headline(finished=finished))] if means and len(means) > 1 else []
-    found.append(_load(runs, unit))
-    if waited:
-        found.append(_queue(runs, unit))
-    if _visible(runs, "jct_s"):
-        found.append(_completion(runs))
-    if waited and _visible(runs, "queue_s"):
-        found.append(_waiting(runs))
-    parts = {run.profile: run.profile if len(runs) > 1 else "" for run in runs}
-    sized = [run for run in detailed if any(run.room.values())]
-    if sized:
-        found.append(_startables(sized, unit, parts))
-    heats = [(run, run.heat) for run in detailed if run.heat is not None]
-    if heats:
-        found.append(
-            Section(
-                "overview",
-                "How full each node is",
-                "A row per node, from empty (light) to full (dark). Pale stripes are idle nodes.",
-                [
-                    Drawing([Panel(_heat(heat, unit))], _resolution(heat), parts[run.profile])
-                    for run, heat in heats
-                ],
-            )
-        )
-    placed = [run for run in detailed if len(run.gantt.job)]
-    if placed:
-        found.append(_gantts(placed, parts))
-    clocked = [run for run in detailed if run.latencies]
-    if clocked:
-        found.append(
-            Section(
-                "latency",
-                "Decision latency of the placer",
-                "Real time from an input to its decisions, on this machine, by kind of input.",
-                [Drawing([Panel(_latency(run))], LATENCY_NOTE, parts[run.profile]) for run in clocked],
-            )
-        )
-    return found
+    waited = any(len(run.jct_s) for run in runs) and any(run.waited for run in runs)
+
+    def each(
+        key: str,
+        title: str,
+        caption: str,
+        chosen: Callable[[RunSeries], object],
+        draw: Callable[[RunSeries], Chart],
+        note: Callable[[RunSeries], str],
+    ) -> Section | None:
+        """A chart for each run that has something to show."""
+        drawings = [
+            Drawing([Panel(draw(run))], note(run), run.profile if len(runs) > 1 else "")
+            for run in detailed
+            if chosen(run)
+        ]
+        return Section(key, title, caption, drawings) if drawings else None
+
+    meanings = dict.fromkeys(_groups(run)[0] for run in detailed if len(run.gantt.job))
+    found = [
+        _load(runs, unit),
+        _queue(runs, unit) if waited else None,
+        _distribution(
+            runs, "jct_s", "completion", "How long jobs take from submission to end", "completion time",
+            "Share of the jobs that were done within a time: further left is better.",
+        ),
+        _distribution(
+            runs, "queue_s", "waiting", "How long jobs wait", "waiting time",
+            "Completion time less the time in which the job ran, so another wait after a preemption counts too. "
+            "Further left is better.", _waited_less(runs),
+        ) if waited else None,
+        each(
+            "startable",
+            "How many more jobs could start",
+            "For each size, how many jobs of it would fit at this moment, out of those that the empty cluster could take. "
+            "Where large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
+            lambda run: any(run.room.values()), lambda run: _startable(run, unit), lambda run: _averaged([run]),
+        ),
+        each(
+            "overview",
+            "How full each node is",
+            "A row per node, from empty (light) to full (dark). Pale stripes are idle nodes.",
+            lambda run: run.heat, lambda run: _heat(run, unit), _resolution,
+        ),
+        each(
+            "gantt",
+            "Who runs where and when",
+            "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its placement to its "
+            f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle.",
+            lambda run: len(run.gantt.job), _gantt, _excerpt,
+        ),
+        each(
+            "latency",
+            "Decision latency of the placer",
+            "Real time from an input to its decisions, on this machine, by kind of input.",
+            lambda run: run.latencies, _latency, lambda run: LATENCY_NOTE,
+        ),
+    ]  # fmt: skip
+    return [section for section in found if section is not None]
 
 
 LATENCY_NOTE = "Measured with a clock: it differs from run to run, and contains what other programs took of the processor."
@@ -182,16 +197,6 @@ def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
     return Section("queue", "How many jobs wait", caption, [Drawing([Panel(chart)], _averaged(runs))])
 
 
-def _startables(runs: Sequence[RunSeries], unit: TimeUnit, parts: Mapping[str, str]) -> Section:
-    return Section(
-        "startable",
-        "How many more jobs could start",
-        "For each size, how many jobs of it would fit at this moment, out of those that the empty cluster could take. Where "
-        "large sizes lie below small ones, free GPUs are scattered over nodes: fragmentation.",
-        [Drawing([Panel(_startable(run, unit))], _averaged([run]), parts[run.profile]) for run in runs],
-    )
-
-
 def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
     """Each size as a share of what the empty cell could take: the counts themselves differ by their size alone."""
     biggest = max(8.0, run.largest_job)
@@ -214,12 +219,10 @@ def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
 # ---------------------------------------------------------------------------------------- distributions
 
 
-def _visible(runs: Sequence[RunSeries], field: str) -> bool:
-    """Whether any value lies on the logarithmic axis of time."""
-    return any(values[-1] >= MIN_S for run in runs if len(values := getattr(run, field)))
-
-
-def _distribution(runs: Sequence[RunSeries], field: str, title: str) -> Chart:
+def _distribution(
+    runs: Sequence[RunSeries], field: str, key: str, title: str, axis: str, caption: str, note: str = ""
+) -> Section | None:
+    """Cumulative; None where no value lies on the logarithmic axis of time."""
     series, low_s, high_s = [], inf, MIN_S
     for index, run in enumerate(runs):
         values = getattr(run, field)
@@ -228,31 +231,21 @@ def _distribution(runs: Sequence[RunSeries], field: str, title: str) -> Chart:
         curve = cdf_of(values)
         low_s, high_s = min(low_s, max(MIN_S, curve.at_s[0])), max(high_s, curve.at_s[-1])
         series.append(Series(run.profile, np.maximum(curve.at_s, MIN_S), curve.value, *colour_of(index)))
+    if not series:
+        return None
     scale = alt.Scale(type="log", nice=False, domain=[min(low_s, high_s / 2), high_s])
-    x = alt.X("x:Q", scale=scale, axis=duration_axis(f"{title} (logarithmic)", low_s, high_s))
+    x = alt.X("x:Q", scale=scale, axis=duration_axis(f"{axis} (logarithmic)", low_s, high_s))
     hover = f"format(datum.y, '.1%') + ' within ' + {duration_text('datum.x')}"
-    return lines(series, x, _share_axis("share of finished jobs"), hover)
+    chart = lines(series, x, _share_axis("share of finished jobs"), hover)
+    return Section(key, title, caption, [Drawing([Panel(chart)], note)])
 
 
-def _completion(runs: Sequence[RunSeries]) -> Section:
-    caption = "Share of the jobs that were done within a time: further left is better."
-    chart = _distribution(runs, "jct_s", "completion time")
-    return Section(
-        "completion", "How long jobs take from submission to end", caption, [Drawing([Panel(chart)])]
-    )
-
-
-def _waiting(runs: Sequence[RunSeries]) -> Section:
+def _waited_less(runs: Sequence[RunSeries]) -> str:
+    """What a logarithmic axis of waiting times leaves out."""
     shorter = [float(np.mean(run.queue_s < MIN_S)) for run in runs if len(run.queue_s)]
     low, high = min(shorter, default=0.0), max(shorter, default=0.0)
     share = f"{100 * low:.0f}" + (f" – {100 * high:.0f}" if high - low >= 0.005 else "") + " %"
-    note = f"The axis begins at 1 s; {share} of the jobs waited less." if high >= 0.005 else ""
-    caption = (
-        "Completion time less the time in which the job ran, so another wait after a preemption counts too. "
-        "Further left is better."
-    )
-    chart = _distribution(runs, "queue_s", "waiting time")
-    return Section("waiting", "How long jobs wait", caption, [Drawing([Panel(chart)], note)])
+    return f"The axis begins at 1 s; {share} of the jobs waited less." if high >= 0.005 else ""
 
 
 # ------------------------------------------------------------------------------------------------- bars
@@ -283,17 +276,6 @@ def _groups(run: RunSeries) -> tuple[str, list[str], dict[str, str]]:
         "size of the job",
         groups,
         {name: colour for (_, name), colour in zip(sizes, SIZES, strict=False) if name in groups},
-    )
-
-
-def _gantts(runs: Sequence[RunSeries], parts: Mapping[str, str]) -> Section:
-    meanings = dict.fromkeys(_groups(run)[0] for run in runs)
-    return Section(
-        "gantt",
-        "Who runs where and when",
-        "A row per GPU, in blocks of one node each (its GPUs in brackets); a bar is a job from its placement to its "
-        f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle.",
-        [Drawing([Panel(_gantt(run))], _excerpt(run), parts[run.profile]) for run in runs],
     )
 
 
@@ -384,13 +366,17 @@ def _excerpt(run: RunSeries) -> str:
     )
 
 
-def _resolution(heat: Heat) -> str:
+def _resolution(run: RunSeries) -> str:
+    heat = run.heat
+    assert heat is not None, run.profile
     row = f"mean of {heat.per_row} nodes" if heat.per_row > 1 else "node"
     return f"Row: {row}. Column: mean of {duration(heat.edges_s[1] - heat.edges_s[0])}."
 
 
-def _heat(heat: Heat, unit: TimeUnit) -> Chart:
-    """Neighbouring columns of one value are one rectangle; empty ones are not drawn."""
+def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
+    """Neighbouring columns of one value are one rectangle; empty ones are not shown."""
+    heat = run.heat
+    assert heat is not None, run.profile
     new = np.ones(heat.percent.shape, dtype=bool)
     new[:, 1:] = heat.percent[:, 1:] != heat.percent[:, :-1]
     row, first = np.nonzero(new)
@@ -447,37 +433,3 @@ def _latency(run: RunSeries) -> Chart:
     scale = alt.Scale(type="log", nice=False, padding=12)
     x = alt.X("x:Q", title="time per input (µs, logarithmic)", axis=alt.Axis(format=",~g"), scale=scale)
     return dots(rows, x, QUANTILES, legend=True)
-
-
-def _means(means: Mapping[str, Mapping[str, Mean]], key: str) -> Section:
-    """The figure that policies are judged by, each with its interval."""
-    metric = METRICS[key]
-    low = metric.better == "low"
-    rows = {profile: metrics[key] for profile, metrics in means.items()}
-    best = (min if low else max)(rows.values(), key=lambda mean: mean.mean)
-    timed = metric.unit == "s"
-    unit = time_unit(max(mean.high for mean in rows.values())) if timed else TimeUnit("% of all GPUs", 0.01)
-    found = []
-    for profile, mean in rows.items():
-        texts = [
-            duration(value) if timed else shown(key, value) for value in (mean.mean, mean.half_width) if value
-        ]
-        interval = (mean.low / unit.seconds, mean.high / unit.seconds) if mean.half_width else (None, None)
-        shape = "circle" if mean.meets(best) else "cross"
-        found.append(
-            Dot(
-                profile, mean.mean / unit.seconds, " ± ".join(texts), profile, interval[0], interval[1], shape
-            )
-        )
-    x = alt.X(
-        "x:Q",
-        title=f"{metric.label.lower()} ({unit.name})",
-        scale=alt.Scale(zero=True),
-        axis=alt.Axis(tickCount=10),
-    )
-    chart = dots(found, x, {profile: colour_of(index)[0] for index, profile in enumerate(rows)}, labels=True)
-    caption = (
-        f"Further {'left' if low else 'right'} is better. The line is the 95 % confidence interval; a cross is a policy "
-        "whose interval does not overlap that of the best."
-    )
-    return Section("means", metric.label, caption, [Drawing([Panel(chart)])])

@@ -104,11 +104,6 @@ def says_something(key: str, *, finished: bool) -> bool:
     return not timed and key != "finished_jobs"
 
 
-def headline(*, finished: bool) -> str:
-    """The figure that policies are judged by first."""
-    return "avg_jct_s" if finished else "full_load_allocation"
-
-
 def duration(seconds: float) -> str:
     """Two units at most: `4.2 s`, `3 min 20 s`, `5 h 3 min`, `12 d 4 h`."""
     if seconds < 60:

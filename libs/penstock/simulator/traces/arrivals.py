@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.model.external_events import JobProgress
 from penstock.model.types import MAX_JOB_ID_CHARS
-from penstock.simulator.job_models.model import Instant, Placement
 from penstock.simulator.traces.jobs import TraceJob
 
 UNTIL = 1.01
@@ -53,25 +51,3 @@ def _sample(arrivals: list[TraceJob], times: list[int], jobs: Sequence[TraceJob]
     )
     arrivals.append(arrival)
     return arrival.whole_gpus
-
-
-class Endless:
-    """The work of jobs that never end."""
-
-    def alone_s(self, job: TraceJob) -> float:
-        return 0.0
-
-    def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
-        return None
-
-    def started(self, job_id: str, placement: Placement, now_s: float) -> None:
-        """Nothing follows from it."""
-
-    def stopped(self, job_id: str, now_s: float) -> None:
-        """Nothing follows from it."""
-
-    def next_s(self) -> float | None:
-        return None
-
-    def advance(self, now_s: float) -> Instant:
-        return Instant((), ())

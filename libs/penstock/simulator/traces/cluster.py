@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.model.types import MAX_CORES_PER_NODE, MAX_GPUS_PER_NODE, Gpu, NodeSpec
 from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
-from penstock.simulator.traces.importing import DATA_VARIABLE, data_root
+from penstock.simulator.traces.importing import data_path
 
 MAX_NODES = 20_000
 CORES_PER_GPU = 12
@@ -71,12 +71,7 @@ class Cluster(NamedTuple):
 def cluster_of(text: str) -> Cluster:
     """From `8x8`, a path or the name of a data set. Raises `BadCluster`, and `BadFile` for what stands in a file."""
     if text in NODE_SETS and not Path(text).is_file():
-        root = data_root()
-        if root is None:
-            raise BadCluster(
-                f"cluster {text}: the data sets are not here; set {DATA_VARIABLE} to their folder"
-            )
-        return read_nodes(root / NODE_SETS[text])
+        return read_nodes(data_path(NODE_SETS[text], f"cluster {text}", text))
     path = Path(text)
     if path.suffix == ".csv" or path.is_file():
         return read_nodes(path)

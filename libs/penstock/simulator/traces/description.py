@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
 
@@ -11,7 +11,8 @@ SHARED = "shared"
 HOUR_S = 3_600.0
 
 
-class Times(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Times:
     """Seconds. `percentiles`: per cent → the value that so many of the jobs do not exceed."""
 
     mean: float
@@ -20,7 +21,8 @@ class Times(NamedTuple):
     percentiles: Mapping[str, float]
 
 
-class Size(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Size:
     """The jobs that ask for so many GPUs; `shared`: for a part of one."""
 
     gpus: str
@@ -28,7 +30,8 @@ class Size(NamedTuple):
     gpu_hours: float
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Description:
     """A trace in figures; times in seconds."""
 
     jobs: int
@@ -49,7 +52,8 @@ class Description(NamedTuple):
     owners: Mapping[str, int]
 
 
-class Load(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Load:
     """What a trace means for a cluster."""
 
     gpus: int
@@ -89,8 +93,8 @@ def describe(jobs: Sequence[TraceJob]) -> Description:
 
 def load_on(gpus: int, misfits: int, found: Description) -> Load:
     """On a cluster with so many GPUs."""
-    tellable = found.run_s is not None and found.span_s > 0 and gpus
-    work = found.gpu_hours * HOUR_S / (gpus * found.span_s) if tellable else None
+    known = found.run_s is not None and found.span_s > 0 and gpus
+    work = found.gpu_hours * HOUR_S / (gpus * found.span_s) if known else None
     return Load(gpus, found.asked_gpus / gpus if gpus else 0.0, work, misfits)
 
 

@@ -53,7 +53,7 @@ class Trace(NamedTuple):
 
     def problem(self, job: TraceJob, field: str, text: str) -> Problem:
         """Something wrong with a job that only shows later, reported with its line and column."""
-        column = FORMATS[self.format].names.get(field, field) if self.format in FORMATS else field
+        column = FORMATS[self.format].column(field) if self.format in FORMATS else field
         return Problem(self.lines.get(job.job_id, 0), column, text)
 
 
@@ -99,6 +99,15 @@ def data_root() -> Path | None:
     found = os.environ.get(DATA_VARIABLE)
     root = Path(found) if found else Path(DEFAULT_DATA)
     return root if root.is_dir() else None
+
+
+def data_path(where: str, who: str, file: str) -> Path:
+    """A file or folder below the data. Raises `BadFile` of this file where it is not there."""
+    root = data_root()
+    if root is None or not (root / where).exists():
+        message = f"{who} needs {where}; set {DATA_VARIABLE} to the folder that holds it"
+        raise BadFile(file, [Problem(0, "", message)])
+    return root / where
 
 
 def names_in(root: Path, data_set: str) -> Sequence[str]:
@@ -155,8 +164,7 @@ def read_trace(
     reading = rows(text, columns, form.read, problems, delimiter=form.delimiter, header=form.header)
     for line, job in reading:
         found = [
-            Problem(line, form.names.get(field, field), message)
-            for field, message in _too_much(job, most_gpus, fits)
+            Problem(line, form.column(field), message) for field, message in _too_much(job, most_gpus, fits)
         ]
         earlier = first_seen.get(job.job_id)
         first_seen.setdefault(job.job_id, line)

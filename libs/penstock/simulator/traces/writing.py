@@ -3,53 +3,36 @@
 import csv
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import quote
 
-from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
+from penstock.simulator.traces.formats import NEEDED, OWN
+from penstock.simulator.traces.jobs import TraceJob
 
-
-def _number(value: float | None) -> str:
-    """The shortest text that reads as the same number."""
-    return "" if value is None else repr(value).removesuffix(".0")
-
-
-def _optional(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-COLUMNS: Mapping[str, Callable[[TraceJob], str]] = MappingProxyType(
-    {
-        "job_id": lambda job: job.job_id,
-        "submit_s": lambda job: _number(job.submit_s),
-        "duration_s": lambda job: _number(job.duration_s) if job.duration_s else "",
-        "gpus": lambda job: str(job.gpus),
-        "model": lambda job: job.model,
-        "batch_size": lambda job: _optional(job.batch_size),
-        "owner": lambda job: job.owner,
-        "iterations": lambda job: _optional(job.iterations),
-        "cores": lambda job: _number(job.cores),
-        "host_memory_mib": lambda job: _optional(job.host_memory_mib),
-        "gpu_memory_mib": lambda job: _optional(job.gpu_memory_mib),
-        "gpu_share_milli": lambda job: (
-            "" if job.gpu_share_milli == WHOLE_GPU_MILLI else str(job.gpu_share_milli)
-        ),
-        "gpu_models": lambda job: "|".join(job.gpu_models),
-        "workers": lambda job: _optional(job.workers),
-        "parameter_servers": lambda job: str(job.parameter_servers) if job.parameter_servers else "",
-        "server_gpus": lambda job: str(job.server_gpus) if job.server_gpus else "",
-        "patience_s": lambda job: _number(job.patience_s),
-        "inference": lambda job: "yes" if job.inference else "",
-        "memory_bandwidth": lambda job: _number(job.memory_bandwidth) if job.memory_bandwidth else "",
-        "labels": lambda job: "|".join(
-            f"{quote(name, SAFE)}={quote(value, SAFE)}" for name, value in job.labels
-        ),
-    }
-)
 SAFE = ":/+,;@()[]~"
-NEEDED = ("job_id", "submit_s", "duration_s", "gpus")
+DEFAULTS = {**TraceJob._field_defaults, "duration_s": 0.0}
+"""Values that are written as an empty field."""
+
+
+def _text(name: str, value: Any) -> str:
+    """As `formats.py` reads it."""
+    if name in DEFAULTS and value == DEFAULTS[name]:
+        return ""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return repr(value).removesuffix(".0")  # the shortest text that reads as the same number
+        case tuple():
+            parts = (
+                part if isinstance(part, str) else "=".join(quote(text, SAFE) for text in part)
+                for part in value
+            )
+            return "|".join(parts)
+    return str(value)
 
 
 def trace_lines(
@@ -59,7 +42,7 @@ def trace_lines(
 
     `more`: further columns for people; the reader ignores them.
     """
-    columns = {name: [text(job) for job in jobs] for name, text in COLUMNS.items()}
+    columns = {name: [_text(name, getattr(job, name)) for job in jobs] for name in OWN}
     written = {name: values for name, values in columns.items() if name in NEEDED or any(values)}
     written.update({name: list(values) for name, values in more.items()})
     yield list(written)
