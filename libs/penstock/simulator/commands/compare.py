@@ -15,7 +15,6 @@ from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
 from penstock.screen import console, write_json
 from penstock.simulator import comparison
-from penstock.simulator.commands import reporting
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
@@ -30,7 +29,7 @@ from penstock.simulator.commands.output import (
     stdout,
 )
 from penstock.simulator.commands.progress import Bar, bar
-from penstock.simulator.commands.reporting import ReportOptions
+from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import Standing, without_chance
 from penstock.simulator.parallel import Look, Outcome, Task, run_all
 from penstock.simulator.report.build import report_of
@@ -75,7 +74,7 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     given = judge(asked)
     for profile in profiles:
         given.settings(profile, asked.seed)
-    reporting.judge_report(asked)
+    asked.check_files()
     trace = given.trace(asked.seed)
     given.simulation(profiles[0], asked.seed, trace)
     report_skipped(trace, errors)
@@ -94,9 +93,9 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
         errors.print("penstock: no run was finished" + ("; no report" if asked.wanted else ""))
     elif asked.wanted:
         seeds = f"{asked.seed} … {asked.seed + asked.seeds - 1}" if asked.seeds > 1 else f"{asked.seed}"
-        about = reporting.background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
+        about = background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
         page = report_of(about, standings, outcome.results, _warning(profiles, standings, outcome))
-        reporting.write_report(asked, page, errors)
+        asked.write_files(page, errors)
     if outcome.interrupted:
         return Exit.INTERRUPTED
     return Exit.PROBLEM if outcome.failed or any(result.problem for result in outcome.results) else Exit.OK

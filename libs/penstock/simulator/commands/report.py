@@ -9,7 +9,6 @@ import typer
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.screen import console, write_json
-from penstock.simulator.commands import reporting
 from penstock.simulator.commands.options import Output, bad_input_stops
 from penstock.simulator.commands.output import figures_table, stdout
 from penstock.simulator.commands.past import read_events, read_ledger
@@ -41,7 +40,7 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
     Everything comes from the ledger, so it must be there from its first record on.
     """
     errors, session = console(stderr=True, soft_wrap=True), ctx.find_root().obj
-    reporting.judge_report(asked)
+    asked.check_files()
     name = asked.ledger.name if asked.ledger is not None else "the cell"
     timeline = Timeline()
     if asked.ledger is None:
@@ -64,5 +63,5 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
             cluster=f"{series.nodes:,} node{'s' if series.nodes != 1 else ''}, {series.gpus:,} GPUs",
             truth="",
         )
-        reporting.write_report(asked, ledger_report(about, series, figures, name), errors)
+        asked.write_files(ledger_report(about, series, figures, name), errors)
     return Exit.OK

@@ -31,10 +31,13 @@ class ReportOptions:
     def wanted(self) -> bool:
         return self.report is not None or self.png is not None
 
+    def check_files(self) -> None:
+        """Raises `BadCommand` for what could not be written in the end; makes the folder of the pictures."""
+        files.check(self.report, self.png)
 
-def judge_report(asked: ReportOptions) -> None:
-    """Raises `BadCommand` for what could not be written in the end; makes the folder of the pictures."""
-    files.check(asked.report, asked.png)
+    def write_files(self, page: Page, errors: Console) -> None:
+        """Raises `BadCommand` where the disk refuses."""
+        files.write(page, self.report, self.png, errors)
 
 
 def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ()) -> Background:
@@ -55,8 +58,3 @@ def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, 
         truth="none: no job ends" if given.fills(trace) else given.job_model,
         more=more,
     )
-
-
-def write_report(asked: ReportOptions, report: Page, errors: Console) -> None:
-    """Raises `BadCommand` where the disk refuses."""
-    files.write(report, asked.report, asked.png, errors)

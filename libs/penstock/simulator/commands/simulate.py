@@ -12,7 +12,6 @@ from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
 from penstock.screen import console, write_json
-from penstock.simulator.commands import reporting
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
@@ -23,7 +22,7 @@ from penstock.simulator.commands.options import (
 )
 from penstock.simulator.commands.output import figures_table, run_keys, stdout
 from penstock.simulator.commands.progress import bar
-from penstock.simulator.commands.reporting import ReportOptions
+from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import compare
 from penstock.simulator.report.build import report_of
 from penstock.simulator.runs import Progress, Recorder, Result, Sink, first_interrupt_waits, perform
@@ -54,7 +53,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     errors = console(stderr=True, soft_wrap=True)
     given = judge(asked)
     given.settings(asked.profile, asked.seed)
-    reporting.judge_report(asked)
+    asked.check_files()
     trace = given.trace(asked.seed)
     given.simulation(asked.profile, asked.seed, trace)
     report_skipped(trace, errors)
@@ -79,9 +78,9 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
         stdout().print(figures_table(keys))
     if asked.wanted:
         standings = compare([result.profile], [result], seeded=given.seeded(trace))
-        about = reporting.background(ctx.find_root().obj.line, given, trace)
+        about = background(ctx.find_root().obj.line, given, trace)
         page = report_of(about, standings, [result], _warning(result))
-        reporting.write_report(asked, page, errors)
+        asked.write_files(page, errors)
     return Exit.INTERRUPTED if result.interrupted else Exit.PROBLEM if result.problem else Exit.OK
 
 
