@@ -55,7 +55,7 @@ def test_a_cluster_without_gpus_has_a_report_too(tmp_path: Path) -> None:
     """SpeCon's nodes have cores only: there is no GPU to draw, but there are completion times."""
     page, folder = tmp_path / "page.html", tmp_path / "pictures"
     assert main(["simulate", "specon/fixed", "-o", "json", "--report", str(page), "--png", str(folder)]) == 0
-    assert {path.stem for path in folder.iterdir()} == {"load", "completion", "latency"}
+    assert {path.stem for path in folder.iterdir()} == {"load", "completion"}
 
 
 # ----------------------------------------------------------------------------------------------- page
@@ -152,7 +152,7 @@ def test_one_file_with_the_figures_and_nothing_from_elsewhere(tmp_path: Path, af
     assert len(table_of(charts["gantt-0-0"], "job")["job"]) == len(series_of(timeline).gantt.job)
     saved = sorted(path.name for path in pictures.iterdir())
     assert saved == [
-        "completion.png", "gantt.png", "latency.png", "load.png", "queue.png", "startable.png", "waiting.png",
+        "completion.png", "gantt.png", "load.png", "queue.png", "startable.png", "waiting.png",
     ]  # fmt: skip
     assert all((pictures / name).read_bytes().startswith(b"\x89PNG") for name in saved)
     sizes = {name: struct.unpack(">II", (pictures / name).read_bytes()[16:24]) for name in saved}
@@ -200,7 +200,6 @@ def test_a_ledger_gives_the_page_of_its_run(
         reader = Reader()
         reader.feed(path.read_text())
         charts.append(json.loads(reader.scripts[0]))
-    del charts[0]["latency-0-0"]
     assert charts[0] == charts[1]
 
 

@@ -1,10 +1,10 @@
-"""Altair charts that several reports use: line charts, dot plots with intervals, logarithmic axes, light and dark theme.
+"""Altair charts that several reports use: line charts, logarithmic axes of time, light and dark theme.
 
 A definition holds data and encodings only. Its colours of text, grid and auxiliary lines come from the theme, which the
 renderer adds: the page follows the reader's colour scheme, a PNG file is always light.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -18,7 +18,6 @@ CATEGORICAL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00",
 DASHES = ((1, 0), (7, 4), (2, 2), (8, 3, 2, 3))
 """Once the colours are used up: solid, dashed, dotted, both."""
 WIDTH = 800  # px; a page stretches single charts to its own width
-ROW_PX = 34  # of a dot plot
 COARSE_FROM = 100.0  # ratio of the ends of a logarithmic axis of time from which on it has fewer ticks
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 COARSE_S = (
@@ -152,52 +151,3 @@ def lines(series: Sequence[Series], x: alt.X, y: alt.Y, hover: str, *, height: i
     return alt.layer(drawn.add_params(zoom()), points.add_params(nearest)).properties(
         width=WIDTH, height=height
     )
-
-
-class Dot(NamedTuple):
-    """A point of a dot plot, with an interval if `low` and `high` are given. `series`: what its colour means."""
-
-    row: str
-    value: float
-    text: str
-    series: str
-    low: float | None = None
-    high: float | None = None
-    shape: str = "circle"
-
-
-def dots(
-    rows: Sequence[Dot], x: alt.X, colours: Mapping[str, str], *, legend: bool = False, labels: bool = False
-) -> Chart:
-    """Dot plot with a row per `Dot.row`, first on top; at least one dot. `x` encodes the field `x`.
-
-    `labels`: texts stand beside the dots, on the side with more room; otherwise only in tooltips.
-    """
-    largest = max(dot.value for dot in rows)
-    data = table(
-        row=[dot.row for dot in rows],
-        x=[dot.value for dot in rows],
-        low=[dot.value if dot.low is None else dot.low for dot in rows],
-        high=[dot.value if dot.high is None else dot.high for dot in rows],
-        text=[dot.text for dot in rows],
-        series=[dot.series for dot in rows],
-        shape=[dot.shape for dot in rows],
-    )
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    axis = alt.Axis(grid=True, ticks=False, domain=False, labelLimit=420, labelFontSize=12)
-    order = list(dict.fromkeys(dot.row for dot in rows))
-    y = alt.Y("row:N", sort=order, title=None, axis=axis)
-    base = alt.Chart(data).encode(y=y)
-    interval = base.transform_calculate(x="datum.low").mark_rule(strokeWidth=2, clip=True)
-    points = base.mark_point(filled=True, size=110, opacity=1).encode(
-        x=x,
-        color=alt.Color("series:N", scale=scale, legend=alt.Legend(symbolType="circle") if legend else None),
-        shape=alt.Shape("shape:N", scale=None, legend=None),
-        tooltip=[alt.Tooltip("row:N", title=" "), alt.Tooltip("text:N", title="  ")],
-    )
-    layers = [interval.encode(x=x, x2="high:Q"), points.add_params(zoom())]
-    for left in (True, False) if labels else ():
-        side = f"datum.x {'<' if left else '>='} {largest / 2}"
-        style: dict[str, Any] = {"align": "left" if left else "right", "dx": 10 if left else -10}
-        layers.append(base.transform_filter(side).mark_text(dy=-10, **style).encode(x=x, text="text:N"))
-    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(ROW_PX))

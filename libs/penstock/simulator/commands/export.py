@@ -75,9 +75,9 @@ def export(
         write_lines(output, lines_of(found))
         if nodes is not None:
             write_lines(nodes, node_rows(history.nodes))
-            mixed = [node.node_id for node in history.nodes.values() if mixed(node)]
-            if mixed:
-                message = f"{len(mixed)} nodes have GPUs of several kinds and stand there with the first: {mixed[0]}, …"
+            found_mixed = [node.node_id for node in history.nodes.values() if mixed(node)]
+            if found_mixed:
+                message = f"{len(found_mixed)} nodes have GPUs of several kinds and stand there with the first: {found_mixed[0]}, …"
                 errors.print(f"penstock: {message}", markup=False)
     except OSError as error:
         raise BadCommand(f"{error.filename or output}: {error.strerror}") from error

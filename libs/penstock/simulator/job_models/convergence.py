@@ -20,9 +20,6 @@ from penstock.simulator.job_models.interpolation import interpolate
 from penstock.simulator.job_models.model import Around, JobModel, NotMeasured
 from penstock.simulator.traces.jobs import TraceJob
 
-CONVERGED = 0.95
-"""Of all that a run gains: from here on it counts as converged."""
-
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
@@ -43,19 +40,6 @@ class LossCurve:
         first, best = self.points[0][1], self.best
         return (self.at(progress) - best) / (first - best) if first > best else 0.0
 
-    def gained_by(self, share: float) -> float:
-        """The progress at which the run has first gained this share of all that it gains; 0 – 1."""
-        first, best = self.points[0][1], self.best
-        wanted = first - share * (first - best)
-        before = self.points[0]
-        for point in self.points:
-            if point[1] <= wanted:
-                fallen = before[1] - point[1]
-                part = (before[1] - wanted) / fallen if fallen > 0 else 1.0
-                return before[0] + (point[0] - before[0]) * part
-            before = point
-        return 1.0
-
 
 class Convergence(Around):
     """`curves` by name. Neighbours matter where they matter for the inner job model."""
@@ -69,10 +53,6 @@ class Convergence(Around):
 
     def loss(self, job: TraceJob, progress: float) -> float:
         return self._curve(job).normalised(progress)
-
-    def converged_at(self, job: TraceJob, share: float = CONVERGED) -> float:
-        """When the run has converged: the progress at which this share of its gain is had."""
-        return self._curve(job).gained_by(share)
 
     def _curve(self, job: TraceJob) -> LossCurve:
         found = self._curves.get(job.model)

@@ -102,8 +102,30 @@ def _sections(
     return [
         Section("figures", "Figures", note, table=table),
         *sections(series),
+        *_latencies(series),
         Section("made", "How this was made", facts=facts),
     ]
+
+
+def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:
+    """How long the placer took, by kind of input."""
+    rows = [
+        [
+            Cell(latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "), run.profile),
+            Cell(f"{latency.inputs:,}"),
+            *(Cell(f"{micros:,.0f} µs" if micros < 10_000 else f"{micros / 1_000:,.1f} ms") for micros in latency.micros),
+        ]
+        for run in runs[:MAX_DETAILED]
+        for latency in run.latencies
+    ]  # fmt: skip
+    if not rows:
+        return ()
+    caption = (
+        "Real time from an input to its decisions, on this machine, by kind of input. Measured with a clock: it differs "
+        "from run to run, and contains what other programs took of the processor."
+    )
+    columns = ["", "inputs", "median", "90th percentile", "99th percentile", "longest"]
+    return [Section("latency", "Decision latency of the placer", caption, table=Table(columns, rows))]
 
 
 def _series(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[RunSeries]:

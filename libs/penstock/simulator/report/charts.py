@@ -11,9 +11,7 @@ from penstock.charts.plots import (
     CATEGORICAL,
     DASHES,
     WIDTH,
-    Dot,
     Series,
-    dots,
     duration_axis,
     duration_text,
     lines,
@@ -30,12 +28,6 @@ MODELS = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
 OTHERS = "#9A9A9A"
 SIZES = ("#443983", "#31688E", "#21918C", "#35B779", "#7AD151", "#B8C41F", "#E0A100")
 """Rising, for sizes."""
-QUANTILES = {
-    "median": "#0072B2",
-    "90th percentile": "#009E73",
-    "99th percentile": "#E69F00",
-    "longest": "#D55E00",
-}
 GAP = 0.6  # GPUs between the nodes of a Gantt chart
 MAX_NODE_LABELS = 40
 MAX_BAR_LABELS = 40
@@ -121,17 +113,8 @@ def sections(runs: Sequence[RunSeries]) -> list[Section]:
             f"proven end. Colour: {' or '.join(meanings)}. What is blank is idle.",
             lambda run: len(run.gantt.job), _gantt, _excerpt,
         ),
-        each(
-            "latency",
-            "Decision latency of the placer",
-            "Real time from an input to its decisions, on this machine, by kind of input.",
-            lambda run: run.latencies, _latency, lambda run: LATENCY_NOTE,
-        ),
     ]  # fmt: skip
     return [section for section in found if section is not None]
-
-
-LATENCY_NOTE = "Measured with a clock: it differs from run to run, and contains what other programs took of the processor."
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -412,24 +395,3 @@ def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
     return alt.layer(drawn.add_params(zoom()), labels).properties(
         width=WIDTH, height=min(520, max(150, 2 * rows))
     )
-
-
-# ------------------------------------------------------------------------------------------------- dots
-
-
-def _latency(run: RunSeries) -> Chart:
-    """Quantiles per type of input."""
-    rows = [
-        Dot(
-            latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "),
-            micros,
-            f"{name} of {latency.inputs:,}: "
-            + (f"{micros:,.0f} µs" if micros < 10_000 else f"{micros / 1_000:,.1f} ms"),
-            name,
-        )
-        for latency in run.latencies
-        for name, micros in zip(QUANTILES, latency.micros, strict=True)
-    ]
-    scale = alt.Scale(type="log", nice=False, padding=12)
-    x = alt.X("x:Q", title="time per input (µs, logarithmic)", axis=alt.Axis(format=",~g"), scale=scale)
-    return dots(rows, x, QUANTILES, legend=True)

@@ -20,41 +20,31 @@ class Metric(NamedTuple):
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "avg_jct_s": Metric(
-            "Mean completion time",
-            "s",
-            "low",
+            "Mean completion time", "s", "low",
             "From a job's submission to its end (JCT), mean over finished jobs.",
         ),
         "p50_jct_s": Metric("Median completion time", "s", "low", "Half of the finished jobs took less."),
         "p99_jct_s": Metric(
-            "99th percentile of it", "s", "low", "One finished job in a hundred took longer."
+            "99th percentile of it", "s", "low", "One finished job in a hundred took longer.",
         ),
         "makespan_s": Metric("Makespan", "s", "low", "From the start of the trace to its last end."),
         "avg_queue_s": Metric(
-            "Mean waiting time",
-            "s",
-            "low",
+            "Mean waiting time", "s", "low",
             "Completion time less the time in which the job ran: queue, starts, stops.",
         ),
         "gpu_utilisation": Metric(
-            "GPU utilisation",
-            "share",
-            "high",
+            "GPU utilisation", "share", "high",
             "Work of the finished jobs, at the speed they have alone, over all GPUs until the last end.",
         ),
         "gpu_allocation": Metric(
-            "GPU allocation", "share", "", "GPU time that jobs held, over all GPUs until the last end."
+            "GPU allocation", "share", "", "GPU time that jobs held, over all GPUs until the last end.",
         ),
         "fragmentation": Metric(
-            "Free while jobs waited",
-            "share",
-            "low",
+            "Free while jobs waited", "share", "low",
             "GPU time that was free although some job waited, over all GPUs.",
         ),
         "full_load_allocation": Metric(
-            "Allocation at full load",
-            "share",
-            "high",
+            "Allocation at full load", "share", "high",
             "GPUs in use when the jobs so far asked for 100 % of them; where jobs fill a cluster and never end.",
         ),
         "finished_jobs": Metric("Finished jobs", "count", "high", "Jobs whose work was done."),
@@ -62,14 +52,14 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "preemptions": Metric("Preemptions", "count", "", "How often a running job had to give way."),
         "events": Metric("Events", "count", "", "Arrivals and completions."),
         "events_per_s": Metric(
-            "Speed of the simulation", "per second", "", "Events per second of processor time, on one core."
+            "Speed of the simulation", "per second", "", "Events per second of processor time, on one core.",
         ),
         "records": Metric("Ledger records", "count", "", "One for each input of the placer."),
         "cpu_s": Metric("Processor time", "s", "", "That the simulation took."),
         "wall_s": Metric("Time taken", "s", "", "Real time that the simulation took."),
         "ledger_hash": Metric("Ledger hash", "", "", "Id of the ledger's last record; it covers every byte."),
     }
-)
+)  # fmt: skip
 
 RATED = tuple(key for key, metric in METRICS.items() if metric.better and metric.unit in ("s", "share"))
 """What policies are compared by."""
