@@ -1,4 +1,4 @@
-"""The packing family line by line, without arrays or anything kept: the yardstick for `packing`, `fgd` and `random`.
+"""The packing family line by line, without arrays or caches: the yardstick for `packing`, `fgd` and `random`.
 
 For jobs of one task. A score is computed in exact fractions and cut; only FGD's logistic is in floating point,
 but for a gradient of 0, whose score is 50. Slow on purpose.

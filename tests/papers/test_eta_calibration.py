@@ -54,9 +54,9 @@ def curves() -> list[tuple[str, Curve]]:
 def told_without(
     left_out: list[int], all_curves: list[tuple[str, Curve]]
 ) -> tuple[list[Bounds], list[float]]:
-    """Intervals and truths of these curves, at moments of their own, told by the others."""
+    """Intervals and remaining times of these curves, at moments of their own, predicted from the others."""
     model = learn_curves([one for place, one in enumerate(all_curves) if place not in left_out])
-    told, came = [], []
+    intervals, came = [], []
     for place in left_out:
         kind, whole = all_curves[place]
         for target in targets_of(whole):
@@ -67,45 +67,45 @@ def told_without(
                 now = int((end + 1) * moment)
                 found = steps_to(Curve(whole.steps[:now], whole.values[:now]), target, now, model, 0.9, kind)
                 if now >= MIN_POINTS and found is not None:
-                    told.append(Bounds(*found))
+                    intervals.append(Bounds(*found))
                     came.append(float(end + 1 - now))
-    return told, came
+    return intervals, came
 
 
-def show(name: str, told: list[Bounds], came: list[float]) -> float:
-    off = [abs(bounds.middle / value - 1) for bounds, value in zip(told, came, strict=True)]
-    wide = [bounds.high / value for bounds, value in zip(told, came, strict=True)]
-    share = covered(told, came)
+def show(name: str, intervals: list[Bounds], came: list[float]) -> float:
+    off = [abs(bounds.middle / value - 1) for bounds, value in zip(intervals, came, strict=True)]
+    wide = [bounds.high / value for bounds, value in zip(intervals, came, strict=True)]
+    share = covered(intervals, came)
     print(
-        f"\n{name}: {len(told)} intervals hold {share:.1%}; error of the rest median {np.median(off):.0%}",
+        f"\n{name}: {len(intervals)} intervals hold {share:.1%}; error of the rest median {np.median(off):.0%}",
         end="",
     )
-    print(f", p90 {np.quantile(off, 0.9):.0%}; upper bound {np.median(wide):.1f} × the truth", end="")
+    print(f", p90 {np.quantile(off, 0.9):.0%}; upper bound {np.median(wide):.1f} × the actual time", end="")
     return share
 
 
 def test_curves_of_known_models() -> None:
-    """A model that ran before with other settings: every curve is told by all the others."""
+    """A model that ran before with other settings: every curve is predicted from all the others."""
     every = curves()
-    told: list[Bounds] = []
+    intervals: list[Bounds] = []
     came: list[float] = []
     for place in range(len(every)):
         bounds, values = told_without([place], every)
-        told += bounds
+        intervals += bounds
         came += values
-    assert 0.88 <= show("curves, told by all others", told, came) <= 0.95
+    assert 0.88 <= show("curves, predicted from all others", intervals, came) <= 0.95
 
 
 def test_curves_of_unknown_models() -> None:
-    """A model that never ran: its curves are told by those of other models only, and hold less than promised."""
+    """A model that never ran: its curves are predicted from those of other models only, and hold less than promised."""
     every = curves()
-    told: list[Bounds] = []
+    intervals: list[Bounds] = []
     came: list[float] = []
     for kind in sorted({kind for kind, _ in every}):
         bounds, values = told_without([place for place, (own, _) in enumerate(every) if own == kind], every)
-        told += bounds
+        intervals += bounds
         came += values
-    assert show("curves, told by other models only", told, came) >= 0.80
+    assert show("curves, predicted from other models only", intervals, came) >= 0.80
 
 
 @pytest.mark.parametrize("passed", [0.0, 0.3, 0.5, 0.8])
@@ -117,14 +117,14 @@ def test_runs_of_a_known_job(passed: float) -> None:
             if row["target_epoch"] != "nan" and float(row["target_epoch"]) >= LEAST_EPOCHS:
                 jobs[tuple(row[name] for name in JOB)].append(float(row["target_epoch"]))
     known = {key: totals for key, totals in sorted(jobs.items()) if len(totals) >= 3}
-    told, came = [], []
+    intervals, came = [], []
     for key, totals in known.items():
         spread, errors = learn_runs([others for other, others in known.items() if other != key])
         learned = Learned(run_spread=spread, run_errors=errors)
         for place, total in enumerate(totals):
             bounds = left_by_runs([*totals[:place], *totals[place + 1 :]], passed * total, learned)
             if bounds is not None:
-                told.append(bounds)
+                intervals.append(bounds)
                 came.append((1.0 - passed) * total)
-    assert len(told) > 400
-    assert 0.87 <= show(f"runs at {passed:.0%} of their way", told, came) <= 0.94
+    assert len(intervals) > 400
+    assert 0.87 <= show(f"runs at {passed:.0%} of their way", intervals, came) <= 0.94

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_event_driven_fifo_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strict FIFO: no backfill. A worker per GPU, and nodes of one GPU for the truth: nothing ever counts as spread."""
+    """Strict FIFO: no backfill. A worker per GPU, and nodes of one GPU for the job model: nothing ever counts as spread."""
     monkeypatch.setenv("PENSTOCK_DATA", str(DATA.parent))
     trace = read_trace(TRACE)
     settings = PlacerSettings(profile="fifo", backfill_window=1)

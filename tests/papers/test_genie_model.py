@@ -72,8 +72,8 @@ def taught_without(model: str) -> Prior:
 
 
 def light_profile(model: str, prior: Prior) -> StepModel:
-    whole, chance = measured(model), np.random.default_rng(0)
-    return fit(light(whole, prior, LIGHT, chance), prior, reference_batch(whole), chance)
+    whole, rng = measured(model), np.random.default_rng(0)
+    return fit(light(whole, prior, LIGHT, rng), prior, reference_batch(whole), rng)
 
 
 def judge(found: StepModel, asked: Table) -> tuple[Floats, NDArray[np.bool_]]:
@@ -137,9 +137,9 @@ def test_half_measured_tells_the_other_half(unit: str) -> None:
     for seed in range(SEEDS):
         errors = []
         for model in MODELS:
-            whole, chance = measured(model), np.random.default_rng(seed)
-            seen = share_of(whole, 0.5, unit, chance)
-            found = fit(seen, taught_without(model), reference_batch(whole), chance)
+            whole, rng = measured(model), np.random.default_rng(seed)
+            seen = share_of(whole, 0.5, unit, rng)
+            found = fit(seen, taught_without(model), reference_batch(whole), rng)
             error, inside = judge(found, without(whole, seen))
             per_model[model].append(float(np.quantile(error, 0.95)))
             errors.append(error)

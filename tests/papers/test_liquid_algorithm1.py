@@ -98,7 +98,7 @@ def test_alg1_by_hand():
 
 
 def test_line_18_to_the_letter_spreads_a_gang():
-    """Two one-GPU workers on empty nodes: together as the text means it, apart as line 18 says."""
+    """Two one-GPU workers on empty nodes: together as the text means it, apart as in line 18."""
     state = b.cell(nodes=3, gpus=4)
     job = b.queued(state, workers=2)
     together = Liquid(0.5).place(state, job, CHANCE)

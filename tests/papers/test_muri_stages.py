@@ -96,31 +96,31 @@ def test_the_papers_rule_alone_takes_hum_for_a_stage() -> None:
 
 def test_shared_profiles_stand_noise_and_one_liar() -> None:
     """All 48 as the service shares them: five owners measure with the noise that the paper calls usual (Muri Fig. 14: up to
-    0.2 per stage, which costs under 1 % of JCT), one of them tells a hundredfold; what is told stays within the noise."""
-    chance = np.random.default_rng(0)
-    log, truths = StageRegistry(), {}
+    0.2 per stage, which costs under 1 % of JCT), one of them reports a hundredfold; the median stays within the noise."""
+    rng = np.random.default_rng(0)
+    log, actual = StageRegistry(), {}
     for name, _, (storage_ms, gpu_ms, network_ms) in rows():
         model, _, gpus = name.partition(" on ")
-        truth = {"storage": storage_ms, "gpu": gpu_ms, "network": network_ms}
+        stages = {"storage": storage_ms, "gpu": gpu_ms, "network": network_ms}
         key = StageKey(model, 64, int(gpus))
-        truths[key] = truth
+        actual[key] = stages
         for owner in ("mallory", "ada", "bob", "eve", "zoe"):
             wrong = 100.0 if owner == "mallory" else 1.0
-            told = tuple(
+            samples = tuple(
                 checked(
                     StageSample,
-                    {"lasted_ms": lasted * wrong * chance.uniform(0.8, 1.2) * ITERATIONS, resource: 1.0},
+                    {"lasted_ms": lasted * wrong * rng.uniform(0.8, 1.2) * ITERATIONS, resource: 1.0},
                 )
-                for resource, lasted in truth.items()
+                for resource, lasted in stages.items()
                 if lasted > 0
             )
             fact = StagesMeasured(
-                node_id="n", task_id="t", token=1, at_ms=0, iterations=ITERATIONS, samples=told
+                node_id="n", task_id="t", token=1, at_ms=0, iterations=ITERATIONS, samples=samples
             )
             job = job_info(JobSpec(owner=owner, command=("x",), model=model, batch_size=64))
             assert log.measured(job, key.gpus, 1_000, fact) is not None, name
     news = list(log.news())
-    assert len(news) == len(truths) == 48
+    assert len(news) == len(actual) == 48
     off = []
     for one in news:
         found = {
@@ -128,6 +128,6 @@ def test_shared_profiles_stand_noise_and_one_liar() -> None:
             "gpu": one.profile.gpu_ms,
             "network": one.profile.network_ms,
         }
-        off += [found[resource] / lasted - 1 for resource, lasted in truths[one.key].items() if lasted > 0]
+        off += [found[resource] / lasted - 1 for resource, lasted in actual[one.key].items() if lasted > 0]
     assert max(map(abs, off)) <= 0.2
     assert np.mean(np.abs(off)) < 0.1

@@ -38,19 +38,19 @@ Told = list[tuple[str, Cell, float]]
 @cache
 def split(light: bool) -> tuple[Told, Told]:
     """What is shown, in a random order, and what is asked."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     shown: Told = []
     hidden: Told = []
     for network in MODELS:
         cells = [
             (network, *one) for one in zip(measured(network).cells, measured(network).log_s, strict=True)
         ]
-        order = [cells[place] for place in chance.permutation(len(cells))]
+        order = [cells[place] for place in rng.permutation(len(cells))]
         count = LIGHT if light else len(order) // 2
         shown += order[:count]
         hidden += order[count:]
-    asked = [hidden[place] for place in chance.permutation(len(hidden))[:ASKED]]
-    return [shown[place] for place in chance.permutation(len(shown))], asked
+    asked = [hidden[place] for place in rng.permutation(len(hidden))[:ASKED]]
+    return [shown[place] for place in rng.permutation(len(shown))], asked
 
 
 def run(seq: int, network: str, cell: Cell, log_s: float) -> FinishedRun:
@@ -95,10 +95,10 @@ def test_cells_that_nobody_ran(light: bool, median: float, p95: float) -> None:
     answers = answer(durations, [one for one, _ in asked])
     off, held = [], 0
     for one, log_s in asked:
-        told = answers[one]
-        assert told is not None
-        off.append(abs(math.expm1(told.log_s - log_s)))
-        held += abs(told.log_s - log_s) <= told.width
+        predicted = answers[one]
+        assert predicted is not None
+        off.append(abs(math.expm1(predicted.log_s - log_s)))
+        held += abs(predicted.log_s - log_s) <= predicted.width
     print(
         f"\n{model.runs} runs: error of {len(off)} other cells median {np.median(off):.1%}, p95 "
         f"{np.quantile(off, 0.95):.1%}; {held / len(off):.1%} within the interval"

@@ -1,4 +1,4 @@
-"""Every trace of the data sets can be read, and says what its source says of it."""
+"""Every trace of the data sets can be read, and has the sums that its source names."""
 
 import os
 from pathlib import Path

@@ -30,14 +30,14 @@ AFTERNOON = "job_id,submit_s,duration_s,gpus\n" + "".join(
 )
 
 
-def perform_busy(task: Task, tell: OnProgress) -> Result:
+def perform_busy(task: Task, report: OnProgress) -> Result:
     recorder = Recorder()
     return perform(
-        simulation(BUSY, task.profile, "2x4+1x8", sink=recorder.take, seed=task.seed), recorder, tell
+        simulation(BUSY, task.profile, "2x4+1x8", sink=recorder.take, seed=task.seed), recorder, report
     )
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+def answer_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     """Exit code and JSON of a command run in this process."""
     code = main([*arguments, "-o", "json"])
     return code, json.loads(capsys.readouterr().out)
@@ -76,8 +76,8 @@ def test_paired_differences_are_narrower_than_the_means() -> None:
     assert mean_of(list(first.values())).meets(mean_of(list(second.values()))), "which the means alone hide"
 
 
-def test_one_run_says_nothing_of_chance() -> None:
-    """Somebody in a hurry runs one seed of a policy that throws dice: there is no interval, not one of width 0."""
+def test_one_run_has_no_interval() -> None:
+    """Somebody in a hurry runs one seed of a policy with random numbers: there is no interval, not one of width 0."""
     assert mean_of([5.0]) == Mean(5.0, None, 1)
     assert mean_of([5.0], exact=True) == Mean(5.0, 0.0, 1)
     assert paired({0: 7.0, 1: 9.0}, {0: 5.0}, exact=(False, True)) == mean_of([2.0, 4.0])
@@ -87,9 +87,9 @@ def test_one_run_says_nothing_of_chance() -> None:
 # ------------------------------------------------------------------------------------------------ runs
 
 
-def test_a_policy_without_chance_runs_once(capsys: pytest.CaptureFixture[str], afternoon: str) -> None:
+def test_a_deterministic_policy_runs_once(capsys: pytest.CaptureFixture[str], afternoon: str) -> None:
     """Nobody waits for ten equal runs of srtf; random gets its ten, seed by seed those of `simulate --seed`."""
-    code, found = told(
+    code, found = answer_of(
         capsys, "compare", afternoon, "--cluster", "2x4+1x8", "--profiles", "srtf,random", "--seeds", "4", "--seed", "3"
     )  # fmt: skip
     assert code == 0
@@ -97,7 +97,7 @@ def test_a_policy_without_chance_runs_once(capsys: pytest.CaptureFixture[str], a
     srtf, random = found["profiles"]["srtf"], found["profiles"]["random"]
     assert (srtf["runs"], srtf["deterministic"]) == (1, True)
     assert srtf["means"]["avg_jct_s"]["half_width"] == 0
-    assert srtf["means"]["events_per_s"]["half_width"] is None, "a clock measured it: one run says little"
+    assert srtf["means"]["events_per_s"]["half_width"] is None, "a clock measured it: one run has no spread"
     assert (random["runs"], random["deterministic"]) == (4, False)
     assert random["means"]["avg_jct_s"]["half_width"] > 0
     assert random["differences"]["avg_jct_s"]["n"] == 4
@@ -105,7 +105,7 @@ def test_a_policy_without_chance_runs_once(capsys: pytest.CaptureFixture[str], a
         ("srtf", 3), ("random", 3), ("random", 4), ("random", 5), ("random", 6),
     ]  # fmt: skip
     one = found["runs"][2]
-    code, alone = told(
+    code, alone = answer_of(
         capsys, "simulate", afternoon, "--cluster", "2x4+1x8", "--profile", "random", "--seed", "4"
     )
     assert alone.keys() == one.keys()
@@ -115,11 +115,11 @@ def test_a_policy_without_chance_runs_once(capsys: pytest.CaptureFixture[str], a
 
 
 def test_how_many_run_at_once_is_no_matter(capsys: pytest.CaptureFixture[str], afternoon: str) -> None:
-    """A laptop and a server with many cores must tell the same."""
+    """A laptop and a server with many cores must give the same."""
     answers = []
     for jobs in ("1", "5"):
         arguments = ("--cluster", "2x4+1x8", "--profiles", "random,fifo,even", "--seeds", "5", "--jobs", jobs)
-        _, found = told(capsys, "compare", afternoon, *arguments)
+        _, found = answer_of(capsys, "compare", afternoon, *arguments)
         for run in found["runs"]:
             for key in CLOCKED:
                 del run[key]
@@ -132,7 +132,7 @@ def test_how_many_run_at_once_is_no_matter(capsys: pytest.CaptureFixture[str], a
 
 def test_a_seed_makes_the_day_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     """On a generated workload even fifo has as many results as seeds, and all policies see the same days."""
-    _, found = told(capsys, "compare", "poisson/2-per-hour", "--profiles", "fifo,srtf", "--seeds", "3")
+    _, found = answer_of(capsys, "compare", "poisson/2-per-hour", "--profiles", "fifo,srtf", "--seeds", "3")
     fifo, srtf = found["profiles"]["fifo"], found["profiles"]["srtf"]
     assert (fifo["runs"], fifo["deterministic"]) == (3, False)
     assert srtf["differences"]["events"] == {"mean": 0.0, "half_width": 0.0, "n": 3}
@@ -144,7 +144,7 @@ def test_the_table_marks_the_best_and_those_apart() -> None:
     shift = {"srtf": 0, "random": 0, "even": 900}
 
     def moved(task: Task) -> Result:
-        """A run whose mean lies where the story wants it; `random` varies widely."""
+        """A run whose mean lies where the test needs it; `random` varies widely."""
         found = perform_busy(task, lambda progress: True)
         mean_s = 100.0 + shift[task.profile] + (40.0 * task.seed if task.profile == "random" else task.seed)
         return _with(found, figures=found.figures._replace(avg_jct_s=mean_s), drew=True)
@@ -167,18 +167,18 @@ def _with(result: Result, **changes: Any) -> Result:
 def hangs(profile: str, note: Path) -> Callable[[Task, OnProgress], Result]:
     """Work that never ends under this profile; its process writes its id into `note`."""
 
-    def do(task: Task, tell: OnProgress) -> Result:
+    def do(task: Task, report: OnProgress) -> Result:
         if task.profile == profile:
             note.write_text(str(os.getpid()))
             while True:
                 time.sleep(60)
-        return perform_busy(task, tell)
+        return perform_busy(task, report)
 
     return do
 
 
 def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
-    """Two policies are done, the third takes hours: Ctrl-C, and the two are told; the third's process is gone."""
+    """Two policies are done, the third takes hours: Ctrl-C, and the two are reported; the third's process is gone."""
     note = tmp_path / "pid"
 
     def look(seen: Look) -> None:
@@ -195,13 +195,13 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
         os.kill(int(note.read_text()), 0)
 
 
-def test_a_run_that_dies_is_told_and_does_not_take_the_others_along() -> None:
+def test_a_run_that_dies_is_reported_and_ends_no_other() -> None:
     """The machine runs out of memory and kills one of the processes."""
 
-    def do(task: Task, tell: OnProgress) -> Result:
+    def do(task: Task, report: OnProgress) -> Result:
         if task.profile == "even":
             os.kill(os.getpid(), signal.SIGKILL)
-        return perform_busy(task, tell)
+        return perform_busy(task, report)
 
     tasks = [Task(profile, 0, False) for profile in ("fifo", "even", "srtf")]
     outcome = run_all(tasks, do, 3)
@@ -211,7 +211,7 @@ def test_a_run_that_dies_is_told_and_does_not_take_the_others_along() -> None:
 
 
 def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
-    """A simulation of weeks, stopped in the middle: figures, a page that says so, exit code 130."""
+    """A simulation of weeks, stopped in the middle: figures, a page that states it, exit code 130."""
     ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"
     arguments = (
         "simulate", "poisson/9000-per-hour", "--cluster", "1x8", "--profile", "fifo",
@@ -238,7 +238,7 @@ def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--profiles", "fifo,lifo"), "lifo"),
         (("--profiles", "fifo,fifo"), "fifo twice"),
@@ -250,12 +250,12 @@ def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
         (("--profiles", "fifo", "--cluster", "1x4"), "8 GPUs"),
     ],
 )
-def test_a_wrong_command_is_told_before_anything_runs(
-    capsys: pytest.CaptureFixture[str], afternoon: str, arguments: Sequence[str], told: str
+def test_a_wrong_command_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], afternoon: str, arguments: Sequence[str], message: str
 ) -> None:
     """A typo in the last option must not show after an hour."""
     assert main(["compare", afternoon, "--cluster", "2x4+1x8", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("penstock: ")
-    assert told in captured.err
+    assert message in captured.err

@@ -142,10 +142,10 @@ def test_records_tell_what_happened() -> None:
     """A preemption in the ledger: who gave way, that it queued again, and its second attempt."""
     values: list[bytes] = []
     ends(simulation([job("a", 0, 100, 4), job("b", 10, 20, 4)], "srtf", sink=values.append))
-    told = [
+    sent = [
         (fact["type"], fact["data"].get("job_id")) for value in values for fact in json.loads(value)["facts"]
     ]
-    kinds = [kind.split(".")[1:3] for kind, job_id in told if job_id == "a"]
+    kinds = [kind.split(".")[1:3] for kind, job_id in sent if job_id == "a"]
     assert kinds == [
         ["job", "submitted"], ["job", "estimated"], ["placement", "decided"], ["job", "preempted"],
         ["stop", "decided"], ["job", "requeued"], ["placement", "decided"], ["job", "ended"],

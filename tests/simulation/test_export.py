@@ -33,7 +33,7 @@ JOBS = st.lists(st.tuples(EIGHTHS, EIGHTHS, st.sampled_from((1, 2, 3, 4, 8))), m
 def ran(
     jobs: list[TraceJob], folder: Path, profile: str = "fifo", options: Options | None = None
 ) -> tuple[dict[str, float], History]:
-    """(completion times, what the ledger tells)."""
+    """(completion times, its history)."""
     records: list[bytes] = []
     found = ends(simulation(jobs, profile, CLUSTER, options, records.append))
     (folder / "ledger.jsonl").write_bytes(b"\n".join(records) + b"\n")
@@ -43,26 +43,26 @@ def ran(
     return {job_id: end_s - submitted[job_id] for job_id, end_s in found.items()}, history
 
 
-def written(told: list[PastJob], folder: Path) -> list[TraceJob]:
-    write_lines(folder / "trace.csv", lines_of(told))
+def written(past: list[PastJob], folder: Path) -> list[TraceJob]:
+    write_lines(folder / "trace.csv", lines_of(past))
     return list(read_trace(folder / "trace.csv").jobs)
 
 
 @settings(deadline=None, max_examples=25)
-@given(drawn=JOBS, profile=st.sampled_from(("fifo", "srtf", "tiresias", "even")))
+@given(sampled=JOBS, profile=st.sampled_from(("fifo", "srtf", "tiresias", "even")))
 def test_the_export_of_a_run_runs_the_same(
-    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[float, float, int]], profile: str
+    tmp_path_factory: pytest.TempPathFactory, sampled: list[tuple[float, float, int]], profile: str
 ) -> None:
     """A month is exported and replayed under the policy that it ran under: every job takes exactly as long again.
 
     Under srtf and tiresias jobs are stopped and go on later: their run time is the sum of their attempts.
     """
     folder = tmp_path_factory.mktemp("export")
-    jobs = [TraceJob(f"j{n}", at_s, run_s, gpus) for n, (at_s, run_s, gpus) in enumerate(drawn)]
+    jobs = [TraceJob(f"j{n}", at_s, run_s, gpus) for n, (at_s, run_s, gpus) in enumerate(sampled)]
     first, history = ran(jobs, folder, profile)
-    told, left = history.jobs()
+    past, left = history.jobs()
     assert left == Left(0, 0, 0)
-    again = written(told, folder)
+    again = written(past, folder)
     assert {job.job_id: (job.duration_s, job.gpus) for job in again} == {
         job.job_id: (job.duration_s, job.gpus) for job in jobs
     }
@@ -73,8 +73,8 @@ def test_a_run_time_leaves_out_launching_and_what_follows_the_stop(tmp_path: Pat
     """Nodes take a second to start a task, and three to stop one: neither is work that a job asked for."""
     jobs = [TraceJob("long", 0, 40, 8), TraceJob("short", 10, 5, 8)]
     _, history = ran(jobs, tmp_path, "srtf", Options(latency=Latency(start_s=1, stop_s=3)))
-    told, _ = history.jobs()
-    assert {one.job.job_id: one.job.duration_s for one in told} == {"long": 40.0, "short": 5.0}
+    past, _ = history.jobs()
+    assert {one.job.job_id: one.job.duration_s for one in past} == {"long": 40.0, "short": 5.0}
 
 
 def test_all_that_a_job_asked_for_comes_back(tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ def test_what_has_not_run_is_counted_and_what_still_runs_counts_so_far(tmp_path:
     (tmp_path / "ledger.jsonl").write_bytes(b"\n".join(records))
     history = History()
     assert read_ledger(tmp_path / "ledger.jsonl", history) == ""
-    told, left = history.jobs()
-    assert [(one.job.job_id, one.job.duration_s, one.outcome) for one in told] == [("runs", 49.0, "running")]
+    past, left = history.jobs()
+    assert [(one.job.job_id, one.job.duration_s, one.outcome) for one in past] == [("runs", 49.0, "running")]
     assert left == Left(never_ran=3, still_running=1, unknown=0)
     assert history.jobs(from_ms=2_000) == ([], Left(3, 0, 0))
     assert history.jobs(until_ms=2_000)[1] == Left(0, 1, 0)
 
 
-def test_a_torn_ledger_is_told_and_no_file_is_no_ledger(
+def test_a_torn_ledger_is_reported_and_no_file_is_no_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A copy broke off in the middle of a record; somebody names the trace instead of the ledger."""
@@ -156,8 +156,8 @@ def test_the_command_line_reads_a_ledger_without_any_gateway(tmp_path: Path) -> 
     assert (both.returncode, len(both.stderr.splitlines())) == (2, 1)
 
 
-def test_what_happened_before_the_first_kept_event_is_counted() -> None:
-    """The cell keeps a month of events: a job submitted before them ends in it, and nobody knows what it asked for."""
+def test_what_happened_before_the_first_stored_event_is_counted() -> None:
+    """The cell stores a month of events: a job submitted before them ends in it, and nobody knows what it asked for."""
     place = TaskPlacement(task_id="old.1.w0", role="worker", rank=0, node_id="n", gpus=(0,))
     need = Estimate(worker=ResourceVector(gpus=1), confidence=1, tier="user", source="as asked")
     events: list[tuple[int, Event]] = [
@@ -177,7 +177,7 @@ def test_what_happened_before_the_first_kept_event_is_counted() -> None:
     assert history.jobs() == ([], Left(never_ran=0, still_running=0, unknown=1))
 
 
-def test_nodes_of_several_kinds_of_gpus_are_told(tmp_path: Path) -> None:
+def test_nodes_of_several_kinds_of_gpus_are_reported(tmp_path: Path) -> None:
     """A node got one newer card: a list of nodes has one kind per node."""
     gpus = tuple(Gpu(index=at, uuid=f"GPU-{at}", model=model, memory_mib=1) for at, model in enumerate("AB"))
     node = NodeSpec(node_id="n", boot_id="b", cores=8, host_memory_mib=9, bandwidth_mbps=25_000, gpus=gpus)

@@ -63,16 +63,16 @@ def test_each_job_comes_once_before_any_comes_again(jobs: list[TraceJob], gpus: 
     named = [job._replace(job_id=f"j{n}") for n, job in enumerate(jobs)]
     if not any(job.gpus for job in named):
         return
-    drawn = fill(named, gpus, seed)
-    assert [job.submit_s for job in drawn] == [float(n) for n in range(len(drawn))]
-    assert len({job.job_id for job in drawn}) == len(drawn)
-    first = [job.job_id for job in drawn[: len(named)]]
+    filled = fill(named, gpus, seed)
+    assert [job.submit_s for job in filled] == [float(n) for n in range(len(filled))]
+    assert len({job.job_id for job in filled}) == len(filled)
+    first = [job.job_id for job in filled[: len(named)]]
     assert set(first) <= {job.job_id for job in named}, "nobody comes again before all have come"
-    asked = [job.whole_gpus for job in drawn]
+    asked = [job.whole_gpus for job in filled]
     assert sum(asked) > UNTIL * gpus
     assert sum(asked[:-1]) <= UNTIL * gpus + 1e-9
-    assert {(job.duration_s, job.patience_s) for job in drawn} == {(0.0, PATIENCE_S)}
-    assert fill(named, gpus, seed) == drawn
+    assert {(job.duration_s, job.patience_s) for job in filled} == {(0.0, PATIENCE_S)}
+    assert fill(named, gpus, seed) == filled
 
 
 def test_each_seed_has_an_order_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Job model `colocation`: by hand on a small table of our own, and what the whole of Gavel's says."""
+"""Job model `colocation`: by hand on a small table of our own, and on the whole of Gavel's."""
 
 import os
 from pathlib import Path
@@ -156,10 +156,10 @@ def test_a_table_with_holes_is_told_line_by_line(folder: Path) -> None:
     (folder / ISOLATED).write_text(TABLES[ISOLATED] + "fast,2,net,eight,1,-1\n")
     with pytest.raises(BadFile) as caught:
         read_throughputs(folder)
-    told = str(caught.value)
-    assert "line 10, column consolidated: 2 is more than 1" in told
-    assert "line 10, column batch_size: 'eight' is no whole number" in told
-    assert "line 10, column steps_per_s: '-1' is no number" in told
+    message = str(caught.value)
+    assert "line 10, column consolidated: 2 is more than 1" in message
+    assert "line 10, column batch_size: 'eight' is no whole number" in message
+    assert "line 10, column steps_per_s: '-1' is no number" in message
 
 
 @needs_gavel

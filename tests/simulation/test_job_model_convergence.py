@@ -1,4 +1,4 @@
-"""Job model `convergence`: losses by hand on small curves, and what the measured ones say."""
+"""Job model `convergence`: losses by hand on small curves, and on the measured ones."""
 
 import os
 from pathlib import Path
@@ -35,12 +35,12 @@ def gained_by(curve: LossCurve, share: float) -> float:
     return 1.0
 
 
-def test_a_loss_is_told_between_one_and_its_best() -> None:
+def test_a_loss_lies_between_one_and_its_best() -> None:
     """From 5 down to 1 and up again to 2: it starts at 1, is best in the middle, and ends a quarter above it."""
     job_model = Convergence(Constant(), {"m": FALLING, "flat": FLAT})
     job = TraceJob("a", 0, 100.0, 1, "m")
-    told = [job_model.loss(job, progress) for progress in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
-    assert told == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.125, 0.25])
+    losses = [job_model.loss(job, progress) for progress in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
+    assert losses == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.125, 0.25])
     assert gained_by(FALLING, 0.5) == pytest.approx(0.1)
     assert gained_by(FALLING, 0.75) == pytest.approx(0.3)
     assert gained_by(FALLING, 0.95) == pytest.approx(0.46)
@@ -51,7 +51,7 @@ def test_a_loss_is_told_between_one_and_its_best() -> None:
         job_model.loss(job._replace(model="tree"), 0.0)
 
 
-def test_it_says_nothing_about_speed() -> None:
+def test_it_does_not_change_the_speed() -> None:
     """How fast a job runs is up to the inner job model; it is only asked about neighbours where they matter there."""
     job_model = Convergence(Constant(), {"m": FALLING})
     job = TraceJob("a", 0, 100.0, 1, "m")

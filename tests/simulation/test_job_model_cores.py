@@ -1,4 +1,4 @@
-"""Job model `cpu`: by hand on a small table of our own, and what Synergy's says."""
+"""Job model `cpu`: by hand on a small table of our own, and on Synergy's."""
 
 import os
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_eighths_of_cores_are_counted_as_such(tmp_path: Path) -> None:
 
 
 def test_what_nobody_measured_is_refused(job_model: Cpu) -> None:
-    """An unknown model, a third of a core, 20 GB: the message says what there is. CPU jobs have no GPU to feed."""
+    """An unknown model, a third of a core, 20 GB: the message names what there is. CPU jobs have no GPU to feed."""
     with pytest.raises(NotMeasured, match=r"cpu: tree was never measured; there are flat, net"):
         job_model.work_s(net()._replace(model="tree"))
     with pytest.raises(NotMeasured, match=r"net with 0\.5 cores per GPU; the fewest measured are 1"):

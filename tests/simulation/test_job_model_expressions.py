@@ -1,4 +1,4 @@
-"""The text that names a job model, and what is told where it or the trace does not hold what it needs."""
+"""The text that names a job model, and what is reported where it or the trace does not hold what it needs."""
 
 import ast
 import importlib
@@ -29,7 +29,7 @@ def trace_of(*jobs: TraceJob) -> Trace:
     return Trace("t", "csv", jobs, (), {one.job_id: line for line, one in enumerate(jobs, start=2)})
 
 
-def test_truths_stand_around_each_other() -> None:
+def test_job_models_stand_around_each_other() -> None:
     """From inside to outside, with options: white space does not matter."""
     inner = Wanted("colocation", None, {"gpu": "k80", "unmeasured": "split"})
     links = Wanted("links", inner, {})
@@ -41,7 +41,7 @@ def test_truths_stand_around_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "a name was expected, not its end"),
         ("links(", "a name was expected, not its end"),
@@ -60,11 +60,11 @@ def test_truths_stand_around_each_other() -> None:
         ("cpu(speed=2)", "job model cpu: no option speed; it has none"),
     ],
 )
-def test_a_text_that_names_no_truth_is_told_apart(text: str, told: str) -> None:
-    """Typed in a hurry, on a command line: one line says what is wrong and what would be right."""
+def test_a_text_that_names_no_job_model_is_refused(text: str, message: str) -> None:
+    """Typed in a hurry, on a command line: one line states what is wrong and what would be right."""
     with pytest.raises(UnknownJobModel) as caught:
         checked_job_model(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -74,7 +74,7 @@ def test_options_have_ranges() -> None:
             work_for(text, trace_of(job("a", 0, 1)), Path("t.csv"), SETTINGS)
 
 
-def test_every_job_that_a_truth_knows_nothing_of_is_told_with_its_line() -> None:
+def test_every_job_without_a_measurement_is_reported_with_its_line() -> None:
     """A trace without stage times for `links`, which needs some: each line, before anything runs."""
     trace = trace_of(job("a", 0, 1), job("b", 0, 1))
     with pytest.raises(BadFile) as caught:
@@ -87,7 +87,7 @@ def test_every_job_that_a_truth_knows_nothing_of_is_told_with_its_line() -> None
         work_for("shared-node", trace_of(job("a", 0, 0)), Path("t.csv"), SETTINGS)
 
 
-def test_a_truth_without_its_table_says_where_it_is_looked_for(
+def test_a_job_model_without_its_table_names_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
@@ -97,9 +97,9 @@ def test_a_truth_without_its_table_says_where_it_is_looked_for(
 
 
 def test_phases_and_losses_reach_those_who_listen() -> None:
-    """One job of 100 s on two nodes: each of its two tasks tells the placer its phases, the chief its loss to whoever
-    listens, and the job holds its GPUs from the first launch to the last save."""
-    heard: list[TelemetrySampled] = []
+    """One job of 100 s on two nodes: each of its two tasks reports its phases to the placer, the chief its loss to a
+    subscriber, and the job holds its GPUs from the first launch to the last save."""
+    samples: list[TelemetrySampled] = []
     curve = LossCurve([(0.0, 2.0), (1.0, 0.0)])
     work = SteadyWork(Phases(Convergence(Constant(), {"m": curve}), 18.0, 5.0), loss_reports=4)
     values: list[bytes] = []
@@ -108,24 +108,24 @@ def test_phases_and_losses_reach_those_who_listen() -> None:
         PlacerSettings(profile="fifo"),
         work,
         [TraceJob("a", 0, 100.0, 8, "m")],
-        Options(check_every_step=True, telemetry=heard.append),
+        Options(check_every_step=True, telemetry=samples.append),
         values.append,
     )
     assert ends(found) == {"a": 123.0}
-    assert [(sample.at_ms, sample.loss) for sample in heard] == [
+    assert [(sample.at_ms, sample.loss) for sample in samples] == [
         (43_000, 0.75),
         (68_000, 0.5),
         (93_000, 0.25),
     ]
-    assert {sample.task_id for sample in heard} == {"a.1.w0"}
-    told = [value for value in values if b"penstock.task.phase_changed" in value]
-    assert [b'"train"' in value for value in told] == [True, True, False, False]
+    assert {sample.task_id for sample in samples} == {"a.1.w0"}
+    phases = [value for value in values if b"penstock.task.phase_changed" in value]
+    assert [b'"train"' in value for value in phases] == [True, True, False, False]
     assert found.figures(1, 1).gpu_allocation == pytest.approx(1)
     assert found.figures(1, 1).gpu_utilisation == pytest.approx(100 / 123)
 
 
 def test_a_work_of_its_own_stands_alone() -> None:
-    """`constant` through the table gives the plain work: it ends when the trace says."""
+    """`constant` through the table gives the plain work: it ends as in the trace."""
     work = work_for("constant", trace_of(job("a", 0, 12.5)), Path("t.csv"), SETTINGS)
     work.admit(job("a", 0, 12.5), 0.0)
     work.started("a", {}, 0.0)
@@ -147,9 +147,9 @@ PURE = (
 
 
 @pytest.mark.parametrize("module", PURE)
-def test_no_truth_rests_on_what_penstock_decides_with(module: str) -> None:
-    """Whoever judged a policy by that policy's own model would find it perfect: job models import nouns, events and each
-    other, and neither files nor chance."""
+def test_no_job_model_rests_on_what_penstock_decides_with(module: str) -> None:
+    """Whoever judged a policy by that policy's own model would find it perfect: job models import types, events and each
+    other, and neither files nor random numbers."""
     found = importlib.import_module(f"penstock.simulator.job_models.{module}")
     assert found.__file__ is not None
     tree = ast.parse(Path(found.__file__).read_text())

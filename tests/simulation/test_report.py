@@ -1,4 +1,4 @@
-"""The report: what the page and the pictures show is what the ledger says."""
+"""The report: page and pictures show what the ledger holds."""
 
 import json
 import re
@@ -186,15 +186,15 @@ def test_names_are_text_and_no_markup(tmp_path: Path) -> None:
 def test_a_ledger_gives_the_page_of_its_run(
     tmp_path: Path, afternoon: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Last month's ledger lies in a file: its charts are those that were drawn while it ran."""
+    """Last month's ledger lies in a file: its charts are those that were made while it ran."""
     ledger, first, second = tmp_path / "ledger.jsonl", tmp_path / "first.html", tmp_path / "second.html"
     run = ["simulate", afternoon, "--cluster", CLUSTER, "--profile", "srtf", "--ledger", str(ledger)]
     assert main([*run, "--report", str(first), "-o", "json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
     assert main(["report", str(ledger), "--report", str(second), "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ledger_hash"] == simulated["ledger_hash"]
-    assert told["avg_jct_s"] == pytest.approx(simulated["avg_jct_s"], abs=2e-3)
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["ledger_hash"] == simulated["ledger_hash"]
+    assert reported["avg_jct_s"] == pytest.approx(simulated["avg_jct_s"], abs=2e-3)
     charts = []
     for path in (first, second):
         reader = Reader()
@@ -204,7 +204,7 @@ def test_a_ledger_gives_the_page_of_its_run(
 
 
 def test_half_a_ledger_is_refused(tmp_path: Path, afternoon: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody cuts off the old lines of a log: what they set up is missing, and that is said."""
+    """Somebody cuts off the old lines of a log: what they set up is missing, and the error names it."""
     ledger = tmp_path / "ledger.jsonl"
     main(["simulate", afternoon, "--cluster", CLUSTER, "--ledger", str(ledger), "-o", "json"])
     capsys.readouterr()
@@ -287,7 +287,7 @@ def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> No
     text = (Path(__file__).parents[2] / "libs/penstock/simulator/README.md").read_text()
     typed = re.findall(r"^\$ penstock (.*)$", text, re.MULTILINE)
     assert [line.split()[0] for line in typed] == ["simulate", "compare", "report"]
-    told = ""
+    output = ""
     for line in typed:
         run = subprocess.run(
             [sys.executable, "-m", "penstock.cli.main", *line.split()],
@@ -297,12 +297,12 @@ def test_the_readme_s_example_comes_out_as_it_stands_there(tmp_path: Path) -> No
             cwd=tmp_path,
         )
         assert run.returncode == 0, run.stderr
-        told += run.stdout
+        output += run.stdout
     table = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("| `") and " ± " in row]
     assert len(table) == 3
     for row in table:
-        for figure_told in re.findall(r"[−]?[0-9][0-9,.]*", "|".join(row[1:])):
-            assert figure_told in told, row
+        for figure in re.findall(r"[−]?[0-9][0-9,.]*", "|".join(row[1:])):
+            assert figure in output, row
     assert {path.name for path in tmp_path.iterdir()} == {
         "fifo.jsonl",
         "policies.html",

@@ -122,7 +122,7 @@ def test_all_work_is_done_at_the_speeds_that_there_were(
 
 
 def test_the_order_of_starts_in_one_moment_does_not_matter() -> None:
-    """Three jobs land on one node at once: the order in which the node is told changes no end."""
+    """Three jobs land on one node at once: the order in which they start changes no end."""
     found = set()
     for order in permutations((("a", 30.0), ("b", 60.0), ("c", 90.0))):
         work = SteadyWork(SharedNode(Constant()))
@@ -152,7 +152,7 @@ def test_a_run_launches_trains_and_saves() -> None:
 
 
 def test_who_is_stopped_while_it_saves_has_only_to_save_again() -> None:
-    """A node goes away in the last second of a long job: its work is done, its result is not yet kept."""
+    """A node goes away in the last second of a long job: its work is done, its result is not yet saved."""
     work = SteadyWork(Phases(Constant(), LAUNCH_S, SAVE_S))
     work.admit(job("a", 0, 100), 0.0)
     work.started("a", ON_N, 0.0)
@@ -178,21 +178,21 @@ def test_who_launches_or_saves_slows_nobody_down() -> None:
 
 
 def test_losses_are_told_by_progress_and_not_by_time() -> None:
-    """Five times in the course of the work, the last time but one at 80 %: the end tells itself."""
+    """Five times in the course of the work, the last time but one at 80 %: the end is no report."""
     work = SteadyWork(SharedNode(Falling()), loss_reports=5)
     work.admit(job("a", 0, 100), 0.0)
     work.started("a", ON_N, 0.0)
-    told = list(work.advance(20.0).losses)
-    assert told == [LossReport("a", 0.8, 0.2, 20.0)]
+    losses = list(work.advance(20.0).losses)
+    assert losses == [LossReport("a", 0.8, 0.2, 20.0)]
     work.admit(job("b", 0, 1_000), 20.0)
     work.started("b", ON_N, 20.0)  # from here on a goes at half speed
-    told = list(work.advance(60.0).losses)
-    assert [(loss.job_id, loss.progress, loss.at_s) for loss in told] == [("a", 0.4, 60.0)]
+    losses = list(work.advance(60.0).losses)
+    assert [(loss.job_id, loss.progress, loss.at_s) for loss in losses] == [("a", 0.4, 60.0)]
     work.stopped("a", 70.0)
     work.stopped("b", 70.0)
     work.started("a", ON_N, 100.0)  # 45 of 100 are done
-    told = list(work.advance(200.0).losses)
-    assert [(loss.progress, loss.at_s) for loss in told] == [(0.6, 115.0), (0.8, 135.0)]
+    losses = list(work.advance(200.0).losses)
+    assert [(loss.progress, loss.at_s) for loss in losses] == [(0.6, 115.0), (0.8, 135.0)]
 
 
 def test_nobody_tells_a_loss_where_there_is_none() -> None:

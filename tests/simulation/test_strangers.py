@@ -80,14 +80,14 @@ def test_every_trace_is_refused_or_runs(
         trace = given_.trace(1)
     except BadFile as refused:
         event("refused")
-        told = refused.problems
+        refusals = refused.problems
     except BadCommand as refused:
         assert str(refused) == "--arrivals fill: no job asks for a GPU: a cluster cannot be filled with them"  # noqa: PT017
         return
     else:
-        told = ()
-    if told:
-        assert all(problem.line or problem.text == "no job in it" for problem in told)
+        refusals = ()
+    if refusals:
+        assert all(problem.line or problem.text == "no job in it" for problem in refusals)
         return
     simulation = given_.simulation(profile, 1, trace)
     steps = 0

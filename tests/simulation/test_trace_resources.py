@@ -55,11 +55,11 @@ def test_a_trace_tells_what_is_typical_unless_somebody_does(tmp_path: Path) -> N
     trace = tmp_path / "two.csv"
     trace.write_text("job_id,submit_s,duration_s,gpus,cores\na,0,10,2,4\nb,1,10,2,4\n")
 
-    def told(profile: str, *more: str) -> tuple[TypicalTask, ...]:
+    def typical(profile: str, *more: str) -> tuple[TypicalTask, ...]:
         given = judge(simulate_options(str(trace), "--profile", profile, *more))
         return given.simulation(profile, 0, given.trace(0)).cell.state.settings.typical_tasks
 
-    assert told("fgd") == (TypicalTask(cores=4, gpus=2, count=2),)
-    assert told("best-fit") == ()
+    assert typical("fgd") == (TypicalTask(cores=4, gpus=2, count=2),)
+    assert typical("best-fit") == ()
     given = 'typical_tasks=[{"cores": 1, "gpus": 8, "count": 3}]'
-    assert told("fgd", "--set", given) == (TypicalTask(cores=1, gpus=8, count=3),)
+    assert typical("fgd", "--set", given) == (TypicalTask(cores=1, gpus=8, count=3),)

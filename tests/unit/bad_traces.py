@@ -1,4 +1,4 @@
-"""What the reader of traces says of a bad file."""
+"""The problems that the reader of traces finds in a file."""
 
 from pathlib import Path
 

@@ -63,14 +63,14 @@ def test_jobs_are_drawn_from_the_law_at_the_assumed_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sums", "told"),
+    ("sums", "message"),
     [
         (VENUS._replace(mean_gpus=0.5), "no law of this kind has this mean GPUs"),
         (VENUS._replace(median_run_s=20_000.0), "no law of this kind has this median run time"),
         (VENUS._replace(gpu_s=1.0), "no law of this kind has this GPU time"),
     ],
 )
-def test_sums_that_no_cluster_can_have_are_told(sums: Sums, told: str) -> None:
+def test_sums_that_no_cluster_can_have_are_refused(sums: Sums, message: str) -> None:
     """Half a GPU on average, a median above the mean of a long tail, less GPU time than run time: a broken table."""
-    with pytest.raises(BadFile, match=told):
+    with pytest.raises(BadFile, match=message):
         generator_from(sums, Path("summary.csv"))

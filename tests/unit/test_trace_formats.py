@@ -1,4 +1,4 @@
-"""Every format of trace, line by line: what becomes of it, and what is told of what cannot be read."""
+"""Every format of trace, line by line: what becomes of it, and what is reported of what cannot be read."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_gavel_tells_steps_and_no_run_time(trace: Path) -> None:
 
 
 def test_shockwave_is_gavel_with_run_times(trace: Path) -> None:
-    """How the batch size changes on the way is not read: it is said so."""
+    """How the batch size changes on the way is not read: the report names the column."""
     trace.write_text(SHOCKWAVE.format("LM (batch size 10)", 134_583, 2, 1418, 55))
     read = read_trace(trace)
     assert (read.format, read.jobs) == (
@@ -130,7 +130,7 @@ def test_a_users_own_columns(trace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ((CSV + "a,0,60,1\n").encode("utf-16"), ["file: UTF-16; save it as UTF-8"]),
         ((CSV + "a,0,60,1\n").encode("utf-16-le"), ["line 1: a NUL character: no table in UTF-8"]),
@@ -148,9 +148,9 @@ def test_a_users_own_columns(trace: Path) -> None:
         (b"\n" + CSV.encode(), ["file: empty: a header line was expected"]),
     ],
 )  # fmt: skip
-def test_files_from_the_wild(trace: Path, content: bytes, told: list[str]) -> None:
+def test_files_from_the_wild(trace: Path, content: bytes, message: list[str]) -> None:
     """Saved by a spreadsheet as UTF-16 or Latin-1, with semicolons, torn in the middle, or no text at all."""
-    assert problems(trace, content) == told
+    assert problems(trace, content) == message
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
@@ -165,12 +165,12 @@ def test_line_ends_and_marks_of_all_systems(trace: Path, newline: str) -> None:
 
 def test_places_that_hold_no_file(tmp_path: Path) -> None:
     """A folder, a device without end, a name too many."""
-    for path, told in (
+    for path, message in (
         (tmp_path, "a folder; name a file"),
         (Path("/dev/zero"), "no regular file; name a file"),
         (tmp_path / "gone.csv", "No such file or directory"),
     ):
-        with pytest.raises(BadFile, match=told):
+        with pytest.raises(BadFile, match=message):
             read_trace(path)
 
 
@@ -254,9 +254,9 @@ def test_every_line_is_a_job_or_a_problem(trace: Path, found: tuple[str, list[st
     try:
         read = read_trace(trace, skip_bad=True)
     except BadFile as error:
-        told, read = error.problems, None
+        refused, read = error.problems, None
     if read is None:
-        assert {problem.line for problem in told} - {0} == data
+        assert {problem.line for problem in refused} - {0} == data
         return
     good, bad = set(read.lines.values()), {problem.line for problem in read.skipped}
     assert len(read.jobs) == len(read.lines)

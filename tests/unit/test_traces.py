@@ -1,4 +1,4 @@
-"""Traces of strangers: everything that is wrong with them is told, with line and column."""
+"""Traces of strangers: everything that is wrong with them is reported, with line and column."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_a_column_with_a_slip_in_its_name_is_not_passed_over_in_silence(trace: P
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (b"", "file: empty: a header line was expected"),
         (b"\n\n", "file: empty: a header line was expected"),
@@ -98,9 +98,9 @@ def test_a_column_with_a_slip_in_its_name_is_not_passed_over_in_silence(trace: P
         (HEADER.encode() + b"a,1e300,60,1\n", "line 2, column submit_s: 1e300 is out of all range"),
     ],
 )
-def test_files_that_are_no_traces(trace: Path, text: bytes, told: str) -> None:
+def test_files_that_are_no_traces(trace: Path, text: bytes, message: str) -> None:
     """A spreadsheet saved in the wrong encoding, an empty download, a torn quote."""
-    assert problems(trace, text)[0] == told
+    assert problems(trace, text)[0] == message
 
 
 def test_formats_are_told_by_their_header(trace: Path) -> None:
@@ -127,7 +127,7 @@ def test_formats_are_told_by_their_header(trace: Path) -> None:
 
 
 def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each refusal says what there is instead."""
+    """Each refusal names what there is instead."""
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
     with pytest.raises(BadFile, match="no such file, and no trace of a data set"):
         locate("nowhere.csv")
@@ -182,7 +182,7 @@ def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--profile", "fastest"), "'fastest' is no profile; there are"),
         (("--truth", "mine"), "'mine' is no job model; there are bandwidth, colocation"),
@@ -195,11 +195,13 @@ def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_p
         (("--cluster", "1x2"), "line 2, column gpus: 4 GPUs; the whole cluster has 2"),
     ],
 )
-def test_bad_commands_say_what_would_be_good(trace: Path, options: tuple[str, ...], told: str) -> None:
+def test_bad_commands_are_answered_with_what_would_be_good(
+    trace: Path, options: tuple[str, ...], message: str
+) -> None:
     trace.write_text(HEADER + "a,0,60,4\n")
     done = simulate(str(trace), *options)
     assert done.returncode == 2
-    assert told in done.stderr.decode()
+    assert message in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
 
@@ -210,7 +212,7 @@ def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace
         "job_id,submit_s,duration_s,gpus,gpu_models\n"
         "good,0,60,4,\nuntold,0,,4,\nbroken,x,60,4,\nwide,0,60,9,\nother,0,60,1,H100\n"
     )
-    told = [
+    messages = [
         "line 3, column duration_s: job model constant needs run times",
         "line 4, column submit_s: 'x' is no number",
         "line 5, column gpus: 9 GPUs; the whole cluster has 8",
@@ -219,8 +221,8 @@ def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace
     refused = simulate(str(trace), "--cluster", "1x8")
     assert refused.returncode == 2
     lines = refused.stderr.decode().splitlines()
-    assert len(lines) == len(told)
-    assert all(what in line for what, line in zip(told, lines, strict=True))
+    assert len(lines) == len(messages)
+    assert all(what in line for what, line in zip(messages, lines, strict=True))
     done = simulate(str(trace), "--cluster", "1x8", "--skip-bad", "-o", "json")
     assert done.returncode == 0
     found = orjson.loads(done.stdout)

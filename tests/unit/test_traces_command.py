@@ -42,7 +42,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_ls_tells_what_is_here_and_what_cannot_be_read(
+def test_ls_lists_what_is_here_and_what_cannot_be_read(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A colleague's copy of the data lacks most sets, and one file broke on the way: it is named, and the rest listed."""
@@ -78,7 +78,7 @@ def test_ls_without_data_says_where_it_looked(
     assert "poisson/10-per-hour" in text
 
 
-def test_describe_tells_sizes_times_and_the_load(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_reports_sizes_times_and_the_load(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before a night of simulations: does this trace load that cluster at all, and does all of it fit?"""
     assert main(["traces", "describe", "muri/trace1", "--cluster", "1x2", "-o", "json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
@@ -99,14 +99,14 @@ def test_describe_tells_sizes_times_and_the_load(data: Path, capsys: pytest.Capt
     assert "not given: a job model" in capsys.readouterr().out
 
 
-def test_sums_are_shown_and_jobs_are_drawn_only_where_they_suffice(
+def test_sums_are_shown_and_jobs_are_sampled_only_where_they_suffice(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Helios tells enough of its clusters to draw jobs with the same sums; Acme does not, and none are made up."""
+    """Helios publishes enough of its clusters to sample jobs with the same sums; Acme does not, and none are made up."""
     assert main(["traces", "describe", "helios"]) == 0
-    told = capsys.readouterr().out
-    assert "Venus" in told
-    assert "jobs are sampled with these sums as helios/Venus, helios/Earth" in told
+    text = capsys.readouterr().out
+    assert "Venus" in text
+    assert "jobs are sampled with these sums as helios/Venus, helios/Earth" in text
     assert main(["traces", "describe", "helios/Earth", "-o", "json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
     assert (found["jobs"], found["format"]) == (20_000, "generated")
@@ -122,8 +122,8 @@ def test_convert_says_what_is_left_out(
     """A trace for a colleague's spreadsheet: milliseconds become seconds, stage times have no column."""
     out = tmp_path / "ours.csv"
     assert main(["traces", "convert", "muri/trace1", "--to", "csv", "-o", str(out)]) == 0
-    told = capsys.readouterr().err
-    assert told == "penstock: 2 jobs written; left out: interval, priority, the stage times of 2 jobs\n"
+    text = capsys.readouterr().err
+    assert text == "penstock: 2 jobs written; left out: interval, priority, the stage times of 2 jobs\n"
     before = read_trace(data / "muri/trace-data/trace1.csv").jobs
     assert [job._replace(stages=None) for job in before] == list(read_trace(out).jobs)
     assert main(["traces", "convert", "poisson/10-per-hour", "--seed", "3", "-o", str(out)]) == 0
