@@ -9,6 +9,7 @@ import pytest
 
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of
 from tests.unit.bad_traces import problems
@@ -56,7 +57,7 @@ def test_all_problems_are_told_not_only_the_first(trace: Path) -> None:
 def test_bad_lines_can_be_left_out_and_are_counted(trace: Path) -> None:
     """One torn line in a month of data must not stop an evaluation, but must not vanish either."""
     trace.write_text(HEADER + "a,0,60,1\nb,0,60,999\nc,x,60,1\n")
-    read = read_trace(trace, most_gpus=8, skip_bad=True)
+    read = read_trace(trace, fits=ClusterCapacity(nodes_of("1x8")).problems, skip_bad=True)
     assert [job.job_id for job in read.jobs] == ["a"]
     assert [str(problem) for problem in read.skipped] == [
         "line 3, column gpus: 999 GPUs; the whole cluster has 8",
@@ -67,7 +68,7 @@ def test_bad_lines_can_be_left_out_and_are_counted(trace: Path) -> None:
 def test_a_name_that_comes_again_is_told_though_the_first_line_is_bad_as_well(trace: Path) -> None:
     """Whoever repairs the file wants to do it once: with bad lines left out, neither job is taken for the other."""
     trace.write_text(HEADER + "a,0,60,999\na,1,60,1\nb,2,60,1\n")
-    read = read_trace(trace, most_gpus=8, skip_bad=True)
+    read = read_trace(trace, fits=ClusterCapacity(nodes_of("1x8")).problems, skip_bad=True)
     assert [job.job_id for job in read.jobs] == ["b"]
     assert str(read.skipped[1]) == "line 3: job a stands already in line 2"
 

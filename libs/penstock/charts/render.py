@@ -4,7 +4,6 @@ The page is one file that loads nothing: Vega's JavaScript is in it once, and a 
 Vega's expression interpreter makes `unsafe-eval` unnecessary.
 """
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -62,7 +61,7 @@ def save_all(sections: Sequence[Section], folder: Path) -> Sequence[Path]:
             part = f"-{drawing.part}" if len(section.drawings) > 1 else ""
             path = folder / f"{section.key}{part}.png"
             png = vl_convert.vegalite_to_png(_picture(section, drawing), scale=PNG_SCALE, config=theme())
-            path.write_bytes(_compressed(png))
+            path.write_bytes(png)
             saved.append(path)
     return saved
 
@@ -88,18 +87,3 @@ def _lines(text: str) -> Any:
     """Wrapped; Vega reserves space for an empty subtitle."""
     found = [part for line in text.split("\n") for part in wrap(line, CAPTION_CHARACTERS)]
     return found or alt.Undefined
-
-
-def _compressed(png: bytes) -> bytes:
-    """The same image at zlib's level 9: half of the size that vl-convert writes."""
-    chunks, data, at = [], b"", 8
-    while at < len(png):
-        end = at + 12 + int.from_bytes(png[at : at + 4])
-        if png[at + 4 : at + 8] == b"IDAT":
-            data += png[at + 8 : end - 4]
-        else:
-            chunks.append(png[at:end])
-        at = end
-    body = b"IDAT" + zlib.compress(zlib.decompress(data), 9)
-    whole = (len(body) - 4).to_bytes(4) + body + zlib.crc32(body).to_bytes(4)
-    return png[:8] + b"".join([*chunks[:-1], whole, chunks[-1]])

@@ -24,7 +24,7 @@ class Standing(NamedTuple):
     """To the first profile, seed by seed; empty for itself, and where no seed is common."""
 
 
-def without_chance(result: Result, *, seeded: bool) -> bool:
+def deterministic(result: Result, *, seeded: bool) -> bool:
     """Whether every seed would give the same run. `seeded`: the trace or the cluster is a matter of the seed."""
     return not seeded and not result.drew
 
@@ -38,7 +38,7 @@ def compare(profiles: Iterable[str], results: Sequence[Result], *, seeded: bool)
         )
         if not own:
             continue
-        exact = without_chance(own[0], seeded=seeded)
+        exact = deterministic(own[0], seeded=seeded)
         means = {name: mean_of(_values(own, name), exact=exact and name not in CLOCKED) for name in COUNTED}
         standing = Standing(profile, exact, own, means, {})
         found.append(

@@ -1,5 +1,7 @@
-"""Process pool for simulation runs: one forked process per run; it inherits the trace that was read, and its memory goes
-with it. Which run is served first makes no difference to any result.
+"""Process pool for simulation runs: one forked process per run. Which run is served first makes no difference to any result.
+
+It is not the worker pool of services (`penstock.runtime.pool`), whose workers are shared by tasks: a run inherits the trace
+that was read, its memory goes with it, it reports its progress, and a run that the kernel kills ends no other.
 """
 
 import multiprocessing

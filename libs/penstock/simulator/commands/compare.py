@@ -30,7 +30,7 @@ from penstock.simulator.commands.output import (
 )
 from penstock.simulator.commands.progress import Bar, bar
 from penstock.simulator.commands.reporting import ReportOptions, background
-from penstock.simulator.comparison import Standing, without_chance
+from penstock.simulator.comparison import Standing, deterministic
 from penstock.simulator.parallel import Look, Outcome, Task, run_all
 from penstock.simulator.report.build import report_of
 from penstock.simulator.runs import OnProgress, Recorder, Result, perform
@@ -128,7 +128,7 @@ def _run_all(
         return perform(simulation, recorder, report, endless=given.fills(trace))
 
     def then(result: Result) -> Sequence[Task]:
-        if seeded or result.seed != first or not result.whole or without_chance(result, seeded=False):
+        if seeded or result.seed != first or not result.whole or deterministic(result, seeded=False):
             return ()
         return [Task(result.profile, seed, False) for seed in rest]
 

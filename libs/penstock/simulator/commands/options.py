@@ -103,7 +103,7 @@ class SimulationOptions:
     arrivals: Annotated[
         Literal["recorded", "fill"] | None,
         typer.Option(
-            help="recorded: when the trace says; fill: in a seeded order, one a second and never ending, until they "
+            help="recorded: as in the trace; fill: in a seeded order, one a second and never ending, until they "
             "ask for 101 % of the GPUs (full_load_allocation shows how well they packed). Default: fill for openb."
         ),
     ] = None
@@ -131,7 +131,7 @@ class SimulationOptions:
     ] = False
     ticks: Annotated[
         float,
-        time_option("The placer hears of things only once in so long, as 60s, 5m or plain seconds."),
+        time_option("The placer reads its inputs only once in so long, as 60s, 5m or plain seconds."),
     ] = 0.0
     skip_bad: SkipBad = False
     check: Annotated[bool, typer.Option("--check", help="Check all invariants after every record.")] = False
@@ -176,7 +176,7 @@ class Given:
     def _judged(self, trace: Trace, seed: int) -> Trace:
         """Without its bad lines, where they may be left out. Raises `BadFile` with all of them, else.
 
-        A line is bad by itself, because no node can hold its job, or because the job model knows nothing of it.
+        A line is bad by itself, because no node can hold its job, or because the job model has no measurement of it.
         """
         unknown: Sequence[Problem] = ()
         if not self.fills(trace):
@@ -198,7 +198,7 @@ class Given:
         return (form is not None and form.endless) if arrivals is None else arrivals == "fill"
 
     def seeded(self, trace: Trace) -> bool:
-        """Whether the jobs or the nodes are a matter of the seed, beside what policies draw."""
+        """Whether the jobs or the nodes are a matter of the seed, beside the random numbers of policies."""
         return self.generator is not None or self.fills(trace) or self.cluster.ranked
 
     def settings(self, profile: str, seed: int) -> PlacerSettings:

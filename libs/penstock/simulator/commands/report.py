@@ -61,7 +61,7 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
             title=name,
             trace=f"{name}: {len(timeline.jobs):,} jobs",
             cluster=f"{series.nodes:,} node{'s' if series.nodes != 1 else ''}, {series.gpus:,} GPUs",
-            truth="",
+            job_model="",
         )
         asked.write_files(ledger_report(about, series, figures, name), errors)
     return Exit.OK

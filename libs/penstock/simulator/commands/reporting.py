@@ -55,6 +55,6 @@ def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, 
         title=f"{asked.trace}, {gpus:,} GPUs",
         trace=jobs,
         cluster=cluster,
-        truth="none: no job ends" if given.fills(trace) else given.job_model,
+        job_model="none: no job ends" if given.fills(trace) else given.job_model,
         more=more,
     )

@@ -22,7 +22,7 @@ class Background(NamedTuple):
     """The trace and the cluster in short."""
     trace: str
     cluster: str
-    truth: str
+    job_model: str
     more: Sequence[tuple[str, str]] = ()
 
 
@@ -43,7 +43,7 @@ def report_of(
     if len(ledgers) > MAX_UNFOLDED:
         folded.insert(0, Folded(f"Seeds and ledger hashes of {len(runs)} runs", ledgers))
     made_of = [
-        ("Trace", background.trace), ("Cluster", background.cluster), ("Truth", background.truth), *background.more,
+        ("Trace", background.trace), ("Cluster", background.cluster), ("Job model", background.job_model), *background.more,
         ("Charts from", "the facts in the ledger; the table is from the simulation's exact clock"),
     ]  # fmt: skip
     if len(names) > MAX_DETAILED:

@@ -147,13 +147,10 @@ def locate(name: str) -> Path:
     return root / SETS[data_set].folder / SETS[data_set].pattern.format(chosen)
 
 
-def read_trace(
-    path: Path, *, most_gpus: int | None = None, fits: Fits | None = None, skip_bad: bool = False
-) -> Trace:
+def read_trace(path: Path, *, fits: Fits | None = None, skip_bad: bool = False) -> Trace:
     """Reads a trace; jobs in order of arrival, equal times in the order of the file.
 
-    `most_gpus`: a larger job is a problem of its line; so is one that `fits` finds a problem in. Raises `BadFile`
-    with all problems; with `skip_bad` only for those that no line can be blamed for.
+    A job that `fits` finds a problem in is a problem of its line. Raises `BadFile` with all problems; with `skip_bad` only for those that no line can be blamed for.
     """
     text = text_of(path)
     name, form, columns = _format(path, text)
@@ -163,9 +160,8 @@ def read_trace(
     first_seen: dict[str, int] = {}
     reading = rows(text, columns, form.read, problems, delimiter=form.delimiter, header=form.header)
     for line, job in reading:
-        found = [
-            Problem(line, form.column(field), message) for field, message in _too_much(job, most_gpus, fits)
-        ]
+        unfit = fits(job) if fits is not None else ()
+        found = [Problem(line, form.column(field), message) for field, message in unfit]
         earlier = first_seen.get(job.job_id)
         first_seen.setdefault(job.job_id, line)
         if earlier is not None:
@@ -190,13 +186,6 @@ def read_trace(
     free = sorted(ours - {*columns})
     likely = {column: near[0] for column in unknown if (near := get_close_matches(column, free, 1, LIKELY))}
     return Trace(path.stem, name, jobs, problems, lines, left_out, likely)
-
-
-def _too_much(job: TraceJob, most_gpus: int | None, fits: Fits | None) -> Iterable[tuple[str, str]]:
-    if most_gpus is not None and job.gpus > most_gpus:
-        yield "gpus", f"{job.gpus} GPUs; the whole cluster has {most_gpus}"
-    elif fits is not None:
-        yield from fits(job)
 
 
 def _format(path: Path, text: str) -> tuple[str, Format, Sequence[str]]:
