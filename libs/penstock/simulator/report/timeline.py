@@ -79,6 +79,8 @@ class Timeline:
     """`take` each record's bytes in order, or `take_event`; then read the fields."""
 
     replica: Replica = field(default_factory=Replica)
+    state: CellState = field(init=False)
+    """The replica's."""
     records: int = 0
     now_ms: int = 0
     preemptions: int = 0
@@ -101,9 +103,8 @@ class Timeline:
     _shapes: Sequence[Shape] = ()
     """Of the jobs of `SIZES` on such nodes."""
 
-    @property
-    def state(self) -> CellState:
-        return self.replica.state
+    def __post_init__(self) -> None:
+        self.state = self.replica.state
 
     @property
     def bars(self) -> Rows:
@@ -113,6 +114,7 @@ class Timeline:
     @property
     def steps(self) -> Rows:
         """Rows of `STEP`, at most one per moment."""
+        self._note()
         return np.array(self._steps).view(STEP)
 
     def take(self, value: bytes) -> bool:
@@ -124,14 +126,12 @@ class Timeline:
         if record is None:
             return False
         self.records += 1
-        self._note()
         return True
 
     def take_event(self, seq: int, at_ms: int, event: Event) -> None:
         """Folds one event of record `seq`. Raises `KeyError` as `take`."""
         begin(self.state, seq, at_ms, self.state.term)
         self._fact(event)
-        self._note()
 
     def close(self) -> None:
         """The ledger ends here: what is still held gets a bar up to now."""
@@ -141,7 +141,7 @@ class Timeline:
                 self._bar(job, job.tasks[task_id].place, self._blocks.pop(task_id, ()), STILL)
 
     def _note(self) -> None:
-        """A row of `steps`, if it differs from the last; a later one of the same moment takes its place."""
+        """A row of `steps` for the present moment, if it differs from the last; it may still change."""
         state, width = self.state, STEP.itemsize // 8
         if state.capacity_version != self._capacity_version:
             self._capacity_version = state.capacity_version
@@ -172,7 +172,10 @@ class Timeline:
         state = self.state
         if self._zero_ms is None:
             self._zero_ms = state.now_ms
-        self.now_ms = state.now_ms - self._zero_ms
+        now_ms = state.now_ms - self._zero_ms
+        if now_ms != self.now_ms:
+            self._note()
+            self.now_ms = now_ms
         if isinstance(event, external_events.TaskStarted | TASK_ENDS):
             job = job_of_task(state, event.node_id, event.task_id)
             if job is None:
