@@ -10,7 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,7 +19,6 @@ from typing import NamedTuple
 from penstock.simulator.runs import OnProgress, Progress, Result
 
 REPORT_EVERY_S = 0.2
-PATIENCE_S = 5.0  # for a process that was asked to end
 
 
 class Task(NamedTuple):
@@ -54,12 +53,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
+    task: Task
     process: BaseProcess
     progress: Progress | None = None
 
 
 class Look(NamedTuple):
-    """What a progress bar may show. `runs`: share of each run that is under way."""
+    """What a progress bar may show. `waiting`: runs that have not begun."""
 
     done: int
     events: int
@@ -79,36 +79,35 @@ def run_all(
     Ctrl-C ends the runs under way; what was finished stands. `look` is called a few times a second.
     """
     outcome, waiting = Outcome(), deque(tasks)
-    running: dict[Connection, tuple[Task, _Running]] = {}
-    with ExitStack() as stack:
-        stack.callback(_end, running)
-        try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    task = waiting.popleft()
-                    reader, process = _start(task, do)
-                    running[reader] = task, _Running(process)
-                for found in wait(list(running), timeout=REPORT_EVERY_S):
-                    assert isinstance(found, Connection)
-                    waiting.extend(_take(found, running, outcome, then))
-                events = sum(result.figures.events for result in outcome.results)
-                under_way = {task: own.progress for task, own in running.values()}
-                events += sum(progress.events for progress in under_way.values() if progress is not None)
-                done = len(outcome.results) + len(outcome.failed)
-                look(Look(done, events, under_way, len(waiting)))
-        except KeyboardInterrupt:
-            outcome.interrupted = True
+    running: dict[Connection, _Running] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                task = waiting.popleft()
+                reader, process = _start(task, do)
+                running[reader] = _Running(task, process)
+            for found in wait(list(running), timeout=REPORT_EVERY_S):
+                assert isinstance(found, Connection)
+                if (result := _receive(found, running, outcome)) is not None:
+                    waiting.extend(then(result))
+            events = sum(result.figures.events for result in outcome.results)
+            under_way = {own.task: own.progress for own in running.values()}
+            events += sum(progress.events for progress in under_way.values() if progress is not None)
+            done = len(outcome.results) + len(outcome.failed)
+            look(Look(done, events, under_way, len(waiting)))
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    finally:
+        for reader, own in running.items():
+            own.process.kill()  # it has nothing to clean up
+            own.process.join()
+            reader.close()
     return outcome
 
 
-def _take(
-    reader: Connection,
-    running: dict[Connection, tuple[Task, _Running]],
-    outcome: Outcome,
-    then: Callable[[Result], Iterable[Task]],
-) -> Iterable[Task]:
-    """One message of a run: how far it is, its result, or its end without one."""
-    task, own = running[reader]
+def _receive(reader: Connection, running: dict[Connection, _Running], outcome: Outcome) -> Result | None:
+    """One message of a run: how far it is, its result, or its end without one. Returns the result."""
+    own = running[reader]
     try:
         message = reader.recv()
     except EOFError:
@@ -116,15 +115,15 @@ def _take(
         message = f"its process ended with code {own.process.exitcode}"
     if isinstance(message, Progress):
         own.progress = message
-        return ()
+        return None
     del running[reader]
     reader.close()
     own.process.join()
     if isinstance(message, Result):
         outcome.results.append(message)
-        return then(message)
-    outcome.failed.append(Failed(task, message))
-    return ()
+        return message
+    outcome.failed.append(Failed(own.task, message))
+    return None
 
 
 def _start(task: Task, do: Do) -> tuple[Connection, BaseProcess]:
@@ -139,7 +138,6 @@ def _start(task: Task, do: Do) -> tuple[Connection, BaseProcess]:
 def _work(writer: Connection, reader: Connection, do: Do, task: Task, parent: int) -> None:
     """In the new process. Ctrl-C is the parent's; the process ends when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     reader.close()
     reported_s = 0.0
 
@@ -159,15 +157,3 @@ def _work(writer: Connection, reader: Connection, do: Do, task: Task, parent: in
         except ValueError as error:  # a trace that only this seed makes bad
             message = str(error)
         writer.send(message)
-
-
-def _end(running: Mapping[Connection, tuple[Task, _Running]]) -> None:
-    """Ends what still runs."""
-    for _, own in running.values():
-        own.process.terminate()
-    for reader, (_, own) in running.items():
-        own.process.join(PATIENCE_S)
-        if own.process.is_alive():
-            own.process.kill()
-            own.process.join()
-        reader.close()

@@ -19,9 +19,7 @@ from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
     bad_input_stops,
-    collect_rarely,
-    judge,
-    report_skipped,
+    begin,
 )
 from penstock.simulator.commands.output import (
     comparison_keys,
@@ -68,16 +66,10 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
 
     Exit codes: 0 done; 1 a run broke off; 2 bad command line or trace; 130 stopped by Ctrl-C, with what was finished.
     """
-    collect_rarely()
     errors = console(stderr=True, soft_wrap=True)
     profiles = _profiles(asked)
-    given = judge(asked)
-    for profile in profiles:
-        given.settings(profile, asked.seed)
     asked.check_files()
-    trace = given.trace(asked.seed)
-    given.simulation(profiles[0], asked.seed, trace)
-    report_skipped(trace, errors)
+    given, trace = begin(asked, profiles, errors)
     seeded = given.seeded(trace)
     outcome = _run_all(asked, given, profiles, seeded, errors)
     for failed in sorted(outcome.failed):

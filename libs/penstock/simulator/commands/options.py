@@ -231,6 +231,21 @@ class Given:
         return Simulation(self.cluster.under(seed), settings, work, trace.jobs, self.options, sink)
 
 
+def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) -> tuple[Given, Trace]:
+    """What to run, and the trace under the first seed, after every check that needs no run.
+
+    Raises `BadCommand`, `BadCluster`, `BadFile`, `UnknownProfile`, `UnknownJobModel`.
+    """
+    collect_rarely()
+    given = judge(asked)
+    for profile in profiles:
+        given.settings(profile, asked.seed)
+    trace = given.trace(asked.seed)
+    given.simulation(profiles[0], asked.seed, trace)
+    report_skipped(trace, errors)
+    return given, trace
+
+
 def judge(asked: SimulationOptions) -> Given:
     """Raises `BadCommand`, `BadCluster`, `BadFile`."""
     generator = None if Path(asked.trace).exists() else generator_of(asked.trace)

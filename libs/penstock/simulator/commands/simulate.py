@@ -16,9 +16,7 @@ from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
     bad_input_stops,
-    collect_rarely,
-    judge,
-    report_skipped,
+    begin,
 )
 from penstock.simulator.commands.output import figures_table, run_keys, stdout
 from penstock.simulator.commands.progress import bar
@@ -49,14 +47,9 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     Exit codes: 0 done; 1 an invariant broke, or the job model has no answer for a placement; 2 bad command line or
     trace; 130 stopped by Ctrl-C, with the figures so far.
     """
-    collect_rarely()
     errors = console(stderr=True, soft_wrap=True)
-    given = judge(asked)
-    given.settings(asked.profile, asked.seed)
     asked.check_files()
-    trace = given.trace(asked.seed)
-    given.simulation(asked.profile, asked.seed, trace)
-    report_skipped(trace, errors)
+    given, trace = begin(asked, [asked.profile], errors)
     with ExitStack() as stack:
         file: Sink | None = None
         if asked.ledger is not None:

@@ -13,9 +13,9 @@ of a core: a need is rounded to the nearest. The most cores of a node, 1,024, ar
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -63,7 +63,7 @@ class Cluster(NamedTuple):
             return self.nodes
         order = np.random.default_rng(seed).permutation(len(self.nodes)).tolist()
         return tuple(
-            _renamed(self.nodes[index], f"{rank:05}.{self.nodes[index].node_id}")
+            msgspec.structs.replace(self.nodes[index], node_id=f"{rank:05}.{self.nodes[index].node_id}")
             for rank, index in enumerate(order)
         )
 
@@ -119,9 +119,8 @@ def read_nodes(path: Path) -> Cluster:
     problems: list[Problem] = []
     nodes: dict[str, NodeSpec] = {}
     lines: dict[str, int] = {}
-    read: Callable[[Row], NodeSpec | None] = _openb_node if openb else _our_node
-    for line, node in rows(text, columns, read, problems):
-        assert node is not None, f"line {line}: no problem and no node"
+    for line, values in rows(text, columns, _openb_node if openb else _our_node, problems):
+        node = _node(**values)
         if node.node_id in nodes:
             message = f"node {node.node_id} stands already in line {lines[node.node_id]}"
             problems.append(Problem(line, "", message))
@@ -137,38 +136,38 @@ def read_nodes(path: Path) -> Cluster:
     return Cluster(found, OPENB_SLICES_PER_CORE, ranked=True) if openb else Cluster(found)
 
 
-def _our_node(row: Row) -> NodeSpec | None:
+def _our_node(row: Row) -> dict[str, Any]:
+    """Arguments of `_node`."""
     gpus = row.whole("gpus", most=MAX_GPUS_PER_NODE)
-    values = (
-        row.name("node_id", most=MAX_NODE_ID_CHARS),
-        row.whole("cores", least=1, most=MAX_CORES_PER_NODE),
-        row.whole("host_memory_mib", least=1, most=MAX_MEMORY_MIB),
-        gpus,
-        row.name("gpu_model", optional=not gpus),
-        row.whole("gpu_memory_mib", least=1, most=MAX_MEMORY_MIB) if row.has("gpu_memory_mib") else None,
-        row.name("rack") if row.has("rack") else _rack(row.line - 2),
-        row.name("domain") if row.has("domain") else "domain-0",
-        row.whole("bandwidth_mbps", least=1, most=MAX_BANDWIDTH_MBPS) if row.has("bandwidth_mbps") else None,
-    )
-    return None if row.problems else _node(*values)
+    found: dict[str, Any] = {
+        "name": row.name("node_id", most=MAX_NODE_ID_CHARS),
+        "cores": row.whole("cores", least=1, most=MAX_CORES_PER_NODE),
+        "host_memory_mib": row.whole("host_memory_mib", least=1, most=MAX_MEMORY_MIB),
+        "gpus": gpus,
+        "model": row.name("gpu_model", optional=not gpus),
+        "rack": row.name("rack") if row.has("rack") else _rack(row.line - 2),
+    }
+    if row.has("domain"):
+        found["domain"] = row.name("domain")
+    for column, most in (("gpu_memory_mib", MAX_MEMORY_MIB), ("bandwidth_mbps", MAX_BANDWIDTH_MBPS)):
+        if row.has(column):
+            found[column] = row.whole(column, least=1, most=most)
+    return found
 
 
-def _openb_node(row: Row) -> NodeSpec | None:
-    """The source has no racks and no GPU memory: 16 nodes a rack, and memory enough for all."""
+def _openb_node(row: Row) -> dict[str, Any]:
+    """Arguments of `_node`. The source has no racks and no GPU memory: 16 nodes a rack, and memory enough for all."""
     gpus = row.whole("gpu", most=MAX_GPUS_PER_NODE)
     most_milli = MAX_CORES_PER_NODE * 1_000 // OPENB_SLICES_PER_CORE
-    values = (
-        row.name("sn", most=MAX_NODE_ID_CHARS),
-        row.whole("cpu_milli", least=1_000 // OPENB_SLICES_PER_CORE, most=most_milli)
-        * OPENB_SLICES_PER_CORE
-        // 1_000,
-        row.whole("memory_mib", least=1, most=MAX_MEMORY_MIB),
-        gpus,
-        row.name("model", optional=not gpus),
-        None,
-        _rack(row.line - 2),
-    )
-    return None if row.problems else _node(*values)
+    milli = row.whole("cpu_milli", least=1_000 // OPENB_SLICES_PER_CORE, most=most_milli)
+    return {
+        "name": row.name("sn", most=MAX_NODE_ID_CHARS),
+        "cores": milli * OPENB_SLICES_PER_CORE // 1_000,
+        "host_memory_mib": row.whole("memory_mib", least=1, most=MAX_MEMORY_MIB),
+        "gpus": gpus,
+        "model": row.name("model", optional=not gpus),
+        "rack": _rack(row.line - 2),
+    }
 
 
 def _rack(index: int) -> str:
@@ -180,11 +179,11 @@ def _node(
     cores: int,
     host_memory_mib: int,
     gpus: int,
-    model: str = UNKNOWN_GPU,
-    gpu_memory_mib: int | None = None,
-    rack: str = "rack-0",
+    model: str,
+    rack: str,
+    gpu_memory_mib: int = GPU_MEMORY_MIB,
     domain: str = "domain-0",
-    bandwidth_mbps: int | None = None,
+    bandwidth_mbps: int = BANDWIDTH_MBPS,
 ) -> NodeSpec:
     return NodeSpec(
         node_id=name,
@@ -193,16 +192,12 @@ def _node(
         domain=domain,
         cores=cores,
         host_memory_mib=host_memory_mib,
-        bandwidth_mbps=bandwidth_mbps or BANDWIDTH_MBPS,
+        bandwidth_mbps=bandwidth_mbps,
         gpus=tuple(
-            Gpu(index=gpu, uuid=f"GPU-{name}-{gpu}", model=model, memory_mib=gpu_memory_mib or GPU_MEMORY_MIB)
+            Gpu(index=gpu, uuid=f"GPU-{name}-{gpu}", model=model, memory_mib=gpu_memory_mib)
             for gpu in range(gpus)
         ),
     )
-
-
-def _renamed(node: NodeSpec, name: str) -> NodeSpec:
-    return msgspec.structs.replace(node, node_id=name)
 
 
 def gpu_count(nodes: Sequence[NodeSpec]) -> int:
