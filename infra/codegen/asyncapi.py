@@ -27,9 +27,9 @@ ABOUT_TOPIC: Mapping[Topic, str] = {
     Topic.NODES: "What nodes report: their inventory, their departure, their tasks.",
     Topic.PROPOSALS: "What other services propose; the placer answers each one.",
     Topic.LEDGER: "One record per input: the only source of the cell's state. Written by one placer at a time.",
-    Topic.ORDERS: "What nodes are told to do, derived from valid ledger records; each node reads its partition.",
+    Topic.ORDERS: "What nodes are ordered to do, derived from valid ledger records; each node reads its partition.",
     Topic.TELEMETRY: "Samples that crossed a threshold on their node.",
-    Topic.DEAD_LETTERS: "What could not be read or applied, kept whole, with the reason.",
+    Topic.DEAD_LETTERS: "What could not be read or applied, stored whole, with the reason.",
 }
 
 Document = dict[str, Any]

@@ -87,7 +87,7 @@ def _same_default(old: object, new: object) -> bool:
 
 
 def _branches(pair: _Pair) -> Iterator[Break]:
-    """Each published alternative must fit one of the new ones; the nearest miss tells what is wrong."""
+    """Each published alternative must fit one of the new ones; the nearest miss shows what is wrong."""
     outer = {"anyOf", "default", *DOCUMENTATION}
     old_rest = {key: value for key, value in pair.old.items() if key not in outer}
     new_rest = {key: value for key, value in pair.new.items() if key not in outer}

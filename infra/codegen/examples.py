@@ -1,6 +1,6 @@
 """One realistic example of every event, as the golden files of `schemas/examples` hold them.
 
-They tell one story. On 2026-01-05 alice submits a ResNet-50 run with two workers and one parameter server;
+They are one scenario. On 2026-01-05 alice submits a ResNet-50 run with two workers and one parameter server;
 it is estimated, placed on two nodes, runs, checkpoints and exits, while a rack loses power, a batcher, a
 migrator and a contention-guard propose, and somebody writes a record that nobody can read.
 Every value is a constant: generating twice gives the same bytes.

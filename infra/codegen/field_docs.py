@@ -1,4 +1,4 @@
-"""What the source says about a model's fields: the docstring written under each of them.
+"""Descriptions of a model's fields: the docstring written under each of them.
 
 Pydantic can collect these while a class is made, but then every service would read its own source at each
 start. The tools that write schemas and docs read them here instead.

@@ -1,4 +1,4 @@
-"""Real parts (Kafka, Jaeger) built once per machine from the files pinned in `infra/`, then kept.
+"""Real parts (Kafka, Jaeger) built once per machine from the files pinned in `infra/`, then cached.
 
 Looked for in this order: an override variable; the cache, `${PENSTOCK_CACHE:-~/.cache/penstock}/<part>/<version>`;
 a build into the cache. A build happens under a file lock in a folder of its own that is renamed whole, so
@@ -87,7 +87,7 @@ def _lock(descriptor: int, part: Part) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _tell(f"waiting for another process that builds {part.name} {part.version}")
+        _report(f"waiting for another process that builds {part.name} {part.version}")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
@@ -97,14 +97,14 @@ def _build(part: Part, target: Path) -> None:
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed build; we hold the lock
     unfinished.mkdir()
-    _tell(f"building {part.name} {part.version} once, {part.expected}; kept in {target}")
+    _report(f"building {part.name} {part.version} once, {part.expected}; cached in {target}")
     started = time.monotonic()
     try:
         part.build(unfinished)
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    _tell(f"built {part.name} {part.version} in {time.monotonic() - started:.0f} s")
+    _report(f"built {part.name} {part.version} in {time.monotonic() - started:.0f} s")
 
 
 def build_environment(**settings: str) -> dict[str, str]:
@@ -118,5 +118,5 @@ def copy_files(sources: Sequence[Path], folder: Path) -> None:
         shutil.copyfile(source, folder / source.name)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(f"penstock: {line}", file=sys.stderr, flush=True)

@@ -69,7 +69,7 @@ def pinned_version() -> str:
 
 
 def acl_table() -> dict[str, dict[str, list[str]]]:
-    """Identity → "write" | "read" → topic names, as `infra/kafka/acls.yaml` says."""
+    """Identity → "write" | "read" → topic names, as in `infra/kafka/acls.yaml`."""
     table: dict[str, dict[str, list[str]]] = yaml.safe_load(ACLS.read_text())
     return table
 

@@ -19,7 +19,7 @@ PARTS: dict[str, Callable[[], Path]] = {"kafka": obtain_jars, "jaeger": obtain_b
 
 
 def prepare_for(session: pytest.Session) -> None:
-    """For a conftest: `pytest_collection_finish = prepare_for`. A part that cannot be had is told here once;
+    """For a conftest: `pytest_collection_finish = prepare_for`. A part that cannot be had is reported here once;
     each test that needs it then fails with the same remedy."""
     if session.config.option.collectonly:
         return

@@ -120,7 +120,7 @@ class Child:
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(no output)"
 
     def wait_ready(self, probe: Callable[[], bool], timeout_s: float) -> None:
-        """Calls `probe` until it says True. Raises `LaunchError` when the child exits or time runs out first."""
+        """Calls `probe` until it returns True. Raises `LaunchError` when the child exits or time runs out first."""
         deadline = time.monotonic() + timeout_s
         while not probe():
             if not self.running:
@@ -151,12 +151,12 @@ def run_bounded(
 
 def until_told(announce: str) -> None:
     """Prints and waits for Ctrl-C or SIGTERM."""
-    told = threading.Event()
+    asked = threading.Event()
 
-    def tell(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        asked.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, tell)
+        signal.signal(number, ask)
     print(announce, flush=True)
-    told.wait()
+    asked.wait()

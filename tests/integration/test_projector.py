@@ -27,7 +27,7 @@ from penstock.runtime.snapshots import load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import rebuild, verify
-from penstock_services.projector.shell.store import Overtaken, Store
+from penstock_services.projector.shell.store import Store, Superseded
 from tests.support.hand_placer import HandPlacer, node_spec
 
 pytestmark = pytest.mark.postgres
@@ -171,7 +171,7 @@ async def test_a_projector_that_slept_writes_nothing(dsn: str, cell: Settings, l
     late = old.drain()
     late["decisions"] = late["events"] = []
     assert late["jobs"]
-    with pytest.raises(Overtaken):
+    with pytest.raises(Superseded):
         await sleeper.apply(old.replica, 0, late)
     await assert_equals_replay(cell, log)
     await sleeper.close()

@@ -7,7 +7,7 @@ MASTER_PORT for every worker of a gang; alone it runs as a gang of one:
 
     python tilt/jobs/allreduce.py --batch-size 256 --epochs 40
 
-It tells Penstock how far it is and what its steps spend their time in (`libs/sdk/README.md`).
+It reports to Penstock how far it is and what its steps spend their time in (`libs/penstock/sdk/README.md`).
 """
 
 import argparse

@@ -79,7 +79,7 @@ class _Trouble(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if time.monotonic() - self._logged_s >= TROUBLE_EVERY_S:
             self._logged_s = time.monotonic()
-            logger.warning("Kafka: %s; trying again (said once a minute)", record.getMessage())
+            logger.warning("Kafka: %s; trying again (logged once a minute)", record.getMessage())
 
 
 def _pass_on_trouble() -> None:
@@ -220,7 +220,7 @@ class KafkaLog:
             except _DENIED as error:
                 raise NotAllowed(f"{self._identity} may not read {error}") from error
             except KafkaError as error:
-                raise LogError(f"Kafka did not tell the end offsets: {error!r}") from error
+                raise LogError(f"Kafka did not answer with the end offsets: {error!r}") from error
         return {partition: ends[TopicPartition(*partition)] for partition in wanted}
 
     async def close(self) -> None:

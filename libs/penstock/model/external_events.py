@@ -73,7 +73,7 @@ class ModelTrained(Event, frozen=True, kw_only=True):
 
 
 class Bounds(Value, frozen=True, kw_only=True):
-    """What is most likely, and what it lies between with the level that is told beside it."""
+    """What is most likely, and what it lies between with the level that stands beside it."""
 
     middle: Annotated[float, Meta(ge=0)]
     low: Annotated[float, Meta(ge=0)]
@@ -82,7 +82,7 @@ class Bounds(Value, frozen=True, kw_only=True):
 
 @event
 class EtaEstimated(Event, frozen=True, kw_only=True):
-    """How long a running job will still take, from what it told of its steps."""
+    """How long a running job will still take, from what it reported of its steps."""
 
     TYPE = "penstock.job.eta_estimated"
     TOPIC = Topic.ESTIMATES
@@ -167,7 +167,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
     incarnation: Token = 0
-    """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not told."""
+    """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not reported."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -188,7 +188,7 @@ class NodeChanged(Event, frozen=True, kw_only=True):
 
 @event
 class NodeLeft(Event, frozen=True, kw_only=True):
-    """The node is gone for sure; `proof` says how that is known (LAW 5)."""
+    """The node is gone for sure; `proof` is how that is known (LAW 5)."""
 
     TYPE = "penstock.node.left"
     TOPIC = Topic.NODES
@@ -198,7 +198,7 @@ class NodeLeft(Event, frozen=True, kw_only=True):
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
     """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
     incarnation: Token = 0
-    """Of the joining that this ends, where the node itself says so; 0: not known."""
+    """Of the joining that this ends, where the node itself reports it; 0: not known."""
 
 
 @event
@@ -242,7 +242,7 @@ class TaskStarted(Event, frozen=True, kw_only=True):
 
 @event
 class TaskPhaseChanged(Event, frozen=True, kw_only=True):
-    """The training script told its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
+    """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
 
     TYPE = "penstock.task.phase_changed"
     TOPIC = Topic.NODES
@@ -270,7 +270,7 @@ class TaskCheckpointed(Event, frozen=True, kw_only=True):
 
 @event
 class StepsMeasured(Event, frozen=True, kw_only=True):
-    """A training told how far it has come. Told at growing distances, so that a long job's events grow with its log."""
+    """A training reported how far it has come. Reported at growing distances, so that a long job's events grow with its log."""
 
     TYPE = "penstock.steps.measured"
     TOPIC = Topic.NODES
@@ -282,7 +282,7 @@ class StepsMeasured(Event, frozen=True, kw_only=True):
     done: Annotated[int, Meta(ge=1, le=1 << 53)]
     """Iterations since the job began; a script that resumes goes on counting from its checkpoint."""
     total: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """How many it means to do, if it said so."""
+    """How many it means to do, if it reported that."""
     steps: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """Iterations in the window that `step_ms` is the mean of; 0: no window yet."""
     step_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
@@ -315,7 +315,7 @@ class StagesMeasured(Event, frozen=True, kw_only=True):
 
 
 class JobProgress(Value, frozen=True, kw_only=True):
-    """What a job has told of itself. Reals, since thresholds and ties are judged on them."""
+    """What a job has reported of itself. Reals, since thresholds and ties are judged on them."""
 
     job_id: Identifier
     attained_s: Annotated[float, Meta(ge=0)]
@@ -326,7 +326,7 @@ class JobProgress(Value, frozen=True, kw_only=True):
 
 @event
 class WorkProgressed(Event, frozen=True, kw_only=True):
-    """Jobs told how far they are: at a threshold, or because somebody else's change made it matter."""
+    """Jobs reported how far they are: at a threshold, or because somebody else's change made it matter."""
 
     TYPE = "penstock.work.progressed"
     TOPIC = Topic.NODES
@@ -457,7 +457,7 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
 
 @event
 class DeadLettered(Event, frozen=True, kw_only=True):
-    """A record that could not be read or applied, kept whole (up to a bound) with the reason."""
+    """A record that could not be read or applied, stored whole (up to a bound) with the reason."""
 
     TYPE = "penstock.record.dead_lettered"
     TOPIC = Topic.DEAD_LETTERS

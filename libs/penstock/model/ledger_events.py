@@ -54,7 +54,7 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     backfill_window: Annotated[int, Meta(ge=1, le=MAX_BACKFILL_WINDOW)] = 64
     """So many jobs from the head of the queue may be tried."""
     max_overtakes: Annotated[int, Meta(ge=0, le=MAX_OVERTAKES)] = 256
-    """So often may the head of the queue be overtaken before everybody behind it waits."""
+    """So many jobs may be backfilled before the head of the queue until everybody behind it waits."""
     launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
     """An order unanswered for so long makes its node Suspect."""
     unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
@@ -197,7 +197,7 @@ class JobEnded(Event, frozen=True, kw_only=True):
 
 @event
 class TaskLost(Event, frozen=True, kw_only=True):
-    """A task is proven dead although its node never said so (new boot id, node left)."""
+    """A task is proven dead although its node never reported it (new boot id, node left)."""
 
     TYPE = "penstock.task.lost"
 
@@ -389,7 +389,7 @@ class StartTask(Order, frozen=True, kw_only=True):
     boot_id: Identifier
     """For this boot of the node only."""
     incarnation: Token = 0
-    """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not told."""
+    """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not known."""
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     workdir: ShortText | None = None

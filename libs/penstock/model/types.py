@@ -168,7 +168,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     category: Category | None = None
     traits: Annotated[tuple[Trait, ...], Meta(max_length=3)] = ()
     iterations: Annotated[int, Meta(ge=1, le=1 << 53)] | None = None
-    """How many it will run; its remaining time is told from them."""
+    """How many it will run; its remaining time is estimated from them."""
     target_loss: Annotated[float, Meta(ge=-1e100, le=1e100)] | None = None
     """It ends once its loss is there, after `iterations` at the latest."""
     gpu_models: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()

@@ -19,7 +19,7 @@ from penstock.runtime.migrations import schema_of
 
 logger = logging.getLogger(__name__)
 
-KEPT = 64  # snapshots per cell; at one per 20,000 records they reach 1.3 million records back
+MAX_SNAPSHOTS = 64  # snapshots per cell; at one per 20,000 records they reach 1.3 million records back
 COMPRESSION = 1  # zlib's fastest: a snapshot is taken while the projector works
 CONNECT_TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 1 << 30  # decompressed; 100,000 live jobs with their specs need about 100 MB
@@ -43,7 +43,7 @@ FAR = (1 << 63) - 1
 
 
 async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: str | None = None) -> int:
-    """Stores the replica as it is at the call; returns the compressed size in bytes. Keeps the newest `KEPT`."""
+    """Stores the replica as it is at the call; returns the compressed size in bytes. Removes all but the newest `MAX_SNAPSHOTS`."""
     schema = schema or schema_of(cell)
     raw, head, offset = dump(replica.state), replica.head, replica.offset
     body = await asyncio.to_thread(zlib.compress, raw, COMPRESSION)
@@ -51,7 +51,7 @@ async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: st
     await store.execute(
         _SAVE.format(schema=schema), cell, head.seq, head.id, head.term, offset, format_id(), digest, body
     )
-    await store.execute(_PRUNE.format(schema=schema), cell, KEPT)
+    await store.execute(_PRUNE.format(schema=schema), cell, MAX_SNAPSHOTS)
     return len(body)
 
 

@@ -145,14 +145,14 @@ async def _compare(store: Store, live: str, side: str, table: str, key: str, fou
     """Adds one table's row count and differences to `found`."""
     connection = store.connection
     names = [name.strip() for name in key.split(",")]
-    kept = ""
+    retained = ""
     if table == "events":  # old ones are removed after a while
         first = await connection.fetchval(f"SELECT min(seq) FROM {live}.events")
-        kept = f" WHERE seq >= {first or 0}"
+        retained = f" WHERE seq >= {first or 0}"
     query = (
         f"SELECT row_to_json(s)::text AS stored, row_to_json(r)::text AS replayed, "
         f"{' || $$.$$ || '.join(f'coalesce(s.{name}, r.{name})::text' for name in names)} AS key "
-        f"FROM (SELECT * FROM {live}.{table}{kept}) AS s FULL JOIN (SELECT * FROM {side}.{table}{kept}) AS r "
+        f"FROM (SELECT * FROM {live}.{table}{retained}) AS s FULL JOIN (SELECT * FROM {side}.{table}{retained}) AS r "
         f"USING ({key}) WHERE row_to_json(s)::text IS DISTINCT FROM row_to_json(r)::text"
     )
     found["tables"][table] = await connection.fetchval(f"SELECT count(*) FROM {live}.{table}")

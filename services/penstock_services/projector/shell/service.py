@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 BATCH_MS = 150  # under load rows touched several times within it are written once
 SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
 MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none for less
-EVENTS_KEPT = 1_000_000  # ledger records whose events are kept
+RETAINED_RECORDS = 1_000_000  # of the ledger, whose events stay in the database
 FORGET_RECORDS = 10_000  # between two removals of old events
 MIGRATIONS = "penstock_services.projector.migrations"
 
@@ -36,7 +36,7 @@ MIGRATIONS = "penstock_services.projector.migrations"
 class ProjectorSettings(EnvironmentSettings):
     """`PENSTOCK_EVENTS_KEPT`: so many ledger records keep their events in the database."""
 
-    events_kept: int = Field(EVENTS_KEPT, ge=1, title="give a number above 0")
+    events_kept: int = Field(RETAINED_RECORDS, ge=1, title="give a number above 0")
 
 
 async def prepare_schema(dsn: str, schema: str) -> None:
@@ -62,7 +62,7 @@ class Projector:
         self._dsn = settings.need_dsn("the projector")
         self._schema = schema_of(settings.cell)
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
-        self._kept = ProjectorSettings.from_env().events_kept
+        self._retained = ProjectorSettings.from_env().events_kept
 
     async def attempt(self) -> None:
         """From the stored position on, until cancelled or until something fails."""
@@ -123,7 +123,7 @@ class Projector:
                     await save_snapshot(store.connection, self._settings.cell, replica, schema=self._schema)
                 if replica.head.seq - forgot_seq >= FORGET_RECORDS:
                     forgot_seq = replica.head.seq
-                    await store.forget_events(replica.head.seq - self._kept)
+                    await store.forget_events(replica.head.seq - self._retained)
         except asyncio.CancelledError:
             await self._snapshot_on_stop(store, replica, saved_seq)
             raise

@@ -1,7 +1,7 @@
 """The read models in Postgres: one statement per batch writes all rows and moves the position (speed.md rule 7).
 
 The statement begins with a compare-and-set of the position. Of two projectors only one can match it; the other
-writes nothing at all and learns that it was overtaken.
+writes nothing at all and learns that it was superseded.
 
 Commits do not wait for the disk (`synchronous_commit=off`): position and rows are lost together, if at all, and
 then projected again from the ledger, which does wait.
@@ -30,7 +30,7 @@ APPENDED = ("decisions", "events")
 NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # an escaped NUL that is not itself behind a backslash
 
 
-class Overtaken(StoreError):
+class Superseded(StoreError):
     """Another projector has moved the position."""
 
 
@@ -139,7 +139,7 @@ class Store:
         return row["next_offset"], Head(row["seq"], row["head_id"], row["term"])
 
     async def apply(self, replica: Replica, expected_offset: int, batch: Batch) -> None:
-        """Position and effect in one transaction. Raises `Overtaken`, `StoreError`."""
+        """Position and effect in one transaction. Raises `Superseded`, `StoreError`."""
         state, head = replica.state, replica.head
         rows: list[Any] = [_json(batch[table]) for table in (*REPLACED, "job_changes", "shrunk")]
         for table in APPENDED:
@@ -162,7 +162,7 @@ class Store:
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             raise StoreError(f"the batch up to seq {head.seq} was not written: {error}") from error
         if moved is None:
-            raise Overtaken(f"offset {expected_offset} has been projected by somebody else")
+            raise Superseded(f"offset {expected_offset} has been projected by somebody else")
 
     async def forget_events(self, before_seq: int) -> None:
         """Removes events of records before `before_seq` (bounded retention)."""
