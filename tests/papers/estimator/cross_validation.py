@@ -7,11 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats
+from penstock_services.estimator.core.gaussian_process import Floats, Mask
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     THROUGHPUT,
-    Mask,
     Runs,
     Task,
     cell_of,

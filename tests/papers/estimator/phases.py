@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats
-from penstock_services.estimator.core.resource_model.measurements import Mask, Runs, Task
+from penstock_services.estimator.core.gaussian_process import Floats, Mask
+from penstock_services.estimator.core.resource_model.measurements import Runs, Task
 from penstock_services.estimator.core.resources.nearest import FARTHEST, NEAREST
 from tests.papers.estimator.cross_validation import Judged, Predictions, folds, judge
 from tests.papers.estimator.liquid import PHASES, PhaseModel

@@ -13,6 +13,7 @@ from scipy.linalg import LinAlgError, cholesky, lapack
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Indexes = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 MIN_VARIANCE = 1e-12
 SURPRISE_WITHOUT_DENSITY = 1e12

@@ -11,12 +11,9 @@ from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock_services.estimator.core.gaussian_process import Floats, Indexes
+from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Mask
 from penstock_services.estimator.core.resource_model.gpus import facts_of
-
-Mask = NDArray[np.bool_]
 
 MEMORY = "gpu_memory_mib"
 UTILISATION = "gpu_utilisation_percent"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Posterior, sample
+from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Mask, Posterior, sample
 from penstock_services.estimator.core.limits import CELLS_OF_ONE, REPEATS
 from penstock_services.estimator.core.resource_model.covariance import Covariance, search
 from penstock_services.estimator.core.resource_model.features import (
@@ -21,7 +21,6 @@ from penstock_services.estimator.core.resource_model.labels import UNITS
 from penstock_services.estimator.core.resource_model.measurements import (
     LABELS,
     MEMORY,
-    Mask,
     Runs,
     Task,
     card_mib,
