@@ -141,7 +141,7 @@ async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
 
         shown = await told.penstock("estimator", "check", both)
         assert shown.returncode == 0, shown.stderr
-        assert f"✓ {steps['version']} says the same again: run_ms {estimate.run_ms}" in shown.stdout
+        assert f"✓ {steps['version']} predicts the same again: run_ms {estimate.run_ms}" in shown.stdout
         listed = (await told.penstock("estimator", "models")).stdout.splitlines()
         assert [line.split()[0] for line in listed] == ["VERSION", resources["version"], steps["version"]]
         assert all("in use" in line and "whole" in line for line in listed[1:])
@@ -199,7 +199,7 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
         await statement(dsn, "DELETE FROM models")
         gone = await told.check(job_id)
         assert (gone["ok"], gone["models"][0]["verdict"]) == (False, "not_kept")
-        assert "no longer kept" in gone["text"]
+        assert "no longer stored" in gone["text"]
         assert (await told.get("/v1/estimator/models"))["models"] == []
 
 

@@ -21,7 +21,6 @@ from penstock.runtime.settings import Settings
 from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import StageRow
 from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.store import RunStore
 from tests.integration.test_estimator_runs import run
@@ -199,17 +198,16 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
 async def test_stages_come_back_in_order_and_old_ones_go(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows change and keep the place of their first measurement; what changed longest ago goes first."""
 
-    def row(owner: str, storage_ms: float, batch: int = 64) -> Owned:
+    def row(seq: int, owner: str, storage_ms: float, batch: int = 64) -> Owned:
         profile = StageProfile(storage_ms, 0, 60, 0, 0, 60 + storage_ms, 20)
-        return Owned(StageKey("resnet18", batch, 4), owner, profile)
+        return Owned(StageKey("resnet18", batch, 4), owner, profile, seq)
 
     store = await RunStore.open(dsn, "default")
-    await store.add(
-        [], 5, [StageRow(1, row("zoe", 20)), StageRow(2, row("ada", 30)), StageRow(3, row("", 20))]
-    )
-    await store.add([], 9, [StageRow(6, row("zoe", 25)), StageRow(7, row("ada", 30, batch=8))])
-    assert await store.stages() == [row("zoe", 25), row("ada", 30), row("", 20), row("ada", 30, batch=8)]
+    await store.add([], 5, [row(1, "zoe", 20), row(2, "ada", 30), row(3, "", 20)])
+    later = row(6, "zoe", 25), row(7, "ada", 30, batch=8)
+    await store.add([], 9, later)
+    assert await store.stages() == [later[0], row(2, "ada", 30), row(3, "", 20), later[1]]
     monkeypatch.setattr(module, "MAX_STAGES", 2)
     await store.forget()
-    assert await store.stages() == [row("zoe", 25), row("ada", 30, batch=8)]
+    assert await store.stages() == [*later]
     await store.close()

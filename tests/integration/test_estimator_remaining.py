@@ -8,7 +8,7 @@ from penstock.errors import NotAllowed
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.external_events import EtaEstimated
 from penstock.model.topics import CELL_TOPICS, Topic
-from penstock_services.estimator.shell import sending
+from penstock_services.estimator.shell import publisher
 from penstock_services.estimator.shell.service import run
 from tests.integration.test_estimator_learns import answer
 from tests.integration.test_estimator_service import ESTIMATES, SETTINGS, serving
@@ -40,7 +40,7 @@ async def told(broker: MemoryBroker, count: int) -> list[Envelope]:
 
 async def test_an_append_of_unknown_outcome_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker restarts under the estimator's hands: what got there before comes once more, as itself."""
-    monkeypatch.setattr(sending, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(publisher, "FIRST_BACKOFF_S", 0.01)
     broker = MemoryBroker()
     placer = await cell(broker)
     task = await placer.begin("job", spec(64, "ada", 1_000, 1))

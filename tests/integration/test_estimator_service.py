@@ -19,7 +19,7 @@ from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec, TaskPlacement, Usage
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import job_context, to_traceparent
-from penstock_services.estimator.shell import sending
+from penstock_services.estimator.shell import publisher
 from penstock_services.estimator.shell.service import run
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
@@ -209,7 +209,7 @@ async def test_what_cannot_be_read_is_left_to_the_placer(log: Log) -> None:
 
 async def test_an_append_of_unknown_outcome_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker restarts under the estimator's hands, before the write and once more after it."""
-    monkeypatch.setattr(sending, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(publisher, "FIRST_BACKOFF_S", 0.01)
     broker = MemoryBroker()
     log = MemoryLog(broker)
     placer = await prepared(log)

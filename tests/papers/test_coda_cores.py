@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.model.types import Category
-from penstock_services.estimator.core.resources.cores import CoreJob, PastJob, n_start
+from penstock_services.estimator.core.resources.cores import PastJob, n_start
 from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 FILE = (
@@ -68,10 +68,12 @@ def settle(step: Step, start: int, table: dict[int, float]) -> tuple[int, float]
 
 
 def run(step: Step, past: Callable[[str], list[PastJob]]) -> dict[str, tuple[int, float]]:
-    return {
-        model: settle(step, n_start(CoreJob(CATEGORY[model]), past(model), MOST).cores, table)
-        for model, table in speeds().items()
-    }
+    found = {}
+    for model, table in speeds().items():
+        start = n_start(CATEGORY[model], (), past(model), MOST)
+        assert start is not None
+        found[model] = settle(step, start.cores, table)
+    return found
 
 
 def show(name: str, found: dict[str, tuple[int, float]]) -> None:

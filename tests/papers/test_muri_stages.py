@@ -122,12 +122,9 @@ def test_shared_profiles_stand_noise_and_one_liar() -> None:
     news = list(log.news())
     assert len(news) == len(actual) == 48
     off = []
-    for one in news:
-        found = {
-            "storage": one.profile.storage_ms,
-            "gpu": one.profile.gpu_ms,
-            "network": one.profile.network_ms,
-        }
-        off += [found[resource] / lasted - 1 for resource, lasted in actual[one.key].items() if lasted > 0]
+    for one, _ in news:
+        key = StageKey(one.model, one.batch_size, one.gpus)
+        found = {"storage": one.storage_ms, "gpu": one.gpu_ms, "network": one.network_ms}
+        off += [found[resource] / lasted - 1 for resource, lasted in actual[key].items() if lasted > 0]
     assert max(map(abs, off)) <= 0.2
     assert np.mean(np.abs(off)) < 0.1

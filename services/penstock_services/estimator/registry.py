@@ -1,17 +1,17 @@
-"""Registry of stored models, and whether those that a job was estimated with predict the same again.
+"""Model registry: the stored models, and whether those that a job was estimated with predict the same again.
 
-The gateway calls `models` and `check` in a worker process.
-The check asks the tiers of the service itself, with what the ledger held then: the fold up to the job's estimate.
+The gateway calls `models` and `check` in a worker process. The check asks the tiers of the service itself, with what the
+ledger held then: the fold up to the job's estimate.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
 
-from penstock.errors import StoreError
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
@@ -21,20 +21,20 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.resource_model.tier import ModelTier
-from penstock_services.estimator.core.resources.estimate import Guess
+from penstock_services.estimator.core.resources.estimate import Guess, Tier
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.saved import BadModel
 from penstock_services.estimator.core.state import State, begin_at
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import STEPS, Durations
+from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.learner import KINDS
-from penstock_services.estimator.shell.store import estimator_schema
+from penstock_services.estimator.shell.store import estimator_schema, store_errors
 
 CONNECT_TIMEOUT_S = 5.0
 LOOK_BACK = (
     256  # records before the job came: so far behind the ledger the service may have been when it answered
 )
-MAX_LISTED = 1_000  # listed; the service keeps 32 of each kind
+MAX_LISTED = 1_000  # the service stores 32 of each kind
 
 NAMES = re.compile(rf"\b(?:{'|'.join(kind.name for kind in KINDS)})-[0-9a-f]{{12}}\b")
 
@@ -50,15 +50,15 @@ class Recorded(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A model as it lies in the table. `unfit`: why it cannot be used; empty: it is whole."""
+    """A model as its row holds it. `damage`: why it cannot be used; empty: it is whole."""
 
     row: Mapping[str, Any]
     model: InUse[Any] | None
-    unfit: str
+    damage: str
 
 
 class BadRecord(ValueError):
-    """The question cannot be read; the message says what is wrong with it."""
+    """The question cannot be read; the message names what is wrong with it."""
 
 
 def recorded(text: bytes) -> Recorded:
@@ -78,106 +78,105 @@ def recorded(text: bytes) -> Recorded:
 
 async def models(settings: Settings) -> dict[str, Any]:
     """All that are stored, newest first of each kind. Raises `StoreError`, `ConfigurationError`."""
-    connection = await _connect(settings)
-    try:
+    async with _connected(settings) as connection:
         found = await _stored(connection)
-    finally:
-        await connection.close()
-    used: set[str] = set()
-    rows = []
+    used: dict[str, str] = {}
     for one in found:
-        kind = one.row["kind"]
-        in_use = one.row["promoted"] and not one.unfit and kind not in used
-        if in_use:
-            used.add(kind)
-        rows.append({**one.row, "whole": not one.unfit, "damage": one.unfit or None, "in_use": in_use})
+        if one.row["promoted"] and not one.damage:
+            used.setdefault(one.row["kind"], one.row["version"])
+    rows = [
+        {
+            **one.row,
+            "whole": not one.damage,
+            "damage": one.damage or None,
+            "in_use": used.get(one.row["kind"]) == one.row["version"],
+        }
+        for one in found
+    ]
     return {"ok": True, "models": rows}
 
 
-async def _connect(settings: Settings) -> asyncpg.Connection:
+@asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
+    """To the estimator's schema, which is not made here. Raises `StoreError`, `ConfigurationError`."""
+    search_path = {"search_path": estimator_schema(settings.cell)}
     dsn = settings.need_dsn("the list of models")
+    with store_errors("Postgres cannot be reached"):
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, server_settings=search_path)
     try:
-        connection = await asyncpg.connect(
-            dsn, timeout=CONNECT_TIMEOUT_S, server_settings={"search_path": estimator_schema(settings.cell)}
-        )
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StoreError(f"Postgres cannot be reached: {error}") from error
-    return connection
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def _stored(connection: asyncpg.Connection, version: str | None = None) -> Sequence[Stored]:
     """All, or those of this name. An estimator that never ran here has none. Raises `StoreError`."""
-    try:
-        rows = await connection.fetch(
-            "SELECT version, kind, trained_seq, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted "
-            "FROM models WHERE $1::text IS NULL OR version = $1 ORDER BY kind, trained_seq DESC LIMIT $2",
-            version,
-            MAX_LISTED,
-        )
-    except asyncpg.UndefinedTableError:
-        return ()
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StoreError(f"models cannot be read: {error}") from error
-    return [_read(row) for row in rows]
+    with store_errors("models cannot be read"):
+        try:
+            rows = await connection.fetch(
+                "SELECT version, kind, trained_seq, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted "
+                "FROM models WHERE $1::text IS NULL OR version = $1 ORDER BY kind, trained_seq DESC LIMIT $2",
+                version,
+                MAX_LISTED,
+            )
+        except asyncpg.UndefinedTableError:
+            return ()
+    return [_read(dict(row)) for row in rows]
 
 
-def _read(row: Any) -> Stored:
+def _read(row: dict[str, Any]) -> Stored:
     """With what is wrong with it, if anything: cut short, changed, of another version, or under a foreign name."""
-    body = row["body"]
-    listed = {name: row[name] for name in row.keys() if name not in ("body", "metrics")}  # noqa: SIM118 - no mapping
-    listed |= {"metrics": orjson.loads(row["metrics"]), "bytes": len(body)}
+    body = row.pop("body")
+    row |= {"metrics": orjson.loads(row["metrics"]), "bytes": len(body)}
     kind = next((one for one in KINDS if one.name == row["kind"]), None)
     if kind is None:
-        return Stored(listed, None, f"kind {row['kind']} is not known to this version of Penstock")
+        return Stored(row, None, f"kind {row['kind']} is not known to this version of Penstock")
     try:
         model = kind.read(body, row["sha256"])
     except BadModel as error:
-        return Stored(listed, None, str(error))
-    if model.version != row["version"]:
-        return Stored(listed, None, f"its content is {model.version}: it lies under another's name")
-    return Stored(listed, model, "")
+        return Stored(row, None, str(error))
+    damage = (
+        "" if model.version == row["version"] else f"its content is {model.version}, not what its name is"
+    )
+    return Stored(row, None if damage else model, damage)
 
 
 # ------------------------------------------------------------------------------------------------- checking
 
 
 class Outcome(NamedTuple):
-    """How one model's word compares. `as_of`: the record after which it said so."""
+    """How one model's answer compares. `as_of`: the record after which it was asked."""
 
     same: bool
     fields: Mapping[str, Mapping[str, Any]]
-    """Field → told then, said again."""
+    """Field → `told` then, `again` now."""
     as_of: int
 
 
 async def check(settings: Settings, log: Log, job: Recorded) -> dict[str, Any]:
-    """Whether the models that the job's estimate names say the same of it again.
+    """Whether the models that the job's estimate names predict the same again.
 
-    `ok` is None where no model was asked: then there is nothing to say again. Raises `StoreError`, `LogError`,
-    `ConfigurationError`.
+    `ok` is None where no model was asked. Raises `StoreError`, `LogError`, `ConfigurationError`.
     """
-    versions = list(
-        dict.fromkeys([*filter(None, [job.estimate.model_version]), *NAMES.findall(job.estimate.source)])
-    )
+    estimate = job.estimate
+    named = [*filter(None, [estimate.model_version]), *NAMES.findall(estimate.source)]
+    versions = list(dict.fromkeys(named))
     head = {
         "job_id": job.job_id,
         "estimated_seq": job.estimated_seq,
-        "tier": job.estimate.tier,
-        "source": job.estimate.source,
+        "tier": estimate.tier,
+        "source": estimate.source,
     }
     if not versions:
-        told = f"No model was asked: its estimate comes from {job.estimate.source}."
-        return {"ok": None, **head, "text": told, "models": []}
-    connection = await _connect(settings)
-    try:
+        text = f"No model was asked: its estimate comes from {estimate.source}."
+        return {"ok": None, **head, "text": text, "models": []}
+    since = max(0, min(job.submitted_seq, job.estimated_seq) - LOOK_BACK)
+    async with _connected(settings) as connection:
         stored = {version: next(iter(await _stored(connection, version)), None) for version in versions}
-        since = max(0, min(job.submitted_seq, job.estimated_seq) - LOOK_BACK)
-        steps = any(
-            version.startswith(STEPS.name) for version in versions
-        )  # these rest on the runs before, too
-        replica = Replica() if steps else await load_latest(connection, settings.cell, until_seq=since)
-    finally:
-        await connection.close()
+        if any(version.startswith(STEPS.name) for version in versions):
+            replica = Replica()  # these rest on the runs before, too
+        else:
+            replica = await load_latest(connection, settings.cell, until_seq=since)
     found = await _ask_again(settings, log, job, stored, replica, since)
     rows = [_verdict(version, stored[version], found.get(version)) for version in versions]
     return {
@@ -196,16 +195,13 @@ async def _ask_again(
     replica: Replica,
     since: int,
 ) -> dict[str, Outcome]:
-    """Version → how its word compares: the latest record up to the estimate after which it is the same, else the last."""
+    """Version → how its answer compares: after the latest record up to the estimate where it is the same, else the last."""
     state = State(Topic.JOBS, settings.cell_index)
     begin_at(state, replica)
     key = key_of(job.spec)
-    tiers = {
-        version: _tier(one.model, state) for version, one in stored.items() if one is not None and one.model
-    }
+    tiers = {version: _tier(one.model, state) for version, one in stored.items() if one and one.model}
     found: dict[str, Outcome] = {}
-    partition = Partition(Topic.LEDGER, settings.cell_index)
-    reader = log.reader({partition: replica.offset})
+    reader = log.reader({Partition(Topic.LEDGER, settings.cell_index): replica.offset})
     try:
         while state.seq < job.estimated_seq:
             for record in await reader.read():
@@ -224,78 +220,65 @@ async def _ask_again(
     return found
 
 
-def _tier(model: InUse[Any], state: State) -> ModelTier | StepTier:
+def _tier(model: InUse[Any], state: State) -> Tier:
     """The service's own tier with this model in it."""
-    if isinstance(model.model, Durations):
-        steps = StepTier(state.history, state.nearest, state.nodes)
-        steps.use(model)
-        return steps
-    resources = ModelTier(state.nodes)
-    resources.use(model)
-    return resources
+    steps = model.version.startswith(STEPS.name)
+    tier = StepTier(state.history, state.nearest, state.nodes) if steps else ModelTier(state.nodes)
+    tier.use(model)
+    return tier
 
 
 def compare(job: Recorded, version: str, guess: Guess | None, seq: int) -> Outcome:
-    """What the model said then against what it says again.
+    """What the model predicted then against what it predicts again.
 
-    The source holds its numbers as it told them; memory may since have been cut to the largest node, or be the user's.
+    The source holds its numbers as they were; memory may since have been cut to the largest node, or be the user's.
     """
     if guess is None:
         return Outcome(False, {}, seq)
     worker, asked = job.estimate.worker, job.spec.resources
     if version.startswith(STEPS.name):
-        fields: dict[str, tuple[Any, Any]] = {"run_ms": (job.estimate.run_ms, guess.run_ms)}
-        words = guess.partly
+        pairs: dict[str, tuple[Any, Any]] = {"run_ms": (job.estimate.run_ms, guess.run_ms)}
+        source = guess.partly
     else:
-        fields = {"gpu_utilisation_percent": (worker.gpu_utilisation_percent, guess.gpu_utilisation_percent)}
+        pairs = {"gpu_utilisation_percent": (worker.gpu_utilisation_percent, guess.gpu_utilisation_percent)}
         if asked.gpu_memory_mib is None:
-            fields["gpu_memory_mib"] = (worker.gpu_memory_mib, guess.gpu_memory_mib)
-        words = guess.source
-    told = {name: {"told": then, "again": again} for name, (then, again) in fields.items()}
-    said_so = words in job.estimate.source
-    same = said_so and all(_equal(name, then, again) for name, (then, again) in fields.items())
-    return Outcome(same, told, seq)
+            pairs["gpu_memory_mib"] = (worker.gpu_memory_mib, guess.gpu_memory_mib)
+        source = guess.source
+    same = source in job.estimate.source and all(_same(name, *pair) for name, pair in pairs.items())
+    fields = {name: {"told": then, "again": again} for name, (then, again) in pairs.items()}
+    return Outcome(same, fields, seq)
 
 
-def _equal(name: str, then: Any, again: Any) -> bool:
-    if again is None:
-        return True  # the model leaves it open; another tier filled it in
-    if name == "gpu_memory_mib":
-        return bool(
-            then <= again
-        )  # its own number is in the source; the promise may be cut to the largest node
-    return bool(then == again)
+def _same(name: str, then: Any, again: Any) -> bool:
+    """Also where the model leaves it open now as another tier filled it in, or memory was cut to the largest node: the
+    model's own number is in the source."""
+    return again is None or bool(then <= again if name == "gpu_memory_mib" else then == again)
 
 
 def _verdict(version: str, stored: Stored | None, outcome: Outcome | None) -> dict[str, Any]:
-    fields: Mapping[str, Mapping[str, Any]] = {} if outcome is None else outcome.fields
+    fields = {} if outcome is None else outcome.fields
     if stored is None:
         verdict = "not_kept"
-        text = f"{version} is no longer kept, so it cannot be asked again; `penstock estimator models` lists those that are."
-    elif stored.unfit:
-        verdict, text = "damaged", f"{version} is kept but cannot be used: {stored.unfit}."
+        text = "is no longer stored, so it cannot be asked again; `penstock estimator models` lists those that are"
+    elif stored.damage:
+        verdict, text = "damaged", f"is stored but cannot be used: {stored.damage}"
     elif outcome is None or not fields:
-        verdict, text = (
-            "silent",
-            f"{version} says nothing of this job now, with the nodes and runs known then.",
-        )
+        verdict, text = "silent", "predicts nothing of this job now, with the nodes and runs known then"
     elif outcome.same:
-        numbers = ", ".join(
+        numbers = [
             f"{name} {pair['again']}"
             + ("" if pair["told"] == pair["again"] else f" (cut to {pair['told']}, the largest node's)")
             for name, pair in fields.items()
             if pair["again"] is not None
-        )
-        verdict, text = "same", f"{version} says the same again: {numbers}."
+        ]
+        verdict, text = "same", f"predicts the same again: {', '.join(numbers)}"
     else:
-        numbers = ", ".join(
-            f"{name} {pair['told']} then and {pair['again']} now" for name, pair in fields.items()
-        )
-        verdict, text = "differs", f"{version} says something else now: {numbers}."
+        numbers = [f"{name} {pair['told']} then and {pair['again']} now" for name, pair in fields.items()]
+        verdict, text = "differs", f"predicts something else now: {', '.join(numbers)}"
     return {
         "version": version,
         "verdict": verdict,
-        "text": text,
+        "text": f"{version} {text}.",
         "sha256": None if stored is None else stored.row["sha256"],
         "fields": fields,
         "as_of": None if outcome is None else outcome.as_of,

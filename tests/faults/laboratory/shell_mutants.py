@@ -11,7 +11,7 @@ from penstock.ledger.state import CellState
 from penstock.model.ledger_events import StartTask, StopTask
 from penstock.model.topics import Topic
 from penstock_services.estimator.core.state import State
-from penstock_services.estimator.shell import sending
+from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders
 from penstock_services.placer.shell import service
 from tests.faults.laboratory.log import Connection
@@ -138,8 +138,8 @@ def _() -> None:
 
 @mutant("the estimator gives up after one failure", faults="append")
 def _() -> None:
-    async def send(log: Any, messages: Any, what: str) -> None:
+    async def send(self: publisher.Publisher, messages: Any, what: str) -> None:
         with suppress(LogError):
-            await log.append(messages)
+            await self._log.append(messages)
 
-    replace(sending.send, send)
+    replace(publisher.Publisher.send, send)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock_services.estimator.core.resources.cores import CoreJob, PastJob, n_start
+from penstock.model.types import Category
+from penstock_services.estimator.core.resources.cores import PastJob, n_start
 from tests.papers.estimator.core_search import Next, Seen, search, walk
 
 Speed = Callable[[int], float]
@@ -25,49 +26,49 @@ def up_to(best: int) -> Speed:
     return lambda cores: min(cores, best) / best - 0.002 * max(0, cores - best)
 
 
+def cores(
+    category: Category | None,
+    *traits: str,
+    past: Sequence[PastJob] = (),
+    most: int = 28,
+    gpus: int = 1,
+    nodes: int = 1,
+) -> int:
+    found = n_start(category, traits, past, most, gpus=gpus, nodes=nodes)
+    assert found is not None
+    return found.cores
+
+
 class TestStart:
-    @pytest.mark.parametrize(("category", "cores"), [("cv", 3), ("nlp", 5), ("speech", 5), (None, 3)])
-    def test_an_owners_first_job(self, category: str, cores: int) -> None:
-        """Nobody knows this owner: the category decides."""
-        found = n_start(CoreJob(category=category), [], 28)  # type: ignore[arg-type]
-        assert found.cores == cores
+    @pytest.mark.parametrize(("category", "first"), [("cv", 3), ("nlp", 5), ("speech", 5)])
+    def test_an_owners_first_job(self, category: Category, first: int) -> None:
+        """Nobody knows this owner: the category decides; without one nothing does."""
+        assert cores(category) == first
+        assert n_start(None, (), (), 28) is None
 
     def test_the_most_of_the_owners_past_jobs(self) -> None:
         """Ada ran three vision jobs and one on text; another vision job starts with the most of the three."""
         past = [PastJob("cv", 4), PastJob("cv", 7), PastJob("cv", 2), PastJob("nlp", 9)]
-        found = n_start(CoreJob(category="cv"), past, 28)
-        assert (found.cores, found.reason) == (7, "the most of 3 past jobs of the owner")
-        assert n_start(CoreJob(), past, 28).cores == 9  # no category given: all of them
+        assert n_start("cv", (), past, 28) == (7, "the most of 3 past jobs of the owner")
+        assert cores(None, past=past) == 9  # no category: all of them
 
-    def test_what_the_owner_says_moves_it_by_one(self) -> None:
-        said = CoreJob(category="nlp", pipelined=True, many_weights=True)
-        assert n_start(said, [], 28).cores == 3
-        assert n_start(CoreJob(category="cv", heavy_preprocessing=True), [], 28).cores == 4
-        assert (
-            "heavy preprocessing: +1"
-            in n_start(CoreJob(category="cv", heavy_preprocessing=True), [], 28).reason
-        )
+    def test_what_the_owner_knows_of_it_moves_it_by_one(self) -> None:
+        assert cores("nlp", "pipelined", "many_weights") == 3
+        found = n_start("cv", ("heavy_preprocessing",), (), 28)
+        assert found is not None
+        assert found.cores == 4
+        assert "heavy preprocessing: +1" in found.reason
 
     def test_it_stays_on_the_node(self) -> None:
         """A past job had 20 cores on a large node; this node has 8. And one core less than one is one."""
-        assert n_start(CoreJob(category="cv"), [PastJob("cv", 20)], 8).cores == 8
-        assert (
-            n_start(CoreJob(category="cv", pipelined=True, many_weights=True), [PastJob("cv", 1)], 8).cores
-            == 1
-        )
+        assert cores("cv", past=[PastJob("cv", 20)], most=8) == 8
+        assert cores("cv", "pipelined", "many_weights", past=[PastJob("cv", 1)], most=8) == 1
 
-    def test_broken_records_are_left_out(self) -> None:
-        past = [PastJob("cv", 0), PastJob("cv", -3), PastJob("cv", 10**9), PastJob("cv", 4, gpus=0)]
-        assert n_start(CoreJob(category="cv"), past, 28).cores == 3
-
-    def test_scaled_counts_per_gpu(self) -> None:
+    def test_counts_are_per_gpu(self) -> None:
         """Four GPUs on one node need four times the cores of one; on four nodes the network holds the job back."""
         past = [PastJob("cv", 8, gpus=2)]
-        assert n_start(CoreJob(category="cv", gpus=4), past, 28, scaled=True).cores == 16
-        assert n_start(CoreJob(category="cv", gpus=4, nodes=4), past, 28, scaled=True).cores == 2
-        assert (
-            n_start(CoreJob(category="cv", gpus=4), past, 28).cores == 8
-        )  # the paper's rule: the count as it is
+        assert cores("cv", past=past, gpus=4) == 16
+        assert cores("cv", past=past, gpus=4, nodes=4) == 2
 
 
 class TestWalk:

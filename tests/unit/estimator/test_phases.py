@@ -3,9 +3,8 @@
 import pytest
 
 from penstock.model.types import JobSpec
-from penstock_services.estimator.core.eta.phases import phase_ms
 from penstock_services.estimator.core.resources.history import Run, Runs
-from penstock_services.estimator.core.resources.nearest import Nearest
+from penstock_services.estimator.core.resources.nearest import Nearest, phase_ms
 from penstock_services.estimator.core.runs import job_info
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from penstock.ledger.record import Draft, Head, write
@@ -20,20 +19,17 @@ from penstock_services.estimator.core.progress import (
     MAX_PUBLISHED,
     MAX_SPANS,
     MAX_WINDOWS,
-    NO_GOAL,
-    Goal,
     LossCurve,
     Progress,
     Published,
     Windows,
-    goal_of,
     ring_of,
 )
 from penstock_services.estimator.core.recall import MAX_RECALLED, recall, recall_from
 from penstock_services.estimator.core.runs import EtaAtHalf
 from penstock_services.estimator.core.state import State, begin_at
 from penstock_services.estimator.core.step_time.training import MIN_NEW, STEPS
-from tests.unit.estimator.telling import JOB, Telling, ran
+from tests.unit.estimator.telling import Telling, ran
 
 RECORD_MS = 1_000  # from one record to the next, as `Cell` has it
 
@@ -185,17 +181,16 @@ def test_a_loss_that_is_no_number_is_no_point(loss: float) -> None:
 
 def test_a_total_that_is_passed_is_none() -> None:
     """The user wrote 100 epochs into the job file and the script counts batches; or the script's own total is too small."""
-    goal = Goal(iterations=100)
     found = blank()
     found.step(line(60), 1)
-    assert found.max_iterations(goal) == 100
-    assert found.max_iterations(NO_GOAL) is None
+    assert found.max_iterations(100) == 100
+    assert found.max_iterations(None) is None
     found.step(line(120), 2)
-    assert found.max_iterations(goal) is None
+    assert found.max_iterations(100) is None
     found.step(line(130, total=500), 3)
-    assert found.max_iterations(goal) == 500, "the script knows better"
+    assert found.max_iterations(100) == 500, "the script knows better"
     found.step(line(140, total=139), 4)
-    assert found.max_iterations(goal) is None
+    assert found.max_iterations(100) is None
 
 
 def test_a_million_iterations_stay_within_bounds() -> None:
@@ -282,7 +277,10 @@ def test_after_a_snapshot_only_what_is_told_is_known() -> None:
     cell.tell("job", 700, steps=50, step_ms=100.0)
     found = cell.progress("job")
     assert (found.attempt, found.ring, found.gpu, found.done) == (1, (2, 2), "T4", 700)
-    assert cell.ledger.live["job"].goal == Goal(1_000, None)
+    assert (cell.ledger.live["job"].info.iterations, cell.ledger.live["job"].info.target_loss) == (
+        1_000,
+        None,
+    )
     assert math.isnan(found.phases_ms()["train"])
     assert found.windows.mean_ms == pytest.approx(100)
 
@@ -372,12 +370,6 @@ def test_tasks_that_nobody_knows_change_nothing() -> None:
     cell.phase("ghost", "train")
     cell.record(told("ghost", 1, 1.0))
     assert (cell.ledger.live, cell.ledger.stepped) == ({}, {})
-
-
-def test_jobs_that_say_nothing_share_one_goal() -> None:
-    """100,000 of them wait."""
-    assert goal_of(msgspec.structs.replace(JOB, iterations=None)) is NO_GOAL
-    assert goal_of(JOB) == Goal(1_000, None)
 
 
 def test_a_model_of_steps_is_due_by_runs_or_by_missed_intervals() -> None:

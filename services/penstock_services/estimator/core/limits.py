@@ -7,14 +7,8 @@ Nobody can tell who of two disagreeing owners is right, so most limits give way 
 HISTORY_KEYS, HISTORY_KEYS_OF_ONE = 10_000, 2_500
 NEAREST_NETWORKS, NEAREST_NETWORKS_OF_ONE = 1_000, 250
 STAGE_KEYS, STAGE_KEYS_OF_ONE = 2_000, 500
-KILLS, KILLS_OF_ONE = (
-    32_000,
-    32,
-)  # they raise his own promises only; the quota keeps a sweep from pushing out others
-CORE_OWNERS, CORE_RUNS_OF_ONE = (
-    1_000,
-    64,
-)  # they set his own cores only; older ones say little about today's data
+KILLS, KILLS_OF_ONE = 32_000, 32  # they raise his own promises only
+CORE_OWNERS, CORE_RUNS_OF_ONE = 1_000, 64  # they set his own cores only; older ones are of yesterday's data
 
 # Nearest runs: each owner counts with few, and the median decides.
 NEAREST_OWNERS = 32  # of one network, the latest
@@ -37,9 +31,7 @@ STAGE_OWNERS = 16  # of one key; further ones add nothing
 SHARING_OWNERS = 2  # for a shared cell to need no bound by what is usual
 OWNERS_DISAGREE = 4.0  # times: beyond, two owners do not measure the same thing, and the cell is nobody's
 BEYOND_USUAL = 8.0  # times what is usual among owners: in none of Pollux' networks is a cell further than 4.6 from the median
-TABLES_OF_ONE = (
-    3  # a third of the tables, and of their cells, may be such to which one owner alone contributes
-)
+TABLES_OF_ONE = 3  # a third of the tables, and of their cells, may be of one owner alone
 STEP_RUNS, STEP_RUNS_OF_ONE = 10_000, 5_000  # that a training reads
 TEACHING_TABLES, TEACHING_OF_ONE = 8, 3  # tables that the prior is learned from: most of a training's time
 CURVES, JOBS, WINDOWED = (

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from penstock.model.external_events import StepsMeasured
-from penstock.model.types import JobSpec, TaskPlacement
+from penstock.model.types import TaskPlacement
 from penstock_services.estimator.core.eta.curves import MAX_VALUE
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.resources.history import UNKNOWN
@@ -36,23 +36,6 @@ MAX_SPANS = 512  # not reached by rising iterations; a bound that needs no argum
 MAX_PUBLISHED = 32
 SLACK = 1.5  # so many times longer than its task has run may a window seem to be, for clocks are coarse
 SLACK_MS = 1_000.0
-
-
-class Goal(NamedTuple):
-    """What the user said about how long the job runs."""
-
-    iterations: int | None = None
-    target_loss: float | None = None
-
-
-NO_GOAL = Goal()
-
-
-def goal_of(spec: JobSpec) -> Goal:
-    """The same object for all jobs that say nothing: a cell holds 100,000 of them."""
-    if spec.iterations is None and spec.target_loss is None:
-        return NO_GOAL
-    return Goal(spec.iterations, spec.target_loss)
 
 
 def ring_of(places: Sequence[TaskPlacement]) -> tuple[int, ...]:
@@ -255,9 +238,9 @@ class Progress:
             last = self.published[-1:] if len(self.published) % 2 == 0 else []
             self.published = [*self.published[::2], *last]
 
-    def max_iterations(self, goal: Goal) -> int | None:
-        """Iterations that it means to do in all; None: nobody said, or what was said is passed already."""
-        total = goal.iterations if self.total is None else self.total
+    def max_iterations(self, asked: int | None) -> int | None:
+        """Iterations in all: as the script reports, else as the job asked for; None: unknown, or passed already."""
+        total = asked if self.total is None else self.total
         return total if total is not None and total >= self.done else None
 
     def phases_ms(self) -> dict[Phase, float]:

@@ -36,6 +36,8 @@ class JobInfo(NamedTuple):
     asked: tuple[str, ...]
     """Fields that the user named himself."""
     category: Category | None = None
+    iterations: int | None = None
+    target_loss: float | None = None
 
 
 class Card(NamedTuple):
@@ -106,6 +108,8 @@ def job_info(spec: JobSpec) -> JobInfo:
         parameter_servers=spec.parameter_servers,
         asked=tuple(name for name in ASKABLE if getattr(spec.resources, name) is not None),
         category=spec.category,
+        iterations=spec.iterations,
+        target_loss=spec.target_loss,
     )
 
 

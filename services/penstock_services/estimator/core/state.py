@@ -15,12 +15,9 @@ from penstock.model.types import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.progress import (
-    NO_GOAL,
-    Goal,
     Progress,
     Published,
     begun,
-    goal_of,
     measured_steps,
     steps_of,
 )
@@ -40,9 +37,7 @@ from penstock_services.estimator.core.runs import (
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer keeps
-MAX_FORGOTTEN = (
-    1_000_000  # ids of those that it had to let go; about 100 MB, and a placer that is as far behind
-)
+MAX_FORGOTTEN = 1_000_000  # ids of those that it had to let go: 100 MB, and a placer that is as far behind
 
 
 class At(NamedTuple):
@@ -52,13 +47,6 @@ class At(NamedTuple):
     now_ms: int
     event_id: str | None = None
     """Of the input that the record answers."""
-
-
-class StageRow(NamedTuple):
-    """A row of the stages that became another, and the seq of the record that did it."""
-
-    seq: int
-    row: Owned
 
 
 @dataclass(slots=True)
@@ -77,7 +65,6 @@ class LiveJob:
     exits: list[Run] = field(default_factory=list)
     partly: bool = False
     """Some of its workers had exited before this fold began: it teaches nothing."""
-    goal: Goal = NO_GOAL
     progress: Progress | None = None
     """Of the latest attempt; None: it was never placed."""
 
@@ -101,7 +88,7 @@ class State:
     """Whether ended runs teach; not while records are folded whose runs are known already."""
     finished: list[FinishedRun] = field(default_factory=list)
     """Every succeeded run, sound or not, and every worker that was killed for its memory; whoever stores them takes them out."""
-    stage_rows: list[StageRow] = field(default_factory=list)
+    stage_rows: list[Owned] = field(default_factory=list)
     """Likewise."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Why runs taught nothing, without numbers → how many."""
@@ -180,7 +167,6 @@ def begin_at(state: State, replica: Replica) -> None:
             job.spec if estimate is None else None,
             job.job_id,
             None if estimate is None else estimate_summary(estimate),
-            goal=goal_of(job.spec),
         )
         workers = {t: task for t, task in job.tasks.items() if task.place.role == "worker"}
         if workers:
@@ -195,14 +181,12 @@ def begin_at(state: State, replica: Replica) -> None:
 
 
 def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None:
-    said_early = state.early.pop(fact.job_id, None)
+    early = state.early.pop(fact.job_id, None)
     if state.forgotten_early.pop(fact.job_id, "") is None:
         state.estimate_again.append(fact.job_id)
-    spec = None if said_early is not None else fact.spec
+    spec = None if early is not None else fact.spec
     event_id = at.event_id or fact.job_id
-    state.live[fact.job_id] = LiveJob(
-        job_info(fact.spec), spec, event_id, said_early, goal=goal_of(fact.spec)
-    )
+    state.live[fact.job_id] = LiveJob(job_info(fact.spec), spec, event_id, early)
 
 
 def _estimated(state: State, at: At, fact: external_events.JobEstimated) -> None:
@@ -345,14 +329,14 @@ def _stages(state: State, at: At, fact: external_events.StagesMeasured) -> None:
     if job is None or job.allocation is None or not state.learning:
         return
     gpus, share_milli = job.allocation.gpus * len(job.workers), job.allocation.gpu_share_milli
-    row = state.stages.measured(job.info, gpus, share_milli, fact, at.event_id)
+    row = state.stages.measured(job.info, gpus, share_milli, fact, at.event_id, at.seq)
     if row is not None:
-        state.stage_rows.append(StageRow(at.seq, row))
+        state.stage_rows.append(row)
 
 
 def _stages_published(state: State, at: At, fact: external_events.StagesProfiled) -> None:
-    if state.learning and (row := state.stages.published(fact)) is not None:
-        state.stage_rows.append(StageRow(at.seq, row))
+    if state.learning and (row := state.stages.published(fact, at.seq)) is not None:
+        state.stage_rows.append(row)
 
 
 def whole_job(exits: list[Run]) -> Run:

@@ -3,13 +3,10 @@ whoever waits for the event loop gets it in between."""
 
 import asyncio
 
-from penstock.clock import wall_ms
-from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.external_events import EtaEstimated
+from penstock.log.port import Message
 from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.state import State
-from penstock_services.estimator.shell.sending import send
+from penstock_services.estimator.shell.publisher import Publisher
 
 MAX_AT_ONCE = 64  # in one append
 
@@ -17,13 +14,10 @@ MAX_AT_ONCE = 64  # in one append
 class EtaPublisher:
     """One cell's."""
 
-    def __init__(self, state: State, log: Log, estimates: Partition, cell: bytes, source: str) -> None:
+    def __init__(self, state: State, publisher: Publisher) -> None:
         self.updates = EtaUpdates(state)
         self._state = state
-        self._log = log
-        self._estimates = estimates
-        self._cell = cell
-        self._source = source
+        self._publisher = publisher
         self._wake = asyncio.Event()
         self.published = 0
         """Remaining times that were appended."""
@@ -51,7 +45,7 @@ class EtaPublisher:
                 job_id = next(iter(self._state.stepped))
                 cause = self._state.stepped.pop(job_id)
                 if (found := self.updates.next(job_id)) is not None:
-                    messages.append(self._message(found, cause))
+                    messages.append(self._publisher.message(f"eta-{cause}", found, cause, job_id))
                 if len(messages) == MAX_AT_ONCE:
                     await self._send(messages)
                     messages = []
@@ -59,19 +53,6 @@ class EtaPublisher:
             if messages:
                 await self._send(messages)
 
-    def _message(self, found: EtaEstimated, cause: str) -> Message:
-        """The id is of what it answers, so that a repeat is known as one."""
-        envelope = Envelope(
-            id=f"eta-{cause}",
-            source=self._source,
-            time_ms=wall_ms(),
-            data=found,
-            causation_id=cause,
-            correlation_id=found.job_id,
-        )
-        headers, value = to_wire(envelope)
-        return Message(self._estimates, value, headers, self._cell)
-
     async def _send(self, messages: list[Message]) -> None:
-        await send(self._log, messages, "remaining times")
+        await self._publisher.send(messages, "remaining times")
         self.published += len(messages)

@@ -6,23 +6,24 @@ process is read again from the ledger, since runs and position are written toget
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigurationError, PenstockError, StoreError
 from penstock.model.event import Event
 from penstock.model.external_events import ModelTrained
+from penstock.retry import retry
 from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool
 from penstock.runtime.snapshots import load_latest_from
 from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE
 from penstock_services.estimator.core.model_lifecycle import Due, InUse, ModelKind, Trained
-from penstock_services.estimator.core.resource_model.tier import warm_up
 from penstock_services.estimator.core.resource_model.training import RESOURCES
-from penstock_services.estimator.core.runs import Card, FinishedRun
+from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.saved import BadModel
 from penstock_services.estimator.core.stages.profile import StageKey
-from penstock_services.estimator.core.state import StageRow, State, begin_at
+from penstock_services.estimator.core.stages.registry import Owned
+from penstock_services.estimator.core.state import State, begin_at
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.store import RunStore
 
@@ -76,9 +77,8 @@ class Learner:
         self._publish = publish
         self._pool = WorkerPool(niceness=NICENESS)
         self._store: RunStore | None = None
-        self._cards: Callable[[], Sequence[Card]] = tuple
         self._runs: list[FinishedRun] = []
-        self._stages: dict[tuple[StageKey, str], StageRow] = {}
+        self._stages: dict[tuple[StageKey, str], Owned] = {}
         self._wake = asyncio.Event()
         self._offset = self._written = 0
         self._gap = False
@@ -94,7 +94,7 @@ class Learner:
             self._gap = True
         else:
             self._runs += runs
-            self._stages |= {(one.row.key, one.row.owner): one for one in stages}
+            self._stages |= {(one.key, one.owner): one for one in stages}
         self._offset = next_offset
         if self._runs or self._stages or next_offset - self._written >= POSITION_RECORDS:
             self._wake.set()
@@ -104,7 +104,6 @@ class Learner:
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
-        self._cards = state.nodes.cards
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
         if end < self.learned_from:
@@ -141,20 +140,16 @@ class Learner:
 
     async def work(self) -> None:
         """For ever."""
-        pause_s = FIRST_PAUSE_S
         while True:
             await self._wake.wait()
             self._wake.clear()
-            try:
-                await self._write()
-                pause_s = FIRST_PAUSE_S
-            except StoreError as error:
-                LOG.warning("%s; trying again in %.1f s", error, pause_s)
-                await self._drop_store()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)
-                self._wake.set()
-                continue
+            await retry(
+                self._write,
+                (StoreError,),
+                first_s=FIRST_PAUSE_S,
+                longest_s=LAST_PAUSE_S,
+                on_failure=lambda error, pause_s: LOG.warning("%s; trying again in %.1f s", error, pause_s),
+            )
             for one in self._learning:
                 if one.due.reason and self._store is not None:
                     await self._train(self._store, one)
@@ -168,6 +163,7 @@ class Learner:
             await self._store.add(runs, offset, stages.values())
         except StoreError:
             self._stages = stages | self._stages
+            await self._drop_store()
             raise
         hit("estimator.runs_written")
         del self._runs[: len(runs)]
@@ -195,7 +191,7 @@ class Learner:
                 return
             promoted = "promoted" if trained.promoted else "not promoted"
             LOG.info("model %s: %s; %s", trained.version, why, promoted)
-            learned = await asyncio.to_thread(_ready, one.kind, trained, self._cards())
+            learned = await asyncio.to_thread(one.kind.read, trained.body, trained.sha256)
             await store.save_model(trained, done.seq, one.kind.name)
             hit("estimator.model_saved")
             await self._publish(f"model-{trained.version}", _event(trained))
@@ -230,12 +226,6 @@ async def _latest(dsn: str, cell: str, kind: ModelKind[Any]) -> list[FinishedRun
         return await store.latest(RESOURCE_RUNS)
     finally:
         await store.close()
-
-
-def _ready(kind: ModelKind[Any], trained: Trained, cards: Sequence[Card]) -> InUse[Any]:
-    """On a thread: answers go on."""
-    learned = kind.read(trained.body, trained.sha256)
-    return warm_up(learned, cards) if kind.name == RESOURCES.name else learned
 
 
 def _event(model: Trained) -> ModelTrained:

@@ -15,13 +15,12 @@ from hashlib import sha256
 from typing import Any
 
 from penstock.clock import wall_ms
-from penstock.errors import AppendFailed, StoreError
+from penstock.errors import StoreError
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader, Record
 from penstock.model.codec import encode
-from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.envelope import Envelope, from_wire
 from penstock.model.errors import EventError
-from penstock.model.event import Event
 from penstock.model.external_events import JobEstimated, JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
@@ -42,14 +41,11 @@ from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
 from penstock_services.estimator.shell.learner import Learner
-from penstock_services.estimator.shell.sending import send
+from penstock_services.estimator.shell.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 
-BATCH_MS = (
-    20  # under load a poll costs more than the records that it brings; the first after idle never waits
-)
-SOURCE = "/penstock/estimator"
+BATCH_MS = 20  # under load a poll costs more than the records that it brings; the first after idle never waits
 
 
 @dataclass(slots=True)
@@ -71,15 +67,15 @@ class Estimator:
         self.counts = Counts()
         self._log = log
         self._traces = traces
-        self._cell = settings.cell.encode()
         self._jobs = Partition(Topic.JOBS, settings.cell_index)
         self._ledger_partition = Partition(Topic.LEDGER, settings.cell_index)
-        self._estimates = Partition(Topic.ESTIMATES, settings.cell_index)
+        estimates = Partition(Topic.ESTIMATES, settings.cell_index)
+        self._publisher = Publisher(log, estimates, settings.cell)
         state = self.state = State(self._jobs.topic, self._jobs.index)
         self._bounds = Bounds(state.kills, state.nodes)
         self._model = ModelTier(state.nodes)
         self._steps = StepTier(state.history, state.nearest, state.nodes)
-        self.etas = EtaPublisher(state, log, self._estimates, self._cell, SOURCE)
+        self.etas = EtaPublisher(state, self._publisher)
         self._tiers: Sequence[Tier] = (
             HistoryTier(state.history),
             self._steps,
@@ -91,7 +87,9 @@ class Estimator:
             RESOURCES.name: self._model.use,
             STEPS.name: self._use_steps,
         }
-        self.learner = Learner(settings.dsn, settings.cell, self._publish, use) if settings.dsn else None
+        self.learner = (
+            Learner(settings.dsn, settings.cell, self._publisher.send_once, use) if settings.dsn else None
+        )
 
     def _use_steps(self, model: InUse[Durations]) -> None:
         """From the next estimate on."""
@@ -104,7 +102,6 @@ class Estimator:
         reader = self._log.reader(
             {self._jobs: self.state.jobs_offset, self._ledger_partition: offset}, batch_ms=BATCH_MS
         )
-        self._model.warm_up()
         unestimated = self.state.unestimated()
         self._prepare([spec for _, _, spec in unestimated])
         missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]
@@ -223,41 +220,19 @@ class Estimator:
         ended_ms = started_ms + (time.perf_counter() - began_s) * 1_000
         parent = self._traces.in_job(job_id, traceparent)
         context = self._traces.span("estimate", parent, started_ms, ended_ms, attributes, key=cause)
-        headers, value = to_wire(
-            Envelope(
-                id=f"estimate-{job_id}",
-                source=SOURCE,
-                time_ms=started_ms,
-                data=JobEstimated(job_id=job_id, estimate=found),
-                traceparent=context,
-                causation_id=cause,
-                correlation_id=job_id,
-            )
-        )
-        return Message(self._estimates, value, headers, self._cell)
+        event = JobEstimated(job_id=job_id, estimate=found)
+        return self._publisher.message(f"estimate-{job_id}", event, cause, job_id, context)
 
     def _stages(self) -> list[Message]:
         """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""
         messages = []
-        for news in self.state.stages.news():
-            event = news.event()
+        for event, cause in self.state.stages.news():
             digest = sha256(encode(event)).hexdigest()[:32]
-            headers, value = to_wire(
-                Envelope(f"stages-{digest}", SOURCE, wall_ms(), event, causation_id=news.cause)
-            )
-            messages.append(Message(self._estimates, value, headers, self._cell))
+            messages.append(self._publisher.message(f"stages-{digest}", event, cause))
         return messages
 
-    async def _publish(self, event_id: str, event: Event) -> None:
-        """Once: nothing rests on its arrival."""
-        headers, value = to_wire(Envelope(id=event_id, source=SOURCE, time_ms=wall_ms(), data=event))
-        try:
-            await self._log.append([Message(self._estimates, value, headers, self._cell)])
-        except AppendFailed as error:
-            LOG.warning("%s could not be sent: %s", event_id, error)
-
     async def _send(self, messages: Sequence[Message]) -> None:
-        await send(self._log, messages, "estimates")
+        await self._publisher.send(messages, "estimates")
         self.counts.sent += len(messages)
         hit("estimator.estimate_sent")
 

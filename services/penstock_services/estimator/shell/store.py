@@ -22,7 +22,6 @@ from penstock_services.estimator.core.runs import (
 )
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import StageRow
 
 MIGRATIONS = "penstock_services.estimator.migrations"
 _decode = msgspec.msgpack.Decoder(FinishedRun).decode
@@ -46,7 +45,7 @@ INSERT_STAGES = (
 
 
 @contextmanager
-def _store_errors(what: str) -> Iterator[None]:
+def store_errors(what: str) -> Iterator[None]:
     """Turns what Postgres raises into `StoreError`."""
     try:
         yield
@@ -70,7 +69,7 @@ class RunStore:
     async def open(cls, dsn: str, cell: str) -> "RunStore":
         """Connects and migrates. Raises `StoreError`, or `ConfigurationError` for a schema of another version."""
         schema = estimator_schema(cell)
-        with _store_errors("Postgres cannot be reached"):
+        with store_errors("Postgres cannot be reached"):
             connection = await asyncpg.connect(
                 dsn,
                 timeout=CONNECT_TIMEOUT_S,
@@ -95,16 +94,14 @@ class RunStore:
         )
         return found
 
-    async def add(
-        self, runs: Sequence[FinishedRun], next_offset: int, stages: Iterable[StageRow] = ()
-    ) -> None:
+    async def add(self, runs: Sequence[FinishedRun], next_offset: int, stages: Iterable[Owned] = ()) -> None:
         """Runs, stages and position together; a run that is there already stays as it is. Raises `StoreError`."""
-        with _store_errors(f"{len(runs)} runs were not written"):
+        with store_errors(f"{len(runs)} runs were not written"):
             async with self._connection.transaction():
                 await self._connection.executemany(INSERT_RUN, [_row(run) for run in runs])
                 await self._connection.executemany(
                     INSERT_STAGES,
-                    [(*one.row.key, one.row.owner, one.seq, one.seq, *one.row.profile) for one in stages],
+                    [(*one.key, one.owner, one.seq, one.seq, *one.profile) for one in stages],
                 )
                 await self._connection.execute(
                     "UPDATE positions SET next_offset = greatest(next_offset, $2) WHERE cell = $1",
@@ -117,7 +114,7 @@ class RunStore:
 
         Raises `StoreError`.
         """
-        with _store_errors("old runs were not removed"):
+        with store_errors("old runs were not removed"):
             await self._connection.execute(
                 "DELETE FROM runs WHERE seq <= (SELECT seq FROM runs ORDER BY seq DESC OFFSET $1 LIMIT 1)",
                 MAX_RUNS,
@@ -165,7 +162,7 @@ class RunStore:
     async def stages(self) -> Sequence[Owned]:
         """For `StageRegistry.put`: keys in the order of their latest change, of each key the owners in the order in which they
         first measured. Raises `StoreError`."""
-        with _store_errors("stages could not be read"):
+        with store_errors("stages could not be read"):
             rows = await self._connection.fetch(
                 f"SELECT {', '.join(_STAGE_COLUMNS)}, max(last_seq) OVER (PARTITION BY model, batch_size, gpus) AS changed "
                 "FROM stages ORDER BY changed, owner = '', first_seq, owner"
@@ -175,6 +172,7 @@ class RunStore:
                 StageKey(row["model"], row["batch_size"], row["gpus"]),
                 row["owner"],
                 StageProfile(*(row[name] for name in StageProfile._fields)),
+                row["last_seq"],
             )
             for row in rows
         ]
@@ -204,13 +202,13 @@ class RunStore:
 
     async def _runs(self, query: str, *arguments: object) -> list[FinishedRun]:
         """In the opposite order of the query's, which takes the newest first."""
-        with _store_errors("runs could not be read"):
+        with store_errors("runs could not be read"):
             rows = await self._connection.fetch(query, *arguments)
         return [_decode(row["body"]) for row in reversed(rows)]
 
     async def save_model(self, model: Trained, trained_seq: int, kind: str) -> None:
         """The same version twice is one. Raises `StoreError`."""
-        with _store_errors(f"model {model.version} was not written"):
+        with store_errors(f"model {model.version} was not written"):
             await self._connection.execute(
                 "INSERT INTO models VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (version) DO UPDATE "
                 "SET promoted = excluded.promoted, trained_seq = excluded.trained_seq",
@@ -220,7 +218,7 @@ class RunStore:
 
     async def promoted_models(self, kind: str) -> list[Trained]:
         """Newest first: should one be damaged, the next is tried. Raises `StoreError`."""
-        with _store_errors("models could not be read"):
+        with store_errors("models could not be read"):
             rows = await self._connection.fetch(
                 "SELECT version, sha256, body, runs, first_run_ms, last_run_ms, metrics, promoted FROM models "
                 "WHERE promoted AND kind = $1 ORDER BY trained_seq DESC",

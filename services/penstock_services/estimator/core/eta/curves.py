@@ -30,17 +30,7 @@ LOG_U = (
 SPREAD = 1.0  # of ln u while no finished curve is known; by hand
 RIDGE = 1.0
 GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
-MOMENTS = (
-    0.1,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-)  # when they are asked for: parts of the iterations until then
+MOMENTS = tuple(n / 10 for n in range(1, 10))  # when they are asked for: parts of the iterations until then
 BEST_OF = (
     50  # the end of a curve is the least of its means over 1 / 50 of it, so that one lucky point is no end
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import exp, inf, isfinite, log, sqrt
 from typing import NamedTuple
 
-from penstock_services.estimator.core.eta.curves import MAX_VALUE, MOMENTS, Curve, CurveModel, steps_to
+from penstock_services.estimator.core.eta.curves import MOMENTS, Curve, CurveModel, steps_to
 from penstock_services.estimator.core.eta.quantiles import (
     ENOUGH_ERRORS,
     NORMAL,
@@ -74,8 +74,6 @@ class Asked(NamedTuple):
     target: float | None = None
     kind: str = ""
     """As in `learn_curves`."""
-    before_s: float = 0.0
-    """Still to launch."""
     after_s: float = 0.0
     """To save at the end."""
 
@@ -90,16 +88,14 @@ class Eta(NamedTuple):
 
 
 def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
-    """None where nothing is known of how many iterations are left or how long one takes. Raises `ValueError`."""
-    _check(asked, level)
+    """None where nothing is known of how many iterations are left or how long one takes."""
     step = step_time(asked.step, learned, level)
     sources = _sources(asked, learned, level)
     if step is None or not sources:
         return None
     source, steps = min(sources, key=lambda one: _width(one[1]))
     run = _times(steps, step)
-    around = asked.before_s + asked.after_s
-    return Eta(Bounds(*(part + around for part in run)), steps, step, source)
+    return Eta(Bounds(*(part + asked.after_s for part in run)), steps, step, source)
 
 
 def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds]]:
@@ -237,22 +233,3 @@ def _times(steps: Bounds, step: Bounds) -> Bounds:
         return Bounds(middle, 0.0, middle * exp(above))
     below = sqrt(log(steps.middle / steps.low) ** 2 + log(step.middle / step.low) ** 2)
     return Bounds(middle, middle * exp(-below), middle * exp(above))
-
-
-def _check(asked: Asked, level: float) -> None:
-    problems = [
-        f"{name} {value} is not a number ≥ 0"
-        for name, value in (
-            ("done", asked.done),
-            ("total", asked.total or 0.0),
-            ("before_s", asked.before_s),
-            ("after_s", asked.after_s),
-        )
-        if not (isfinite(value) and value >= 0)
-    ]
-    if asked.target is not None and not abs(asked.target) <= MAX_VALUE:
-        problems.append(f"target {asked.target} is not a number up to {MAX_VALUE}")
-    if not 0 < level < 1:
-        problems.append(f"level {level} is not between 0 and 1")
-    if problems:
-        raise ValueError("; ".join(problems))

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from penstock.model import external_events
 from penstock_services.estimator.core.eta.curves import curve
-from penstock_services.estimator.core.eta.phases import phase_ms
 from penstock_services.estimator.core.eta.remaining import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import Progress, Published
 from penstock_services.estimator.core.resources.history import Runs
+from penstock_services.estimator.core.resources.nearest import phase_ms
 from penstock_services.estimator.core.state import LiveJob, State
 from penstock_services.estimator.core.step_time.tier import MAX_SPREAD
 from penstock_services.estimator.core.step_time.training import Durations, StepQuestion, answer
@@ -114,7 +114,7 @@ class EtaUpdates:
     def _estimate(self, job: LiveJob, progress: Progress, prior: tuple[float, float] | None) -> Eta | None:
         runs = self._state.history.get(job.info.key)
         points = progress.curve.points()
-        target = job.goal.target_loss
+        target = job.info.target_loss
         asked = Asked(
             done=float(progress.done),
             step=Step(
@@ -122,7 +122,7 @@ class EtaUpdates:
                 None if prior is None else prior[0],
                 0.0 if prior is None else prior[1],
             ),
-            total=progress.max_iterations(job.goal),
+            total=progress.max_iterations(job.info.iterations),
             past_totals=runs.column("iterations") if runs else (),
             curve=curve(*zip(*points, strict=True)) if points and target is not None else None,
             target=target,

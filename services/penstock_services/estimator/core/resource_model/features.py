@@ -32,6 +32,7 @@ MIN_RUNS = 4  # for a line of its own, or a median
 ROUNDS = 8  # of reweighting: least squares becomes least absolute error
 TIGHTEST = 0.02  # relative error below which a run is not weighted up any more
 MIN_FILL = math.exp(-8.0)  # 0.03 % of the card
+LINE_SHARES = (0.5, 1.0)  # least and most
 NO_LINE = (math.nan, math.nan, math.nan)
 
 Key = tuple[str, bool]
@@ -72,7 +73,7 @@ class Features:
     usual_fill: float
     mean: Floats
     scale: Floats
-    line_share: float = 1.0
+    line_share: float
     """How far memory follows its line when the batch or the card changes. At 1 it is the line alone, whatever the
     card; at 0 it would be the share of the card that such jobs take. Libraries that grow into free memory put it
     between; never below 0, or memory would fall as the batch grows."""
@@ -135,7 +136,7 @@ def features_of(runs: Runs) -> Features:
     lines, batches = memory_lines(runs)
     names = {task.model for task in runs.tasks}, {task.gpu for task in runs.tasks}
     workloads, gpu_names = ({name: index for index, name in enumerate(sorted(found))} for found in names)
-    plain = Features(workloads, gpu_names, lines, batches, math.nan, np.zeros(WIDTH), np.ones(WIDTH))
+    plain = Features(workloads, gpu_names, lines, batches, math.nan, np.zeros(WIDTH), np.ones(WIDTH), 1.0)
     raw, _ = plain.raw(runs.tasks)
     fills = raw[:, FILL][np.isfinite(raw[:, FILL])]
     usual = float(np.median(fills)) if fills.size else 0.0
@@ -147,7 +148,21 @@ def features_of(runs: Runs) -> Features:
     mean[GPUS], spread[GPUS] = 0.0, 1.0
     if not known[:, CARD].any():
         mean[CARD] = math.log(16 * MIB_PER_GIB)
-    return Features(workloads, gpu_names, lines, batches, usual, mean, np.where(spread > 1e-9, spread, 1.0))
+    scale = np.where(spread > 1e-9, spread, 1.0)
+    share = line_share_of(runs, raw)
+    return Features(workloads, gpu_names, lines, batches, usual, mean, scale, share)
+
+
+def line_share_of(runs: Runs, raw: Floats) -> float:
+    """Slope of the logarithm of the card's share in use over that of the line, around each workload's mean; `raw`: columns."""
+    memory = runs.labels.get(MEMORY, np.full(len(runs), math.nan))
+    rows = np.flatnonzero(np.isfinite(memory) & np.isfinite(raw[:, CARD]))
+    _, workload = np.unique([runs.tasks[row].model for row in rows], return_inverse=True)
+    x, y = np.minimum(raw[rows, FILL], 0.0), np.log(memory[rows]) - raw[rows, CARD]
+    count = np.maximum(np.bincount(workload), 1)
+    x, y = (values - (np.bincount(workload, values) / count)[workload] for values in (x, y))
+    against = float(x @ x)
+    return float(np.clip(x @ y / against, *LINE_SHARES)) if against > 0 else LINE_SHARES[1]
 
 
 def memory_lines(runs: Runs) -> tuple[dict[Key, tuple[float, float, float]], dict[Key, float]]:

@@ -87,27 +87,21 @@ GROUP = re.compile(r"^(?:RTX(?=A\d|[2-5]0\d\d)|GTX(?=1))")
 REST = re.compile(
     r"(?:\d{1,3}GI?B?.*|16|24|32|40|48|64|80|\D.*)?"
 )  # after a name: a size or words, no digits
-LARGE_A100_GIB = 60
 
 
 @lru_cache(maxsize=1_024)  # names come from nodes and job files: few, and each many times
-def facts_of(name: str, memory_gib: float | None = None) -> GpuFacts | None:
-    """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None: unknown.
-
-    `memory_gib`: of the very card, if known; it wins over the table, and tells variants of one model apart.
-    """
+def facts_of(name: str) -> GpuFacts | None:
+    """The facts of a GPU by any of its names ("NVIDIA A100-SXM4-80GB", "RTX 2080 Ti", "V100-16"); None: unknown."""
     plain = MAKERS_WORDS.sub("", name.upper())
     for text in dict.fromkeys((GROUP.sub("", plain), plain)):
         for known in NAMES:
             if "-" not in known and text.startswith(known) and REST.fullmatch(text[len(known) :]):
-                return _variant(BY_NAME[known], text[len(known) :], memory_gib)
+                return _variant(BY_NAME[known], text[len(known) :])
     return None
 
 
-def _variant(found: GpuFacts, rest: str, memory_gib: float | None) -> GpuFacts:
-    if found.name == "A100" and ("80" in rest or (memory_gib or 0) > LARGE_A100_GIB):
+def _variant(found: GpuFacts, rest: str) -> GpuFacts:
+    if found.name == "A100" and "80" in rest:
         found = BY_NAME["A100-80"]
     size = re.search(r"(\d{1,3})(?:GI?B?|$)", rest)
-    if memory_gib is not None and memory_gib > 0:
-        return found._replace(memory_gib=memory_gib)
     return found._replace(memory_gib=float(size.group(1))) if size else found

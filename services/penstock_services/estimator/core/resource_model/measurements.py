@@ -5,10 +5,9 @@ trained on all of them at once.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 
@@ -100,9 +99,17 @@ def why_rejected(task: Task, measured: Mapping[str, float]) -> str | None:
 
     One absurd value discredits the whole run: whatever mixed it up may have mixed up the others.
     """
-    for reason, wrong in _TASK_FAULTS.items():
-        if wrong(task):
-            return reason
+    card = card_mib(task)
+    if not task.model:
+        return "the workload has no name"
+    if not 1 <= task.gpus <= MOST_GPUS or task.gpus != int(task.gpus):
+        return "the number of GPUs is no whole number ≥ 1"
+    if not math.isnan(task.batch_size) and not 0 < task.batch_size <= MOST_BATCH:
+        return "the batch size is out of range"
+    if math.isnan(card):
+        return "the GPU is unknown and its memory is not given"
+    if not 0 < card <= MOST_VALUE:
+        return "the GPU's memory is no number above 0"
     for name, value in measured.items():
         if math.isnan(value):
             continue
@@ -114,25 +121,8 @@ def why_rejected(task: Task, measured: Mapping[str, float]) -> str | None:
         return "nothing was measured"
     if measured.get(UTILISATION, 0.0) > 100 or measured.get(UTILISATION_STD, 0.0) > 100:
         return "utilisation is above 100 %"
-    if measured.get(MEMORY, 0.0) > card_mib(task):
+    if measured.get(MEMORY, 0.0) > card:
         return "more GPU memory than the card has"
     if measured.get(MEMORY, 1.0) == 0 or measured.get(THROUGHPUT, 1.0) == 0:
         return "it never used its GPU"
     return None
-
-
-def _bad_batch(task: Task) -> bool:
-    return not math.isnan(task.batch_size) and not 0 < task.batch_size <= MOST_BATCH
-
-
-_TASK_FAULTS: Mapping[str, Callable[[Task], bool]] = MappingProxyType(
-    {
-        "the workload has no name": lambda task: not task.model,
-        "the number of GPUs is no whole number ≥ 1": lambda task: (
-            not 1 <= task.gpus <= MOST_GPUS or task.gpus != int(task.gpus)
-        ),
-        "the batch size is out of range": _bad_batch,
-        "the GPU is unknown and its memory is not given": lambda task: math.isnan(card_mib(task)),
-        "the GPU's memory is no number above 0": lambda task: not 0 < card_mib(task) <= MOST_VALUE,
-    }
-)

@@ -39,8 +39,6 @@ MIN_GPU_MODELS = 3  # for leaving one out to say anything
 SHRINK_SCORES = 10.0  # runs of average spread that a workload's own spread is shrunk by
 MIN_SPREAD = 1e-6
 OUTLIER = 3.0  # standard deviations from what all others predict; beyond, a cell loses weight (Huber)
-LINE_SHARES = (1.0, 0.75, 0.5)
-MAX_TRIED = 200  # cells to choose among those by; cells³
 LINE_NUMBERS = 2  # parameters that a workload's line really has: one of its two slopes is nearly always 0
 
 
@@ -155,122 +153,69 @@ def train(runs: Runs, seed: int = 0, like: Model | None = None) -> Model:
     count = len(runs)
     runs = limited_per_owner(runs, seed)
     first, cell = cells(runs.tasks)
-    if len(first) <= MAX_SEARCHED:
-        like = None
+    known = {} if like is None or len(first) <= MAX_SEARCHED else like.labels
     together = aggregated_by_owner(runs, first, cell)
     features = features_of(together)
-    if like is None:
-        features = with_line_share(features, together, seed)
-    else:
-        features = replace(features, line_share=like.features.line_share)
     new_gpu = as_new_gpus(features, together, runs.tasks)
     labels = {}
     for name in LABELS:
         rows = np.flatnonzero(np.isfinite(runs.labels.get(name, np.empty(0))))
         if rows.size:
-            known = like.labels.get(name) if like is not None else None
-            learner = _LabelLearner(
-                name,
-                runs.pick(rows),
-                features,
-                new_gpu.pick(rows),
-                seed,
-                None if known is None else known.covariance,
-            )
-            labels[name] = learner.learn()
+            covariance = known[name].covariance if name in known else None
+            labels[name] = _learn(name, runs.pick(rows), features, new_gpu.pick(rows), seed, covariance)
     if not labels:
         raise ValueError("no run measured anything: there is nothing to learn from")
     return Model(features, labels, count)
 
 
-class _LabelLearner:
-    """One label of one training."""
+def _learn(
+    name: str, runs: Runs, features: Features, new_gpu: Inputs, seed: int, known: Covariance | None
+) -> LabelModel:
+    """One label, with intervals calibrated on cells, and on GPU models, left out.
 
-    def __init__(
-        self, name: str, runs: Runs, features: Features, new_gpu: Inputs, seed: int, known: Covariance | None
-    ) -> None:
-        """`new_gpu`: the runs as `as_new_gpus` describes them; `known`: hyperparameters that need no search."""
-        unit, inputs = UNITS[name], features.of(runs.tasks)
-        first, cell = grouped(Covariance(np.empty(0), unit.columns).keys(inputs))
-        kept = sample(len(first), MAX_CELLS, seed)
-        if len(kept) < len(first):
-            rows = np.flatnonzero(np.isin(cell, kept))
-            runs, inputs, new_gpu = runs.pick(rows), inputs.pick(rows), new_gpu.pick(rows)
-            first, cell = first[kept], np.searchsorted(kept, cell[rows])
-            first = np.searchsorted(rows, first)
-        self._name, self._runs, self._features = name, runs, features
-        self._inputs, self._new_gpu, self._cell = inputs, new_gpu, cell
-        raw = unit.learned(runs.labels[name], inputs)
-        self._mean, self._scale = float(raw.mean()), max(float(raw.std()), MIN_SPREAD)
-        self._z = (raw - self._mean) / self._scale
-        self._first, self._cells = first, inputs.pick(first)
-        self._y, self._repeats = merged(runs, self._z, cell, len(first))
-        some = sample(len(first), MAX_SEARCHED, seed)
-        self._covariance = known or search(
-            self._cells.pick(some), self._y[some], self._repeats[some], unit.columns
-        )
-        self._gram = self._covariance.between(self._cells, self._cells)
-        self._noise = weighted_noise(self._gram, self._covariance.noise / self._repeats, self._y)
+    `new_gpu`: the runs as `as_new_gpus` describes them; `known`: hyperparameters that need no search.
+    """
+    unit, inputs = UNITS[name], features.of(runs.tasks)
+    first, cell = grouped(Covariance(np.empty(0), unit.columns).keys(inputs))
+    chosen = sample(len(first), MAX_CELLS, seed)
+    if len(chosen) < len(first):
+        rows = np.flatnonzero(np.isin(cell, chosen))
+        runs, inputs, new_gpu = runs.pick(rows), inputs.pick(rows), new_gpu.pick(rows)
+        first, cell = np.searchsorted(rows, first[chosen]), np.searchsorted(chosen, cell[rows])
+    tasks, some_cells = runs.tasks, inputs.pick(first)
+    raw = unit.learned(runs.labels[name], inputs)
+    mean, scale = float(raw.mean()), max(float(raw.std()), MIN_SPREAD)
+    y, repeats = merged(runs, (raw - mean) / scale, cell, len(first))
+    some = sample(len(first), MAX_SEARCHED, seed)
+    covariance = known or search(some_cells.pick(some), y[some], repeats[some], unit.columns)
+    gram = covariance.between(some_cells, some_cells)
+    noise = weighted_noise(gram, covariance.noise / repeats, y)
+    posterior = Posterior(gram, noise, y)
 
-    def learn(self) -> LabelModel:
-        """With intervals calibrated on cells, and on GPU models, left out."""
-        posterior = Posterior(self._gram, self._noise, self._y)
-        tasks = self._runs.tasks
-        cell_names = [cell_of(tasks[row]) for row in self._first]
-        scores = self._scores(posterior, cell_names, self._inputs, self._gram)
-        workloads = len(self._features.workloads)
-        width, own = widths(
-            scores, self._inputs.workload, workloads, blocks([cell_of(task) for task in tasks])
-        )
-        fitted = len(self._covariance.values)
-        lines = LINE_NUMBERS * len(self._features.lines) if self._name == MEMORY else 0
-        seen = new = spread_of(scores / own, len(self._first), fitted + lines)
-        gpus = [tasks[row].gpu for row in self._first]
-        if len(set(gpus)) >= MIN_GPU_MODELS:
-            k = self._covariance.between(self._new_gpu.pick(self._first), self._cells)
-            new = spread_of(self._scores(posterior, gpus, self._new_gpu, k) / own, len(self._first), fitted)
-        return LabelModel(
-            self._covariance, self._cells, self._y, self._noise, self._mean, self._scale, width, seen, new
-        )
+    def scores(groups: Sequence[Hashable], asked: Inputs, k: Floats) -> Floats:
+        """Of each run, how many standard deviations it is off when predicted without its cell's group; `asked` and `k`: as
+        what it is asked about."""
+        predicted, variance = posterior.leave_groups_out(blocks(groups), k, covariance.prior)
+        truth = (unit.learned(runs.labels[name], asked) - mean) / scale
+        return np.asarray((truth - predicted[cell]) / np.sqrt(variance + covariance.noise)[cell])
 
-    def _scores(self, posterior: Posterior, groups: Sequence[Hashable], inputs: Inputs, k: Floats) -> Floats:
-        """Of each run, how many standard deviations it is off when predicted without its cell's group; `inputs` and `k`:
-        as what it is asked about."""
-        mean, variance = posterior.leave_groups_out(blocks(groups), k, self._covariance.prior)
-        truth = UNITS[self._name].learned(self._runs.labels[self._name], inputs)
-        off = (truth - self._mean) / self._scale - mean[self._cell]
-        return np.asarray(off / np.sqrt(variance + self._covariance.noise)[self._cell])
+    held_out = scores([cell_of(tasks[row]) for row in first], inputs, gram)
+    groups = blocks([cell_of(task) for task in tasks])
+    width, own = widths(held_out, inputs.workload, len(features.workloads), groups)
+    fitted = len(covariance.values)
+    lines = LINE_NUMBERS * len(features.lines) if name == MEMORY else 0
+    seen = new = spread_of(held_out / own, len(first), fitted + lines)
+    gpus = [tasks[row].gpu for row in first]
+    if len(set(gpus)) >= MIN_GPU_MODELS:
+        k = covariance.between(new_gpu.pick(first), some_cells)
+        new = spread_of(scores(gpus, new_gpu, k) / own, len(first), fitted)
+    return LabelModel(covariance, some_cells, y, noise, mean, scale, width, seen, new)
 
 
 def weighted_noise(gram: Floats, noise: Floats, y: Floats) -> Floats:
     """The noise, larger for cells that all others contradict (Huber's weights)."""
     error, variance = Posterior(gram, noise, y).leave_one_out()
     return np.asarray(noise * np.maximum(1.0, np.abs(error) / np.sqrt(variance) / OUTLIER) ** 2)
-
-
-def with_line_share(features: Features, runs: Runs, seed: int) -> Features:
-    """The features with that share of LINE_SHARES which best predicts the memory on GPU models left out.
-
-    `runs`: one per cell. Where memory was not measured on MIN_GPU_MODELS models, the line alone is believed.
-    """
-    rows = np.flatnonzero(np.isfinite(runs.labels[MEMORY]))
-    if len({runs.tasks[row].gpu for row in rows}) < MIN_GPU_MODELS:
-        return features
-    some = runs.pick(rows[sample(len(rows), MAX_TRIED, seed)])
-    errors = {}
-    for share in LINE_SHARES:
-        tried = replace(features, line_share=share)
-        inputs = tried.of(some.tasks)
-        raw = UNITS[MEMORY].learned(some.labels[MEMORY], inputs)
-        scale = max(float(raw.std()), MIN_SPREAD)
-        y, ones = (raw - raw.mean()) / scale, np.ones(len(raw))
-        covariance = search(inputs, y, ones, UNITS[MEMORY].columns)
-        gram = covariance.between(inputs, inputs)
-        posterior = Posterior(gram, weighted_noise(gram, covariance.noise * ones, y), y)
-        groups = blocks([task.gpu for task in some.tasks])
-        mean, _ = posterior.leave_groups_out(groups, gram, covariance.prior)
-        errors[share] = float(np.abs(mean - y).mean()) * scale
-    return replace(features, line_share=min(LINE_SHARES, key=lambda share: errors[share]))
 
 
 def as_new_gpus(features: Features, runs: Runs, tasks: Sequence[Task]) -> Inputs:
@@ -333,23 +278,22 @@ def aggregated_by_owner(runs: Runs, first: Indexes, cell: Indexes) -> Runs:
 def limited_per_owner(runs: Runs, seed: int) -> Runs:
     """The runs to learn from, so that no owner alone measured more cells than all others together.
 
-    Cells that go are drawn by `seed`; CELLS_OF_ONE of them stay in any case, and all that a second owner measured.
+    Cells that go are chosen by `seed`; CELLS_OF_ONE of them stay in any case, and all that a second owner measured.
     """
-    owners, owner_of = np.unique([task.owner for task in runs.tasks], return_inverse=True)
-    if len(owners) == 1:
-        return runs
     first, cell = cells(runs.tasks)
-    lowest, highest = np.full(len(first), len(owners)), np.full(len(first), -1)
-    np.minimum.at(lowest, cell, owner_of)
-    np.maximum.at(highest, cell, owner_of)
-    alone = np.where(lowest == highest, lowest, -1)
-    keep, chance = np.ones(len(first), dtype=np.bool_), np.random.default_rng(seed)
-    for owner in range(len(owners)):
-        his = np.flatnonzero(alone == owner)
+    owners_of: list[set[str]] = [set() for _ in first]
+    for row, task in enumerate(runs.tasks):
+        owners_of[cell[row]].add(task.owner)
+    alone: dict[str, list[int]] = {}
+    for number, owners in enumerate(owners_of):
+        if len(owners) == 1:
+            alone.setdefault(owners.pop(), []).append(number)
+    stays, generator = np.ones(len(first), dtype=np.bool_), np.random.default_rng(seed)
+    for _, his in sorted(alone.items()):
         limit = max(len(first) - len(his), CELLS_OF_ONE)
-        if len(his) > limit:
-            keep[chance.choice(his, len(his) - limit, replace=False)] = False
-    return runs if keep.all() else runs.pick(keep[cell])
+        if len(his) > limit and len({task.owner for task in runs.tasks}) > 1:
+            stays[generator.choice(his, len(his) - limit, replace=False)] = False
+    return runs if stays.all() else runs.pick(stays[cell])
 
 
 def merged(runs: Runs, y: Floats, cell: Indexes, count: int) -> tuple[Floats, Floats]:

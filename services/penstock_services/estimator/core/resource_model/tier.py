@@ -19,22 +19,6 @@ from penstock_services.estimator.core.runs import Card
 MIN_KNOWN = 0.2  # of 1: below, the model does not answer, for nothing like it was measured
 MAX_CONFIDENCE = 0.9  # the interval holds nine runs in ten
 MAX_CACHED = 4_096  # answers
-USUAL_GPUS = (1, 2, 4, 8)  # of a worker
-MAX_WARMED = 8_192  # predictions; 0.1 s
-
-
-def warm_up(learned: InUse[Model], cards: Sequence[Card]) -> InUse[Model]:
-    """Predicts the memory of each network on usual numbers of these GPUs, which is then cached: it depends on the batch by
-    its line alone, so that hardly any job waits for it. Returns the same model."""
-    asked = [
-        _task(_Asked(network, None, gpus, 1, 0, (card,)), card)
-        for network in sorted(learned.model.features.workloads)
-        for gpus in USUAL_GPUS
-        for card in cards
-    ]
-    if asked and (memory := learned.model.labels.get(MEMORY)) is not None:
-        memory.predict(MEMORY, learned.model.features.of(asked[:MAX_WARMED]), cached=True)
-    return learned
 
 
 class _Asked(NamedTuple):
@@ -64,11 +48,6 @@ class ModelTier:
         """From the next estimate on."""
         self._model = model
         self._answers.clear()
-
-    def warm_up(self) -> None:
-        """As `warm_up`, on the cards that are there now; for a service that begins."""
-        if self._model is not None:
-            warm_up(self._model, self._nodes.cards())
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
         """Predicts for jobs that arrive together, all at once: `guess` of each then finds its answer in the cache.

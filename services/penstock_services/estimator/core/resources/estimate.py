@@ -39,9 +39,7 @@ NO_SERVER = ResourceVector()
 MEMORY_PERCENT = 110  # of the largest run seen: too little memory kills a job, too much only wastes some
 CORES_HEADROOM = 1.25  # over busy cores: a run never shows more than it was given, so it must be able to grow
 PRIOR_RUNS = 2  # weight of doubt, in runs: see `confidence`
-SAME_ITERATIONS = (
-    0.05  # apart at most, for the run time of earlier runs to be this one's; closer than runs scatter
-)
+SAME_ITERATIONS = 0.05  # apart at most, for the run time of earlier runs to be this one's: runs scatter more
 MAX_MEMORY_MIB = 1 << 30  # the wire types' range
 LAST_DATE_MS = 253_402_300_799_999  # the end of year 9999
 

@@ -11,9 +11,7 @@ from penstock.model.types import JobSpec
 from penstock_services.estimator.core.limits import HISTORY_KEYS, HISTORY_KEYS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable
 
-RUNS_PER_KEY = (
-    32  # older runs say little about today's code and data; their median is stable from about ten on
-)
+RUNS_PER_KEY = 32  # older runs are of yesterday's code and data; their median is stable from about ten on
 MAX_VALUE = 1 << 53  # the largest whole number that a float holds exactly, and the wire types' largest range
 
 UNKNOWN = math.nan

@@ -9,7 +9,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from statistics import median
+from typing import Literal, NamedTuple
 
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.limits import (
@@ -32,7 +33,6 @@ from penstock_services.estimator.core.runs import JobInfo
 
 NEAREST = 8  # runs of all owners together; odd counts are as good, more say less about this batch size
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
-MAX_CACHED = 4_096  # answers
 DIGITS = 9  # of a distance, so that twice and half as much are equally far
 MAX_DISTANCE = round(math.log(FARTHEST), DIGITS)
 RANK = itemgetter(0, 1, 2)
@@ -107,19 +107,10 @@ class NearestTier:
 
     def __init__(self, nearest: Nearest) -> None:
         self._nearest = nearest
-        self._answers: dict[tuple[float, ...], Guess] = {}
-        """By the ledger's numbers of the runs that it rests on: near batch sizes have the same ones."""
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
         found = self._nearest.to(spec)
-        if not found:
-            return None
-        which = tuple(run.seq for _, run in found)
-        if which not in self._answers:
-            if len(self._answers) >= MAX_CACHED:
-                self._answers.clear()
-            self._answers[which] = _guess(spec.model, found)
-        return self._answers[which]
+        return _guess(spec.model, found) if found else None
 
 
 def _guess(model: str | None, found: Sequence[tuple[str, Run]]) -> Guess:
@@ -155,3 +146,24 @@ def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -
     if len(highest) < 2:
         return highest[0] if highest else None
     return min(highest[0], max(always if len(highest) == 2 else 0.0, ABOVE_OTHERS * highest[1]))
+
+
+Around = Literal["launch_ms", "save_ms"]
+AROUND: tuple[Around, ...] = ("launch_ms", "save_ms")
+"""Phases around the training itself. Medians and not Liquid's forest (§6.1): launching depends on the machine's images and the
+data's place, saving on the size of the network; the forest has no answer for a network that it never saw."""
+
+
+def phase_ms(name: Around, job: JobSpec | JobInfo, runs: Runs | None, nearest: Nearest) -> float:
+    """The median of `runs`, which are the job's own, else of its nearest; 0 where nobody reported it.
+
+    Of the nearest each owner counts with two runs at most and with no more than twice what the next one had, so that one
+    among three does not move it beyond the others'.
+    """
+    values: Sequence[float] = runs.column(name) if runs else ()
+    if not values:
+        near = nearest.to(job)
+        limit = believed(near, name)
+        if limit is not None:
+            values = [min(value, limit) for _, run in near if (value := getattr(run, name)) == value]
+    return median(values) if values else 0.0

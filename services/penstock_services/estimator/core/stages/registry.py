@@ -39,19 +39,8 @@ class Owned(NamedTuple):
     key: StageKey
     owner: str
     profile: StageProfile
-
-
-class News(NamedTuple):
-    """What to publish, and the id of the event that led to it, where that is known."""
-
-    key: StageKey
-    profile: StageProfile
-    cause: str | None
-
-    def event(self) -> external_events.StagesProfiled:
-        return external_events.StagesProfiled(
-            model=self.key.model, batch_size=self.key.batch, gpus=self.key.gpus, **self.profile._asdict()
-        )
+    seq: int = 0
+    """Of the ledger record that changed it last."""
 
 
 class StageRegistry:
@@ -77,8 +66,9 @@ class StageRegistry:
         share_milli: int,
         fact: external_events.StagesMeasured,
         cause: str | None = None,
+        seq: int = 0,
     ) -> Owned | None:
-        """One worker's samples; `gpus` of all workers, `cause`: id of the event.
+        """One worker's samples; `gpus` of all workers, `cause`: id of the event, `seq`: its ledger record.
 
         Returns the owner's profile as it now is, None if they taught nothing.
         """
@@ -91,7 +81,8 @@ class StageRegistry:
         if known is None and len(self._profiles.of_key(key).keys() - {NOBODY}) >= STAGE_OWNERS:
             self.rejected["enough owners have measured it"] += 1
             return None
-        row = self.put(Owned(key, info.owner, profile if known is None else mean_profile(known, profile)))
+        profile = profile if known is None else mean_profile(known, profile)
+        row = self.put(Owned(key, info.owner, profile, seq))
         self._changed[key] = cause
         return row
 
@@ -104,29 +95,32 @@ class StageRegistry:
         self._profiles.put(row.key, row.owner, row.profile, moves=False)
         return row
 
-    def published(self, fact: external_events.StagesProfiled) -> Owned | None:
+    def published(self, fact: external_events.StagesProfiled, seq: int = 0) -> Owned | None:
         """What the cell was sent; None for a key that is not known here (any more)."""
         key = StageKey(fact.model, fact.batch_size, fact.gpus)
         if key not in self._profiles:
             return None
-        profile = StageProfile(
-            fact.storage_ms, fact.cpu_ms, fact.gpu_ms, fact.network_ms, fact.idle_ms, fact.iteration_ms, fact.iterations
-        )  # fmt: skip
-        return self.put(Owned(key, NOBODY, profile))
+        profile = StageProfile(*(getattr(fact, name) for name in StageProfile._fields))
+        return self.put(Owned(key, NOBODY, profile, seq))
 
     def get(self, key: StageKey) -> StageProfile | None:
         """The profile to reuse; None: too few iterations were measured."""
         rows = self._profiles.of_key(key).items()
         return combined([row for owner, row in rows if owner != NOBODY and row.iterations >= MIN_ITERATIONS])
 
-    def news(self) -> Iterator[News]:
-        """Profiles that are new or differ from what was published, each once; they count as published from then on."""
+    def news(self) -> Iterator[tuple[external_events.StagesProfiled, str | None]]:
+        """Profiles that are new or differ from what was published, each once, and the id of the event that led to it where
+        that is known; they count as published from then on."""
         changed, self._changed = self._changed, OrderedDict()
         for key, cause in changed.items():
             profile = self.get(key)
             if profile is not None and moved(self._profiles.get(key, NOBODY), profile):
                 self._profiles.put(key, NOBODY, profile, moves=False)
-                yield News(key, profile, cause)
+                fields = profile._asdict()
+                event = external_events.StagesProfiled(
+                    model=key.model, batch_size=key.batch, gpus=key.gpus, **fields
+                )
+                yield event, cause
 
 
 def combined(owners: Sequence[StageProfile]) -> StageProfile | None:
@@ -165,10 +159,7 @@ def _profile(
         return "nothing was used", None
     if any(value > MAX_USAGE for sample in samples for value in sample.usage):
         return "no machine has so much", None
-    try:
-        found = stage_profile(samples, fact.iterations)
-    except ValueError:
-        return "no numbers", None
+    found = stage_profile(samples, fact.iterations)
     if not MIN_ITERATION_MS <= found.iteration_ms <= MAX_ITERATION_MS:
         return "no iteration lasts so long or so short", None
     return "", found

@@ -1,23 +1,24 @@
 """Fitting step models: maximum a posteriori by Gauss-Newton, and what measured networks teach about the next (empirical Bayes)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import exp, inf, log
 
 import numpy as np
+from scipy.optimize import minimize
 
 from penstock_services.estimator.core.gaussian_process import Floats, Integers, surprise
 from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
 from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.physics import LEVEL, shape_of, slopes
-from penstock_services.estimator.core.step_time.placements import Catalogue, Points, Table
+from penstock_services.estimator.core.step_time.placements import Table, points
 from penstock_services.estimator.core.step_time.prior import WIDE, Located, Prior, covariance, noise_variance
 
 MAX_CELLS = 1_000  # a fit costs cells³, an answer cells²: about 0.3 ms with so many
 MAX_ROUNDS = 30  # of Gauss-Newton; it ends after about 10
 MIN_GAIN = 1e-4  # nats: what one round must gain
 MAX_HALVINGS = 8
-SEARCH_STEP = 0.5  # in ln of a scale
-SEARCH_ROUNDS = 6
+SEARCH_EVALUATIONS = 150  # of the likelihood, for the twelve scales
+MAX_MOVE = 5.0  # in ln of a scale
 OWN_SCALES_FROM = 60  # cells; fewer say too little about twelve scales
 OWN_SCALES_CELLS = 200  # the scales are sought on so many
 OWN_SCALES_BELIEF = 0.7  # standard deviation of ln of a scale around what other networks teach
@@ -30,8 +31,8 @@ MEAN_MODELS = 1.0  # weight, in networks, of the beliefs set by hand
 SPREAD_MODELS = 2.0
 
 
-def fit(table: Table, prior: Prior, reference_batch: float, chance: np.random.Generator) -> StepModel:
-    """The model of these cells (none are allowed: then the prior answers). `chance` picks cells for the scales.
+def fit(table: Table, prior: Prior, reference_batch: float, generator: np.random.Generator) -> StepModel:
+    """The model of these cells (none are allowed: then the prior answers). `generator` picks cells for the scales.
 
     Raises `ValueError` for more than MAX_CELLS or a reference batch that is not above 0.
     """
@@ -40,43 +41,38 @@ def fit(table: Table, prior: Prior, reference_batch: float, chance: np.random.Ge
     if not 0 < reference_batch < inf:
         raise ValueError(f"reference batch {reference_batch} is not above 0")
     if len(table.cells) >= OWN_SCALES_FROM:
-        some = sample(table, OWN_SCALES_CELLS, chance)
+        some = sample(table, OWN_SCALES_CELLS, generator)
         explained = [_Explained(some, reference_batch, prior)]
         prior = prior._replace(residual=_scales_of(explained, prior.residual, OWN_SCALES_BELIEF))
-    points = Catalogue(table.cells).points(table.cells, reference_batch)
-    return StepModel(table, prior, reference_batch, _parameters_of(table, points, prior))
+    return StepModel(table, prior, reference_batch, _parameters_of(table, reference_batch, prior))
 
 
-def learn_prior(tables: Sequence[Table], chance: np.random.Generator) -> Prior:
-    """From networks measured widely (one table each); WIDE where there are none. `chance` picks the cells.
+def learn_prior(tables: Sequence[Table], generator: np.random.Generator) -> Prior:
+    """From networks measured widely (one table each); WIDE where there are none. `generator` picks the cells.
 
     What one table can move is bounded, whatever it holds: a parameter by MAX_SPREADS of the spreads set by hand over
     the number of tables, a scale to MAX_SCALE times the one set by hand.
     """
-    taught = [table for table in tables if len(table.cells) > len(WIDE.mean)]
-    if not taught:
+    wide = [table for table in tables if len(table.cells) > len(WIDE.mean)]
+    if not wide:
         return WIDE
     models = []
-    for table in taught:
-        some, reference = (
-            _part(table, np.sort(chance.permutation(len(table.cells))[:TEACHING_CELLS])),
-            reference_batch(table),
-        )
-        points = Catalogue(some.cells).points(some.cells, reference)
-        models.append(StepModel(some, WIDE, reference, _parameters_of(some, points, WIDE)))
+    for table in wide:
+        some = _part(table, np.sort(generator.permutation(len(table.cells))[:TEACHING_CELLS]))
+        reference = reference_batch(table)
+        models.append(StepModel(some, WIDE, reference, _parameters_of(some, reference, WIDE)))
     explained = [
-        _Explained(sample(table, SCALE_CELLS, chance), model.reference_batch, WIDE)
-        for table, model in zip(taught, models, strict=True)
+        _Explained(sample(table, SCALE_CELLS, generator), model.reference_batch, WIDE)
+        for table, model in zip(wide, models, strict=True)
     ]
     scales = np.array(_scales_of(explained, WIDE.residual, SCALE_BELIEF)) / WIDE.residual
     residual = np.clip(scales, 1.0 / MAX_SCALE, MAX_SCALE) * WIDE.residual
     by_hand, spread = np.array(WIDE.mean), np.array(WIDE.spread)
     limit = MAX_SPREADS * spread
-    found = [np.clip(model.parameters, by_hand - limit, by_hand + limit) for model in models]
-    mean, square = MEAN_MODELS * by_hand, SPREAD_MODELS * spread**2
-    mean = (mean + sum(found)) / (len(models) + MEAN_MODELS)
-    for parameters, model in zip(found, models, strict=True):
-        square = square + (parameters - mean) ** 2 + model.parameter_variances()
+    found = np.array([np.clip(model.parameters, by_hand - limit, by_hand + limit) for model in models])
+    mean = (MEAN_MODELS * by_hand + found.sum(0)) / (len(models) + MEAN_MODELS)
+    left = np.array([model.parameter_variances() for model in models])
+    square = SPREAD_MODELS * spread**2 + ((found - mean) ** 2 + left).sum(0)
     variance = square / (len(models) + SPREAD_MODELS)
     mean[LEVEL], variance[LEVEL] = by_hand[LEVEL], spread[LEVEL] ** 2  # each network's own
     return Prior(
@@ -90,47 +86,51 @@ def reference_batch(table: Table) -> float:
     return exp((log(min(batches)) + log(max(batches))) / 2.0)
 
 
-def sample(whole: Table, at_most: int, chance: np.random.Generator) -> Table:
-    """At most so many of its cells, from few placements: only several cells of one tell what it has of its own.
+def sample(whole: Table, at_most: int, generator: np.random.Generator) -> Table:
+    """At most so many of its cells, from few placements: only several cells of one show what it has of its own.
 
-    Those on one node are always among them, for they are few and tell what computing costs.
+    Those on one node are always among them, for they are few and show what computing costs.
     """
     placements = sorted({cell.placement for cell in whole.cells}, key=lambda shape: (len(shape), shape))
-    drawn = chance.permutation(len(placements))[: at_most // CELLS_PER_PLACEMENT]
-    chosen = {placements[index] for index in drawn} | {shape for shape in placements if len(shape) == 1}
+    some = generator.permutation(len(placements))[: at_most // CELLS_PER_PLACEMENT]
+    chosen = {placements[index] for index in some} | {shape for shape in placements if len(shape) == 1}
     inside = np.array([index for index, cell in enumerate(whole.cells) if cell.placement in chosen])
-    return _part(whole, np.sort(chance.permutation(inside)[:at_most]))
+    return _part(whole, np.sort(generator.permutation(inside)[:at_most]))
 
 
 def _part(table: Table, rows: Integers) -> Table:
     return Table(tuple(table.cells[row] for row in rows), table.log_s[rows], table.runs[rows])
 
 
-def _parameters_of(table: Table, points: Points, prior: Prior) -> Floats:
+def _parameters_of(table: Table, reference_batch: float, prior: Prior) -> Floats:
     """The most likely parameters, shape (PARAMETERS,); the prior's mean without any cells.
 
     Gauss-Newton with step halving on ln p(parameters | measured), the residual being a Gaussian process.
     """
     mean, precision = np.array(prior.mean), np.diag(1.0 / np.array(prior.spread) ** 2)
+    residual, at = np.array(prior.residual), points(table.cells, reference_batch)
     found = mean.copy()
     if not table.cells:
         return found
-    found[LEVEL] += float(np.median(table.log_s - shape_of(found, points).log_s))
-    worst = _surprise(found, table, points, prior)
+
+    def loss(parameters: Floats) -> float:
+        """-ln p(measured, parameters) without constants."""
+        shape, off = shape_of(parameters, at), (parameters - mean) / prior.spread
+        spread = _spread_of(residual, Located(at, shape.sync_share), table)
+        return surprise(spread, table.log_s - shape.log_s) + 0.5 * float(off @ off)
+
+    found[LEVEL] += float(np.median(table.log_s - shape_of(found, at).log_s))
+    least = loss(found)
     for _ in range(MAX_ROUNDS):
-        slope, shape = slopes(found, points), shape_of(found, points)
-        spread = _spread_of(np.array(prior.residual), Located(points, shape.sync_share), table)
-        weighted = np.linalg.solve(spread, slope).T
+        slope, shape = slopes(found, at), shape_of(found, at)
+        weighted = np.linalg.solve(_spread_of(residual, Located(at, shape.sync_share), table), slope).T
         pull = weighted @ (table.log_s - shape.log_s) + precision @ (mean - found)
         move = np.linalg.solve(weighted @ slope + precision, pull)
-        for halving in range(MAX_HALVINGS):
-            there = found + move / 2**halving
-            here = _surprise(there, table, points, prior)
-            if here < worst:
-                break
-        else:
-            return found
-        found, gained, worst = there, worst - here, here
+        steps = (found + move / 2**halving for halving in range(MAX_HALVINGS))
+        better = next(((there, here) for there in steps if (here := loss(there)) < least), None)
+        if better is None:
+            break
+        found, gained, least = better[0], least - better[1], better[1]
         if gained < MIN_GAIN:
             break
     return found
@@ -141,28 +141,18 @@ def _spread_of(residual: Floats, at: Located, table: Table) -> Floats:
     return covariance(residual, at, at) + np.diag(noise_variance(residual, at) / table.runs)
 
 
-def _surprise(parameters: Floats, table: Table, points: Points, prior: Prior) -> float:
-    """-ln p(measured, parameters) without constants."""
-    shape = shape_of(parameters, points)
-    spread = _spread_of(np.array(prior.residual), Located(points, shape.sync_share), table)
-    off = (parameters - np.array(prior.mean)) / np.array(prior.spread)
-    return surprise(spread, table.log_s - shape.log_s) + 0.5 * float(off @ off)
-
-
 class _Explained:
-    """One network's cells with its parameters held: how well scales of the residual explain them."""
+    """One network's cells with its parameters fixed: how well scales of the residual explain them."""
 
     def __init__(self, table: Table, reference: float, prior: Prior) -> None:
-        points = Catalogue(table.cells).points(table.cells, reference)
-        parameters = _parameters_of(table, points, prior)
-        shape, slope = shape_of(parameters, points), slopes(parameters, points)
+        model = StepModel(table, prior, reference, _parameters_of(table, reference, prior))
+        shape, slope, self._at = model.linearised(table.cells)
         self._table = table
-        self._at = Located(points, shape.sync_share)
-        self._off = table.log_s - shape.log_s
+        self._off = table.log_s - shape
         self._from_parameters = slope * np.array(prior.spread) ** 2 @ slope.T
 
     def surprise(self, residual: Floats) -> float:
-        """Of the cells, the parameters being as uncertain as the prior says."""
+        """Of the cells, the parameters being as uncertain as the prior has them."""
         return surprise(_spread_of(residual, self._at, self._table) + self._from_parameters, self._off)
 
 
@@ -177,23 +167,6 @@ def _scales_of(explained: list[_Explained], around: tuple[float, ...], belief: f
         off = (logs - middle) / belief
         return sum(model.surprise(np.exp(logs)) for model in explained) + 0.5 * float(off @ off)
 
-    return tuple(np.exp(_coordinate_search(loss, middle)).tolist())
-
-
-def _coordinate_search(loss: Callable[[Floats], float], start: Floats) -> Floats:
-    """A step that helps grows by half, one that helps in neither direction is halved."""
-    found, least = start.copy(), loss(start)
-    steps = np.full(len(start), SEARCH_STEP)
-    for _ in range(SEARCH_ROUNDS):
-        for index in range(len(start)):
-            for direction in (1.0, -1.0):
-                there = found.copy()
-                there[index] += direction * steps[index]
-                here = loss(there)
-                if here < least:
-                    found, least = there, here
-                    steps[index] *= 1.5
-                    break
-            else:
-                steps[index] /= 2.0
-    return found
+    bounds = [(log - MAX_MOVE, log + MAX_MOVE) for log in middle]
+    found = minimize(loss, middle, method="L-BFGS-B", bounds=bounds, options={"maxfun": SEARCH_EVALUATIONS})
+    return tuple(np.exp(found.x).tolist())

@@ -15,7 +15,7 @@ from scipy.special import ndtri, stdtrit
 
 from penstock_services.estimator.core.gaussian_process import Floats, Posterior
 from penstock_services.estimator.core.step_time.physics import shape_of, slopes
-from penstock_services.estimator.core.step_time.placements import Catalogue, Cell, Points, Table
+from penstock_services.estimator.core.step_time.placements import Cell, Table, points
 from penstock_services.estimator.core.step_time.prior import (
     Located,
     Prior,
@@ -110,15 +110,11 @@ class StepModel:
         return np.array(self.prior.mean) - self.parameters
 
     @cached_property
-    def _catalogue(self) -> Catalogue:
-        return Catalogue(self.table.cells)
-
-    @cached_property
     def _measured(self) -> tuple[Floats, Floats, Located]:
         return self.linearised(self.table.cells)
 
     def linearised(self, cells: Sequence[Cell]) -> tuple[Floats, Floats, Located]:
         """Of ln t: its shape, the slopes by parameter, and where the cells lie."""
-        points: Points = self._catalogue.points(cells, self.reference_batch)
-        shape = shape_of(self.parameters, points)
-        return shape.log_s, slopes(self.parameters, points), Located(points, shape.sync_share)
+        at = points(cells, self.reference_batch)
+        shape = shape_of(self.parameters, at)
+        return shape.log_s, slopes(self.parameters, at), Located(at, shape.sync_share)

@@ -106,40 +106,19 @@ class Points(NamedTuple):
     batch: Floats
     """Local batch / reference batch."""
     ring: Integers
-    """Same number: same placement. Negative: a placement that the catalogue does not know."""
+    """Same number: same placement."""
     counts: Integers
-    """Same number: the same GPU counts per node in whatever order; negative as above."""
+    """Same number: the same GPU counts per node in whatever order."""
 
 
-class Catalogue:
-    """Numbers for placements and their GPU counts, so that equality is one comparison of integers."""
-
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self._rings: dict[Placement, int] = {}
-        self._counts: dict[Placement, int] = {}
-        for placement in sorted({ring(cell.placement) for cell in cells}):
-            self._rings[placement] = len(self._rings)
-            self._counts.setdefault(tuple(sorted(placement)), len(self._counts))
-
-    def points(self, cells: Sequence[Cell], reference_batch: float) -> Points:
-        """`cells` as columns; placements that are new here are numbered -1, -2, … for this call only."""
-        rings, counts = _Numbers(self._rings), _Numbers(self._counts)
-        shapes = [cell.placement for cell in cells]
-        return Points(
-            np.array([len(shape) for shape in shapes], dtype=np.float64),
-            np.array([sum(shape) for shape in shapes], dtype=np.float64),
-            np.array([max(shape) for shape in shapes], dtype=np.float64),
-            np.array([cell.local_batch for cell in cells], dtype=np.float64) / reference_batch,
-            np.array([rings.of(ring(shape)) for shape in shapes], dtype=np.int64),
-            np.array([counts.of(tuple(sorted(shape))) for shape in shapes], dtype=np.int64),
-        )
-
-
-class _Numbers:
-    def __init__(self, known: dict[Placement, int]) -> None:
-        self._known = known
-        self._new: dict[Placement, int] = {}
-
-    def of(self, placement: Placement) -> int:
-        number = self._known.get(placement)
-        return self._new.setdefault(placement, -1 - len(self._new)) if number is None else number
+def points(cells: Sequence[Cell], reference_batch: float) -> Points:
+    """`cells` as columns. Placements are compared by the hashes of their numbers, which are the same in every process."""
+    shapes = [cell.placement for cell in cells]
+    return Points(
+        np.array([len(shape) for shape in shapes], dtype=np.float64),
+        np.array([sum(shape) for shape in shapes], dtype=np.float64),
+        np.array([max(shape) for shape in shapes], dtype=np.float64),
+        np.array([cell.local_batch for cell in cells], dtype=np.float64) / reference_batch,
+        np.array([hash(ring(shape)) for shape in shapes], dtype=np.int64),
+        np.array([hash(tuple(sorted(shape))) for shape in shapes], dtype=np.int64),
+    )

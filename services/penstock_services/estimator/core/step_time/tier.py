@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from penstock.model.types import WHOLE_GPU, JobSpec
-from penstock_services.estimator.core.eta.phases import AROUND, phase_ms
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.node_capacity import NodeCapacity, densest
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, Guess
 from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
-from penstock_services.estimator.core.resources.nearest import Nearest
+from penstock_services.estimator.core.resources.nearest import AROUND, Nearest, phase_ms
 from penstock_services.estimator.core.step_time.placements import Placement
 from penstock_services.estimator.core.step_time.training import (
     Durations,

@@ -25,9 +25,7 @@ from penstock_services.estimator.core.step_time.placements import (
 )
 
 SHARED = "*"  # stands for all owners in a table's name; no owner can be called so
-OWNERS_APART = (
-    0.3  # by hand, while few cells have two owners: they differ in versions, precisions and input sizes
-)
+OWNERS_APART = 0.3  # by hand, while few cells have two owners: versions, precisions and input sizes differ
 APART, APART_WEIGHT = (
     (0.05, 0.5),
     10.0,
