@@ -96,7 +96,6 @@ def test_generated_submissions_are_answered_or_skipped(seed: int) -> None:
             broker.append("estimator", [message])  # raises when it is larger than a log takes
             envelope = from_wire(message.headers, message.value, Topic.ESTIMATES)
             assert isinstance(envelope.data, JobEstimated)
-    assert seen["skipped"] == estimator.counts.skipped
     assert min(seen.values()) > GENERATED // 10  # the generator makes both kinds
 
 

@@ -173,7 +173,6 @@ def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
     assert run.estimate is not None
     assert run.estimate.host_memory_mib == 2_048
     assert run.measured.run_ms != run.measured.run_ms
-    assert cell.ledger.rejected == {"out_of_memory": 1}
     assert len(cell.ledger.history) == 0
     cell.ledger.learning = False
     cell.kill("job-2")

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured
+from penstock.model.envelope import from_wire
+from penstock.model.external_events import JobEstimated, JobSubmitted, StageSample, StagesMeasured
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.model.validation import checked
@@ -270,7 +271,7 @@ def test_a_sweep_takes_a_quarter_of_the_history_and_no_more() -> None:
         (["resnet50"], spec("ada", "ada.py"), "history"),
     ],
 )
-def test_what_is_not_known_falls_back_a_tier_and_is_counted(past: list[str], job: JobSpec, tier: str) -> None:
+def test_what_is_not_known_falls_back_a_tier(past: list[str], job: JobSpec, tier: str) -> None:
     """No history at all, a cell that runs one network only, a network that nobody ran, a job that names none."""
     estimator = Estimator(Settings(log_url="x"), MemoryLog(MemoryBroker()), Tracing())
     for model in past:
@@ -278,8 +279,10 @@ def test_what_is_not_known_falls_back_a_tier_and_is_counted(past: list[str], job
         ran = job_info(spec("ada", "ada.py", model=model))
         estimator.state.history.add(ran.key, measured, "ada")
         estimator.state.nearest.add(ran, measured)
-    estimator._message("job-1", JobSubmitted(job_id="job-1", spec=job).spec, "cause", None)
-    assert estimator.counts.tiers == {tier: 1}
+    message = estimator._message("job-1", JobSubmitted(job_id="job-1", spec=job).spec, "cause", None)
+    answer = from_wire(message.headers, message.value, Topic.ESTIMATES).data
+    assert isinstance(answer, JobEstimated)
+    assert answer.estimate.tier == tier
 
 
 def test_a_cell_without_sound_runs_trains_nothing() -> None:

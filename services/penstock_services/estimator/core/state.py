@@ -1,6 +1,6 @@
 """The estimator's state: one fold of the cell's ledger, as far as estimates need it. `evolve` is the only writer."""
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -90,8 +90,6 @@ class State:
     """Every succeeded run, sound or not, and every worker that was killed for its memory; whoever stores them takes them out."""
     stage_rows: list[Owned] = field(default_factory=list)
     """Likewise."""
-    rejected: Counter[str] = field(default_factory=Counter)
-    """Why runs taught nothing, without numbers → how many."""
     head: Head = GENESIS
     jobs_offset: int = 0
     """Offset after the last record of the jobs partition that the placer answered."""
@@ -247,7 +245,6 @@ def _killed(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocat
         return
     held_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
     state.kills.add(job.info, held_mib)
-    state.rejected[REASON] += 1
     why = f"{REASON}: killed with {held_mib} MiB of host memory"
     measured = Run(ended_ms=at.now_ms, seq=at.seq)
     state.finished.append(FinishedRun(at.seq, job_id, job.info, allocation, job.estimate, measured, why))
@@ -272,9 +269,7 @@ def _learn(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocati
         measured = measured._replace(**measured_steps(job.progress, steps))
         eta = job.progress.eta_at_half(at.now_ms)
     why = implausible(measured, allocation)
-    if why:
-        state.rejected[why.partition(":")[0]] += 1
-    else:
+    if not why:
         state.history.add(job.info.key, measured, job.info.owner)
         state.nearest.add(job.info, measured)
         state.past_cores.add(job.info, allocation, measured)

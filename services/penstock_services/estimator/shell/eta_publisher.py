@@ -19,8 +19,6 @@ class EtaPublisher:
         self._state = state
         self._publisher = publisher
         self._wake = asyncio.Event()
-        self.published = 0
-        """Remaining times that were appended."""
 
     def caught_up(self) -> None:
         """The ledger that exists was folded: what of it was answered is not answered again."""
@@ -47,12 +45,8 @@ class EtaPublisher:
                 if (found := self.updates.next(job_id)) is not None:
                     messages.append(self._publisher.message(f"eta-{cause}", found, cause, job_id))
                 if len(messages) == MAX_AT_ONCE:
-                    await self._send(messages)
+                    await self._publisher.send(messages, "remaining times")
                     messages = []
                 await asyncio.sleep(0)
             if messages:
-                await self._send(messages)
-
-    async def _send(self, messages: list[Message]) -> None:
-        await self._publisher.send(messages, "remaining times")
-        self.published += len(messages)
+                await self._publisher.send(messages, "remaining times")

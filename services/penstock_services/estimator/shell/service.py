@@ -8,9 +8,7 @@ and the placer rejects the second. What finished runs teach is kept by the `Lear
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -48,23 +46,10 @@ LOG = logging.getLogger(__name__)
 BATCH_MS = 20  # under load a poll costs more than the records that it brings; the first after idle never waits
 
 
-@dataclass(slots=True)
-class Counts:
-    """What went through since the start."""
-
-    sent: int = 0
-    """Events, repeats among them."""
-    skipped: int = 0
-    """Records of the jobs topic that cannot be read; the placer answers them with a dead letter."""
-    tiers: Counter[str] = field(default_factory=Counter)
-    """Tier → estimates that rest on it: how often one had to fall back."""
-
-
 class Estimator:
     """One cell's estimator on one log."""
 
     def __init__(self, settings: Settings, log: Log, traces: Tracing) -> None:
-        self.counts = Counts()
         self._log = log
         self._traces = traces
         self._jobs = Partition(Topic.JOBS, settings.cell_index)
@@ -197,11 +182,10 @@ class Estimator:
         self._steps.prepare(specs)
 
     def _submission(self, record: Record) -> tuple[JobSubmitted, Envelope] | None:
-        """Of one record of the jobs topic; None when it is no submission or cannot be read."""
+        """Of one record of the jobs topic; None when it is no submission, or cannot be read: the placer writes a dead letter."""
         try:
             envelope = from_wire(record.headers, record.value, self._jobs.topic)
         except EventError:
-            self.counts.skipped += 1
             return None
         submitted = envelope.data
         return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
@@ -210,7 +194,6 @@ class Estimator:
         """`cause`: id of the submission's event; `traceparent`: its context, if it is still known."""
         started_ms, began_s = wall_ms(), time.perf_counter()
         found = estimate(spec, self._tiers, key_of(spec), self._bounds)
-        self.counts.tiers[found.tier] += 1
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,
@@ -233,7 +216,6 @@ class Estimator:
 
     async def _send(self, messages: Sequence[Message]) -> None:
         await self._publisher.send(messages, "estimates")
-        self.counts.sent += len(messages)
         hit("estimator.estimate_sent")
 
 

@@ -27,9 +27,16 @@ class _Asked(NamedTuple):
     model: str
     batch_size: int | None
     gpus: int
-    workers: int
-    parameter_servers: int
+    """Of all workers."""
     cards: tuple[Card, ...]
+
+    def tasks(self) -> list[Task]:
+        """One per card."""
+        batch = math.nan if self.batch_size is None else self.batch_size
+        return [
+            Task(self.model, card.model, self.gpus, batch_size=batch, card_mib=card.memory_mib)
+            for card in self.cards
+        ]
 
 
 class ModelTier:
@@ -79,7 +86,7 @@ class ModelTier:
             cards = tuple(card for card in cards if card.model in allowed)
         if not cards:
             return None
-        return _Asked(spec.model, spec.batch_size, gpus, spec.workers, spec.parameter_servers, cards)
+        return _Asked(spec.model, spec.batch_size, gpus * spec.workers, cards)
 
     def _ask(self, wanted: Sequence[_Asked]) -> None:
         assert self._model is not None
@@ -90,50 +97,37 @@ class ModelTier:
 
 def _answers(learned: InUse[Model], wanted: Sequence[_Asked]) -> list[Guess | None]:
     """One for each, in their order; by two questions to the model, however many there are."""
-    tasks = [_task(asked, card) for asked in wanted for card in asked.cards]
-    inputs = learned.model.features.of(tasks)
-    label = learned.model.labels.get(MEMORY)
-    if label is None:
+    version, model = learned
+    if MEMORY not in model.labels:
         return [None] * len(wanted)
-    memory = label.predict(MEMORY, inputs, cached=True)
-    ends = list(accumulate(len(asked.cards) for asked in wanted))
-    high = memory.high.tolist()
+    tasks = [task for asked in wanted for task in asked.tasks()]
+    inputs = model.features.of(tasks)
+    memory = model.labels[MEMORY].predict(MEMORY, inputs, cached=True)
+    high, starts = memory.high.tolist(), [0, *accumulate(len(asked.cards) for asked in wanted)]
     best = [
-        end - len(asked.cards) + _best_card(high[end - len(asked.cards) : end], asked.cards)
-        for asked, end in zip(wanted, ends, strict=True)
+        start + _best_card(high[start : start + len(asked.cards)], asked.cards)
+        for start, asked in zip(starts, wanted, strict=False)
     ]
-    busy = learned.model.labels.get(UTILISATION)
-    percent = (
-        [None] * len(best) if busy is None else busy.expect(UTILISATION, inputs.pick(np.array(best))).tolist()
-    )
-    values, lows, known = (column[best].tolist() for column in (memory.value, memory.low, memory.known))
-    name = f"{learned.version}, learned from {learned.model.runs} runs: GPU memory"
+    rows = np.array(best)
+    percents: list[float | None] = [None] * len(best)
+    if UTILISATION in model.labels:
+        percents = model.labels[UTILISATION].expect(UTILISATION, inputs.pick(rows)).tolist()
+    values, lows, known = (column[rows].tolist() for column in (memory.value, memory.low, memory.known))
+    name = f"{version}, learned from {model.runs} runs: GPU memory"
     return [
         None
         if sure < MIN_KNOWN
         else Guess(
             tier="model",
             confidence=round(MAX_CONFIDENCE * sure, 3),
-            source=f"{name} {value:.0f} MiB on {tasks[at].gpu}, "
-            f"9 of 10 such runs between {low:.0f} and {high[at]:.0f}",
-            gpu_memory_mib=math.ceil(high[at]),
-            gpu_utilisation_percent=None if share is None else round(share, 1),
-            model_version=learned.version,
+            source=f"{name} {value:.0f} MiB on {tasks[row].gpu}, "
+            f"9 of 10 such runs between {low:.0f} and {high[row]:.0f}",
+            gpu_memory_mib=math.ceil(high[row]),
+            gpu_utilisation_percent=None if percent is None else round(percent, 1),
+            model_version=version,
         )
-        for at, value, low, sure, share in zip(best, values, lows, known, percent, strict=True)
+        for row, value, low, sure, percent in zip(best, values, lows, known, percents, strict=True)
     ]
-
-
-def _task(asked: _Asked, card: Card) -> Task:
-    return Task(
-        model=asked.model,
-        gpu=card.model,
-        gpus=asked.gpus * asked.workers,
-        batch_size=math.nan if asked.batch_size is None else asked.batch_size,
-        card_mib=card.memory_mib,
-        parameter_servers=asked.parameter_servers,
-        workers=asked.workers,
-    )
 
 
 def _best_card(high: Sequence[float], cards: Sequence[Card]) -> int:

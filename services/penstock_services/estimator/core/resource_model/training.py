@@ -35,8 +35,6 @@ def measured(run: FinishedRun) -> tuple[Task, Mapping[str, float]] | None:
         gpus=allocation.gpus * info.workers,
         batch_size=math.nan if info.batch_size is None else info.batch_size,
         card_mib=allocation.card.memory_mib or math.nan,
-        parameter_servers=info.parameter_servers,
-        workers=info.workers,
         owner=info.owner,
     )
     labels = {
@@ -71,20 +69,18 @@ def judge(model: Model, runs: Sequence[FinishedRun]) -> dict[str, float]:
     """
     newest = table(runs)
     predicted = model.predict(newest.tasks)
-    found: dict[str, float] = {"error": math.inf}
+    found: dict[str, float] = {}
     for name in (MEMORY, UTILISATION, UTILISATION_STD):
-        truth = newest.labels.get(name)
-        if truth is None or name not in predicted or not np.isfinite(truth).any():
-            continue
+        truth = newest.labels.get(name, np.empty(0))
         rows = np.flatnonzero(np.isfinite(truth))
+        if name not in predicted or not rows.size:
+            continue
         value, right = predicted[name].value[rows], truth[rows]
         off = np.log(value / right) if name == MEMORY else (value - right) / 100
         found[f"{name}_error"] = float(np.abs(off).mean())
         inside = within(predicted[name].low, predicted[name].high, truth)[rows]
         found[f"{name}_within"] = float(inside.mean())
-        if name == MEMORY:
-            found["error"] = found[f"{name}_error"]
-    return found
+    return found | {"error": found.get(f"{MEMORY}_error", math.inf)}
 
 
 def promise_broken(run: FinishedRun) -> bool | None:

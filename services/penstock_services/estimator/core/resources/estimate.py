@@ -191,27 +191,28 @@ def estimate(
     if bounds is not None:
         found = bounds(spec, key, found)
     share = asked.gpu_share_milli or WHOLE_GPU
-    gpus = 1 if share < WHOLE_GPU else _pick(asked.gpus, found.gpus, DEFAULT_GPUS)
-    utilisation = found.gpu_utilisation_percent
+
+    def pick(name: str) -> int:
+        values = getattr(asked, name), getattr(found, name), getattr(DEFAULT, name)
+        return int(next(value for value in values if value is not None))
+
+    gpus = 1 if share < WHOLE_GPU else pick("gpus")
+    percent = found.gpu_utilisation_percent
     worker = ResourceVector(
         gpus=gpus,
-        cores=_pick(asked.cores, found.cores, DEFAULT_CORES),
-        host_memory_mib=_pick(asked.host_memory_mib, found.host_memory_mib, DEFAULT_HOST_MEMORY_MIB),
-        gpu_memory_mib=_pick(asked.gpu_memory_mib, found.gpu_memory_mib, DEFAULT_GPU_MEMORY_MIB)
+        cores=pick("cores"),
+        host_memory_mib=pick("host_memory_mib"),
+        gpu_memory_mib=pick("gpu_memory_mib") if gpus else 0,
+        gpu_utilisation_percent=(DEFAULT_UTILISATION_PERCENT if percent is None else percent)
         if gpus
-        else 0,
-        gpu_utilisation_percent=0.0
-        if not gpus
-        else DEFAULT_UTILISATION_PERCENT
-        if utilisation is None
-        else utilisation,
+        else 0.0,
         bandwidth_mbps=asked.bandwidth_mbps or 0,
         gpu_share_milli=share,
     )
     named = [name for name in ASKABLE if getattr(asked, name) is not None]
-    told_all = all(name in named for name in (ASKABLE if gpus else ASKABLE[:3]))
-    source = "the user asked for all of it" if told_all else found.source
-    if named and not told_all:
+    all_asked = all(name in named for name in (ASKABLE if gpus else ASKABLE[:3]))
+    source = "the user asked for all of it" if all_asked else found.source
+    if named and not all_asked:
         source = f"{', '.join(named)}: asked for by the user; else {source}"
     if found.partly:
         source = f"{source}; {found.partly}"
@@ -219,34 +220,27 @@ def estimate(
         worker=worker,
         parameter_server=PARAMETER_SERVER if spec.parameter_servers else NO_SERVER,
         run_ms=found.run_ms,
-        confidence=1.0 if told_all else found.confidence,
-        tier="user" if told_all else found.tier,
+        confidence=1.0 if all_asked else found.confidence,
+        tier="user" if all_asked else found.tier,
         source=source,
-        model_version=None if told_all and not found.partly else found.model_version,
+        model_version=None if all_asked and not found.partly else found.model_version,
     )
 
 
 def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
     """The first answer that is no partial one, with what it left open filled in by all others and by the default, in order.
 
-    `partly`: the sources of the partial ones that were heard.
+    `partly`: the sources of the partial ones that filled something in.
     """
     guesses = [found for tier in tiers if (found := tier.guess(spec, key)) is not None]
     guesses.append(DEFAULT)
     lead = next(guess for guess in guesses if not guess.partly)
     merged: dict[str, Any] = {}
-    tellers: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in OPEN:
-        teller = next((guess for guess in guesses if getattr(guess, name) is not None), DEFAULT)
-        merged[name] = getattr(teller, name)
-        if teller.partly:
-            tellers[teller.partly] = teller.model_version
-    versions = (lead.model_version, *tellers.values())
-    merged["model_version"] = next((version for version in versions if version is not None), None)
-    return lead._replace(partly="; ".join(tellers), **merged)
-
-
-def _pick(asked: int | None, found: int | None, default: int) -> int:
-    if asked is not None:
-        return asked
-    return default if found is None else found
+        source = next((guess for guess in guesses if getattr(guess, name) is not None), DEFAULT)
+        merged[name] = getattr(source, name)
+        if source.partly:
+            versions[source.partly] = source.model_version
+    known = (version for version in (lead.model_version, *versions.values()) if version is not None)
+    return lead._replace(partly="; ".join(versions), model_version=next(known, None), **merged)
