@@ -6,6 +6,7 @@ from penstock_services.estimator.core.eta.curves import Curve
 from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes
 from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
 from penstock_services.estimator.core.step_time.training import Durations, train
+from penstock_services.estimator.core.step_time.training_set import TrainingSet
 
 SHAPES = [(gpus,) * nodes for nodes in (1, 2, 3) for gpus in (1, 2, 4)]
 ASKED = [Cell((1,), 64.0), Cell((2, 4), 64 / 6), Cell((1, 2, 3), 64 / 6)]
@@ -27,7 +28,7 @@ def trained(turn: int = 1) -> Durations:
     totals = [[100.0 * job, 110.0 * job, 95.0 * job] for job in range(1, 20)]
     windows = [[1.0 + 0.01 * run] * 20 for run in range(10)]
     ordered = dict(list(tables.items())[::turn])
-    return train(ordered, curves, totals, windows, np.random.default_rng(0))
+    return train(TrainingSet(ordered, ordered, curves, totals, windows), np.random.default_rng(0))
 
 
 def test_what_is_read_back_answers_bit_for_bit_the_same() -> None:
@@ -51,7 +52,7 @@ def test_the_order_of_the_history_moves_nothing() -> None:
 
 def test_no_history_is_a_model_too() -> None:
     """The first start of a cell."""
-    blank = train({"ada new t4": table([])[0]}, [], [], [], np.random.default_rng(0))
+    blank = train(TrainingSet({"ada new t4": table([])[0]}, (), [], [], []), np.random.default_rng(0))
     body = to_bytes(blank)
     assert from_bytes(body, digest_of(body), Durations) == blank
     assert not blank.models

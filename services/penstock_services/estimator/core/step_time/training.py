@@ -1,12 +1,12 @@
 """The learned model of durations: step times by network and GPU, and how remaining times err. Trained, judged and asked."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.eta.curves import Curve, learn_curves
+from penstock_services.estimator.core.eta.curves import learn_curves
 from penstock_services.estimator.core.eta.quantiles import normal_quantile
 from penstock_services.estimator.core.eta.remaining import Learned, learn_runs, learn_steps
 from penstock_services.estimator.core.model_lifecycle import ModelKind
@@ -14,11 +14,12 @@ from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.step_time.fit import fit as fit_table
 from penstock_services.estimator.core.step_time.fit import learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import Cell, Table
+from penstock_services.estimator.core.step_time.placements import Cell
 from penstock_services.estimator.core.step_time.prior import Prior
 from penstock_services.estimator.core.step_time.training_set import (
     OWNERS_APART,
     SHARED,
+    TrainingSet,
     name_of,
     sample_of,
     samples_of,
@@ -65,43 +66,27 @@ class StepAnswer(NamedTuple):
     """Half of the interval of LEVEL, of ln."""
 
 
-def train(
-    tables: Mapping[str, Table],
-    curves: Sequence[tuple[str, Curve]],
-    totals: Sequence[Sequence[float]],
-    windows: Sequence[Sequence[float]],
-    chance: np.random.Generator,
-    *,
-    teaching: Collection[str] | None = None,
-    prior: Prior | None = None,
-    apart: float = OWNERS_APART,
-) -> Durations:
-    """The same data and generator give the same model, in whatever order the tables come.
+def train(found: TrainingSet, generator: np.random.Generator, prior: Prior | None = None) -> Durations:
+    """The same data and generator give the same model, in whatever order the tables come. `prior`: one that is known already.
 
-    `tables`: step times by name. `curves`: (kind, loss curve) of finished runs. `totals`: iterations of finished runs,
-    one sequence per job. `windows`: mean step per window of finished runs, one sequence per run. `teaching`: names of
-    the tables that the prior is learned from; None: all. `prior`: one that is known already. Raises `ValueError` for more
-    than MAX_CELLS cells in a table.
+    Raises `ValueError` for more than MAX_CELLS cells in a table.
     """
-    named = [(name, tables[name]) for name in sorted(tables) if tables[name].cells]
+    named = [(name, table) for name, table in sorted(found.tables.items()) if table.cells]
     if prior is None:
-        prior = learn_prior([table for name, table in named if teaching is None or name in teaching], chance)
-    models = {name: fit_table(table, prior, reference_batch(table), chance) for name, table in named}
-    spread, errors = learn_runs(totals)
-    return Durations(
-        prior, models, Learned(learn_curves(curves), spread, errors, learn_steps(windows)), apart
-    )
+        prior = learn_prior([table for name, table in named if name in found.teaching], generator)
+    models = {name: fit_table(table, prior, reference_batch(table), generator) for name, table in named}
+    spread, errors = learn_runs(found.totals)
+    eta = Learned(learn_curves(found.curves), spread, errors, learn_steps(found.windows))
+    return Durations(prior, models, eta, found.apart)
 
 
 def fit(runs: Sequence[FinishedRun], like: Durations | None) -> Durations:
     """`like` lends its prior, which a fifth more runs hardly move and which takes longest to learn; without it only step
     times are learned, for they are what is judged."""
-    found, chance = training_set(runs), np.random.default_rng(SEED)
+    found, generator = training_set(runs), np.random.default_rng(SEED)
     if like is None:
-        return train(found.tables, (), (), (), chance, teaching=found.teaching, apart=found.apart)
-    return train(
-        found.tables, found.curves, found.totals, found.windows, chance, prior=like.prior, apart=found.apart
-    )
+        return train(found._replace(curves=(), totals=(), windows=()), generator)
+    return train(found, generator, like.prior)
 
 
 def knows(durations: Durations, asked: StepQuestion) -> bool:

@@ -7,7 +7,7 @@ networks (the prior, curves, spreads) each owner teaches a bounded part.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import exp, isfinite, log
 from statistics import median
 from typing import NamedTuple, TypeVar
@@ -62,14 +62,19 @@ class Sample(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """As `training.train` takes it."""
+    """What is learned from. Step times by name of table."""
 
     tables: Mapping[str, Table]
-    teaching: frozenset[str]
+    teaching: Collection[str]
+    """Names of the tables that the prior is learned from."""
     curves: Sequence[tuple[str, Curve]]
+    """(kind, loss curve) of finished runs."""
     totals: Sequence[Sequence[float]]
+    """Iterations of finished runs, one sequence per job."""
     windows: Sequence[Sequence[float]]
-    apart: float
+    """Mean step per window, one sequence per finished run."""
+    apart: float = OWNERS_APART
+    """Standard deviation of ln step between owners of one network in the same cell."""
 
 
 def name_of(owner: str, network: str, gpu: str) -> str:
