@@ -1,10 +1,9 @@
 """Fitting step models: maximum a posteriori by Gauss-Newton, and what measured networks teach about the next (empirical Bayes)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, inf, log
 
 import numpy as np
-from scipy.optimize import minimize
 
 from penstock_services.estimator.core.gaussian_process import Floats, Integers, surprise
 from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
@@ -17,8 +16,8 @@ MAX_CELLS = 1_000  # a fit costs cells³, an answer cells²: about 0.3 ms with s
 MAX_ROUNDS = 30  # of Gauss-Newton; it ends after about 10
 MIN_GAIN = 1e-4  # nats: what one round must gain
 MAX_HALVINGS = 8
-SEARCH_EVALUATIONS = 150  # of the likelihood, for the twelve scales
-MAX_MOVE = 5.0  # in ln of a scale
+SEARCH_STEP = 0.5  # in ln of a scale
+SEARCH_ROUNDS = 6
 OWN_SCALES_FROM = 60  # cells; fewer say too little about twelve scales
 OWN_SCALES_CELLS = 200  # the scales are sought on so many
 OWN_SCALES_BELIEF = 0.7  # standard deviation of ln of a scale around what other networks teach
@@ -167,6 +166,26 @@ def _scales_of(explained: list[_Explained], around: tuple[float, ...], belief: f
         off = (logs - middle) / belief
         return sum(model.surprise(np.exp(logs)) for model in explained) + 0.5 * float(off @ off)
 
-    bounds = [(log - MAX_MOVE, log + MAX_MOVE) for log in middle]
-    found = minimize(loss, middle, method="L-BFGS-B", bounds=bounds, options={"maxfun": SEARCH_EVALUATIONS})
-    return tuple(np.exp(found.x).tolist())
+    return tuple(np.exp(_coordinate_search(loss, middle)).tolist())
+
+
+def _coordinate_search(loss: Callable[[Floats], float], start: Floats) -> Floats:
+    """Along one axis after the other; a step that helps grows by half, one that helps in neither direction is halved.
+
+    Ends early, which keeps the scales near the belief: L-BFGS to its end explains the measured cells better and others worse
+    (p95 of 15 measured cells 18.7 % instead of 16.9 %).
+    """
+    found, least = start.copy(), loss(start)
+    steps = np.full(len(start), SEARCH_STEP)
+    for _ in range(SEARCH_ROUNDS):
+        for index in range(len(start)):
+            for direction in (1.0, -1.0):
+                there = found.copy()
+                there[index] += direction * steps[index]
+                if (here := loss(there)) < least:
+                    found, least = there, here
+                    steps[index] *= 1.5
+                    break
+            else:
+                steps[index] /= 2.0
+    return found
