@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from penstock_services.estimator.core.step_time.fit import fit, learn_prior, reference_batch
 from penstock_services.estimator.core.step_time.model import StepModel
-from penstock_services.estimator.core.step_time.placements import Cell, Measurement, Table, table
+from penstock_services.estimator.core.step_time.placements import (
+    Cell,
+    Measurement,
+    Table,
+    table,
+    why_rejected,
+)
 from penstock_services.estimator.core.step_time.prior import WIDE, Prior
 from tests.papers.estimator.step_validation import MODELS as LEARNERS
 from tests.papers.estimator.step_validation import (
@@ -49,8 +55,8 @@ def measured(model: str) -> Table:
             )
             for row in csv.DictReader(file)
         ]
-    found, aside = table(runs)
-    assert not aside
+    assert not any(map(why_rejected, runs))
+    found = table(runs)
     assert len(found.cells) == len(runs)
     return found
 
@@ -63,7 +69,7 @@ def scaled_up(model: str) -> Table:
             each, more = divmod(int(row["num_replicas"]), nodes := int(row["num_nodes"]))
             shape = (each,) * (nodes - more) + (each + 1,) * more
             runs.append(Measurement(Cell(shape, float(row["local_bsz"])), float(row["step_time"])))
-    return table(runs)[0]
+    return table(runs)
 
 
 @cache

@@ -50,7 +50,7 @@ def test_the_worst_job_stands_first_and_users_are_not_blamed_for_it() -> None:
     """A request of the user's is his; the worst estimate of ours is the one to look at."""
     runs = [run(0, 1_100, 1_000), run(1, 300, 1_000), run(2, 16_000, 1_000, asked=("gpu_memory_mib",))]
     worst = accuracy_of(runs).worst[0]
-    assert (worst.job_id, worst.estimate, worst.used) == ("job-1", 300, 1_000)
+    assert (worst.run.job_id, worst.estimate, worst.used) == ("job-1", 300, 1_000)
 
 
 def test_one_command_that_ran_often_does_not_fill_the_list_of_the_worst() -> None:
@@ -58,7 +58,7 @@ def test_one_command_that_ran_often_does_not_fill_the_list_of_the_worst() -> Non
     nightly = [run(number, 5_000, 1_000) for number in range(30)]
     once = run(30, 3_000, 1_000)._replace(info=nightly[0].info._replace(key=b"other"))
     worst = [one for one in accuracy_of([*nightly, once]).worst if one.field == "gpu_memory_mib"]
-    assert [one.job_id for one in worst] == ["job-0", "job-30"]
+    assert [one.run.job_id for one in worst] == ["job-0", "job-30"]
 
 
 def test_who_asks_for_more_than_he_uses_is_named() -> None:

@@ -121,7 +121,14 @@ def plain(found: Accuracy) -> Mapping[str, Any]:
         "drift": found.drift,
         "over_asking": [one._asdict() for one in found.over_asking],
         "worst": [
-            {"said" if name == "estimate" else name: value for name, value in one._asdict().items()}
+            {
+                "job_id": one.run.job_id,
+                "owner": one.run.info.owner,
+                "tier": one.tier,
+                "field": one.field,
+                "said": one.estimate,
+                "used": one.used,
+            }
             for one in found.worst
         ],
         "remaining": None if eta is None else {**eta._asdict(), "held": eta.held._asdict()},

@@ -93,9 +93,9 @@ def owners(found: Accuracy) -> Table | None:
 def worst(found: Accuracy) -> Table | None:
     rows = []
     for job in found.worst:
-        ratio = f"{job.estimate / job.used:.2g}"
         estimate, used = shown(job.field, job.estimate), shown(job.field, job.used)
-        texts = (job.job_id, job.owner, name_of(job.tier), TITLES[job.field], estimate, used, ratio)
+        who = (job.run.job_id, job.run.info.owner, name_of(job.tier), TITLES[job.field])
+        texts = (*who, estimate, used, f"{job.ratio:.2g}")
         rows.append([Cell(text) for text in texts])
     return _table(("Job", "Owner", "From", "Field", "Estimate", "Used", "Estimate / use"), rows, 4)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, rows, text_of
 from penstock_services.estimator.core.resource_model.measurements import (
     BANDWIDTH,
+    LABELS,
     MEMORY,
     MIB_PER_GIB,
     THROUGHPUT,
@@ -19,8 +20,8 @@ from penstock_services.estimator.core.resource_model.measurements import (
     UTILISATION_STD,
     Runs,
     Task,
+    card_mib,
     runs_of,
-    why_rejected,
 )
 from tests.papers.estimator.liquid import PHASES
 from tests.papers.estimator.phases import FEWEST, MOST_PHASE_S, RESOURCES, Phased, phased_of
@@ -51,6 +52,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """What is read → the names that a column may have. Other columns are not looked at."""
 REQUIRED = ("gpu", "gpus", "model")
 NUMBERS = ("gpus", "batch_size", "card_gib", "parameter_servers", "workers", "batches")
+MOST_GPUS = 100_000
+MOST_BATCH = 1 << 30
+MOST_VALUE = 1e15
 MEASURED = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
 OF_PHASES = (*RESOURCES, *PHASES)
 """Phases in seconds, the training's of one iteration."""
@@ -189,3 +193,37 @@ def _run(row: Row) -> tuple[Task, dict[str, float], dict[str, float]] | str:
         {name: numbers[name] for name in MEASURED},
         {name: numbers[name] for name in OF_PHASES},
     )
+
+
+def why_rejected(task: Task, measured: Mapping[str, float]) -> str | None:
+    """Why this run teaches nothing; None: it may be believed.
+
+    One absurd value discredits the whole run: whatever mixed it up may have mixed up the others.
+    """
+    card = card_mib(task)
+    if not task.model:
+        return "the workload has no name"
+    if not 1 <= task.gpus <= MOST_GPUS or task.gpus != int(task.gpus):
+        return "the number of GPUs is no whole number ≥ 1"
+    if not math.isnan(task.batch_size) and not 0 < task.batch_size <= MOST_BATCH:
+        return "the batch size is out of range"
+    if math.isnan(card):
+        return "the GPU is unknown and its memory is not given"
+    if not 0 < card <= MOST_VALUE:
+        return "the GPU's memory is no number above 0"
+    for name, value in measured.items():
+        if math.isnan(value):
+            continue
+        if math.isinf(value) or value > MOST_VALUE:
+            return f"{name} is out of all range"
+        if value < 0:
+            return f"{name} is negative"
+    if all(math.isnan(measured.get(name, math.nan)) for name in LABELS):
+        return "nothing was measured"
+    if measured.get(UTILISATION, 0.0) > 100 or measured.get(UTILISATION_STD, 0.0) > 100:
+        return "utilisation is above 100 %"
+    if measured.get(MEMORY, 0.0) > card:
+        return "more GPU memory than the card has"
+    if measured.get(MEMORY, 1.0) == 0 or measured.get(THROUGHPUT, 1.0) == 0:
+        return "it never used its GPU"
+    return None

@@ -76,7 +76,7 @@ def read_steps(path: Path) -> Steps:
     if problems:
         raise BadData("\n".join(problems))
     steps = Steps(
-        {model: table(measured)[0] for model, measured in sorted(found.items())},
+        {model: table(measured) for model, measured in sorted(found.items())},
         sum(map(len, found.values())),
         tuple(aside),
         tuple(ignored),

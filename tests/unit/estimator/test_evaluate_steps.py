@@ -44,7 +44,7 @@ def lines(sync_s: float, seed: int = 0) -> list[str]:
 
 def whole(sync_s: float = 0.2) -> Table:
     rows = [line.split(",") for line in lines(sync_s)]
-    return table(Measurement(Cell(tuple(map(int, p)), float(b)), float(s)) for p, b, s in rows)[0]
+    return table(Measurement(Cell(tuple(map(int, p)), float(b)), float(s)) for p, b, s in rows)
 
 
 @pytest.fixture

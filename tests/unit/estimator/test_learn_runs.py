@@ -11,8 +11,8 @@ from penstock_services.estimator.core.resource_model.measurements import (
     UTILISATION,
     Task,
     card_mib,
-    why_rejected,
 )
+from tests.papers.estimator.run_files import why_rejected
 
 TASK = Task("resnet50", "V100", 2.0, "FP16", 64.0)
 GOOD = {MEMORY: 14_000.0, UTILISATION: 93.0, THROUGHPUT: 700.0}

@@ -40,6 +40,27 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
 )
 
 
+class Pair(NamedTuple):
+    """One field of a run: its estimate and its use; both > 0."""
+
+    run: FinishedRun
+    field: str
+    tier: str
+    """`USER` for what he asked for himself."""
+    estimate: float
+    used: float
+
+    @property
+    def ratio(self) -> float:
+        """estimate / use."""
+        return self.estimate / self.used
+
+    @property
+    def off(self) -> float:
+        """|log(estimate / use)|."""
+        return abs(math.log(self.ratio))
+
+
 class Share(NamedTuple):
     """Of some runs, with the interval that holds the true share 95 times in 100 (Wilson)."""
 
@@ -76,17 +97,6 @@ class Remaining(NamedTuple):
     p95_off: float
 
 
-class Worst(NamedTuple):
-    """One job whose estimate was far off."""
-
-    job_id: str
-    owner: str
-    tier: str
-    field: str
-    estimate: float
-    used: float
-
-
 class OverAsking(NamedTuple):
     """An owner who asks for more than his jobs use."""
 
@@ -107,32 +117,11 @@ class Accuracy(NamedTuple):
     drift: Mapping[str, Sequence[float]]
     """Field → median of |log(estimate / used)| in up to `STRETCHES` equal stretches of runs, oldest first; without users'."""
     over_asking: Sequence[OverAsking]
-    worst: Sequence[Worst]
+    worst: Sequence[Pair]
     remaining: Remaining | None = None
     """None: no run had its remaining time predicted."""
     killed: int = 0
     """Workers that were killed for exceeding their promise of host memory; they are no runs."""
-
-
-class Pair(NamedTuple):
-    """One field of a run: its estimate and its use; both > 0."""
-
-    run: FinishedRun
-    field: str
-    tier: str
-    """`USER` for what he asked for himself."""
-    estimate: float
-    used: float
-
-    @property
-    def ratio(self) -> float:
-        """estimate / use."""
-        return self.estimate / self.used
-
-    @property
-    def off(self) -> float:
-        """|log(estimate / use)|."""
-        return abs(math.log(self.ratio))
 
 
 def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
@@ -159,15 +148,12 @@ def accuracy_of(runs: Sequence[FinishedRun]) -> Accuracy:
     )
 
 
-def _worst(pairs: Sequence[Pair]) -> list[Worst]:
+def _worst(pairs: Sequence[Pair]) -> list[Pair]:
     """Of each job's key and field only the worst, so that one command that ran often leaves room for others."""
     found: dict[tuple[bytes, str], Pair] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.off, pair.run.job_id, pair.field)):
         found.setdefault((pair.run.info.key, pair.field), pair)
-    return [
-        Worst(one.run.job_id, one.run.info.owner, one.tier, one.field, one.estimate, one.used)
-        for one in list(found.values())[:WORST]
-    ]
+    return list(found.values())[:WORST]
 
 
 def pairs_of(runs: Sequence[FinishedRun]) -> list[Pair]:

@@ -1,6 +1,6 @@
 """How much one owner may move what other owners are answered, and push out of what is known: one row per limit, with its reason.
 
-Nobody can tell who of two disagreeing owners is right, so most limits give way once a third has measured the same.
+It is unknown which of two disagreeing owners is right, so most limits give way once a third has measured the same.
 """
 
 # Room in memory: a sweep that names every run anew pushes out at most a quarter of what others ran.
@@ -12,11 +12,11 @@ CORE_OWNERS, CORE_RUNS_OF_ONE = 1_000, 64  # they set his own cores only; older 
 
 # Nearest runs: each owner counts with few, and the median decides.
 NEAREST_OWNERS = 32  # of one network, the latest
-NEAREST_STORED_OF_ONE = 4  # runs of a network that are kept
+NEAREST_STORED_OF_ONE = 4  # runs of a network that are stored
 NEAREST_RUNS_OF_ONE = 2  # of the eight that answer
 ABOVE_OTHERS = 2.0  # so many times may his memory, cores and time exceed the next owner's and be believed
 
-# Model of resources: a cell is the median over owners; a cell of one owner alone is his word only.
+# Model of resources: a cell is the median over owners; a cell of one owner alone is contradicted by none.
 CELLS_OF_ONE = (
     100  # cells that he alone measured always count; beyond, as many as all others measured together
 )
@@ -27,7 +27,7 @@ REPEATS = (
 # Stages: the median over owners from three on, the first of two.
 STAGE_OWNERS = 16  # of one key; further ones add nothing
 
-# Step times: a cell is the median over owners, and these bound what he alone says.
+# Step times: a cell is the median over owners, and these bound what he alone measured.
 SHARING_OWNERS = 2  # for a shared cell to need no bound by what is usual
 OWNERS_DISAGREE = 4.0  # times: beyond, two owners do not measure the same thing, and the cell is nobody's
 BEYOND_USUAL = 8.0  # times what is usual among owners: in none of Pollux' networks is a cell further than 4.6 from the median

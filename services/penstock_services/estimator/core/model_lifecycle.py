@@ -10,7 +10,7 @@ from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes, version_of
 
 HELD_OUT = 0.2  # the newest runs judge, the older ones teach
-WORSE_BY = 1.02  # a new model may be so much worse on recent runs: less is chance
+WORSE_BY = 1.02  # a new model may be so much worse on recent runs: smaller differences are noise
 GROWTH = 0.2  # new runs, as a share of those that the last model was trained on
 WATCHED = 50  # predictions that came true or not: drift is judged on the latest of them
 MAX_MISSED = 13
@@ -50,7 +50,7 @@ class ModelKind(Generic[Model]):
     teaching: Callable[[Sequence[FinishedRun]], Sequence[FinishedRun]]
     """The runs that can teach it, in their order."""
     min_teaching: int
-    """Fewer say less than the history of their own keys, and leave nothing to hold out."""
+    """Fewer predict worse than the history of their own keys, and leave nothing to hold out."""
     fit: Callable[[Sequence[FinishedRun], Model | None], Model]
     """From these runs; a model of nearly the same ones lends what takes long to learn. Raises `ValueError`: nothing to learn."""
     judge: Callable[[Model, Sequence[FinishedRun]], dict[str, float]]

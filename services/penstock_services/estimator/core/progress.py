@@ -1,6 +1,6 @@
 """Progress of a running job, folded from what its tasks report: phases, iterations, step times, losses.
 
-Everything here is bounded per job, however often it reports: windows are merged in pairs, the loss curve keeps means over
+Everything here is bounded per job, however often it reports: windows are merged in pairs, the loss curve has means over
 spans that grow with the iteration, published remaining times are thinned. Times of one task are compared with each other
 only (its node's clock); across tasks and jobs the ledger's clock counts.
 """
@@ -173,7 +173,7 @@ class Progress:
     """Workers."""
     done: int = 0
     total: int | None = None
-    """As the script says."""
+    """As the script reports."""
     at_ms: int = 0
     """Ledger time of the newest report; 0: this attempt reported nothing."""
     started_ms: int | None = None
@@ -292,7 +292,7 @@ def steps_of(progress: Progress) -> tuple[Steps | None, str]:
 
 
 def measured_steps(progress: Progress, steps: Steps | None) -> Mapping[str, float]:
-    """Fields of `Run` that the ended attempt tells; the iterations are those of all attempts."""
+    """Fields of `Run` that the ended attempt measured; the iterations are those of all attempts."""
     phases = {f"{phase}_ms": spent for phase, spent in progress.phases_ms().items()}
     if steps is None:
         return phases

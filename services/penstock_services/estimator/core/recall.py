@@ -1,6 +1,6 @@
 """Progress of running jobs from before a snapshot that a fold begins with: a snapshot knows where they run, not how far they are.
 
-Records before the snapshot cannot be judged from their start, whose head nobody knows, but from their end: the snapshot's
+Records before the snapshot cannot be judged from their start, whose head is unknown, but from their end: the snapshot's
 head names the last valid one, which names the one before it (LAW 3).
 """
 
@@ -24,15 +24,15 @@ PROGRESS = frozenset(
 
 
 def recall_from(state: State, offset: int) -> int:
-    """From which offset on records before the snapshot, which ends at `offset`, say how far running jobs are."""
+    """From which offset on records before the snapshot, which ends at `offset`, hold the progress of running jobs."""
     if state.recall_seq is None:
         return offset
-    oldest = state.recall_seq - 1  # a record's offset is at least its seq - 1: void ones lie between
+    oldest = state.recall_seq - 1  # a record's offset is at least its seq - 1: void ones stand between
     return min(max(oldest, offset - MAX_RECALLED, 0), offset)
 
 
 def recall(state: State, values: Iterable[bytes]) -> None:
-    """Folds what records before the snapshot, in their order and void ones among them, say of the jobs that run in it; only
+    """Folds the progress of the snapshot's running jobs from the records before it, in their order and void ones among them; only
     between `begin_at` and the first `fold`."""
     records: list[tuple[str, str, At, list[RawFact]]] = []
     for value in values:

@@ -1,6 +1,6 @@
 """Learned models as bytes, without pickle: MessagePack of numbers, names and arrays, checked against a SHA-256.
 
-The digest lies beside the bytes, in the model's row, and names the version. What is read is data: nothing in it is run.
+The digest stands beside the bytes, in the model's row, and names the version. What is read is data: nothing in it is run.
 """
 
 from hashlib import sha256

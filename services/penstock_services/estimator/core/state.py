@@ -36,7 +36,7 @@ from penstock_services.estimator.core.runs import (
 )
 from penstock_services.estimator.core.stages.registry import Owned, StageRegistry
 
-MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer keeps
+MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer remembers
 MAX_FORGOTTEN = 1_000_000  # ids of those that it had to let go: 100 MB, and a placer that is as far behind
 
 
@@ -51,7 +51,7 @@ class At(NamedTuple):
 
 @dataclass(slots=True)
 class LiveJob:
-    """A job that the ledger says was submitted and has not ended."""
+    """A submitted job that has not ended."""
 
     info: JobInfo
     spec: JobSpec | None
@@ -71,7 +71,7 @@ class LiveJob:
 
 @dataclass(slots=True)
 class State:
-    """What the records up to `head` say. Tables of what runs taught, the nodes, and the jobs that are alive."""
+    """Fold of the records up to `head`: tables of what runs taught, the nodes, and the live jobs."""
 
     jobs_topic: str
     jobs_partition: int
@@ -149,7 +149,7 @@ def evolve(state: State, at: At, kind: str, fact: Any) -> None:
 def begin_at(state: State, replica: Replica) -> None:
     """Goes on from a fold of the cell that somebody else has made (a snapshot); only before the first `fold`.
 
-    Gangs of which some workers had exited teach nothing: a snapshot does not say what those used.
+    Gangs of which some workers had exited teach nothing: a snapshot does not hold what those used.
     """
     cell, state.head = replica.state, replica.head
     state.jobs_offset = cell.positions.get((state.jobs_topic, state.jobs_partition), 0)

@@ -33,7 +33,7 @@ NEAREST_KNOWN = (
     5_000  # newest runs that a restart looks through for the nearest of a job, and for cores of old
 )
 KILLS_KNOWN = 10_000  # newest kills for memory that a restart remembers
-RESOURCE_RUNS = 10_000  # newest; more say little about today's code, and training takes seconds
+RESOURCE_RUNS = 10_000  # newest; more are of other code, and training takes seconds
 POSITION_RECORDS = 20_000  # so many records without a finished run, and the position is written all the same
 MAX_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
 NICENESS = 10  # of the worker: where it shares a core with the answers, they get nine tenths of it

@@ -2,7 +2,7 @@
 
 After a restart it folds the ledger (with Postgres from a snapshot on), estimates every job that the ledger knows
 without an estimate, and reads on where the placer has read to. An estimate that is sent twice has the same id,
-and the placer rejects the second. What finished runs teach is kept by the `Learner`, beside this loop.
+and the placer rejects the second. The `Learner` stores what finished runs teach, beside this loop.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ _decode = msgspec.msgpack.Decoder(FinishedRun).decode
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 60.0
-MAX_RUNS = 200_000  # older ones say nothing about today's code; about 60 MB
+MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
 MAX_MODELS = 32
 MAX_UNSEEN = 10_000  # runs after the last training that a restart looks at
 
@@ -110,7 +110,7 @@ class RunStore:
                 )
 
     async def forget(self) -> None:
-        """Removes runs, stages, and models of each kind, beyond what is kept; the newest promoted models stay.
+        """Removes runs, stages, and models of each kind, beyond their maximum; the newest promoted models stay.
 
         Raises `StoreError`.
         """

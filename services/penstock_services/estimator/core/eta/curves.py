@@ -21,8 +21,8 @@ THINNED_POINTS = 60  # a fit takes 0.1 ms with so many, spaced evenly in ln of t
 POWERS = np.array([0.15, 0.25, 0.4, 0.6, 0.9, 1.3, 2.0])
 MAX_VALUE = 1e100  # what is larger is no loss but an overflow
 MAX_LEFT = 100.0  # ways back from the target; a run that diverged further is not further away
-MIN_LEFT = 0.005  # part of the way; noise says no more
-STRETCH = (1.02, 30.0)  # the power law may say that it takes in all so many times what is done
+MIN_LEFT = 0.005  # part of the way; below, noise decides
+STRETCH = (1.02, 30.0)  # the power law predicts so many times what is done, in all
 LOG_U = (
     -4.6,
     1.6,

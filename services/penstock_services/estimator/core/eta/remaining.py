@@ -125,7 +125,7 @@ def left_by_runs(
     """Iterations left, given the totals of finished runs and that this one has outlived `done`.
 
     ln of the total is normal around the runs' mean; their spread is shrunk to that of other jobs' runs. None where
-    no run can be used, or this one has outlived them so far that they say nothing.
+    no run can be used, or this one has outlived them so far that they predict nothing.
     """
     usable = [log(total) for total in totals if isfinite(total) and total > 0]
     if not usable:
@@ -194,7 +194,7 @@ def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, .
 def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """`step_errors` from finished runs: the mean step of each of its windows, in their order.
 
-    Told at some moments of each run from the windows until then, against the mean of those after.
+    Predicted at some moments of each run from the windows until then, against the mean of those after.
     """
     errors = []
     for run in runs:

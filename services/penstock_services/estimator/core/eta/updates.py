@@ -158,7 +158,7 @@ def _own(runs: Runs | None, gpus: int) -> tuple[float, float] | None:
 
 
 def moved(last: Published | None, now: Published) -> bool:
-    """Whether `now` differs from what `last` says after the time between them, or from what `last` held possible."""
+    """Whether `now` differs from `last` less the time between them, or is outside of its interval."""
     if last is None:
         return True
     gone_ms = now.at_ms - last.at_ms

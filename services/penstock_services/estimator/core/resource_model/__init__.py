@@ -1,1 +1,1 @@
-"""Pure: models of what a job needs, trained on finished runs. Arrays in, arrays out; chance only by given seeds."""
+"""Pure: models of what a job needs, trained on finished runs. Arrays in, arrays out; random numbers only from seeds."""

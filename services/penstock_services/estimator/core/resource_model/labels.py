@@ -1,6 +1,6 @@
 """How each label is learned: in which units, from which columns, and within which bounds.
 
-The unit is chosen so that errors are alike over its range and what physics says is in the offset, not learned.
+The unit is chosen so that errors are alike over its range and what is known from physics is in the offset, not learned.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Jobs, what their finished runs were measured to use, and which runs to believe.
+"""Jobs, and what their finished runs were measured to use.
 
 A job is described by what is known before it starts; a run adds the labels. Columns, not rows: a model is
 trained on all of them at once.
@@ -23,9 +23,6 @@ LABELS = (MEMORY, UTILISATION, UTILISATION_STD, BANDWIDTH, THROUGHPUT)
 """GPU memory: the largest seen on one GPU; utilisation: mean and standard deviation over the run, percent;
 bandwidth: of the network; throughput: of the whole job, per second, in the workload's own unit."""
 
-MOST_GPUS = 100_000
-MOST_BATCH = 1 << 30
-MOST_VALUE = 1e15
 MIB_PER_GIB = 1_024
 
 
@@ -40,7 +37,7 @@ class Task:
     precision: str = "FP32"
     batch_size: float = math.nan
     card_mib: float = math.nan
-    """Memory of one GPU; NaN: as the table of GPUs says."""
+    """Memory of one GPU; NaN: as in the table of GPUs."""
     parameter_servers: float = math.nan
     workers: float = math.nan
     batches: float = math.nan
@@ -76,7 +73,7 @@ def runs_of(tasks: Sequence[Task], measured: Sequence[Mapping[str, float]]) -> R
 
 
 def card_mib(task: Task) -> float:
-    """Memory of one of the job's GPUs, MiB; NaN where neither the run nor the table of GPUs tells it."""
+    """Memory of one of the job's GPUs, MiB; NaN where neither the run nor the table of GPUs has it."""
     if not math.isnan(task.card_mib):
         return task.card_mib
     facts = facts_of(task.gpu)
@@ -92,37 +89,3 @@ def half_precision(precision: str) -> bool:
 def cell_of(task: Task) -> tuple[str, float, str, str]:
     """What repeats of one measurement share: GPU model, number of GPUs, workload, precision."""
     return (task.gpu, task.gpus, task.model, task.precision)
-
-
-def why_rejected(task: Task, measured: Mapping[str, float]) -> str | None:
-    """Why this run teaches nothing; None: it may be believed.
-
-    One absurd value discredits the whole run: whatever mixed it up may have mixed up the others.
-    """
-    card = card_mib(task)
-    if not task.model:
-        return "the workload has no name"
-    if not 1 <= task.gpus <= MOST_GPUS or task.gpus != int(task.gpus):
-        return "the number of GPUs is no whole number ≥ 1"
-    if not math.isnan(task.batch_size) and not 0 < task.batch_size <= MOST_BATCH:
-        return "the batch size is out of range"
-    if math.isnan(card):
-        return "the GPU is unknown and its memory is not given"
-    if not 0 < card <= MOST_VALUE:
-        return "the GPU's memory is no number above 0"
-    for name, value in measured.items():
-        if math.isnan(value):
-            continue
-        if math.isinf(value) or value > MOST_VALUE:
-            return f"{name} is out of all range"
-        if value < 0:
-            return f"{name} is negative"
-    if all(math.isnan(measured.get(name, math.nan)) for name in LABELS):
-        return "nothing was measured"
-    if measured.get(UTILISATION, 0.0) > 100 or measured.get(UTILISATION_STD, 0.0) > 100:
-        return "utilisation is above 100 %"
-    if measured.get(MEMORY, 0.0) > card:
-        return "more GPU memory than the card has"
-    if measured.get(MEMORY, 1.0) == 0 or measured.get(THROUGHPUT, 1.0) == 0:
-        return "it never used its GPU"
-    return None

@@ -35,7 +35,7 @@ MAX_WIDENED = 2.0  # in variance, where there are few cells
 OUTSIDE = 0.1  # of held-out runs may lie outside their interval; half of it on either side
 MIN_SCORES = 20  # below, no 5 % tail has been seen
 UNTESTED = 2.5  # standard deviations on either side while that is so
-MIN_GPU_MODELS = 3  # for leaving one out to say anything
+MIN_GPU_MODELS = 3  # for leaving one out to mean anything
 SHRINK_SCORES = 10.0  # runs of average spread that a workload's own spread is shrunk by
 MIN_SPREAD = 1e-6
 OUTLIER = 3.0  # standard deviations from what all others predict; beyond, a cell loses weight (Huber)
@@ -334,7 +334,7 @@ def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
     """Ends that 5 % of runs left out fell beyond, on either side; never inside the mean.
 
     Source: cross-conformal prediction with normalised scores, its level (n + 1) / n · 0.95 for one more run is to come.
-    n counts cells, not runs: repeats of one cell say the same again. Departure: leaving a cell out does not unlearn the
+    n counts cells, not runs: repeats of one cell add nothing. Departure: leaving a cell out does not unlearn the
     `fitted` numbers that it helped to choose, so the ends are widened as for a variance, by √(n / (n − fitted)).
     """
     if cells < MIN_SCORES:

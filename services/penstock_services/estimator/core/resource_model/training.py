@@ -13,14 +13,14 @@ from penstock_services.estimator.core.resource_model.measurements import (
     UTILISATION_STD,
     Runs,
     Task,
+    card_mib,
     runs_of,
-    why_rejected,
 )
 from penstock_services.estimator.core.resource_model.model import Model, train, within
 from penstock_services.estimator.core.runs import FinishedRun
 
 MIN_TEACHING = 30  # runs; below, nothing can be held out
-MIN_NEW = 50  # runs; fewer say less than the history of their own keys. Source: Liquid §4 holds as many out for a test
+MIN_NEW = 50  # runs; fewer predict worse than the history of their own keys. Source: Liquid §4 holds as many out for a test
 SEED = 0
 
 
@@ -42,7 +42,9 @@ def measured(run: FinishedRun) -> tuple[Task, Mapping[str, float]] | None:
         UTILISATION: run.measured.gpu_utilisation_percent,
         UTILISATION_STD: run.measured.gpu_utilisation_std,
     }
-    return None if why_rejected(task, labels) else (task, labels)
+    memory, card = labels[MEMORY], card_mib(task)
+    unusable = memory == 0 or memory > card or math.isnan(card) or all(map(math.isnan, labels.values()))
+    return None if unusable else (task, labels)
 
 
 def teaching(runs: Sequence[FinishedRun]) -> list[FinishedRun]:

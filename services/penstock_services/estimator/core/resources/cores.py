@@ -1,13 +1,13 @@
 """How many cores a training begins with, from its category and the owner's past trainings (CODA's N_start).
 
-Source: CODA §V-B1. It answers where neither the job's own history nor runs of its network say how many cores they kept busy.
+Source: CODA §V-B1. It answers where neither the job's own history nor runs of its network show how many cores were busy.
 
 Ideal: the owner's past jobs end with the cores that suited them. Departures: as long as nothing moves the cores of a
-running job, a past job counts with what it kept busy + 25 %, as in its history, since an owner who once asked for 64
+running job, a past job counts with its busy cores + 25 %, as in its history, since an owner who once asked for 64
 and used two would begin with 64 for ever; the cores of its allocation count only where the CPU time is unknown. Counts are
 per GPU, times the job's GPUs (§IV-B2: demand is linear in the GPUs of a node). Where neither category nor a past training is
-known, the paper is silent and so is this tier: one core, the default, must fit on every node, and the next run begins with
-what this one kept busy.
+known, the paper names no count and this tier does not answer: one core, the default, fits on every node, and the next run begins
+with this one's busy cores.
 """
 
 import math

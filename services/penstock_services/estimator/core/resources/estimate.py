@@ -1,4 +1,4 @@
-"""From a job's spec to what it needs: tiers tried in order, and the user's word above them.
+"""From a job's spec to what it needs: tiers tried in order, and the user's request above them.
 
 Ideal: every need is predicted from the job's model and data, with its uncertainty. Departure: until models are
 trained, needs are those of earlier runs of the same command, else a default. Each tier may leave fields open;
@@ -176,7 +176,7 @@ OPEN = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "gpu_utilisation_p
 
 
 Bounding = Callable[[JobSpec, bytes, Guess], Guess]
-"""What is done to everything that was learned, before the user's word; see `bounds.Bounds`."""
+"""What is done to everything that was learned, before the user's request; see `bounds.Bounds`."""
 
 
 def estimate(

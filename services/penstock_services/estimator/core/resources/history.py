@@ -47,7 +47,7 @@ WIDTH = len(Run._fields)
 
 
 def bounded(value: float | None) -> float:
-    """A measured value as the history keeps it: ≥ 0, ≤ MAX_VALUE; NaN for None and for what is no number."""
+    """A measured value as the history stores it: ≥ 0, ≤ MAX_VALUE; NaN for None and for what is no number."""
     if value is None or value != value:
         return UNKNOWN
     return float(min(max(value, 0), MAX_VALUE))

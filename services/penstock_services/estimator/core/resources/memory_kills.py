@@ -1,6 +1,6 @@
 """Jobs that were killed for their host memory (out of memory): the next one is promised more.
 
-A kill says that the promise was too small, not by how much. Doubling finds any need in as many kills as it has
+A kill shows that the promise was too small, not by how much. Doubling finds any need in as many kills as it has
 doublings, and promises less than twice of it in the end; a promise below the default is raised to that at once. Each
 owner's kills are his own: what others are promised never rests on them.
 
@@ -49,7 +49,7 @@ class MemoryKills:
         return len(self._kills)
 
     def add(self, info: JobInfo, held_mib: float) -> None:
-        """A worker was killed while it was promised so much; without a promise (0) that says nothing."""
+        """A worker was killed while it was promised so much; without a promise (0) it shows nothing."""
         if not held_mib > 0:
             return
         known = self._kills.get(info.key, info.owner)
@@ -57,7 +57,7 @@ class MemoryKills:
         self._kills.put(info.key, info.owner, Kill(held_mib, info.model, info.batch_size))
 
     def ran(self, info: JobInfo, held_mib: float) -> None:
-        """A sound run of this key that was promised so much. With more than the killed one had it says what the job
+        """A sound run of this key that was promised so much. With more than the killed one had it shows what the job
         needs, and the kill is forgotten; with as little it was luck."""
         known = self._kills.get(info.key, info.owner)
         if known and held_mib > known.held_mib:

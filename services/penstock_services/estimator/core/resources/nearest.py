@@ -31,7 +31,7 @@ from penstock_services.estimator.core.resources.estimate import (
 from penstock_services.estimator.core.resources.history import Run, Runs, bounded
 from penstock_services.estimator.core.runs import JobInfo
 
-NEAREST = 8  # runs of all owners together; odd counts are as good, more say less about this batch size
+NEAREST = 8  # runs of all owners together; odd counts are as good, more are of other batch sizes
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
 DIGITS = 9  # of a distance, so that twice and half as much are equally far
 MAX_DISTANCE = round(math.log(FARTHEST), DIGITS)
@@ -134,7 +134,7 @@ def _guess(model: str | None, found: Sequence[tuple[str, Run]]) -> Guess:
 def believed(found: Sequence[tuple[str, Run]], name: str, always: float = 0.0) -> float | None:
     """The largest value of any owner, but no more than `ABOVE_OTHERS` times what the next one had.
 
-    Of two owners alone it is believed up to `always` in any case: the smaller value may be the lie, and would take from
+    Of two owners alone it is believed up to `always` in any case: the smaller value may be false, and would take from
     a job what it had without anybody's runs.
     """
     largest: dict[str, float] = {}

@@ -10,8 +10,8 @@
 φ = 1/(1 + e^fixed) is the part of a step at the reference batch that grows with the batch; γ = 1 + e^overlap:
 1 = nothing is hidden, large = the longer of both alone counts. Every coefficient of time is positive by its form.
 Two nodes stand apart since all-reduce libraries use another algorithm from three nodes on: a step on three nodes can be
-shorter than on two. One local batch is measured against `reference`, so that the parameters of one model say
-something about the next.
+shorter than on two. One local batch is measured against `reference`, so that the parameters of one model
+inform the prior of the next.
 """
 
 from typing import NamedTuple

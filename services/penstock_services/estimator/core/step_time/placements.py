@@ -32,13 +32,6 @@ class Measurement(NamedTuple):
     step_s: float
 
 
-class Rejected(NamedTuple):
-    """A measurement that is not learned from. `place`: its index among those given."""
-
-    place: int
-    reason: str
-
-
 class Table(NamedTuple):
     """Measured cells of one model on one kind of GPU, each cell once.
 
@@ -55,27 +48,17 @@ def ring(placement: Placement) -> Placement:
     return min(placement[turn:] + placement[:turn] for turn in range(len(placement)))
 
 
-def table(measurements: Iterable[Measurement]) -> tuple[Table, list[Rejected]]:
-    """Runs of one cell are averaged; what cannot be true is left out, with the reason.
+def table(measurements: Iterable[Measurement]) -> Table:
+    """Runs of one cell are averaged. Only measurements that can be true, see `why_rejected`.
 
     The order of the cells is that of their placements and batches, so that the order of the runs moves nothing.
     """
-    sums: dict[Cell, tuple[float, int]] = {}
-    rejected: list[Rejected] = []
-    for index, measurement in enumerate(measurements):
-        reason = why_rejected(measurement)
-        if reason:
-            rejected.append(Rejected(index, reason))
-            continue
-        cell = Cell(ring(measurement.cell.placement), float(measurement.cell.local_batch))
-        total, runs = sums.get(cell, (0.0, 0))
-        sums[cell] = (total + log(measurement.step_s), runs + 1)
-    cells = tuple(sorted(sums, key=lambda cell: (len(cell.placement), cell)))
-    return Table(
-        cells,
-        np.array([sums[cell][0] / sums[cell][1] for cell in cells], dtype=np.float64),
-        np.array([sums[cell][1] for cell in cells], dtype=np.float64),
-    ), rejected
+    logs: dict[Cell, list[float]] = {}
+    for (placement, local_batch), step_s in measurements:
+        logs.setdefault(Cell(ring(placement), float(local_batch)), []).append(log(step_s))
+    cells = tuple(sorted(logs, key=lambda cell: (len(cell.placement), cell)))
+    means = np.array([sum(logs[cell]) / len(logs[cell]) for cell in cells], dtype=np.float64)
+    return Table(cells, means, np.array([len(logs[cell]) for cell in cells], dtype=np.float64))
 
 
 def why_rejected(measurement: Measurement) -> str:

@@ -1,4 +1,4 @@
-"""Run time of a job that says how many iterations it runs: these × the step that was measured or learned, and its phases."""
+"""Run time of a job that names its number of iterations: these × the step that was measured or learned, and its phases."""
 
 import math
 from collections import OrderedDict

@@ -27,7 +27,7 @@ from penstock_services.estimator.core.step_time.training_set import (
 )
 
 MIN_TEACHING = 10  # runs that report a step time with its placement; fewer are their own history
-MIN_NEW = 20  # runs; step times scatter by a few percent, resources do not: fewer runs say something
+MIN_NEW = 20  # runs; step times scatter by a few percent, resources do not: fewer runs suffice
 MAX_JUDGED = 500  # an answer takes 0.3 ms
 LEVEL = 0.9
 NORMAL_WIDTH = normal_quantile((1.0 + LEVEL) / 2.0)

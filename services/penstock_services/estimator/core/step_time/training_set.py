@@ -42,7 +42,7 @@ class Room(NamedTuple):
 
 SHARED_ROOM = Room(120, 4_000, 200)  # the most recently used tables; of each the newest cells
 MIN_SHARED_EACH = 40  # cells that a shared table may have, however many tables there are
-OWN_ROOM = Room(80, 2_000, 50)  # an owner's own say how his runs differ; fewer than have their own scales
+OWN_ROOM = Room(80, 2_000, 50)  # an owner's own show how his runs differ; fewer than have their own scales
 
 Item = TypeVar("Item")
 
@@ -153,7 +153,7 @@ def _with_room(samples: Mapping[str, Sequence[Sample]], room: Room) -> dict[str,
         if sole != SHARED and tables[sole] >= room.tables // limits.TABLES_OF_ONE:
             continue
         most = left if sole == SHARED else min(left, room.cells // limits.TABLES_OF_ONE - cells[sole])
-        found = table(shared_cells(samples[name])[: max(0, min(most, room.each))])[0]
+        found = table(shared_cells(samples[name])[: max(0, min(most, room.each))])
         if found.cells:
             tables_by_name[name] = found
             left -= len(found.cells)
