@@ -32,7 +32,7 @@ WITHIN_S = 90.0
 SPEC = JobSpec(owner="guest", command=("python", "new.py"), model="bert", batch_size=24)
 
 
-class Told:
+class LearnedCell:
     """A cell with a month behind it, its gateway, and its estimator, whose answers the placer takes into the ledger."""
 
     def __init__(self, cell: Cell, placer: CellDriver) -> None:
@@ -90,20 +90,20 @@ class Told:
 
 
 @asynccontextmanager
-async def learned(dsn: str) -> AsyncIterator[Told]:
+async def learned(dsn: str) -> AsyncIterator[LearnedCell]:
     settings = Settings(log_url=dsn, dsn=dsn)
     async with running(dsn) as cell:
-        told = Told(cell, month(JOBS))
+        predicted = LearnedCell(cell, month(JOBS))
         read_before = (
-            len(told.placer.values) + 100
+            len(predicted.placer.values) + 100
         )  # the ledger says that the placer has read so many submissions
         await cell.log.inner.append([Message(Partition(Topic.JOBS, 0), b"from before")] * read_before)
-        await told.send()
+        await predicted.send()
         async with serving(cell.log.inner, settings):
             for kind in ("resources", "steps"):
-                await told.event(ModelTrained, model_version=kind)
+                await predicted.event(ModelTrained, model_version=kind)
             await asyncio.sleep(0.2)  # told first, used then
-            yield told
+            yield predicted
 
 
 async def statement(dsn: str, text: str) -> None:
@@ -114,75 +114,75 @@ async def statement(dsn: str, text: str) -> None:
 
 async def test_a_job_is_estimated_again_by_the_model_of_then(dsn: str) -> None:
     """An auditor asks a month later: did this number really come from that model? By then the cell has other cards."""
-    async with learned(dsn) as told:
-        job_id, estimate = await told.estimated()
+    async with learned(dsn) as predicted:
+        job_id, estimate = await predicted.estimated()
         assert estimate.tier == "model"
-        told.placer.join(node_spec("node-9", 8, model="T4", memory_mib=40_000))
-        await told.send()
-        found = await told.check(job_id)
+        predicted.placer.join(node_spec("node-9", 8, model="T4", memory_mib=40_000))
+        await predicted.send()
+        found = await predicted.check(job_id)
         assert found["ok"] is True, found
         [model] = found["models"]
         assert (model["verdict"], model["version"]) == ("same", estimate.model_version)
         memory = model["fields"]["gpu_memory_mib"]
         assert memory["told"] == memory["again"] == estimate.worker.gpu_memory_mib
 
-        later, on_the_new_card = await told.estimated(msgspec.structs.replace(SPEC, gpu_models=("T4",)))
+        later, on_the_new_card = await predicted.estimated(msgspec.structs.replace(SPEC, gpu_models=("T4",)))
         assert "MiB on T4" in on_the_new_card.source
-        found = await told.check(later)
+        found = await predicted.check(later)
         assert found["ok"] is True, found
         assert found["models"][0]["as_of"] == found["estimated_seq"], "earlier, nobody knew that card"
 
-        both, estimate = await told.estimated(msgspec.structs.replace(SPEC, iterations=7_000))
-        found = await told.check(both)
+        both, estimate = await predicted.estimated(msgspec.structs.replace(SPEC, iterations=7_000))
+        found = await predicted.check(both)
         assert found["ok"] is True, found
         resources, steps = found["models"]
         assert (resources["version"], steps["version"][:6]) == (estimate.model_version, "steps-")
         assert steps["fields"]["run_ms"]["again"] == estimate.run_ms
 
-        shown = await told.penstock("estimator", "check", both)
+        shown = await predicted.penstock("estimator", "check", both)
         assert shown.returncode == 0, shown.stderr
         assert f"✓ {steps['version']} predicts the same again: run_ms {estimate.run_ms}" in shown.stdout
-        listed = (await told.penstock("estimator", "models")).stdout.splitlines()
+        listed = (await predicted.penstock("estimator", "models")).stdout.splitlines()
         assert [line.split()[0] for line in listed] == ["VERSION", resources["version"], steps["version"]]
         assert all("in use" in line and "whole" in line for line in listed[1:])
 
         asked = msgspec.structs.replace(
             SPEC, resources=msgspec.structs.replace(SPEC.resources, gpu_memory_mib=9_999)
         )
-        his_own, _ = await told.estimated(asked)
-        found = await told.check(his_own)
+        his_own, _ = await predicted.estimated(asked)
+        found = await predicted.check(his_own)
         assert found["ok"] is True
         assert "gpu_memory_mib" not in found["models"][0]["fields"], "that number is the user's"
 
 
 async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
     """Numbers in the ledger that no model ever told, a model that was changed or is gone, and jobs without any."""
-    async with learned(dsn) as told:
-        job_id, estimate = await told.estimated()
+    async with learned(dsn) as predicted:
+        job_id, estimate = await predicted.estimated()
         more = msgspec.structs.replace(estimate.worker, gpu_memory_mib=estimate.worker.gpu_memory_mib + 1)
-        told.placer.submit("forged", SPEC, msgspec.structs.replace(estimate, worker=more))
+        predicted.placer.submit("forged", SPEC, msgspec.structs.replace(estimate, worker=more))
         other = JobSpec(owner="guest", command=("python", "x.py"))
-        told.placer.submit(
+        predicted.placer.submit(
             "unknown",
             other,
             msgspec.structs.replace(estimate, tier="default", source="default", model_version=None),
         )
-        await told.send()
-        forged = await told.check("forged")
+        await predicted.send()
+        forged = await predicted.check("forged")
         assert (forged["ok"], forged["models"][0]["verdict"]) == (False, "differs")
         assert (
             f"gpu_memory_mib {more.gpu_memory_mib} then and {estimate.worker.gpu_memory_mib} now"
             in forged["text"]
         )
-        shown = await told.penstock("estimator", "check", "forged")
+        shown = await predicted.penstock("estimator", "check", "forged")
         assert shown.returncode == 1, "a pipeline can rely on it"
         assert "✗" in shown.stdout
-        none = await told.check("unknown")
+        none = await predicted.check("unknown")
         assert (none["ok"], none["models"]) == (None, [])
         assert "No model was asked" in none["text"]
-        problem(await told.cell.http.get("/v1/jobs/nobody/estimate/check"), 404)
+        problem(await predicted.cell.http.get("/v1/jobs/nobody/estimate/check"), 404)
 
-        row, steps = (await told.get("/v1/estimator/models"))["models"]
+        row, steps = (await predicted.get("/v1/estimator/models"))["models"]
         assert (steps["kind"], steps["in_use"], steps["whole"]) == ("steps", True, True)
         assert (row["version"], row["kind"], row["in_use"], row["whole"]) == (
             estimate.model_version, "resources", True, True,
@@ -190,17 +190,17 @@ async def test_what_the_model_did_not_say_is_found_out(dsn: str) -> None:
         assert row["runs"] <= JOBS
         assert row["metrics"]["error"] > 0
         await statement(dsn, "UPDATE models SET body = set_byte(body, length(body) - 1, 7)")
-        row, steps = (await told.get("/v1/estimator/models"))["models"]
+        row, steps = (await predicted.get("/v1/estimator/models"))["models"]
         assert not steps["whole"]
         assert (row["in_use"], row["whole"]) == (False, False)
         assert "digest does not match" in row["damage"]
-        damaged = await told.check(job_id)
+        damaged = await predicted.check(job_id)
         assert (damaged["ok"], damaged["models"][0]["verdict"]) == (False, "damaged")
         await statement(dsn, "DELETE FROM models")
-        gone = await told.check(job_id)
+        gone = await predicted.check(job_id)
         assert (gone["ok"], gone["models"][0]["verdict"]) == (False, "not_kept")
         assert "no longer stored" in gone["text"]
-        assert (await told.get("/v1/estimator/models"))["models"] == []
+        assert (await predicted.get("/v1/estimator/models"))["models"] == []
 
 
 async def test_before_the_estimator_ever_ran_there_is_no_model(dsn: str) -> None:

@@ -47,7 +47,7 @@ async def finish(placer: Placer, number: int) -> None:
     )
 
 
-async def told_model(log: Log, count: int = 1) -> list[ModelTrained]:
+async def loaded(log: Log, count: int = 1) -> list[ModelTrained]:
     reader = log.reader({ESTIMATES: 0})
     found: list[ModelTrained] = []
     async with asyncio.timeout(TRAINING_S):
@@ -92,7 +92,7 @@ async def test_a_cell_learns_what_a_new_batch_size_needs(dsn: str) -> None:
         first = await answer(placer, log, "before", spec("bert", 24))
         assert first.estimate.tier == "nearest"
         await finish(placer, MIN_NEW - 1)
-        [trained] = await told_model(log)
+        [trained] = await loaded(log)
         assert (trained.runs, trained.first_run_ms) == (MIN_NEW, 1_000)
         assert trained.metrics["promoted"] == 1
         await answer(placer, log, "meanwhile", spec("bert", 24))  # told first, used then
@@ -112,7 +112,7 @@ async def test_a_tampered_model_is_not_used(dsn: str) -> None:
     """Somebody changed a byte in the database: the service says so and answers without it."""
     log, placer = await cell(MIN_NEW)
     async with serving(log, settings(dsn)):
-        await told_model(log)
+        await loaded(log)
     connection = await asyncpg.connect(dsn)
     await connection.execute(
         f"UPDATE {estimator_schema('default')}.models SET body = set_byte(body, length(body) - 1, 7)"
@@ -129,7 +129,7 @@ async def test_answers_do_not_wait_for_a_training(dsn: str) -> None:
     log, placer = await cell(MIN_NEW)
     loop = asyncio.get_running_loop()
     async with serving(log, settings(dsn)):
-        model = asyncio.ensure_future(told_model(log))
+        model = asyncio.ensure_future(loaded(log))
         began_s = loop.time()
         waits: list[float] = []
         while not model.done():

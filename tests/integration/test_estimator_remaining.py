@@ -26,7 +26,7 @@ async def cell(broker: MemoryBroker) -> Cell:
     return placer
 
 
-async def told(broker: MemoryBroker, count: int) -> list[Envelope]:
+async def predicted(broker: MemoryBroker, count: int) -> list[Envelope]:
     """At least so many remaining times; fails when they do not come in time."""
     reader = MemoryLog(broker).reader({ESTIMATES: 0})
     found: list[Envelope] = []
@@ -49,12 +49,12 @@ async def test_an_append_of_unknown_outcome_is_repeated(monkeypatch: pytest.Monk
         broker.fail_next_append(after_write=True)
         broker._faults.insert(0, None)  # type: ignore[arg-type]  # the telling itself gets through
         await placer.steps(task, 100, 100, 50.0)
-        found = await told(broker, 2)
+        found = await predicted(broker, 2)
     assert [one.id for one in found] == [f"eta-{task}-at-100"] * 2
     assert found[0].data == found[1].data
 
 
-async def test_many_jobs_that_tell_at_once_hold_up_no_submission() -> None:
+async def test_many_jobs_that_predict_at_once_hold_up_no_submission() -> None:
     """A switch was down for a minute, and the tellings of 300 jobs come in one read."""
     broker = MemoryBroker()
     placer = await cell(broker)
@@ -64,7 +64,7 @@ async def test_many_jobs_that_tell_at_once_hold_up_no_submission() -> None:
             await placer.steps(task, 100, 100, 50.0)
         found = await answer(placer, placer.log, "new", spec(64, "ada", 1_000, 1))
         assert found.job_id == "new"
-        etas = await told(broker, 300)
+        etas = await predicted(broker, 300)
     assert len({one.id for one in etas}) == 300
 
 
@@ -75,13 +75,13 @@ async def test_a_restart_answers_only_what_is_open() -> None:
     tasks = [await placer.begin(job_id, spec(64, "ada", 100_000, 1)) for job_id in ("answered", "open")]
     async with serving(placer.log, SETTINGS):
         await placer.steps(tasks[0], 100, 100, 50.0)
-        [first] = await told(broker, 1)
+        [first] = await predicted(broker, 1)
         await placer.record(first.data)
     await placer.steps(tasks[1], 100, 100, 50.0)
     async with serving(placer.log, SETTINGS):
-        await told(broker, 2)
+        await predicted(broker, 2)
         await answer(placer, placer.log, "later", spec(64, "ada", 1_000, 1))
-    assert [one.correlation_id for one in await told(broker, 2)] == ["answered", "open"]
+    assert [one.correlation_id for one in await predicted(broker, 2)] == ["answered", "open"]
 
 
 async def test_without_the_right_to_write_it_says_so_and_ends() -> None:

@@ -41,7 +41,7 @@ async def test_runs_come_back_as_they_were_and_only_once(dsn: str) -> None:
     await store.add([run(5), run(7)], 9)
     assert await store.position() == 12, "a position never goes back"
     found = await store.latest(10)
-    assert [kept.seq for kept in found] == [5, 7], "what was set aside teaches nothing"
+    assert [stored.seq for stored in found] == [5, 7], "what was rejected teaches nothing"
     assert same(found[0], run(5))
     await store.close()
 
@@ -70,7 +70,7 @@ async def test_old_runs_go_and_the_model_in_use_stays(dsn: str, monkeypatch: pyt
         model = Trained(f"m{number}", "0" * 64, b"body", 8, 1, 2, {"r2": 0.5}, promoted=number == 1)
         await store.save_model(model, number, "resources")
     await store.forget()
-    assert [kept.seq for kept in await store.latest(10)] == [6, 7, 8]
+    assert [stored.seq for stored in await store.latest(10)] == [6, 7, 8]
     [model] = await store.promoted_models("resources")
     assert (model.version, model.metrics) == ("m1", {"r2": 0.5})
     await store.close()
@@ -86,7 +86,7 @@ async def test_cells_do_not_see_each_other(dsn: str) -> None:
     await other.close()
 
 
-async def test_a_lost_connection_is_told(dsn: str) -> None:
+async def test_a_lost_connection_is_reported(dsn: str) -> None:
     """Postgres restarts during a write: the caller keeps the runs and tries again."""
     store = await RunStore.open(dsn, "default")
     await store.close()
@@ -94,6 +94,6 @@ async def test_a_lost_connection_is_told(dsn: str) -> None:
         await store.add([run(1)], 2)
 
 
-async def test_no_postgres_is_told(unused_tcp_port: int) -> None:
+async def test_no_postgres_is_reported(unused_tcp_port: int) -> None:
     with pytest.raises(StoreError, match="cannot be reached"):
         await RunStore.open(f"postgresql://x@127.0.0.1:{unused_tcp_port}/x", "default")

@@ -129,7 +129,7 @@ class Cell(Placer):
         await self.record(save, exited, JobEnded(job_id=job_id, outcome="succeeded", exit_code=0))
 
 
-async def told(log: Log, enough: Callable[[list[Envelope]], bool]) -> list[Envelope]:
+async def predicted(log: Log, enough: Callable[[list[Envelope]], bool]) -> list[Envelope]:
     """Estimates until there are enough; fails when they do not come in time."""
     reader = log.reader({ESTIMATES: 0})
     found: list[Envelope] = []
@@ -142,7 +142,7 @@ async def told(log: Log, enough: Callable[[list[Envelope]], bool]) -> list[Envel
 
 async def first(kind: type[Kind], log: Log) -> Kind:
     """The first of its kind."""
-    found = await told(log, lambda found: any(isinstance(envelope.data, kind) for envelope in found))
+    found = await predicted(log, lambda found: any(isinstance(envelope.data, kind) for envelope in found))
     return next(envelope.data for envelope in found if isinstance(envelope.data, kind))
 
 
@@ -156,7 +156,7 @@ async def etas(log: Log, count: int) -> list[tuple[Envelope, EtaEstimated]]:
             if isinstance(one.data, EtaEstimated) and one.correlation_id == "running"
         ]
 
-    return mine(await told(log, lambda found: len(mine(found)) >= count))
+    return mine(await predicted(log, lambda found: len(mine(found)) >= count))
 
 
 async def models(log: Log, count: int) -> list[ModelTrained]:
@@ -165,7 +165,7 @@ async def models(log: Log, count: int) -> list[ModelTrained]:
     def those(found: list[Envelope]) -> list[ModelTrained]:
         return [one.data for one in found if isinstance(one.data, ModelTrained)]
 
-    return those(await told(log, lambda found: len(those(found)) >= count))
+    return those(await predicted(log, lambda found: len(those(found)) >= count))
 
 
 async def ran(placer: Cell, since: int, until: int) -> None:
@@ -224,7 +224,7 @@ async def test_a_cell_learns_how_long_jobs_take(dsn: str) -> None:
     await log.close()
 
 
-async def test_what_was_told_is_judged_when_the_job_ends(dsn: str) -> None:
+async def test_what_was_published_is_judged_when_the_job_ends(dsn: str) -> None:
     """The report wants to know how good remaining times were: what stood in the ledger at half of the run is kept with
     the run, in Postgres, beside its phases and steps."""
     log, placer = await cell(0)

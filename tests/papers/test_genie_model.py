@@ -104,7 +104,7 @@ def profiled(model: str, known: str) -> tuple[Floats, NDArray[np.bool_], Floats]
 
 @pytest.mark.parametrize("known", ["others", "nothing"])
 @pytest.mark.parametrize("model", MODELS)
-def test_fifteen_points_tell_the_rest(model: str, known: str) -> None:
+def test_fifteen_points_predict_the_rest(model: str, known: str) -> None:
     """Each model is new to the cluster and profiled on 15 cells of its own plan; 526 to 1,647 others are asked for."""
     error, inside, _ = profiled(model, known)
     show(f"{model}, {LIGHT} points, {known} known", error, inside)
@@ -114,7 +114,7 @@ def test_fifteen_points_tell_the_rest(model: str, known: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("known", ["others", "nothing"])
-def test_fifteen_points_tell_the_rest_of_all(known: str) -> None:
+def test_fifteen_points_predict_the_rest_of_all(known: str) -> None:
     """All cells of all models, and far beyond what was profiled: 6 to 16 nodes."""
     errors, held, far = (
         np.concatenate(parts) for parts in zip(*(profiled(model, known) for model in MODELS), strict=True)
@@ -136,7 +136,7 @@ def test_bert_is_slower_on_two_nodes_than_on_three() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("unit", ["cells", "placements"])
-def test_half_measured_tells_the_other_half(unit: str) -> None:
+def test_half_measured_shows_the_other_half(unit: str) -> None:
     """The cluster ran each model on half of its cells, or on half of its placements at all batches."""
     per_model: dict[str, list[float]] = {model: [] for model in MODELS}
     pooled, held = [], []

@@ -39,10 +39,10 @@ def runs() -> Runs:
 def test_the_forest_has_the_papers_settings() -> None:
     """70 trees, depth 13, at least 10 runs to split and 5 in a leaf."""
     forest = regressor("liquid", 0)
-    told = forest.get_params()  # type: ignore[attr-defined]
+    predicted = forest.get_params()  # type: ignore[attr-defined]
     assert type(forest).__name__ == "RandomForestRegressor"
-    assert (told["n_estimators"], told["max_depth"]) == (70, 13)
-    assert (told["min_samples_split"], told["min_samples_leaf"]) == (10, 5)
+    assert (predicted["n_estimators"], predicted["max_depth"]) == (70, 13)
+    assert (predicted["min_samples_split"], predicted["min_samples_leaf"]) == (10, 5)
 
 
 def test_parameter_servers_and_workers_are_features() -> None:
@@ -65,11 +65,11 @@ def test_parameter_servers_and_workers_are_features() -> None:
         0, 2, len(tasks)
     )
     model = LiquidModel(Runs(tuple(tasks), {"bandwidth_mbps": bandwidth}))
-    told = model.predict([tasks[0], tasks[-1]])["bandwidth_mbps"]
-    assert told == pytest.approx([200, 400], rel=0.05)
+    predicted = model.predict([tasks[0], tasks[-1]])["bandwidth_mbps"]
+    assert predicted == pytest.approx([200, 400], rel=0.05)
 
 
-def test_the_second_model_tells_the_phases_of_a_job() -> None:
+def test_the_second_model_shows_the_phases_of_a_job() -> None:
     """§6.1: launch grows with the input, an iteration with the batch, saving with the model; one forest for all three."""
     noise = np.random.default_rng(0)
     tasks = [
@@ -85,8 +85,8 @@ def test_the_second_model_tells_the_phases_of_a_job() -> None:
     batch = np.array([task.batch_size for task in tasks])
     phases_s = np.column_stack([2 + resources[:, 2] / 200, 0.01 * batch * (1 + large), 1 + 4 * large])
     model = PhaseModel(tasks, resources, phases_s * np.exp(noise.normal(0, 0.02, phases_s.shape)))
-    told = model.predict(tasks, resources)
-    assert np.median(np.abs(told / phases_s - 1)) < 0.05
+    predicted = model.predict(tasks, resources)
+    assert np.median(np.abs(predicted / phases_s - 1)) < 0.05
 
 
 def test_the_forest_beats_the_line_where_the_paper_says_so() -> None:
@@ -98,6 +98,8 @@ def test_the_forest_beats_the_line_where_the_paper_says_so() -> None:
 @needs_data
 def test_the_forest_on_cells_never_seen(runs: Runs) -> None:
     """Five folds of whole cells, three seeds."""
-    told: list[dict[str, Judged]] = [dict(cross_judge(runs, "liquid", "cells", seed)) for seed in range(3)]
+    predicted: list[dict[str, Judged]] = [
+        dict(cross_judge(runs, "liquid", "cells", seed)) for seed in range(3)
+    ]
     for name, floor in FLOORS.items():
-        assert np.mean([one[name].r2 for one in told]) >= floor, name
+        assert np.mean([one[name].r2 for one in predicted]) >= floor, name

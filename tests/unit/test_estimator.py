@@ -283,23 +283,23 @@ def test_an_absurd_measurement_never_leaves_the_ranges(absurd: Usage, run_ms: in
         (usage(1 << 40), 60_000, "host_memory_mib: 1099511627776 is more than any machine has"),
     ],
 )
-def test_what_cannot_be_true_is_set_aside_with_its_reason(measured: Usage, run_ms: int, why: str) -> None:
+def test_what_cannot_be_true_is_rejected_with_its_reason(measured: Usage, run_ms: int, why: str) -> None:
     """NTP set a clock back, a driver reports garbage: the run is kept for people, and teaches nobody."""
     cell = Cell()
     cell.ledger = State(Topic.JOBS, 0)
-    kept = cell.ledger.finished
+    stored = cell.ledger.finished
     cell.ledger.fold(cell.values[0])
     cell.record(NodeJoined(node=node_spec("node-1", 1)))
     cell.run("job-1", measured, run_ms=run_ms)
     assert estimate(SPEC, (HistoryTier(cell.ledger.history),)).tier == "default"
-    assert [run.rejected[: len(why)] for run in kept] == [why]
+    assert [run.rejected[: len(why)] for run in stored] == [why]
 
 
-def test_a_finished_run_says_what_the_job_was_got_and_was_told() -> None:
+def test_a_finished_run_says_what_the_job_was_got_and_was_published() -> None:
     """What a model learns from: a gang of two on T4 cards, whose user had asked for the memory himself."""
     cell = Cell()
     cell.ledger = State(Topic.JOBS, 0)
-    kept = cell.ledger.finished
+    stored = cell.ledger.finished
     cell.ledger.fold(cell.values[0])
     cell.record(NodeJoined(node=node_spec("node-1", 4, model="T4", memory_mib=15_360)))
     spec = msgspec.structs.replace(SPEC, workers=2, resources=ResourceRequest(gpu_memory_mib=9_000))
@@ -309,7 +309,7 @@ def test_a_finished_run_says_what_the_job_was_got_and_was_told() -> None:
     cell.exit("job-1", usage(gpu_memory_mib=8_000, gpu_utilisation_percent=60, gpu_utilisation_std=7), rank=0)
     cell.exit("job-1", usage(gpu_memory_mib=8_100, gpu_utilisation_percent=70, gpu_utilisation_std=9), rank=1)
     cell.record(JobEnded(job_id="job-1", outcome="succeeded"))
-    [run] = kept
+    [run] = stored
     assert run.info == JobInfo(key_of(spec), "ada", "resnet18", 64, 2, 0, ("gpu_memory_mib",))
     assert run.allocation == Allocation(2, 1_000, 0, Card("T4", 15_360))
     assert run.estimate is not None
@@ -332,18 +332,18 @@ def test_a_snapshot_of_the_cell_spares_the_ledger_before_it() -> None:
     for offset, value in enumerate(cell.values):
         replica.take(value, offset)
     cell.ledger = State(Topic.JOBS, 0)
-    kept = cell.ledger.finished
+    stored = cell.ledger.finished
     begin_at(cell.ledger, replica)
     assert cell.ledger.jobs_offset == 6
     assert [job_id for job_id, _, _ in cell.ledger.unestimated()] == ["waits"]
     for job_id, rank in (("runs", 0), ("gang", 1)):
         cell.exit(job_id, usage(777), rank=rank)
         cell.record(JobEnded(job_id=job_id, outcome="succeeded"))
-    assert [(run.job_id, run.measured.host_memory_mib) for run in kept] == [("runs", 777)]
+    assert [(run.job_id, run.measured.host_memory_mib) for run in stored] == [("runs", 777)]
     assert list(cell.ledger.live) == ["waits"]
 
 
-def test_the_last_32_runs_count_and_10_000_keys_are_kept() -> None:
+def test_the_last_32_runs_count_and_10_000_keys_are_stored() -> None:
     """A nightly job changes over a year; a sweep submits a new command each time, for ever."""
     runs = Runs()
     for number in range(100):

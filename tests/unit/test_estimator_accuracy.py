@@ -17,7 +17,7 @@ from penstock_services.estimator.core.runs import (
 
 
 def run(
-    number: int, said_mib: int, used_mib: float, *, tier: str = "model", owner: str = "ada", aside: str = "",
+    number: int, promised_mib: int, used_mib: float, *, tier: str = "model", owner: str = "ada", refused: str = "",
     asked: tuple[str, ...] = (),
 ) -> FinishedRun:  # fmt: skip
     return FinishedRun(
@@ -25,9 +25,9 @@ def run(
         f"job-{number}",
         JobInfo(b"k", owner, "resnet50", 64, 1, 0, asked),
         Allocation(1, 1_000, 2, Card("T4", 15_360)),
-        EstimateSummary(tier, "m1", 0.8, None, 2, 0, said_mib, 50.0),
+        EstimateSummary(tier, "m1", 0.8, None, 2, 0, promised_mib, 50.0),
         Run(ended_ms=number, seq=number, run_ms=1_000, gpu_memory_mib=used_mib, gpu_utilisation_percent=40),
-        aside,
+        refused,
     )
 
 
@@ -80,8 +80,8 @@ def test_drift_shows_over_the_stretches() -> None:
     assert drift[4:] == [math.log(2)] * 4
 
 
-def test_what_was_set_aside_is_counted_by_reason_and_judges_nobody() -> None:
-    runs = [run(0, 1_000, 17_000, aside="gpu_memory_mib: 17000 on a card of 15360"), run(1, 1_000, 1_000)]
+def test_what_was_rejected_is_counted_by_reason_and_judges_nobody() -> None:
+    runs = [run(0, 1_000, 17_000, refused="gpu_memory_mib: 17000 on a card of 15360"), run(1, 1_000, 1_000)]
     found = accuracy_of(runs)
     assert found.rejected == {"gpu_memory_mib": 1}
     assert found.tiers["model"]["gpu_memory_mib"].runs == 1
@@ -90,8 +90,10 @@ def test_what_was_set_aside_is_counted_by_reason_and_judges_nobody() -> None:
 
 def test_intervals_of_remaining_time_are_counted_on_both_sides() -> None:
     """Ten runs were told 60 s with 50 to 80 around it: one ended after 40 s, two after 100 s."""
-    told = [EtaAtHalf(60_000, 50_000, 80_000, actual) for actual in [60_000] * 7 + [40_000, 100_000, 100_000]]
-    found = remaining([*told, EtaAtHalf(9_000, 8_000, 10_000, 0)])
+    predicted = [
+        EtaAtHalf(60_000, 50_000, 80_000, actual) for actual in [60_000] * 7 + [40_000, 100_000, 100_000]
+    ]
+    found = remaining([*predicted, EtaAtHalf(9_000, 8_000, 10_000, 0)])
     assert found is not None
     assert (found.runs, found.held.value, found.early, found.late) == (10, 0.7, 0.1, 0.2)
     assert found.median_off == 1
@@ -103,8 +105,12 @@ def test_intervals_of_remaining_time_are_counted_on_both_sides() -> None:
 
 def test_absurd_remaining_times_are_misses_and_nothing_worse() -> None:
     """Somebody handed in words of a thousand years, of nothing, and of less than nothing measurable."""
-    told = [EtaAtHalf(1e308, 0, 1.7e308, 1_000), EtaAtHalf(0, 0, 0, 500), EtaAtHalf(1e-308, 0, 1e-300, 1_000)]
-    found = remaining(told)
+    predicted = [
+        EtaAtHalf(1e308, 0, 1.7e308, 1_000),
+        EtaAtHalf(0, 0, 0, 500),
+        EtaAtHalf(1e-308, 0, 1e-300, 1_000),
+    ]
+    found = remaining(predicted)
     assert found is not None
     assert found.runs == 3
     assert found.held.value == pytest.approx(1 / 3)
@@ -123,7 +129,8 @@ def test_kills_for_memory_are_no_runs() -> None:
     """Three workers were killed: they are counted by themselves, and nothing of them is judged."""
     runs = [run(n, 1_100, 1_000) for n in range(2)]
     kills = [
-        run(n, 1_100, math.nan, aside="out_of_memory: killed with 2048 MiB of host memory") for n in (2, 3, 4)
+        run(n, 1_100, math.nan, refused="out_of_memory: killed with 2048 MiB of host memory")
+        for n in (2, 3, 4)
     ]
     found = accuracy_of(runs + kills)
     assert (found.runs, found.killed, found.rejected) == (2, 3, {})

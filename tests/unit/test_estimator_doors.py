@@ -37,30 +37,30 @@ RAW = [
 ]  # fmt: skip
 
 
-def mutated(chance: random.Random) -> bytes:
+def mutated(rng: random.Random) -> bytes:
     """A submission with up to three fields changed, removed or added, at any depth; or something else entirely."""
-    if chance.random() < 0.1:
-        return chance.choice(RAW)
+    if rng.random() < 0.1:
+        return rng.choice(RAW)
     event: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(GOOD))
-    for _ in range(chance.randrange(4)):
-        place = chance.choice(
+    for _ in range(rng.randrange(4)):
+        place = rng.choice(
             [event, event.get("spec"), (event.get("spec") or {}).get("resources")]
             if isinstance(event.get("spec"), dict)
             else [event]
         )
         if not isinstance(place, dict) or not place:
             continue
-        name = chance.choice([*place, "unknown"])
-        if chance.random() < 0.2:
+        name = rng.choice([*place, "unknown"])
+        if rng.random() < 0.2:
             place.pop(name, None)
         else:
-            place[name] = chance.choice(VALUES)
+            place[name] = rng.choice(VALUES)
     return msgspec.json.encode(event)
 
 
-def headers(chance: random.Random) -> Headers:
+def headers(rng: random.Random) -> Headers:
     found = [("ce_specversion", b"1.0"), ("ce_id", b"e-1"), ("ce_source", b"/x"), ("ce_type", TYPE.encode())]
-    if chance.random() < 0.2:
+    if rng.random() < 0.2:
         bad = [
             b"",
             b"\xff",
@@ -69,20 +69,20 @@ def headers(chance: random.Random) -> Headers:
             b"penstock.job.submitted.vx",
             b"penstock.job.ended.v1",
         ]
-        name = chance.choice(["ce_specversion", "ce_id", "ce_type", "ce_time", "traceparent", "causationid"])
-        found = [pair for pair in found if pair[0] != name] + [(name, chance.choice(bad))]
+        name = rng.choice(["ce_specversion", "ce_id", "ce_type", "ce_time", "traceparent", "causationid"])
+        found = [pair for pair in found if pair[0] != name] + [(name, rng.choice(bad))]
     return tuple(found)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_generated_submissions_are_answered_or_skipped(seed: int) -> None:
     """Producers of all ages and moods write to the topic; nothing but a valid estimate ever comes out."""
-    chance, broker = random.Random(seed), MemoryBroker()
+    rng, broker = random.Random(seed), MemoryBroker()
     estimator = Estimator(Settings(log_url="x"), MemoryLog(broker), Tracing())
     broker.create({Topic.ESTIMATES: 1})
     seen: Counter[str] = Counter()
     for offset in range(GENERATED):
-        record = Record(Partition(Topic.JOBS, 0), offset, mutated(chance), headers(chance), None, 0)
+        record = Record(Partition(Topic.JOBS, 0), offset, mutated(rng), headers(rng), None, 0)
         submission = estimator._submission(record)
         if submission is not None:
             estimator._prepare([submission[0].spec])
@@ -101,7 +101,7 @@ def test_generated_submissions_are_answered_or_skipped(seed: int) -> None:
 
 def test_garbage_on_the_ledgers_topic_is_void() -> None:
     """Somebody with the wrong rights wrote there: no record of theirs extends the chain."""
-    chance, ledger = random.Random(3), State(Topic.JOBS, 0)
+    rng, ledger = random.Random(3), State(Topic.JOBS, 0)
     for _ in range(1_000):
-        ledger.fold(mutated(chance))
+        ledger.fold(mutated(rng))
     assert (ledger.void, ledger.seq, len(ledger.live)) == (1_000, 0, 0)

@@ -37,7 +37,7 @@ def spec(batch: int | None = 64, model: str | None = "resnet50") -> JobSpec:
     return JobSpec(owner="bob", command=("python", "new.py"), model=model, batch_size=batch)
 
 
-def test_a_new_command_is_told_what_others_of_its_network_used() -> None:
+def test_a_new_command_is_reported_what_others_of_its_network_used() -> None:
     """Bob copies Ada's script and renames it: its key is new, its network is not."""
     nearest = Nearest()
     for seq in range(3):
@@ -66,7 +66,7 @@ def test_the_nearest_batch_size_counts() -> None:
     assert nearest.to(spec(model="vgg16")) == []
 
 
-def test_one_owner_does_not_move_what_others_are_told() -> None:
+def test_one_owner_does_not_move_what_others_are_predicted() -> None:
     """Mallory submits a thousand runs that claim a terabyte of memory: four others still decide the median."""
     nearest = Nearest()
     for owner in "abcd":
@@ -107,17 +107,15 @@ def test_a_sweep_pushes_out_only_its_own_networks() -> None:
 
 def test_near_runs_are_found_as_by_looking_at_all_of_them() -> None:
     """Many owners, batch sizes that repeat and that nobody told; runs come between the questions."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     for _ in range(30):
         nearest, runs = Nearest(), []
-        for seq in range(1, chance.randrange(2, 60)):
-            batch = (
-                chance.choice([None, 8, 9]) if chance.random() < 0.1 else chance.choice([8, 16, 32, 64, 100])
-            )
-            job = JobInfo(b"k", f"user-{seq % 20}", "bert", batch, chance.choice([1, 2]), 0, ())
+        for seq in range(1, rng.randrange(2, 60)):
+            batch = rng.choice([None, 8, 9]) if rng.random() < 0.1 else rng.choice([8, 16, 32, 64, 100])
+            job = JobInfo(b"k", f"user-{seq % 20}", "bert", batch, rng.choice([1, 2]), 0, ())
             runs.append((job, Run(ended_ms=1.0, seq=float(seq), run_ms=5.0)))
             nearest.add(*runs[-1])
-            asked = JobInfo(b"k", "me", "bert", chance.choice([None, 1, 7, 16, 32]), 1, 0, ())
+            asked = JobInfo(b"k", "me", "bert", rng.choice([None, 1, 7, 16, 32]), 1, 0, ())
             ranked = sorted(
                 (
                     round(distance(one.batch_size, asked.batch_size), 9),

@@ -48,7 +48,7 @@ def report(
     return found
 
 
-def test_a_ledger_and_its_events_tell_the_same(
+def test_a_ledger_and_its_events_predict_the_same(
     ledger: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """An operator asks the running cell; a colleague asks the file that was saved: one answer."""
@@ -158,7 +158,7 @@ def test_a_month_is_drawn_on_a_page_and_as_pictures(
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
-def test_the_intervals_of_remaining_time_are_reckoned(month: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_intervals_of_remaining_time_are_computed(month: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Each run was answered at its half: with a tenth to either side and a spread of 6 %, nine of ten intervals hold."""
     assert penstock("estimator", "report", "--ledger", str(month), "-o", "json") == 0
     answered = orjson.loads(capfd.readouterr().out)["remaining"]
@@ -176,7 +176,7 @@ def test_the_intervals_of_remaining_time_are_reckoned(month: Path, capfd: pytest
         (("--png", "{here}/ledger.jsonl"), "name a folder"),
     ],
 )
-def test_where_nothing_can_be_written_it_is_said_before_the_work(
+def test_where_nothing_can_be_written_it_is_published_before_the_work(
     ledger: Path, arguments: tuple[str, str], problem: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     where = arguments[1].format(here=ledger.parent)

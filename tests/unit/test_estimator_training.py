@@ -76,7 +76,7 @@ def trained_once() -> Trained | None:
     return RESOURCES.train(cell(96), None)
 
 
-def test_a_batch_size_never_run_is_told_from_the_others() -> None:
+def test_a_batch_size_never_run_is_reported_from_the_others() -> None:
     """Resnet ran with 8, 16, 32 and 48; 24 needs what lies between, and the promise holds for nine runs in ten."""
     trained = trained_once()
     assert trained is not None
@@ -128,9 +128,9 @@ def test_a_model_that_is_worse_on_recent_runs_is_not_promoted() -> None:
     """A broken exporter mixed up batch sizes for a week: what is learned from it does worse than what answers now."""
     good = trained_once()
     assert good is not None
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     mixed = [
-        finished(run.seq, run.info.model, run.info.batch_size or 1, run.allocation.card, used_mib=float(chance.uniform(900, 14_000)))
+        finished(run.seq, run.info.model, run.info.batch_size or 1, run.allocation.card, used_mib=float(rng.uniform(900, 14_000)))
         for run in cell(64, 200)
     ]  # fmt: skip
     worse = RESOURCES.train([*mixed, *cell(16, 300)], RESOURCES.read(good.body, good.sha256).model)
@@ -147,8 +147,8 @@ def test_too_few_or_useless_runs_make_no_model() -> None:
     assert RESOURCES.train(cell(MIN_TEACHING - 1), None) is None
     assert RESOURCES.train([finished(seq, None, 8) for seq in range(100)], None) is None
     assert RESOURCES.train([finished(seq, "bert", 8, share=500) for seq in range(100)], None) is None
-    kept = teaching([finished(1, "bert", 8), finished(2, "bert", 8, used_mib=20_000.0)])
-    assert [run.seq for run in kept] == [1], "more memory than the card has"
+    stored = teaching([finished(1, "bert", 8), finished(2, "bert", 8, used_mib=20_000.0)])
+    assert [run.seq for run in stored] == [1], "more memory than the card has"
 
 
 def test_a_tampered_model_is_refused() -> None:
@@ -181,7 +181,7 @@ def test_a_model_is_due_by_runs_or_by_drift_never_by_the_clock() -> None:
     assert due.reason == ""
 
 
-def test_jobs_that_arrive_together_are_told_what_each_is_told_alone() -> None:
+def test_jobs_that_arrive_together_are_predicted_what_each_is_reported_alone() -> None:
     """A sweep of submissions in one read: other batches, GPUs and allowed cards, one of a network never seen."""
     trained = trained_once()
     assert trained is not None

@@ -111,8 +111,8 @@ def cross_judge(runs: Runs, model: str, split: str, seed: int) -> Mapping[str, J
     """Every run predicted once by a model that was trained without its group. Raises `TooFew`, `KeyError`."""
     found: dict[str, Predictions] = {}
     for held_out in folds(runs, split, seed):
-        told = MODELS[model](runs.pick(~held_out), seed)(runs.pick(held_out).tasks)
-        for name, part in told.items():
+        predicted = MODELS[model](runs.pick(~held_out), seed)(runs.pick(held_out).tasks)
+        for name, part in predicted.items():
             whole = found.setdefault(name, Predictions(*(np.full(len(runs), math.nan) for _ in range(3))))
             for column, values in zip(whole, part, strict=True):
                 column[held_out] = values
@@ -124,33 +124,37 @@ def judge_on(runs: Runs, others: Runs, model: str, seed: int) -> Mapping[str, Ju
     return judge_all(others, MODELS[model](runs, seed)(others.tasks))
 
 
-def judge_all(runs: Runs, told: Mapping[str, Predictions]) -> Mapping[str, Judged]:
+def judge_all(runs: Runs, predicted: Mapping[str, Predictions]) -> Mapping[str, Judged]:
     """Label → figures, for labels that were both measured and predicted."""
     found = {}
     for name in LABELS:
-        if name not in told or name not in runs.labels:
+        if name not in predicted or name not in runs.labels:
             continue
-        both = np.isfinite(runs.labels[name]) & np.isfinite(told[name].value)
+        both = np.isfinite(runs.labels[name]) & np.isfinite(predicted[name].value)
         if both.sum() >= 2:
-            found[name] = judge(name, runs.labels[name][both], Predictions(*(c[both] for c in told[name])))
+            found[name] = judge(
+                name, runs.labels[name][both], Predictions(*(c[both] for c in predicted[name]))
+            )
     return found
 
 
-def judge(name: str, truth: Floats, told: Predictions) -> Judged:
+def judge(name: str, truth: Floats, predicted: Predictions) -> Judged:
     """Of one label. Shapes (runs,), finite; at least two runs."""
-    off = told.value - truth
-    seen, said = (np.log(truth), np.log(told.value)) if name == THROUGHPUT else (truth, told.value)
+    off = predicted.value - truth
+    seen, answered = (
+        (np.log(truth), np.log(predicted.value)) if name == THROUGHPUT else (truth, predicted.value)
+    )
     spread = float(((seen - seen.mean()) ** 2).sum())
     relative = np.abs(off[truth > 0] / truth[truth > 0])
-    bounded = bool(np.isfinite(told.low).all())
+    bounded = bool(np.isfinite(predicted.low).all())
     return Judged(
-        r2=1 - float(((said - seen) ** 2).sum()) / spread if spread > 0 else math.nan,
+        r2=1 - float(((answered - seen) ** 2).sum()) / spread if spread > 0 else math.nan,
         rmse=float(np.sqrt((off**2).mean())),
         mae=float(np.abs(off).mean()),
         p95_relative=float(np.quantile(relative, 0.95)) if relative.size else math.nan,
         runs=len(truth),
-        coverage=float(within(told.low, told.high, truth).mean()) if bounded else math.nan,
-        width=float(np.median(told.high - told.low)) if bounded else math.nan,
+        coverage=float(within(predicted.low, predicted.high, truth).mean()) if bounded else math.nan,
+        width=float(np.median(predicted.high - predicted.low)) if bounded else math.nan,
     )
 
 

@@ -81,7 +81,7 @@ def run(asked: argparse.Namespace) -> int:
     if not 1 <= asked.seeds <= MOST_SEEDS:
         return refuse(f"--seeds: between 1 and {MOST_SEEDS}")
     if asked.kind == "steps" or (asked.kind is None and holds_steps(asked.data)):
-        return step_evaluation.run(asked, tell)
+        return step_evaluation.run(asked, report)
     problems = [
         f"{option} {name}: of runs, choose {', '.join(known)}"
         for option, names, known in (
@@ -104,13 +104,13 @@ def run(asked: argparse.Namespace) -> int:
     read, against = files
     assert read is not None
     for path, file in ((asked.data, read), (asked.against, against)):
-        if file is not None and file.aside:
-            tell(f"{path}: {len(file.aside)} runs set aside, {len(file.runs)} kept")
+        if file is not None and file.rejected:
+            report(f"{path}: {len(file.rejected)} runs set aside, {len(file.runs)} kept")
             for reason, count in file.reasons().items():
-                first = next(one.where for one in file.aside if one.reason == reason)
-                tell(f"  {count} × {reason} (first: {first})")
+                first = next(one.where for one in file.rejected if one.reason == reason)
+                report(f"  {count} × {reason} (first: {first})")
         if file is not None and file.ignored:
-            tell(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
+            report(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
     models = list(dict.fromkeys(asked.model or ("penstock", "liquid")))
     try:
         found = {name: figures(name, read, against, asked.split, asked.seeds) for name in models}
@@ -126,36 +126,38 @@ def run(asked: argparse.Namespace) -> int:
 
 def refuse(text: str) -> int:
     for line in text.splitlines():
-        tell(line)
+        report(line)
     return BAD_INPUT
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     print(f"penstock: {text}", file=sys.stderr)
 
 
 def figures(model: str, read: Read, against: Read | None, split: str, seeds: int) -> Figures:
     """Over `seeds` seeds. Raises `TooFew`."""
-    told: list[Mapping[str, Judged]] = [
+    predicted: list[Mapping[str, Judged]] = [
         judge_on(read.runs, against.runs, model, seed)
         if against is not None
         else cross_judge(read.runs, model, split, seed)
         for seed in range(seeds)
     ]
-    return over_seeds(told)
+    return over_seeds(predicted)
 
 
 def phase_figures(phased: Phased, split: str, seeds: int) -> Mapping[str, Figures]:
     """Model → figures of the phase times: of Liquid's second model, and of the medians that answer here. Raises `TooFew`."""
-    told = [judge_phases(phased, split, seed) for seed in range(seeds)]
-    return {name: over_seeds([one[name] for one in told]) for name in told[0]}
+    predicted = [judge_phases(phased, split, seed) for seed in range(seeds)]
+    return {name: over_seeds([one[name] for one in predicted]) for name in predicted[0]}
 
 
-def over_seeds(told: Sequence[Mapping[str, Judged]]) -> Figures:
+def over_seeds(predicted: Sequence[Mapping[str, Judged]]) -> Figures:
     """At least one."""
     found: Figures = {}
-    for label in told[0]:
-        columns = {name: np.array([getattr(one[label], name) for one in told]) for name in Judged._fields}
+    for label in predicted[0]:
+        columns = {
+            name: np.array([getattr(one[label], name) for one in predicted]) for name in Judged._fields
+        }
         found[label] = {
             name: {"mean": float(values.mean()), "sd": float(values.std())}
             for name, values in columns.items()
@@ -185,8 +187,12 @@ def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Map
         return
     heads = ("label", "model", "R²", "RMSE", "MAE", "p95 error", "in 90 %", "width", "runs")
     rows: list[tuple[str, ...]] = [heads]
-    for label in dict.fromkeys(label for told in found.values() for label in told):
-        rows += [_row(label, name, told[label], asked.seeds) for name, told in found.items() if label in told]
+    for label in dict.fromkeys(label for predicted in found.values() for label in predicted):
+        rows += [
+            _row(label, name, predicted[label], asked.seeds)
+            for name, predicted in found.items()
+            if label in predicted
+        ]
         if label in ceiling:
             rows.append((label, "repeats", f"{ceiling[label]:.3f}", *[""] * (len(heads) - 3)))
     wide = [max(len(row[column]) for row in rows) for column in range(len(heads))]
@@ -199,9 +205,9 @@ def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Map
     )
 
 
-def _row(label: str, model: str, told: Mapping[str, Mapping[str, float]], seeds: int) -> tuple[str, ...]:
+def _row(label: str, model: str, predicted: Mapping[str, Mapping[str, float]], seeds: int) -> tuple[str, ...]:
     r2, rmse, mae, p95, coverage, width = (
-        told[name] for name in ("r2", "rmse", "mae", "p95_relative", "coverage", "width")
+        predicted[name] for name in ("r2", "rmse", "mae", "p95_relative", "coverage", "width")
     )
     spread = f" ± {r2['sd']:.3f}" if seeds > 1 else ""
     inside = "" if math.isnan(coverage["mean"]) else f"{100 * coverage['mean']:.1f} %"
@@ -214,5 +220,5 @@ def _row(label: str, model: str, told: Mapping[str, Mapping[str, float]], seeds:
         f"{100 * p95['mean']:,.1f} %",
         inside,
         "" if math.isnan(width["mean"]) else f"{width['mean']:,.4g}",
-        f"{told['runs']['mean']:.0f}",
+        f"{predicted['runs']['mean']:.0f}",
     )

@@ -51,14 +51,14 @@ def phased_of(
 
 def judge_phases(runs: Phased, split: str, seed: int) -> Mapping[str, Mapping[str, Judged]]:
     """Model → phase → figures; each run predicted once, from folds without its group. Raises `TooFew`, `KeyError`."""
-    told = {name: np.full(runs.phases_s.shape, math.nan) for name in (LIQUID, OURS)}
+    predicted = {name: np.full(runs.phases_s.shape, math.nan) for name in (LIQUID, OURS)}
     for held_out in folds(Runs(runs.tasks, {}), split, seed):
         known, asked = runs.pick(~held_out), runs.pick(held_out)
         model = PhaseModel(known.tasks, known.resources, known.phases_s, seed)
-        told[LIQUID][held_out] = model.predict(asked.tasks, asked.resources)
-        told[OURS][held_out] = nearest_phases(known, asked.tasks)
-    found: dict[str, dict[str, Judged]] = {name: {} for name in told}
-    for name, values in told.items():
+        predicted[LIQUID][held_out] = model.predict(asked.tasks, asked.resources)
+        predicted[OURS][held_out] = nearest_phases(known, asked.tasks)
+    found: dict[str, dict[str, Judged]] = {name: {} for name in predicted}
+    for name, values in predicted.items():
         for column, phase in enumerate(PHASES):
             if name == OURS and phase == "train_s":
                 continue

@@ -64,7 +64,7 @@ class BadData(ValueError):
     """The file cannot be read as runs; the message has a line for each thing that is why_rejected."""
 
 
-class SetAside(NamedTuple):
+class Rejected(NamedTuple):
     """A run that is not learned from."""
 
     where: str
@@ -77,7 +77,7 @@ class Read:
     """What a file holds."""
 
     runs: Runs
-    aside: tuple[SetAside, ...]
+    rejected: tuple[Rejected, ...]
     phased: Phased | None = None
     """Those of the runs whose phases were measured; None: too few."""
     ignored: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Read:
 
     def reasons(self) -> Mapping[str, int]:
         """Reason → runs that it set aside, most first."""
-        return dict(Counter(one.reason for one in self.aside).most_common())
+        return dict(Counter(one.reason for one in self.rejected).most_common())
 
 
 def read_runs(path: Path) -> Read:
@@ -96,12 +96,12 @@ def read_runs(path: Path) -> Read:
     tasks: list[Task] = []
     measured: list[Mapping[str, float]] = []
     phases: list[Mapping[str, float]] = []
-    aside: list[SetAside] = []
+    rejected: list[Rejected] = []
     ignored: dict[str, None] = {}
     problems = []
     for file in files:
         try:
-            ignored |= dict.fromkeys(_read_file(file, tasks, measured, phases, aside))
+            ignored |= dict.fromkeys(_read_file(file, tasks, measured, phases, rejected))
         except BadFile as error:
             problems.append(str(error))
     if problems:
@@ -112,7 +112,7 @@ def read_runs(path: Path) -> Read:
         [[row[name] for name in PHASES] for row in phases],
     )
     phased_enough = phased if len(phased.tasks) >= FEWEST else None
-    read = Read(runs_of(tasks, measured), tuple(aside), phased_enough, tuple(ignored))
+    read = Read(runs_of(tasks, measured), tuple(rejected), phased_enough, tuple(ignored))
     if not tasks:
         why = "; ".join(f"{count} × {reason}" for reason, count in read.reasons().items())
         raise BadData(f"{path}: no run can be learned from: {why or 'there is none below the header'}")
@@ -124,7 +124,7 @@ def _read_file(
     tasks: list[Task],
     measured: list[Mapping[str, float]],
     phases: list[Mapping[str, float]],
-    aside: list[SetAside],
+    rejected: list[Rejected],
 ) -> Sequence[str]:
     """The columns that were not looked at. A line that is no line of the table is set aside like a run that cannot be
     believed. Raises `BadFile`."""
@@ -141,7 +141,7 @@ def _read_file(
             measured.append(run[1])
             phases.append(run[2])
     found += [(problem.line, problem.text) for problem in problems]
-    aside += [SetAside(f"{path.name}:{line}", reason) for line, reason in sorted(found)]
+    rejected += [Rejected(f"{path.name}:{line}", reason) for line, reason in sorted(found)]
     return [name for name in columns if name not in COLUMNS]
 
 

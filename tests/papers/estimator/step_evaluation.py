@@ -62,7 +62,7 @@ class Drawn(NamedTuple):
     share: float
 
 
-def run(asked: argparse.Namespace, tell: Tell) -> int:
+def run(asked: argparse.Namespace, report: Tell) -> int:
     """Exit codes: 0 done, 2 bad command or data."""
     problems, drawn = _drawn(asked.measured or MEASURED)
     names = list(dict.fromkeys(asked.model or MODELS))
@@ -79,18 +79,20 @@ def run(asked: argparse.Namespace, tell: Tell) -> int:
             problems.append(str(error))
     if problems:
         for problem in problems:
-            tell(problem)
+            report(problem)
         return BAD_INPUT
     read, against = files
     assert read is not None
     for path, file in ((asked.data, read), (asked.against, against)):
         if file is not None:
-            _tell_of(str(path), file, tell)
+            _report_of(str(path), file, report)
     cases = _cases(read, against)
     for case in cases:
         twice = 0 if case.asked is None else len(case.asked.cells) - len(without(case.asked, case.pool).cells)
         if twice:
-            tell(f"{case.model}: {twice} cells of {asked.against} are in {asked.data} too and are not asked")
+            report(
+                f"{case.model}: {twice} cells of {asked.against} are in {asked.data} too and are not asked"
+            )
     found: dict[str, Mapping[str, Mapping[Whose, Figures]]] = {}
     if all(case.asked is not None for case in cases):
         drawn = [Drawn("all", 0, 1.0)]
@@ -98,7 +100,7 @@ def run(asked: argparse.Namespace, tell: Tell) -> int:
         usable = [case for case in cases if case.asked is not None or _enough(case, one)]
         for case in cases:
             if case not in usable:
-                tell(
+                report(
                     f"{case.model}: {len(case.pool.cells)} cells are too few to measure {one.text} and ask for others"
                 )
         if usable:
@@ -128,16 +130,16 @@ def _drawn(texts: Sequence[str]) -> tuple[list[str], list[Drawn]]:
     return problems, found
 
 
-def _tell_of(path: str, file: Steps, tell: Tell) -> None:
-    if file.aside:
-        tell(f"{path}: {len(file.aside)} measurements set aside, {file.measured} kept")
+def _report_of(path: str, file: Steps, report: Tell) -> None:
+    if file.rejected:
+        report(f"{path}: {len(file.rejected)} measurements set aside, {file.measured} kept")
         for reason, count in file.reasons().items():
-            first = next(one.where for one in file.aside if one.reason == reason)
-            tell(f"  {count} × {reason} (first: {first})")
+            first = next(one.where for one in file.rejected if one.reason == reason)
+            report(f"  {count} × {reason} (first: {first})")
     if file.ignored:
-        tell(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
+        report(f"{path}: columns that are not looked at: {', '.join(map(shown, file.ignored))}")
     if file.other_files:
-        tell(f"{path}: {file.other_files} CSV files are no tables of placements and step times")
+        report(f"{path}: {file.other_files} CSV files are no tables of placements and step times")
 
 
 def _cases(read: Steps, against: Steps | None) -> list[Case]:
@@ -163,7 +165,7 @@ def _figures(
     names: Sequence[str], cases: Sequence[Case], drawn: Drawn, split: str, seeds: int
 ) -> Mapping[str, Mapping[Whose, Figures]]:
     """Model of steps → whose steps → figures: each network's, `pooled` over all cells, `mean` of the networks' figures."""
-    told: dict[str, list[Mapping[Whose, Judged]]] = {name: [] for name in names}
+    predicted: dict[str, list[Mapping[Whose, Judged]]] = {name: [] for name in names}
     for seed in range(seeds):
         parts: dict[str, dict[str, Errors]] = {name: {} for name in names}
         for case in cases:
@@ -171,18 +173,22 @@ def _figures(
                 parts[name][case.model] = found
         for name, mine in parts.items():
             every = {(NETWORK, model): judged([part]) for model, part in mine.items()}
-            told[name].append(every | {POOLED: judged(list(mine.values()))})
-    return {name: _over_seeds(one) for name, one in told.items()}
+            predicted[name].append(every | {POOLED: judged(list(mine.values()))})
+    return {name: _over_seeds(one) for name, one in predicted.items()}
 
 
-def _over_seeds(told: Sequence[Mapping[Whose, Judged]]) -> Mapping[Whose, Figures]:
-    networks = [name for name in told[0] if name != POOLED]
+def _over_seeds(predicted: Sequence[Mapping[Whose, Judged]]) -> Mapping[Whose, Figures]:
+    networks = [name for name in predicted[0] if name != POOLED]
 
     def figures(whose: Whose) -> Figures:
-        return {figure: _over([getattr(one[whose], figure) for one in told]) for figure in Judged._fields}
+        return {
+            figure: _over([getattr(one[whose], figure) for one in predicted]) for figure in Judged._fields
+        }
 
     mean = {
-        figure: _over([float(np.mean([getattr(one[whose], figure) for whose in networks])) for one in told])
+        figure: _over(
+            [float(np.mean([getattr(one[whose], figure) for whose in networks])) for one in predicted]
+        )
         for figure in ("median", "p95", "coverage")
     }
     return {**{whose: figures(whose) for whose in networks}, POOLED: figures(POOLED), MEAN: mean}
@@ -205,12 +211,12 @@ def _errors(names: Sequence[str], case: Case, drawn: Drawn, split: str, seed: in
 
 
 def _shown(case: Case, drawn: Drawn, split: str, seed: int) -> Table:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     if case.asked is not None:
         return case.pool
     if drawn.points:
-        return light(case.pool, case.prior, drawn.points, chance)
-    return share_of(case.pool, drawn.share, split, chance)
+        return light(case.pool, case.prior, drawn.points, rng)
+    return share_of(case.pool, drawn.share, split, rng)
 
 
 def _over(values: Sequence[float]) -> Mapping[str, float]:
@@ -238,7 +244,7 @@ def _show(
             "set_aside": read.reasons(),
             "columns_not_looked_at": list(read.ignored),
             "measured": {
-                text: {name: _nested(told) for name, told in by_name.items()}
+                text: {name: _nested(predicted) for name, predicted in by_name.items()}
                 for text, by_name in found.items()
             },
             "noise": _nested(
@@ -253,8 +259,8 @@ def _show(
     for text, by_name in found.items():
         for of in next(iter(by_name.values())):
             lines += [
-                _row(text, " ".join(of).strip(), name, told[of], asked.seeds)
-                for name, told in by_name.items()
+                _row(text, " ".join(of).strip(), name, predicted[of], asked.seeds)
+                for name, predicted in by_name.items()
             ]
     for of, one in floors.items():
         lines.append(("–", " ".join(of).strip(), "noise", _percent(one.median), _percent(one.p95), "", ""))
@@ -269,22 +275,24 @@ def _show(
     )
 
 
-def _nested(told: Mapping[Whose, Mapping[str, Any]]) -> Mapping[str, Any]:
-    networks = {name: figures for (kind, name), figures in told.items() if kind == NETWORK}
-    return {"networks": networks} | {kind: figures for (kind, _), figures in told.items() if kind != NETWORK}
+def _nested(predicted: Mapping[Whose, Mapping[str, Any]]) -> Mapping[str, Any]:
+    networks = {name: figures for (kind, name), figures in predicted.items() if kind == NETWORK}
+    return {"networks": networks} | {
+        kind: figures for (kind, _), figures in predicted.items() if kind != NETWORK
+    }
 
 
-def _row(measured: str, of: str, name: str, told: Figures, seeds: int) -> tuple[str, ...]:
-    spread = f" ± {100 * told['p95']['sd']:.1f}" if seeds > 1 else ""
-    inside = told["coverage"]["mean"]
+def _row(measured: str, of: str, name: str, predicted: Figures, seeds: int) -> tuple[str, ...]:
+    spread = f" ± {100 * predicted['p95']['sd']:.1f}" if seeds > 1 else ""
+    inside = predicted["coverage"]["mean"]
     return (
         measured,
         of,
         name,
-        _percent(told["median"]["mean"]),
-        _percent(told["p95"]["mean"]) + spread,
+        _percent(predicted["median"]["mean"]),
+        _percent(predicted["p95"]["mean"]) + spread,
         "" if math.isnan(inside) else f"{100 * inside:.1f} %",
-        f"{told['cells']['mean']:.0f}" if "cells" in told else "",
+        f"{predicted['cells']['mean']:.0f}" if "cells" in predicted else "",
     )
 
 

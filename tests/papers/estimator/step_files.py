@@ -15,7 +15,7 @@ from penstock_services.estimator.core.step_time.placements import (
     table,
     why_rejected,
 )
-from tests.papers.estimator.run_files import MAX_NAME, NUMBER, BadData, SetAside
+from tests.papers.estimator.run_files import MAX_NAME, NUMBER, BadData, Rejected
 
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ class Steps:
     tables: Mapping[str, Table]
     """Model → its cells, each once: repeats are averaged."""
     measured: int
-    aside: tuple[SetAside, ...]
+    rejected: tuple[Rejected, ...]
     ignored: tuple[str, ...]
     """Columns that were not looked at."""
     other_files: int
@@ -50,7 +50,7 @@ class Steps:
 
     def reasons(self) -> Mapping[str, int]:
         """Reason → measurements that it set aside, most first."""
-        return dict(Counter(one.reason for one in self.aside).most_common())
+        return dict(Counter(one.reason for one in self.rejected).most_common())
 
 
 def holds_steps(path: Path) -> bool:
@@ -65,12 +65,12 @@ def read_steps(path: Path) -> Steps:
     if not tables:
         raise BadData(f"{path}: a folder without a table of placement, local_batch and step_s")
     found: dict[str, list[Measurement]] = {}
-    aside: list[SetAside] = []
+    rejected: list[Rejected] = []
     ignored: dict[str, None] = {}
     problems = []
     for file in tables:
         try:
-            ignored |= dict.fromkeys(_read_file(file, path, found, aside))
+            ignored |= dict.fromkeys(_read_file(file, path, found, rejected))
         except BadFile as error:
             problems.append(str(error))
     if problems:
@@ -78,7 +78,7 @@ def read_steps(path: Path) -> Steps:
     steps = Steps(
         {model: table(measured) for model, measured in sorted(found.items())},
         sum(map(len, found.values())),
-        tuple(aside),
+        tuple(rejected),
         tuple(ignored),
         len(files) - len(tables),
     )
@@ -102,7 +102,7 @@ def _is_table(file: Path) -> bool:
 
 
 def _read_file(
-    file: Path, asked: Path, found: dict[str, list[Measurement]], aside: list[SetAside]
+    file: Path, asked: Path, found: dict[str, list[Measurement]], rejected: list[Rejected]
 ) -> Sequence[str]:
     """The columns that were not looked at. Raises `BadFile`."""
     text = text_of(file)
@@ -126,7 +126,7 @@ def _read_file(
         else:
             found.setdefault(read[0] or own_name, []).append(read[1])
     bad += [(problem.line, problem.text) for problem in problems]
-    aside += [SetAside(f"{where}:{line}", reason) for line, reason in sorted(bad)]
+    rejected += [Rejected(f"{where}:{line}", reason) for line, reason in sorted(bad)]
     return [name for name, ours in zip(names, plain, strict=True) if ours not in COLUMNS]
 
 

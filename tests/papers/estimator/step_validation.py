@@ -23,7 +23,7 @@ GENIES_WIDTHS = (2, 3, 4)
 """N and G of GENIE's light profile: nodes of one GPU, GPUs of one node; beside them batches on one GPU."""
 
 
-class Said(NamedTuple):
+class Predicted(NamedTuple):
     """Of cells, shape (cells,): ln of the step in seconds and half the width of its 90 % interval.
 
     `log_s` is NaN where a model's form has no place for the cell, inf where it says that nothing moves; `half` is NaN
@@ -52,30 +52,30 @@ class Errors(NamedTuple):
     inside: Floats
 
 
-Speaks = Callable[[Sequence[Cell]], Said]
+Speaks = Callable[[Sequence[Cell]], Predicted]
 Learner = Callable[[Table, Prior, float, np.random.Generator], Speaks]
 """From (cells measured, what other models teach, reference batch, chance)."""
 
 
-def _ours(measured: Table, prior: Prior, reference: float, chance: np.random.Generator) -> Speaks:
+def _ours(measured: Table, prior: Prior, reference: float, rng: np.random.Generator) -> Speaks:
     """Of at most MAX_CELLS of the cells measured."""
-    some = np.sort(chance.permutation(len(measured.cells))[:MAX_CELLS])
-    model = fit(part(measured, some), prior, reference, chance)
+    some = np.sort(rng.permutation(len(measured.cells))[:MAX_CELLS])
+    model = fit(part(measured, some), prior, reference, rng)
 
-    def speak(cells: Sequence[Cell]) -> Said:
+    def speak(cells: Sequence[Cell]) -> Predicted:
         found = model.steps(list(cells))
-        return Said(found.log_s, model.factor(LEVEL) * found.spread)
+        return Predicted(found.log_s, model.factor(LEVEL) * found.spread)
 
     return speak
 
 
-def _forest(measured: Table, _: Prior, __: float, chance: np.random.Generator) -> Speaks:
+def _forest(measured: Table, _: Prior, __: float, rng: np.random.Generator) -> Speaks:
     """Nodes, GPUs and local batch, as they are: what a forest reaches without any physics."""
-    forest = RandomForestRegressor(TREES, random_state=int(chance.integers(1 << 31)), n_jobs=1)
+    forest = RandomForestRegressor(TREES, random_state=int(rng.integers(1 << 31)), n_jobs=1)
     forest.fit(_columns(measured.cells), measured.log_s)
 
-    def speak(cells: Sequence[Cell]) -> Said:
-        return Said(forest.predict(_columns(cells)), np.full(len(cells), math.nan))
+    def speak(cells: Sequence[Cell]) -> Predicted:
+        return Predicted(forest.predict(_columns(cells)), np.full(len(cells), math.nan))
 
     return speak
 
@@ -96,15 +96,17 @@ def _genie(measured: Table, _: Prior, __: float, ___: np.random.Generator) -> Sp
     known = any(run.nodes == run.gpus_per_node == 1 for run in runs)
     model = fit_genie(runs) if known else None
 
-    def speak(cells: Sequence[Cell]) -> Said:
+    def speak(cells: Sequence[Cell]) -> Predicted:
         found = np.full((2, len(cells)), math.nan)
         for place, (shape, batch) in enumerate(cells):
             if model is not None and _even(shape):
-                told = predict_genie(model, Task(batch * sum(shape), 1), len(shape), shape[0], level=LEVEL)
-                found[0, place] = math.log(told.step_s)
-                if told.low_throughput > 0:
-                    found[1, place] = math.log(told.high_throughput / told.low_throughput) / 2
-        return Said(found[0], found[1])
+                predicted = predict_genie(
+                    model, Task(batch * sum(shape), 1), len(shape), shape[0], level=LEVEL
+                )
+                found[0, place] = math.log(predicted.step_s)
+                if predicted.low_throughput > 0:
+                    found[1, place] = math.log(predicted.high_throughput / predicted.low_throughput) / 2
+        return Predicted(found[0], found[1])
 
     return speak
 
@@ -116,17 +118,17 @@ def _even(placement: Placement) -> bool:
 MODELS: Mapping[str, Learner] = MappingProxyType({"penstock": _ours, "forest": _forest, "genie": _genie})
 
 
-def light(whole: Table, prior: Prior, points: int, chance: np.random.Generator) -> Table:
+def light(whole: Table, prior: Prior, points: int, rng: np.random.Generator) -> Table:
     """So many cells as our own plan asks for, PROBES at a time; it knows of `whole` only which cells there are.
 
     Fewer where it would rather measure some twice.
     """
-    candidates = np.sort(chance.permutation(len(whole.cells))[:MAX_CANDIDATES]).tolist()
+    candidates = np.sort(rng.permutation(len(whole.cells))[:MAX_CANDIDATES]).tolist()
     cells, reference = [whole.cells[index] for index in candidates], reference_batch(whole)
     places = {cell: index for index, cell in zip(candidates, cells, strict=True)}
     done: list[int] = []
     while len(done) < points:
-        model = fit(part(whole, np.array(sorted(done), dtype=np.int64)), prior, reference, chance)
+        model = fit(part(whole, np.array(sorted(done), dtype=np.int64)), prior, reference, rng)
         most = min(PROBES, points - len(done))
         plan = profile_plan(model, cells, [1.0] * len(cells), most)
         new = dict.fromkeys(places[probe.cell] for probe in plan).keys() - set(done)
@@ -156,21 +158,21 @@ def genies_light(whole: Table, points: int) -> Table:
     return part(whole, np.array([i for i, cell in enumerate(whole.cells) if cell in chosen], dtype=np.int64))
 
 
-def share_of(whole: Table, share: float, split: str, chance: np.random.Generator) -> Table:
+def share_of(whole: Table, share: float, split: str, rng: np.random.Generator) -> Table:
     """That share of the cells, or of the placements at all batches (`split`); at least one."""
     if split == "cells":
-        kept = chance.permutation(len(whole.cells))[: max(1, round(share * len(whole.cells)))]
+        stored = rng.permutation(len(whole.cells))[: max(1, round(share * len(whole.cells)))]
     else:
         shapes = sorted({cell.placement for cell in whole.cells})
-        drawn = chance.permutation(len(shapes))[: max(1, round(share * len(shapes)))]
+        drawn = rng.permutation(len(shapes))[: max(1, round(share * len(shapes)))]
         some = {shapes[index] for index in drawn}
-        kept = np.array([i for i, cell in enumerate(whole.cells) if cell.placement in some])
-    return part(whole, np.sort(kept))
+        stored = np.array([i for i, cell in enumerate(whole.cells) if cell.placement in some])
+    return part(whole, np.sort(stored))
 
 
-def part(whole: Table, kept: Integers) -> Table:
+def part(whole: Table, stored: Integers) -> Table:
     """Those cells."""
-    return Table(tuple(whole.cells[index] for index in kept), whole.log_s[kept], whole.runs[kept])
+    return Table(tuple(whole.cells[index] for index in stored), whole.log_s[stored], whole.runs[stored])
 
 
 def without(whole: Table, shown: Table) -> Table:
@@ -179,10 +181,10 @@ def without(whole: Table, shown: Table) -> Table:
     return part(whole, np.array([i for i, c in enumerate(whole.cells) if c not in known], dtype=np.int64))
 
 
-def errors(said: Said, truth: Table) -> Errors:
+def errors(answered: Predicted, truth: Table) -> Errors:
     """`said` of the very cells of `truth`."""
-    spoken = ~np.isnan(said.log_s)
-    off, half = (said.log_s - truth.log_s)[spoken], said.half[spoken]
+    spoken = ~np.isnan(answered.log_s)
+    off, half = (answered.log_s - truth.log_s)[spoken], answered.half[spoken]
     with np.errstate(over="ignore"):
         return Errors(np.abs(np.expm1(off)), np.where(np.isnan(half), math.nan, np.abs(off) <= half))
 

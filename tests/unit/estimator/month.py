@@ -51,18 +51,18 @@ NETWORKS = {
 OWNERS = ("ada", "bob", "eve", "dan")
 
 
-def jobs(count: int, chance: np.random.Generator) -> Iterator[JobSpec]:
+def jobs(count: int, rng: np.random.Generator) -> Iterator[JobSpec]:
     names = list(NETWORKS)
     for number in range(count):
-        owner = OWNERS[int(chance.integers(4))] if chance.random() > 0.1 else f"guest-{number * 4 // count}"
-        name = names[int(chance.integers(len(names)))]
-        batch = int(2 ** chance.integers(3, 7))
+        owner = OWNERS[int(rng.integers(4))] if rng.random() > 0.1 else f"guest-{number * 4 // count}"
+        name = names[int(rng.integers(len(names)))]
+        batch = int(2 ** rng.integers(3, 7))
         if owner == "eve":
-            batch = int(chance.integers(4, 70))
+            batch = int(rng.integers(4, 70))
         asked = ResourceRequest()
         if owner == "dan":
             asked = ResourceRequest(gpu_memory_mib=30_000, cores=16, gpus=1)
-        iterations = int(chance.choice([2_000, 5_000, 20_000]))
+        iterations = int(rng.choice([2_000, 5_000, 20_000]))
         yield JobSpec(
             owner=owner,
             command=("python", f"{name}.py", f"--steps={iterations}"),
@@ -75,7 +75,7 @@ def jobs(count: int, chance: np.random.Generator) -> Iterator[JobSpec]:
 
 def month(count: int, seed: int = 0) -> CellDriver:
     """A cell after `count` finished jobs, spread over 30 days; `values` are its ledger's records."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     cell = CellDriver()
     cell.now_ms = START_MS
     cell.join(node_spec("node-1", 8, model="V100", memory_mib=32_510, cores=96))
@@ -85,7 +85,7 @@ def month(count: int, seed: int = 0) -> CellDriver:
     model, steps = ModelTier(known.nodes), StepTier(known.history, known.nearest, known.nodes)
     trained_on, current, current_steps = 0, None, None
     folded = 0
-    for number, spec in enumerate(jobs(count, chance)):
+    for number, spec in enumerate(jobs(count, rng)):
         for value in cell.values[folded:]:
             known.fold(value)
         folded = len(cell.values)
@@ -102,19 +102,19 @@ def month(count: int, seed: int = 0) -> CellDriver:
                 steps.use(stepping)
                 current_steps = stepping.model
         tiers = (HistoryTier(known.history), steps, model, NearestTier(known.nearest))
-        cell.now_ms += int(30 * DAY_MS / count * chance.uniform(0.2, 1.0))
+        cell.now_ms += int(30 * DAY_MS / count * rng.uniform(0.2, 1.0))
         cell.submit(f"job-{number:04}", spec, estimate(spec, tiers))
-        run(cell, f"job-{number:04}", spec, chance, grown=1.33 if number > 0.66 * count else 1.0)
+        run(cell, f"job-{number:04}", spec, rng, grown=1.33 if number > 0.66 * count else 1.0)
     return cell
 
 
-def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generator, grown: float) -> None:
+def run(cell: CellDriver, job_id: str, spec: JobSpec, rng: np.random.Generator, grown: float) -> None:
     """Starts, tells its steps, is told its remaining time half-way, ends."""
     truth = NETWORKS[spec.model or ""]
     assert spec.batch_size is not None
     assert spec.iterations is not None
     cell.start(job_id)
-    step_ms = truth.step_ms * (0.3 + 0.7 * spec.batch_size / 32) * math.exp(chance.normal(0, 0.08))
+    step_ms = truth.step_ms * (0.3 + 0.7 * spec.batch_size / 32) * math.exp(rng.normal(0, 0.08))
     run_ms = int(LAUNCH_MS + step_ms * spec.iterations)
     started_ms, job = cell.now_ms, cell.job(job_id)
     [worker] = job.tasks
@@ -142,12 +142,12 @@ def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generato
         )
         if part == 0.5:
             cell.feed(
-                remaining(job_id, cell.now_ms, run_ms / 2 * math.exp(chance.normal(0, 0.06)), done, step_ms)
+                remaining(job_id, cell.now_ms, run_ms / 2 * math.exp(rng.normal(0, 0.06)), done, step_ms)
             )
     memory = (
-        grown * (truth.fixed_mib + truth.mib_per_sample * spec.batch_size) * math.exp(chance.normal(0, 0.03))
+        grown * (truth.fixed_mib + truth.mib_per_sample * spec.batch_size) * math.exp(rng.normal(0, 0.03))
     )
-    cores = truth.cores * math.exp(chance.normal(0, 0.1))
+    cores = truth.cores * math.exp(rng.normal(0, 0.1))
     cell.feed(
         TaskExited(
             node_id=node_id,
@@ -159,10 +159,10 @@ def run(cell: CellDriver, job_id: str, spec: JobSpec, chance: np.random.Generato
             exited_ms=cell.now_ms,
             usage=Usage(
                 gpu_memory_mib=int(memory),
-                host_memory_mib=int(1_500 * math.exp(chance.normal(0, 0.2))),
+                host_memory_mib=int(1_500 * math.exp(rng.normal(0, 0.2))),
                 cpu_ms=int(min(cores, len(job.tasks[worker].place.cores)) * run_ms),
-                gpu_utilisation_percent=min(100.0, max(1.0, chance.normal(truth.busy_percent, 4))),
-                gpu_utilisation_std=float(abs(chance.normal(6, 1))),
+                gpu_utilisation_percent=min(100.0, max(1.0, rng.normal(truth.busy_percent, 4))),
+                gpu_utilisation_std=float(abs(rng.normal(6, 1))),
             ),
         )
     )

@@ -65,7 +65,7 @@ def test_traits_move_it_and_gpus_multiply_it() -> None:
     assert seen.cores(job("cv", gpus=0)) == 1, "no training: the default"
 
 
-def test_what_the_owner_kept_busy_counts_and_not_what_he_asked_for() -> None:
+def test_what_the_owner_stored_busy_counts_and_not_what_he_asked_for() -> None:
     """Ada once asked for 24 cores and used two; her next vision job of another command begins with three, that of four
     GPUs with twelve. What she ran for speech says nothing about vision."""
     seen = Seen()

@@ -62,17 +62,17 @@ class TestEta:
         assert found.left_s.low < 320 < found.left_s.high < 450
         assert (found.steps, found.source) == (Bounds(600, 600, 600), "iterations asked for")
 
-    def test_before_the_first_step_the_model_tells(self) -> None:
+    def test_before_the_first_step_the_model_shows(self) -> None:
         """Just placed: nothing was measured, the throughput model says 0.5 s give or take 20 %."""
-        told = Step(log_s=math.log(0.5), spread=0.2)
-        found = eta(Asked(0, told, total=100, after_s=30), Learned())
+        predicted = Step(log_s=math.log(0.5), spread=0.2)
+        found = eta(Asked(0, predicted, total=100, after_s=30), Learned())
         assert found is not None
         assert found.left_s.middle == pytest.approx(80)
-        measured = eta(Asked(0, told._replace(measured_s=[0.5] * 50), total=100, after_s=30), Learned())
+        measured = eta(Asked(0, predicted._replace(measured_s=[0.5] * 50), total=100, after_s=30), Learned())
         assert measured is not None
         assert measured.left_s.high - measured.left_s.low < found.left_s.high - found.left_s.low
 
-    def test_a_migrated_job_is_told_by_its_new_speed(self) -> None:
+    def test_a_migrated_job_is_reported_by_its_new_speed(self) -> None:
         """The model thought 0.5 s; twenty windows on the new node show 1 s: the windows win."""
         found = step_time(Step([1.0] * 20, log_s=math.log(0.5), spread=0.2), Learned())
         assert found is not None
@@ -136,20 +136,20 @@ class TestRuns:
 
     def test_the_intervals_hold_what_other_jobs_taught(self) -> None:
         """Runs of 60 jobs scatter by 20 %; intervals learned from the first 40 hold nine in ten of the rest."""
-        chance = np.random.default_rng(3)
-        jobs = [(10 ** chance.uniform(2, 5) * np.exp(chance.normal(0, 0.2, 6))).tolist() for _ in range(60)]
+        rng = np.random.default_rng(3)
+        jobs = [(10 ** rng.uniform(2, 5) * np.exp(rng.normal(0, 0.2, 6))).tolist() for _ in range(60)]
         spread, errors = learn_runs(jobs[:40])
         assert spread == pytest.approx(0.2, rel=0.2)
-        told, came = [], []
+        predicted, came = [], []
         for job in jobs[40:]:
             for place, total in enumerate(job):
                 bounds = left_by_runs(
                     [*job[:place], *job[place + 1 :]], 0, Learned(run_spread=spread, run_errors=errors)
                 )
                 assert bounds is not None
-                told.append(bounds)
+                predicted.append(bounds)
                 came.append(total)
-        assert 0.84 <= covered(told, came) <= 0.96
+        assert 0.84 <= covered(predicted, came) <= 0.96
 
 
 class TestCurves:
@@ -168,7 +168,7 @@ class TestCurves:
         assert low < end - end // 2 < high
         assert middle == pytest.approx(end / 2, rel=0.5)
 
-    def test_a_foreign_kind_is_told_more_widely(self) -> None:
+    def test_a_foreign_kind_is_reported_more_widely(self) -> None:
         """Curves of two kinds fall by different laws; of a third kind nothing is known."""
         model = learn_curves(
             [("a", falling(power, seed=1)) for power in np.linspace(0.4, 0.6, 8)]
@@ -199,7 +199,7 @@ class TestCurves:
     def test_a_reached_target_leaves_nothing(self) -> None:
         assert steps_to(falling(0.6), 2.0, 500, CurveModel(), 0.9) == (0.0, 0.0, 0.0)
 
-    def test_too_few_points_tell_nothing(self) -> None:
+    def test_too_few_points_predict_nothing(self) -> None:
         assert steps_to(cut(falling(0.6), 4), 1.2, 4, CurveModel(), 0.9) is None
         assert learn_curves([("net", cut(falling(0.6), 8))]) == CurveModel()
 
@@ -277,6 +277,6 @@ class TestLiars:
         jumps = np.where(np.arange(64) < 63, 5.0 + np.arange(64) * 1e-9, end)
         model = learn_curves([("resnet", Curve(steps, jumps))] * 32)
         seen = falling(0.5)
-        told = steps_to(seen, 1.05, 500, model, 0.9, "resnet")
-        assert told is not None
-        assert 500 * 0.01 <= told[0] <= 500 * 150
+        predicted = steps_to(seen, 1.05, 500, model, 0.9, "resnet")
+        assert predicted is not None
+        assert 500 * 0.01 <= predicted[0] <= 500 * 150

@@ -20,7 +20,7 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import Published
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
-from tests.unit.estimator.telling import JOB, Telling, month, ran, true_ms
+from tests.unit.estimator.reports import JOB, Reports, month, ran, true_ms
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def learned() -> InUse[Durations]:
     return STEPS.read(trained.body, trained.sha256)
 
 
-def tell(etas: EtaUpdates, job_id: str = "job") -> EtaEstimated:
+def report(etas: EtaUpdates, job_id: str = "job") -> EtaEstimated:
     found = etas.next(job_id)
     assert found is not None
     return found
@@ -40,15 +40,15 @@ def open_ended(**more: object) -> JobSpec:
     return msgspec.structs.replace(JOB, **{"iterations": None, **more})
 
 
-def test_the_first_telling_is_answered_from_the_model(learned: InUse[Durations]) -> None:
+def test_the_first_predicting_is_answered_from_the_model(learned: InUse[Durations]) -> None:
     """No window yet: the network is known on two such GPUs, and the job said how many iterations it runs."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     etas.use(learned)
     cell.begin("job")
     assert etas.next("job") is None, "it told nothing yet"
-    cell.tell("job", 1)
-    found = tell(etas)
+    cell.report("job", 1)
+    found = report(etas)
     assert found.left_ms.middle == pytest.approx(999 * true_ms((2,), 64), rel=0.15)
     assert found.left_ms.low < found.left_ms.middle < found.left_ms.high
     assert (found.attempt, found.done, found.at_ms) == (1, 1, cell.now_ms)
@@ -56,47 +56,47 @@ def test_the_first_telling_is_answered_from_the_model(learned: InUse[Durations])
     assert found.model_version == learned.version
 
 
-def test_without_model_or_window_nothing_is_said() -> None:
+def test_without_model_or_window_nothing_is_published() -> None:
     """Nobody knows how long a step takes; the second telling says it."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job")
-    cell.tell("job", 1)
+    cell.report("job", 1)
     assert etas.next("job") is None
-    cell.tell("job", 101, steps=100, step_ms=50.0)
-    found = tell(etas)
+    cell.report("job", 101, steps=100, step_ms=50.0)
+    found = report(etas)
     assert found.left_ms.middle == pytest.approx(899 * 50)
     assert found.model_version is None
     assert etas.next("nobody") is None
 
 
-def test_it_is_said_again_only_when_it_moved() -> None:
+def test_it_is_published_again_only_when_it_moved() -> None:
     """As was said: silence. A neighbour slows it down: said again, once."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=msgspec.structs.replace(JOB, iterations=100_000))
-    cell.tell("job", 100, steps=100, step_ms=100.0)
-    tell(etas)
+    cell.report("job", 100, steps=100, step_ms=100.0)
+    report(etas)
     done = 100
     for _ in range(10):
         done += 200
-        cell.tell("job", done, steps=200, step_ms=100.0)
+        cell.report("job", done, steps=200, step_ms=100.0)
         assert etas.next("job") is None
-    cell.tell("job", 2 * done, steps=done, step_ms=300.0)
-    assert tell(etas).left_ms.middle > 1.5 * 100_000 * 100
+    cell.report("job", 2 * done, steps=done, step_ms=300.0)
+    assert report(etas).left_ms.middle > 1.5 * 100_000 * 100
     assert etas.next("job") is None, "the same telling twice"
 
 
-def test_after_a_restart_what_the_ledger_holds_is_not_said_again() -> None:
+def test_after_a_restart_what_the_ledger_holds_is_not_published_again() -> None:
     """The estimator ends after it said something: its successor reads that in the ledger, and answers what came after."""
-    cell = Telling()
+    cell = Reports()
     before = EtaUpdates(cell.ledger)
     for job_id in ("answered", "waiting", "moved-on"):
         cell.begin(job_id, spec=msgspec.structs.replace(JOB, iterations=100_000))
-        cell.tell(job_id, 100, steps=100, step_ms=100.0)
+        cell.report(job_id, 100, steps=100, step_ms=100.0)
     for job_id in ("answered", "moved-on"):
-        cell.record(tell(before, job_id))
-    cell.tell("moved-on", 200, steps=100, step_ms=900.0)
+        cell.record(report(before, job_id))
+    cell.report("moved-on", 200, steps=100, step_ms=900.0)
     after = EtaUpdates(cell.ledger)
     assert sorted(after.open()) == ["moved-on", "waiting"]
     assert after.next("answered") is None
@@ -104,32 +104,32 @@ def test_after_a_restart_what_the_ledger_holds_is_not_said_again() -> None:
     assert after.next("moved-on") is not None
 
 
-def test_each_attempt_is_told_anew() -> None:
+def test_each_attempt_is_reported_anew() -> None:
     """Preempted and resumed on the same GPUs: the wait in between made what was said wrong."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job")
-    cell.tell("job", 100, steps=99, step_ms=1_000.0)
-    assert tell(etas).attempt == 1
+    cell.report("job", 100, steps=99, step_ms=1_000.0)
+    assert report(etas).attempt == 1
     cell.begin("job", attempt=2)
     assert etas.next("job") is None, "the new attempt told nothing yet"
-    cell.tell("job", 101, attempt=2)
-    found = tell(etas)
+    cell.report("job", 101, attempt=2)
+    found = report(etas)
     assert (found.attempt, found.done) == (2, 101)
     assert found.left_ms.middle == pytest.approx(899_000)
 
 
-def test_past_runs_tell_how_many_iterations_a_job_has() -> None:
+def test_past_runs_predict_how_many_iterations_a_job_has() -> None:
     """It says nothing about its length; three earlier runs of it took about 2,000 iterations, on as many GPUs."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     spec = open_ended()
     for seq, total in ((1, 1_900.0), (2, 2_000.0), (3, 2_100.0)):
         run = ran(seq, ring=(2,), iterations=total, step_ms=100.0)
         cell.ledger.history.add(key_of(spec), run.measured, "ada")
     cell.begin("job", spec=spec)
-    cell.tell("job", 1)
-    found = tell(etas)
+    cell.report("job", 1)
+    found = report(etas)
     assert found.source == "3 finished runs of the same job"
     assert found.steps.low < 2_000 < found.steps.high
     assert found.left_ms.middle == pytest.approx(2_000 * 100 + 1_000, rel=0.05), "and saving"
@@ -137,14 +137,14 @@ def test_past_runs_tell_how_many_iterations_a_job_has() -> None:
 
 def test_a_loss_on_its_way_to_a_target() -> None:
     """It ends at a loss of 1.5, after a million iterations at the latest; the curve says about 1,600."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=open_ended(target_loss=1.1, iterations=1_000_000))
     before = 0
     for done in (1, 2, 4, 8, 16, 32, 64, 128, 256, 400):
-        cell.tell("job", done, steps=done - before if before else 0, step_ms=10.0, loss=1 + 4 * done**-0.5)
+        cell.report("job", done, steps=done - before if before else 0, step_ms=10.0, loss=1 + 4 * done**-0.5)
         before = done
-    found = tell(etas)
+    found = report(etas)
     assert found.source.startswith("loss curve of")
     assert found.steps.low <= 1_200 <= found.steps.high
     assert found.steps.high < 1_000_000
@@ -153,54 +153,54 @@ def test_a_loss_on_its_way_to_a_target() -> None:
 @pytest.mark.parametrize("loss", [1e99, -1e99, 0.0, 2.0])
 def test_losses_of_any_size_break_nothing(loss: float) -> None:
     """It diverges, or stands still; a target far away. What is said stays within what an event takes."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=open_ended(target_loss=-1e99))
-    said = 0
+    answered = 0
     for done in range(1, 40):
-        cell.tell("job", done, steps=1, step_ms=10.0, loss=loss * (1 - 2 * (done % 2)))
+        cell.report("job", done, steps=1, step_ms=10.0, loss=loss * (1 - 2 * (done % 2)))
         found = etas.next("job")
         if found is not None:
-            said += 1
+            answered += 1
             for bounds in (found.left_ms, found.steps, found.step_ms):
                 assert 0 <= bounds.low <= bounds.middle <= bounds.high < math.inf
-    assert said
+    assert answered
 
 
 def test_the_longest_job_is_within_bounds() -> None:
     """2^53 iterations of ten minutes each."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job", spec=msgspec.structs.replace(JOB, iterations=1 << 53))
-    cell.tell("job", 2, steps=1, step_ms=600_000.0, total=1 << 53)
-    assert tell(etas).left_ms.high == MAX_LEFT_MS
+    cell.report("job", 2, steps=1, step_ms=600_000.0, total=1 << 53)
+    assert report(etas).left_ms.high == MAX_LEFT_MS
 
 
 def test_wild_history_of_the_same_job_overflows_nothing() -> None:
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     spec = open_ended()
     for seq, total in enumerate((1.0, 2.0**53) * 5):
         cell.ledger.history.add(key_of(spec), ran(seq, ring=(2,), iterations=total).measured, "ada")
     cell.begin("job", spec=spec)
-    cell.tell("job", 10)
-    assert tell(etas).left_ms.high <= MAX_LEFT_MS
+    cell.report("job", 10)
+    assert report(etas).left_ms.high <= MAX_LEFT_MS
 
 
-def wobbling(cell: Telling, etas: EtaUpdates, number: int, chance: np.random.Generator) -> None:
+def wobbling(cell: Reports, etas: EtaUpdates, number: int, rng: np.random.Generator) -> None:
     """One job whose steps wobble, slow down or speed up on the way; the placer commits what is said of it."""
-    iterations, batch = int(10 ** chance.uniform(2.5, 4)), int(2 ** chance.integers(4, 8))
+    iterations, batch = int(10 ** rng.uniform(2.5, 4)), int(2 ** rng.integers(4, 8))
     ring, owner = ((1,), (2,), (4,))[number % 3], ("ada", "bob", "eve")[number % 3]
     job_id, more = f"job-{number}", {"batch_size": batch, "iterations": iterations, "owner": owner}
     cell.begin(job_id, ring, spec=msgspec.structs.replace(JOB, **{**more, "command": (f"{number % 11}.py",)}))
-    cell.tell(job_id, 1, total=iterations)
-    each_ms, drift, wobble = true_ms(ring, batch) * np.exp(chance.normal(0, 0.05)), chance.normal(0, 0.1), 0.0
+    cell.report(job_id, 1, total=iterations)
+    each_ms, drift, wobble = true_ms(ring, batch) * np.exp(rng.normal(0, 0.05)), rng.normal(0, 0.1), 0.0
     done = 1
     while done < iterations:
         then = min(iterations, max(done + 1, int(done * 1.1)))
-        wobble = 0.7 * wobble + chance.normal(0, 0.05)
+        wobble = 0.7 * wobble + rng.normal(0, 0.05)
         step_ms = float(each_ms * np.exp(drift * then / iterations + wobble))
-        cell.tell(job_id, then, steps=then - done, step_ms=step_ms, total=iterations)
+        cell.report(job_id, then, steps=then - done, step_ms=step_ms, total=iterations)
         cell.now_ms -= 1_000  # of the record: here only steps take time
         done = then
         if (found := etas.next(job_id)) is not None:
@@ -211,40 +211,40 @@ def wobbling(cell: Telling, etas: EtaUpdates, number: int, chance: np.random.Gen
 
 def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     """Sixty jobs teach the model, 150 are told by it: nine of ten end within what stood in the ledger at their half."""
-    cell, chance = Telling(), np.random.default_rng(3)
+    cell, rng = Reports(), np.random.default_rng(3)
     etas = EtaUpdates(cell.ledger)
     for number in range(210):
         if number == 60:
             trained = STEPS.train(cell.kept, None)
             assert trained is not None
             etas.use(STEPS.read(trained.body, trained.sha256))
-        wobbling(cell, etas, number, chance)
-    told = [run.eta for run in cell.kept[60:] if run.eta is not None]
-    assert len(told) == 150, "each job was told in time"
-    held = sum(eta.low_ms <= eta.actual_ms <= eta.high_ms for eta in told) / len(told)
+        wobbling(cell, etas, number, rng)
+    predicted = [run.eta for run in cell.kept[60:] if run.eta is not None]
+    assert len(predicted) == 150, "each job was told in time"
+    held = sum(eta.low_ms <= eta.actual_ms <= eta.high_ms for eta in predicted) / len(predicted)
     assert 0.85 <= held <= 0.97
-    assert np.median([abs(eta.left_ms / eta.actual_ms - 1) for eta in told]) < 0.1
+    assert np.median([abs(eta.left_ms / eta.actual_ms - 1) for eta in predicted]) < 0.1
 
 
-def test_a_finished_job_is_told_no_more() -> None:
+def test_a_finished_job_is_reported_no_more() -> None:
     """Its last telling and its end came in one read."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     cell.begin("job")
-    cell.tell("job", 1_000, steps=900, step_ms=1.0)
+    cell.report("job", 1_000, steps=900, step_ms=1.0)
     cell.end("job")
     assert cell.ledger.stepped == {}
     assert etas.next("job") is None
 
 
-def test_what_was_said_of_ended_jobs_is_dropped() -> None:
+def test_what_was_published_of_ended_jobs_is_dropped() -> None:
     """A cell of years."""
-    cell = Telling()
+    cell = Reports()
     etas = EtaUpdates(cell.ledger)
     for number in range(MAX_ENDED + 50):
         cell.begin(f"job-{number}")
-        cell.tell(f"job-{number}", 100, steps=10, step_ms=50.0)
-        tell(etas, f"job-{number}")
+        cell.report(f"job-{number}", 100, steps=10, step_ms=50.0)
+        report(etas, f"job-{number}")
         cell.end(f"job-{number}")
     assert len(etas._jobs) <= MAX_ENDED + 1
 

@@ -13,7 +13,7 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import MAX_PUBLISHED, MAX_SPANS, MAX_WINDOWS
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
-from tests.unit.estimator.telling import JOB, Telling, month, ran
+from tests.unit.estimator.reports import JOB, Reports, month, ran
 
 MOST = 1 << 53
 WHOLE = st.one_of(st.integers(1, 50), st.integers(1, MOST), st.just(MOST))
@@ -27,7 +27,7 @@ SPECS = st.builds(
     st.none() | REAL,
     st.none() | st.integers(1, 1 << 30),
 )
-TELLINGS = st.tuples(
+REPORTS = st.tuples(
     st.just("tell"), WHOLE, st.integers(0, 1_000) | WHOLE, STEP_MS, st.none() | WHOLE, st.none() | REAL
 )
 PHASES = st.tuples(
@@ -53,10 +53,10 @@ def learned() -> InUse[Durations]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.booleans(), SPECS, HISTORY, st.lists(st.one_of(TELLINGS, TELLINGS, PHASES, OTHERS), max_size=30))
-def test_any_order_of_tellings(with_model, spec, past, happenings) -> None:  # type: ignore[no-untyped-def]
+@given(st.booleans(), SPECS, HISTORY, st.lists(st.one_of(REPORTS, REPORTS, PHASES, OTHERS), max_size=30))
+def test_any_order_of_predictings(with_model, spec, past, happenings) -> None:  # type: ignore[no-untyped-def]
     """Preempted in between, phases that go back, a total that shrinks, a loss beyond all bounds, a past as wild."""
-    cell = Telling()
+    cell = Reports()
     etas, attempt = EtaUpdates(cell.ledger), 1
     if with_model:
         etas.use(learned())
@@ -64,24 +64,24 @@ def test_any_order_of_tellings(with_model, spec, past, happenings) -> None:  # t
         run = ran(seq, ring=(2,), iterations=iterations, step_ms=step_ms)
         cell.ledger.history.add(key_of(spec), run.measured, "ada")
     cell.begin("job", spec=spec)
-    said: EtaEstimated | None = None
+    answered: EtaEstimated | None = None
     for kind, *more in happenings:
         if kind == "tell":
             done, steps, step_ms, total, loss = more
             window = {"steps": steps, "step_ms": step_ms, "lasted_ms": 60_000}
-            cell.tell("job", done, attempt=attempt, total=total, loss=loss, **window)
+            cell.report("job", done, attempt=attempt, total=total, loss=loss, **window)
         elif kind == "phase":
             cell.phase("job", more[0], after_ms=more[1], attempt=attempt)
         elif kind == "placed":
             attempt += 1
             cell.begin("job", more[0], attempt=attempt)
-        elif kind == "committed" and said is not None:
-            cell.record(said)
+        elif kind == "committed" and answered is not None:
+            cell.record(answered)
         else:
-            cell.tell("stranger", 5)
+            cell.report("stranger", 5)
         found = etas.next("job")
         if found is not None:
-            said = found
+            answered = found
             for bounds in (found.left_ms, found.steps, found.step_ms):
                 assert 0 <= bounds.low <= bounds.middle <= bounds.high < math.inf
         progress = cell.progress("job")

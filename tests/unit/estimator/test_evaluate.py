@@ -35,14 +35,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_tells_figures_for_people_and_for_programs(
+def test_it_shows_figures_for_people_and_for_programs(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An operator compares our model with Liquid's on his own history; a script reads the same as JSON."""
     command = [str(table), "--model", "liquid", "--model", "linear", "--split", "families"]
     assert main(command) == 0
-    told = capsys.readouterr().out
-    assert told.splitlines()[0].split()[:3] == ["label", "model", "R²"]
+    predicted = capsys.readouterr().out
+    assert predicted.splitlines()[0].split()[:3] == ["label", "model", "R²"]
     assert main([*command, "--seeds", "2", "-o", "json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
     assert (found["split"], found["seeds"], found["runs"]) == ("families", 2, len(cluster.tasks()))
@@ -68,7 +68,7 @@ def test_our_model_is_judged_on_other_runs_with_its_intervals(
     assert memory["coverage"]["mean"] > 0.8
 
 
-def test_bad_runs_are_set_aside_with_their_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_runs_are_rejected_with_their_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten good lines and one of each kind of nonsense that broken exporters write."""
     good = [f"V100,{count},bert,FP16,{8 * count},9000,80,10,{100 * count}" for count in (1, 2, 4, 8, 16)] * 2
     bad = {
@@ -88,13 +88,13 @@ def test_bad_runs_are_set_aside_with_their_reason(tmp_path: Path, capsys: pytest
     path.write_text("\n".join([HEADER, *good, *bad]))
     read = read_runs(path)
     assert len(read.runs) == len(good)
-    assert [(one.where, one.reason) for one in read.aside] == [
+    assert [(one.where, one.reason) for one in read.rejected] == [
         (f"runs.csv:{2 + len(good) + row}", reason) for row, reason in enumerate(bad.values())
     ]
     assert main([str(path), "--model", "linear", "--split", "random"]) == 0
-    told = capsys.readouterr().err
-    assert f"{len(bad)} runs set aside, {len(good)} kept" in told
-    assert "2 × the number of GPUs is no whole number ≥ 1 (first: runs.csv:17)" in told
+    predicted = capsys.readouterr().err
+    assert f"{len(bad)} runs rejected, {len(good)} kept" in predicted
+    assert "2 × the number of GPUs is no whole number ≥ 1 (first: runs.csv:17)" in predicted
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_what_is_no_table_of_runs_is_refused(
     assert problem in capsys.readouterr().err
 
 
-def test_all_that_is_wrong_with_a_command_is_told_at_once(
+def test_all_that_is_wrong_with_a_command_is_reported_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both files are missing: both are named."""
     assert main([str(tmp_path / "a.csv"), "--against", str(tmp_path / "b.csv")]) == 2
-    told = capsys.readouterr().err
-    assert "a.csv: file: No such file" in told
-    assert "b.csv: file: No such file" in told
+    predicted = capsys.readouterr().err
+    assert "a.csv: file: No such file" in predicted
+    assert "b.csv: file: No such file" in predicted
     assert main([str(tmp_path)]) == 2
     assert "a folder without a CSV file" in capsys.readouterr().err
 
@@ -155,10 +155,10 @@ def test_what_belongs_to_step_times_is_refused_for_runs(
 ) -> None:
     """All that is wrong at once; nothing is taken for something else."""
     assert main([str(table), "--split", "placements", "--model", "genie", "--measured", "15"]) == 2
-    told = capsys.readouterr().err
-    assert "--split placements: of runs, choose cells, both-precisions" in told
-    assert "--model genie: of runs, choose penstock, liquid" in told
-    assert "--measured: of step times alone" in told
+    predicted = capsys.readouterr().err
+    assert "--split placements: of runs, choose cells, both-precisions" in predicted
+    assert "--model genie: of runs, choose penstock, liquid" in predicted
+    assert "--measured: of step times alone" in predicted
 
 
 def test_families_need_two_gpu_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +185,7 @@ def test_it_runs_as_a_process_of_its_own(table: Path) -> None:
     )
 
 
-def test_phase_times_are_judged_where_a_file_tells_them(
+def test_phase_times_are_judged_where_a_file_shows_them(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Liquid's second model, and the medians that answer here; a launch of minus one second sets its run aside."""

@@ -13,7 +13,7 @@ from tests.papers.estimator.__main__ import main
 from tests.papers.estimator.run_files import BadData
 from tests.papers.estimator.step_files import holds_steps, read_steps
 from tests.papers.estimator.step_validation import (
-    Said,
+    Predicted,
     errors,
     genies_light,
     light,
@@ -34,9 +34,9 @@ def step_s(shape: str, batch: float, sync_s: float) -> float:
 
 
 def lines(sync_s: float, seed: int = 0) -> list[str]:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return [
-        f"{shape},{batch},{step_s(shape, batch, sync_s) * math.exp(chance.normal(0, SCATTER)):.6g}"
+        f"{shape},{batch},{step_s(shape, batch, sync_s) * math.exp(rng.normal(0, SCATTER)):.6g}"
         for shape in SHAPES
         for batch in BATCHES
     ]
@@ -84,8 +84,8 @@ def test_one_part_of_the_measurements_is_judged_by_the_other(
     rows = [f"bert,{line}" for line in lines(0.2, seed=1) if line.startswith(("44,", "222,"))]
     month.write_text("\n".join([f"model,{HEADER}", *rows, f"bert,{lines(0.2)[0]}"]))
     known = folder / "bert/placements.csv"
-    kept = [line for line in known.read_text().splitlines() if not line.startswith(("44,", "222,"))]
-    known.write_text("\n".join(kept))
+    stored = [line for line in known.read_text().splitlines() if not line.startswith(("44,", "222,"))]
+    known.write_text("\n".join(stored))
     assert main([str(folder), "--against", str(month), "--model", "penstock"]) == 0
     out, err = capsys.readouterr()
     assert "bert: 1 cells of" in err
@@ -94,7 +94,7 @@ def test_one_part_of_the_measurements_is_judged_by_the_other(
     assert row[-1] == str(len(rows))
 
 
-def test_bad_measurements_are_set_aside_with_their_reason(
+def test_bad_measurements_are_rejected_with_their_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A hung step, a clock that stood still, a node without GPUs: counted by reason, and the columns that nobody reads named."""
@@ -102,14 +102,14 @@ def test_bad_measurements_are_set_aside_with_their_reason(
     path = tmp_path / "bert.csv"
     path.write_text("\n".join([f"{HEADER},sync_time", *(f"{x},0" for x in (*lines(0.2), *bad))]))
     steps = read_steps(path)
-    assert len(steps.aside) == len(bad)
-    assert [one.where for one in steps.aside] == [f"bert.csv:{62 + row}" for row in range(len(bad))]
+    assert len(steps.rejected) == len(bad)
+    assert [one.where for one in steps.rejected] == [f"bert.csv:{62 + row}" for row in range(len(bad))]
     assert list(steps.tables) == ["bert"]
     assert main([str(path), "--measured", "0.5", "--model", "forest"]) == 0
-    told = capsys.readouterr().err
-    assert f"{len(bad)} measurements set aside, 60 kept" in told
-    assert "1 × step_time_s is no number (first: bert.csv:63)" in told
-    assert "columns that are not looked at: sync_time" in told
+    predicted = capsys.readouterr().err
+    assert f"{len(bad)} measurements rejected, 60 kept" in predicted
+    assert "1 × step_time_s is no number (first: bert.csv:63)" in predicted
+    assert "columns that are not looked at: sync_time" in predicted
 
 
 def test_absurd_but_possible_sizes_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,9 +157,9 @@ def test_what_cannot_be_judged_is_refused_at_once(tmp_path: Path, capsys: pytest
     few.write_text("placement,step_time\n1,1\n")
     command = [str(few), "--split", "families", "--model", "liquid", "--measured", "1.5"]
     assert main(command) == 2
-    told = capsys.readouterr().err
+    predicted = capsys.readouterr().err
     for problem in ("no column local_bsz", "--split families", "--model liquid", "--measured 1.5"):
-        assert problem in told
+        assert problem in predicted
     few.write_text("\n".join([HEADER, *lines(0.2)[:12]]))
     assert main([str(few), "--measured", "15"]) == 2
     assert "12 cells are too few to measure 15" in capsys.readouterr().err
@@ -167,18 +167,18 @@ def test_what_cannot_be_judged_is_refused_at_once(tmp_path: Path, capsys: pytest
 
 def test_nothing_that_was_shown_is_asked() -> None:
     """Each way of measuring gives other cells than those that are judged; whole placements are held out whole."""
-    all_cells, chance = whole(), np.random.default_rng(0)
+    all_cells, rng = whole(), np.random.default_rng(0)
     for shown in (
-        light(all_cells, WIDE, 7, chance),
+        light(all_cells, WIDE, 7, rng),
         genies_light(all_cells, 9),
-        share_of(all_cells, 0.5, "cells", chance),
-        share_of(all_cells, 0.5, "placements", chance),
+        share_of(all_cells, 0.5, "cells", rng),
+        share_of(all_cells, 0.5, "placements", rng),
     ):
         rest = without(all_cells, shown)
         assert not set(rest.cells) & set(shown.cells)
         assert len(rest.cells) + len(shown.cells) == len(all_cells.cells)
     assert not {cell.placement for cell in shown.cells} & {cell.placement for cell in rest.cells}
-    assert len(light(all_cells, WIDE, 7, chance).cells) == 7
+    assert len(light(all_cells, WIDE, 7, rng).cells) == 7
 
 
 def test_genies_profile_is_batches_nodes_and_gpus() -> None:
@@ -201,5 +201,5 @@ def test_noise_is_that_of_one_measurement() -> None:
 def test_a_model_without_place_for_a_cell_is_not_judged_there() -> None:
     """GENIE on (1, 2): left out. GENIE where its quadratic falls below zero: endlessly wrong, and said so."""
     truth = Table((Cell((1, 2), 8), Cell((2,), 8)), np.zeros(2), np.ones(2))
-    found = errors(Said(np.array([math.nan, math.inf]), np.array([math.nan, math.nan])), truth)
+    found = errors(Predicted(np.array([math.nan, math.inf]), np.array([math.nan, math.nan])), truth)
     assert found.relative.tolist() == [math.inf]

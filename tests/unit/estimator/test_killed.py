@@ -32,7 +32,7 @@ class Memory(Cell):
             self.ledger.fold(value)
         self.record(NodeJoined(node=node_spec("node-1", 4)))
 
-    def told(self, spec: JobSpec = SPEC) -> Estimate:
+    def predicted(self, spec: JobSpec = SPEC) -> Estimate:
         tiers = (
             HistoryTier(self.ledger.history),
             NearestTier(self.ledger.nearest),
@@ -159,12 +159,12 @@ def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
     )
 
 
-def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
+def test_a_kill_is_stored_as_a_run_that_teaches_nothing_else() -> None:
     """What Postgres keeps of it: who, which command, which promise; not its run time, which is of half a run."""
     cell = Memory()
-    kept = cell.ledger.finished
+    stored = cell.ledger.finished
     cell.kill("job-1")
-    [run] = kept
+    [run] = stored
     assert (run.job_id, run.info, run.rejected) == (
         "job-1",
         job_info(SPEC),
@@ -176,7 +176,7 @@ def test_a_kill_is_kept_as_a_run_that_teaches_nothing_else() -> None:
     assert len(cell.ledger.history) == 0
     cell.ledger.learning = False
     cell.kill("job-2")
-    assert len(kept) == 1, "folded again after a restart: it is in Postgres already"
+    assert len(stored) == 1, "folded again after a restart: it is in Postgres already"
 
 
 def test_a_server_of_parameters_teaches_nothing() -> None:
@@ -239,13 +239,13 @@ def test_without_a_promise_a_kill_says_nothing() -> None:
         ("nearest", 2 * NODE_MIB, NODE_MIB),
     ],
 )
-def test_learned_needs_are_cut_to_the_largest_node(tier: str, learned_mib: int, told_mib: int) -> None:
+def test_learned_needs_are_cut_to_the_largest_node(tier: str, learned_mib: int, promised_mib: int) -> None:
     """A job that used nearly all of a node is promised all of it, not 10 % more than there is. One that ran on a node that
     has left keeps what it needs: it ends as unschedulable instead of being killed. What others' runs say only guides."""
     cell = Memory()
     guess = Guess(tier, 0.5, "s", 1, 100, learned_mib, 16_384 + 100, 50.0)  # type: ignore[arg-type]
     found = Bounds(cell.ledger.kills, cell.ledger.nodes)(SPEC, b"key", guess)
-    assert (found.cores, found.host_memory_mib, found.gpu_memory_mib) == (32, told_mib, 16_384)
+    assert (found.cores, found.host_memory_mib, found.gpu_memory_mib) == (32, promised_mib, 16_384)
 
 
 def test_a_placement_that_names_nobody_is_no_kill() -> None:

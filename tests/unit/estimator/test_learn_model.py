@@ -38,10 +38,10 @@ def model() -> Model:
 def test_it_finds_the_memory_of_a_batch_that_nobody_tried(model: Model) -> None:
     """Batches of 8 and 48 were run; a user asks for 24: the line between them, within a fifth."""
     asked = [Task(name, "A100", 2.0, "FP16", 24.0) for name in cluster.LINES]
-    told = model.predict(asked)[MEMORY]
+    predicted = model.predict(asked)[MEMORY]
     truth = np.array([cluster.memory_mib(task) for task in asked])
-    assert np.abs(told.value / truth - 1).max() < 0.2
-    assert (told.high <= [card_mib(task) for task in asked]).all()
+    assert np.abs(predicted.value / truth - 1).max() < 0.2
+    assert (predicted.high <= [card_mib(task) for task in asked]).all()
 
 
 @pytest.mark.parametrize("name", ["resnet50", "bert", "ncf", "never-seen"])
@@ -50,10 +50,10 @@ def test_memory_never_falls_as_the_batch_grows(model: Model, name: str, gpu: str
     """A user doubles the batch: whatever the model learned from noise, it must not promise him less."""
     batches = [2.0**power for power in np.arange(0, 14, 0.25)]
     asked = [Task(name, gpu, 4.0, "FP32", batch, card_mib=16_384.0) for batch in batches]
-    told = model.predict(asked)[MEMORY]
-    for column in (told.value, told.low, told.high):
+    predicted = model.predict(asked)[MEMORY]
+    for column in (predicted.value, predicted.low, predicted.high):
         assert (np.diff(column) >= -1e-6).all()
-    assert (told.high <= 16_384.0 * (1 + 1e-9)).all()
+    assert (predicted.high <= 16_384.0 * (1 + 1e-9)).all()
 
 
 def test_a_gpu_nobody_has_yet_is_judged_by_what_it_can_do() -> None:
@@ -72,8 +72,10 @@ def test_it_says_when_it_knows_little(model: Model) -> None:
     ].known
     assert seen > 0.8
     assert new < seen
-    told = model.predict([Task("bert", "A100", 2.0, "FP16", 48.0), Task("novel", "A100", 2.0, "FP16", 48.0)])
-    width = told[MEMORY].high - told[MEMORY].low
+    predicted = model.predict(
+        [Task("bert", "A100", 2.0, "FP16", 48.0), Task("novel", "A100", 2.0, "FP16", 48.0)]
+    )
+    width = predicted[MEMORY].high - predicted[MEMORY].low
     assert width[1] > 2 * width[0]
 
 
@@ -89,8 +91,8 @@ def test_training_twice_gives_the_same_model(model: Model) -> None:
     """A replay trains again from the same runs: the answers must be the same to the last bit."""
     again = train(cluster.runs())
     asked = cluster.tasks()
-    for name, told in model.predict(asked).items():
-        assert (told.value == again.predict(asked)[name].value).all()
+    for name, predicted in model.predict(asked).items():
+        assert (predicted.value == again.predict(asked)[name].value).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -98,13 +100,13 @@ def test_few_runs_or_one_class_make_a_model_all_the_same(count: int) -> None:
     """The first day of a cluster: a handful of runs, all of one workload; estimates are finite and humble."""
     runs = cluster.runs()
     few = runs.pick(np.arange(count))
-    told = train(few).predict([*few.tasks, Task("novel", "T4")])
+    predicted = train(few).predict([*few.tasks, Task("novel", "T4")])
     for name in few.labels:
-        assert np.isfinite(told[name].value).all()
-        assert (told[name].low <= told[name].high).all()
+        assert np.isfinite(predicted[name].value).all()
+        assert (predicted[name].low <= predicted[name].high).all()
 
 
-def test_labels_that_nobody_measured_are_not_told() -> None:
+def test_labels_that_nobody_measured_are_not_reported() -> None:
     """Nodes without a network counter: no bandwidth. Runs without any label at all teach nothing."""
     assert "bandwidth_mbps" not in train(cluster.runs()).predict(cluster.tasks())
     with pytest.raises(ValueError, match="nothing to learn"):
@@ -114,14 +116,14 @@ def test_labels_that_nobody_measured_are_not_told() -> None:
 def test_bandwidth_is_learned_where_it_is_measured() -> None:
     """Gradients of four GPUs cross the network, those of one do not."""
     wanted = cluster.tasks()
-    told = train(runs_of(wanted, [{"bandwidth_mbps": 800 * (task.gpus - 1)} for task in wanted])).predict(
-        [Task("bert", "A100", float(gpus), "FP16", 48.0) for gpus in (1, 4)]
-    )["bandwidth_mbps"]
-    assert told.value[0] < 200
-    assert 1_600 < told.value[1] < 3_600
+    predicted = train(
+        runs_of(wanted, [{"bandwidth_mbps": 800 * (task.gpus - 1)} for task in wanted])
+    ).predict([Task("bert", "A100", float(gpus), "FP16", 48.0) for gpus in (1, 4)])["bandwidth_mbps"]
+    assert predicted.value[0] < 200
+    assert 1_600 < predicted.value[1] < 3_600
 
 
-def test_a_line_is_found_whatever_launcher_told_the_batch() -> None:
+def test_a_line_is_found_whatever_launcher_reported_the_batch() -> None:
     """Some launchers tell the batch of one GPU, others that of all; some runs take all memory that is left."""
     batch = np.array([8.0, 16, 32, 64, 8, 16, 32, 64])
     gpus = np.array([1.0, 1, 1, 1, 4, 4, 4, 4])
@@ -151,11 +153,11 @@ def test_an_owner_with_many_made_up_cells_is_cut_to_the_weight_of_the_others() -
     honest = cluster.tasks(owner="alice")
     lies = [Task("bert", "A100", 1.0, "FP16", float(batch), owner="mallory") for batch in range(100, 1_100)]
     runs = runs_of([*honest, *lies], [{MEMORY: 5_000.0}] * (len(honest) + len(lies)))
-    kept = limited_per_owner(runs, 0)
-    his = sum(task.owner == "mallory" for task in kept.tasks)
+    stored = limited_per_owner(runs, 0)
+    his = sum(task.owner == "mallory" for task in stored.tasks)
     assert his == max(len(honest), CELLS_OF_ONE)
-    assert sum(task.owner == "alice" for task in kept.tasks) == len(honest)
-    assert limited_per_owner(runs, 0).tasks == kept.tasks
+    assert sum(task.owner == "alice" for task in stored.tasks) == len(honest)
+    assert limited_per_owner(runs, 0).tasks == stored.tasks
     assert limited_per_owner(cluster.runs(), 0).tasks == cluster.runs().tasks
 
 
@@ -193,6 +195,6 @@ def test_all_labels_have_a_unit_both_ways(model: Model) -> None:
     ends = {UTILISATION: [0.0, 50.0, 100.0], "gpu_utilisation_std": [0.0, 25.0, 50.0]}
     for name in LABELS:
         values = np.array(ends.get(name, [1.0, 500.0, 30_000.0]))
-        told = UNITS[name].measured(UNITS[name].learned(values, inputs), inputs)
-        assert np.allclose(told, values, rtol=1e-9, atol=1e-9), name
+        predicted = UNITS[name].measured(UNITS[name].learned(values, inputs), inputs)
+        assert np.allclose(predicted, values, rtol=1e-9, atol=1e-9), name
     assert not math.isnan(float(model.predict([Task("bert", "A100")])[MEMORY].value[0]))

@@ -11,7 +11,7 @@ from tests.papers.estimator.phases import Phased, judge_phases, nearest_phases, 
 def measured() -> Phased:
     """Two networks, four batch sizes, two cards; launching grows with the input, an iteration with the batch, saving
     with the network; 3 % of noise."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     tasks = [
         Task(model, gpu, batch_size=float(batch))
         for model in ("small", "large")
@@ -23,7 +23,7 @@ def measured() -> Phased:
     batch = np.array([task.batch_size for task in tasks])
     resources = np.column_stack([np.full(len(tasks), 4.0), np.full(len(tasks), 8_192.0), 100 + 900.0 * large])
     phases_s = np.column_stack([2 + resources[:, 2] / 200, 0.01 * batch * (1 + large), 1 + 4 * large])
-    return Phased(tuple(tasks), resources, phases_s * np.exp(chance.normal(0, 0.03, phases_s.shape)))
+    return Phased(tuple(tasks), resources, phases_s * np.exp(rng.normal(0, 0.03, phases_s.shape)))
 
 
 def test_both_are_judged_on_runs_left_out() -> None:
@@ -31,10 +31,10 @@ def test_both_are_judged_on_runs_left_out() -> None:
     found = judge_phases(measured(), "random", 0)
     assert set(found["liquid"]) == {"launch_s", "train_s", "save_s"}
     assert set(found["penstock"]) == {"launch_s", "save_s"}, "iterations are the step model's"
-    for phase, told in found["penstock"].items():
-        assert told.runs == len(measured().tasks)
-        assert told.r2 > 0.97
-        assert told.r2 > found["liquid"][phase].r2 - 0.01
+    for phase, predicted in found["penstock"].items():
+        assert predicted.runs == len(measured().tasks)
+        assert predicted.r2 > 0.97
+        assert predicted.r2 > found["liquid"][phase].r2 - 0.01
     assert found["liquid"]["train_s"].r2 > 0.9
 
 

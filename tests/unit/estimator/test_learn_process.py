@@ -16,10 +16,10 @@ COLUMNS = (0, 1, 5)
 
 
 def jobs(count: int, seed: int = 1) -> Inputs:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return Inputs(
-        chance.normal(size=(count, WIDTH)), chance.integers(0, 5, count), chance.integers(0, 2, count),
-        chance.integers(0, 3, count), np.zeros(count), np.zeros(count), np.zeros(count),
+        rng.normal(size=(count, WIDTH)), rng.integers(0, 5, count), rng.integers(0, 2, count),
+        rng.integers(0, 3, count), np.zeros(count), np.zeros(count), np.zeros(count),
     )  # fmt: skip
 
 
@@ -27,12 +27,12 @@ class Fitted:
     """Ninety cells of a law that the test knows, with unlike noise."""
 
     def __init__(self) -> None:
-        chance = np.random.default_rng(2)
+        rng = np.random.default_rng(2)
         self.inputs = jobs(90)
-        y = np.sin(self.inputs.columns[:, 0]) + 0.3 * self.inputs.workload + chance.normal(0, 0.1, 90)
+        y = np.sin(self.inputs.columns[:, 0]) + 0.3 * self.inputs.workload + rng.normal(0, 0.1, 90)
         self.y: Floats = (y - y.mean()) / y.std()
         self.covariance = search(self.inputs, self.y, np.ones(90), COLUMNS)
-        self.noise = self.covariance.noise * chance.uniform(0.5, 2.0, 90)
+        self.noise = self.covariance.noise * rng.uniform(0.5, 2.0, 90)
         self.gram = self.covariance.between(self.inputs, self.inputs)
         self.posterior = Posterior(self.gram, self.noise, self.y)
 
@@ -71,8 +71,8 @@ def one_pair(weights: Covariance, a: Inputs, b: Inputs) -> float:
 @pytest.mark.parametrize("columns", [tuple(range(count)) for count in range(1, WIDTH + 1)])
 def test_likeness_of_many_is_that_of_each_pair(columns: tuple[int, ...]) -> None:
     """Names never seen among them: each entry is what the formula says."""
-    chance = np.random.default_rng(5)
-    weights = Covariance(chance.normal(-1, 1, SHARES + 5 + 2 * len(columns) + 1), columns)
+    rng = np.random.default_rng(5)
+    weights = Covariance(rng.normal(-1, 1, SHARES + 5 + 2 * len(columns) + 1), columns)
     some, others = jobs(150, 3), jobs(5, 4)
     some.workload[:20], some.gpu[10:30] = -1, -1
     k = weights.between(some, others)

@@ -101,6 +101,6 @@ def test_an_absurd_measurement_discredits_the_run(measured: dict[str, float], re
         (Task("m", "V100", card_mib=math.inf), "the GPU's memory is no number above 0"),
     ],
 )
-def test_a_run_of_no_possible_job_is_set_aside(task: Task, reason: str) -> None:
+def test_a_run_of_no_possible_job_is_rejected(task: Task, reason: str) -> None:
     """A trace from elsewhere holds jobs that no cluster could have run."""
     assert why_rejected(task, GOOD) == reason

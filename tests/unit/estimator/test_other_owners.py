@@ -76,7 +76,7 @@ def spec(owner: str, command: str = "train.py", **more: Any) -> JobSpec:
     return JobSpec(owner=owner, command=("python", command), **fields)
 
 
-class Told:
+class Fold:
     """What the cell's tiers know, on two kinds of nodes."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Told:
                 self.ran(job, **one["run"])
                 self.known.kills.add(job_info(job), one["killed_with"])
 
-    def told(self, job: JobSpec) -> Estimate:
+    def predicted(self, job: JobSpec) -> Estimate:
         tiers: tuple[Tier, ...] = (
             HistoryTier(self.known.history),
             NearestTier(self.known.nearest),
@@ -118,9 +118,9 @@ class Told:
         return estimate(job, tiers, None, Bounds(self.known.kills, self.known.nodes))
 
 
-def both(past: Sequence[dict[str, Any]], *owners: str) -> tuple[Told, Told]:
+def both(past: Sequence[dict[str, Any]], *owners: str) -> tuple[Fold, Fold]:
     """The cell without Mallory's past and with it, mixed among the others' runs."""
-    without, having = Told(), Told()
+    without, having = Fold(), Fold()
     for cell in (without, having):
         for number, owner in enumerate(owners):
             cell.honest(owner, 64, 64)
@@ -133,7 +133,7 @@ def both(past: Sequence[dict[str, Any]], *owners: str) -> tuple[Told, Told]:
 
 @settings(max_examples=40, deadline=None)
 @given(pasts)
-def test_who_has_a_history_is_told_the_same(past: list[dict[str, Any]]) -> None:
+def test_who_has_a_history_is_reported_the_same(past: list[dict[str, Any]]) -> None:
     """Bob runs his nightly training again: his own runs answer, in every field."""
     without, having = both(past, "bob", "ada")
     job = spec("bob", "bob.py")
@@ -211,11 +211,11 @@ def test_his_cores_and_kills_are_his_own(past: list[dict[str, Any]]) -> None:
         max_size=12,
     )
 )
-def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int, int]]) -> None:
+def test_stages_stay_between_two_others(predicted: list[tuple[tuple[float, ...], int, int]]) -> None:
     """Ada and Eve measured a network; Mallory tells of stages of any length, before, between and after them."""
     log = StageRegistry()
 
-    def tell(owner: str, stages_ms: Sequence[float], iterations: int) -> None:
+    def report(owner: str, stages_ms: Sequence[float], iterations: int) -> None:
         pieces = [
             checked(StageSample, {"lasted_ms": lasted, name: 1.0})
             for name, lasted in zip(("storage", "cpu", "gpu", "network"), stages_ms, strict=True)
@@ -232,11 +232,11 @@ def test_stages_stay_between_two_others(told: list[tuple[tuple[float, ...], int,
         (1, "eve", (440, 180, 1_300, 210)),
         (2, "", ()),
     ):
-        for lie, iterations, place in told:
+        for lie, iterations, place in predicted:
             if place == when or (when == 2 and place == 3):
-                tell("mallory", lie, iterations)
+                report("mallory", lie, iterations)
         if owner:
-            tell(owner, stages_ms, 20)
+            report(owner, stages_ms, 20)
     found = log.get(StageKey("resnet50", 64, 4))
     assert found is not None
     if len(log._profiles.of_key(StageKey("resnet50", 64, 4)).keys() - {NOBODY}) == 2:
@@ -286,17 +286,17 @@ def test_what_is_not_known_falls_back_a_tier(past: list[str], job: JobSpec, tier
 
 
 def test_a_cell_without_sound_runs_trains_nothing() -> None:
-    """All of its history was set aside, or there is none: no model, no error."""
+    """All of its history was rejected, or there is none: no model, no error."""
     assert RESOURCES.train([], None) is None
 
 
 def test_thousands_of_runs_are_folded_in_bounded_memory() -> None:
     """A month of one owner, at random; what the fold keeps of it does not grow with their number."""
-    chance, cell = random.Random(1), Told()
+    rng, cell = random.Random(1), Fold()
     for number in range(3_000):
         cell.ran(
-            spec("mallory", f"{number}.py", model=chance.choice(MODELS), batch_size=chance.randint(1, 512)),
-            run_ms=chance.lognormvariate(10, 5), busy_cores=chance.uniform(0, 900), host_memory_mib=chance.lognormvariate(9, 9),
+            spec("mallory", f"{number}.py", model=rng.choice(MODELS), batch_size=rng.randint(1, 512)),
+            run_ms=rng.lognormvariate(10, 5), busy_cores=rng.uniform(0, 900), host_memory_mib=rng.lognormvariate(9, 9),
         )  # fmt: skip
     assert len(cell.known.history) == 2_500
     assert sum(len(cell.known.nearest._networks.get(model, "mallory") or ()) for model in MODELS) == 8

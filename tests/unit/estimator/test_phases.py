@@ -30,7 +30,7 @@ def test_the_same_jobs_runs_count_first() -> None:
 
 
 @pytest.mark.parametrize("model", [None, "resnet50"])
-def test_a_network_that_nobody_ran_is_reckoned_without(model: str | None) -> None:
+def test_a_network_that_nobody_ran_is_computed_without(model: str | None) -> None:
     """Better no time around the training than somebody else's."""
     nearest = Nearest()
     nearest.add(job_info(job("ada")), ran(1, 5_000))

@@ -12,7 +12,7 @@ from penstock_services.estimator.core.resources.nearest import Nearest, NearestT
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
 from tests.support.driver import node_spec
-from tests.unit.estimator.telling import month, ran, true_ms
+from tests.unit.estimator.reports import month, ran, true_ms
 
 SPEC = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=5_000)
 
@@ -47,7 +47,7 @@ def job(gpus: int, workers: int = 1, **more: object) -> JobSpec:
 @pytest.mark.parametrize(
     ("gpus", "workers", "ring"), [(1, 1, (1,)), (4, 1, (4,)), (4, 2, (4, 4)), (2, 2, (4,))]
 )
-def test_a_new_job_is_told_from_the_model(
+def test_a_new_job_is_reported_from_the_model(
     gpus: int, workers: int, ring: tuple[int, ...], learned: InUse[Durations]
 ) -> None:
     """Two nodes of four cards: a gang goes on as few of them as can be. Each worker has a batch of 64."""
@@ -133,7 +133,7 @@ def test_the_largest_kind_of_card_answers_and_lost_nodes_do_not(learned: InUse[D
     assert estimate(job(1), tiers(History(), Nearest(), where, learned)).run_ms is None
 
 
-def test_nodes_are_told_as_few_kinds() -> None:
+def test_nodes_are_predicted_as_few_kinds() -> None:
     """5,000 nodes, one of which changes its GPUs, one is mixed and one has none."""
     where = nodes(*[8] * 5_000)
     where.put(node_spec("T4-7", 4, model="T4"))

@@ -36,7 +36,7 @@ from penstock_services.estimator.core.step_time.training_set import (
     teaching_of,
     training_set,
 )
-from tests.unit.estimator.telling import month, ran, true_ms
+from tests.unit.estimator.reports import month, ran, true_ms
 
 NET = name_of(SHARED, "resnet50", "T4")
 
@@ -51,7 +51,7 @@ def taught() -> list[FinishedRun]:
     return month(120)
 
 
-def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[FinishedRun]) -> None:
+def test_a_placement_that_nobody_ran_is_reported_from_those_that_were(taught: list[FinishedRun]) -> None:
     """Nobody used two nodes with one GPU each, nor a batch of 48."""
     trained = STEPS.train(taught, None)
     assert trained is not None
@@ -61,10 +61,10 @@ def test_a_placement_that_nobody_ran_is_told_from_those_that_were(taught: list[F
     assert model.metrics["step_error"] < 0.06, "the runs scatter by 0.03"
     assert model.metrics["step_told"] == 1
     learned = STEPS.read(model.body, model.sha256)
-    told = one_answer(learned.model, StepQuestion("new", "resnet50", "T4", cell_of((1, 1), 48)))
-    assert told is not None
-    assert math.exp(told.log_s) * 1_000 == pytest.approx(true_ms((1, 1), 48), rel=0.25)
-    assert not told.own
+    predicted = one_answer(learned.model, StepQuestion("new", "resnet50", "T4", cell_of((1, 1), 48)))
+    assert predicted is not None
+    assert math.exp(predicted.log_s) * 1_000 == pytest.approx(true_ms((1, 1), 48), rel=0.25)
+    assert not predicted.own
     assert one_answer(learned.model, StepQuestion("ada", "resnet50", "V100", cell_of((1,), 48))) is None
     own = one_answer(learned.model, StepQuestion("ada", "resnet50", "T4", cell_of((4,), 64)))
     assert own is not None
@@ -154,7 +154,7 @@ class TestOneOwner:
         assert len(far[NET].cells) == 2, "and she may have what she likes"
 
     @pytest.mark.parametrize("factor", [1e-3, 0.2, 5, 1e3])
-    def test_what_others_are_told_moves_within_bounds(self, factor: float) -> None:
+    def test_what_others_are_predicted_moves_within_bounds(self, factor: float) -> None:
         """Ada and Bob ran four kinds of placements; he runs those and others, five hundred times, and all are a lie."""
         honest, rings = month(60, ("ada", "bob")), ((1,), (2,), (4,), (4, 4), (2, 2), (8,), (8, 8), (1, 1))
         lies = [
@@ -175,10 +175,10 @@ class TestOneOwner:
             if trained is not None
         )
         for one in asked:
-            told, moved = before[one], after[one]
-            assert told is not None
+            predicted, moved = before[one], after[one]
+            assert predicted is not None
             assert moved is not None
-            assert abs(moved.log_s - told.log_s) <= math.log(2 * BEYOND_USUAL)
+            assert abs(moved.log_s - predicted.log_s) <= math.log(2 * BEYOND_USUAL)
 
     def test_he_takes_a_bounded_part_of_the_tables(self) -> None:
         """He names a new network in each of 2,000 jobs; Ada's, a year old, still has its room."""

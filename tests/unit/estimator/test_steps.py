@@ -29,7 +29,7 @@ from penstock_services.estimator.core.recall import MAX_RECALLED, recall, recall
 from penstock_services.estimator.core.runs import EtaAtHalf
 from penstock_services.estimator.core.state import State, begin_at
 from penstock_services.estimator.core.step_time.training import MIN_NEW, STEPS
-from tests.unit.estimator.telling import Telling, ran
+from tests.unit.estimator.reports import Reports, ran
 
 RECORD_MS = 1_000  # from one record to the next, as `Cell` has it
 
@@ -54,15 +54,15 @@ def line(
     )
 
 
-def test_a_whole_job_tells_its_phases_steps_and_losses() -> None:
+def test_a_whole_job_shows_its_phases_steps_and_losses() -> None:
     """Four seconds to load, ten to train in two windows, a save of two: by the node's clock, which is an hour off."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job", (2, 2))
     cell.phase("job", "launch")
     cell.phase("job", "train", after_ms=4_000)
-    cell.tell("job", 1, loss=5.0)
-    cell.tell("job", 21, steps=20, step_ms=100.0, total=100, loss=3.0)
-    cell.tell("job", 100, steps=79, step_ms=100.0, total=100, loss=2.0)
+    cell.report("job", 1, loss=5.0)
+    cell.report("job", 21, steps=20, step_ms=100.0, total=100, loss=3.0)
+    cell.report("job", 100, steps=79, step_ms=100.0, total=100, loss=2.0)
     cell.phase("job", "save")
     cell.now_ms += 2_000
     began_ms = [task.began_ms for task in cell.progress("job").tasks.values()]
@@ -87,8 +87,8 @@ def test_a_whole_job_tells_its_phases_steps_and_losses() -> None:
     assert run.steps.curve == ((1, 5), (21, 3), (100, 2))
 
 
-def test_a_script_that_tells_nothing_leaves_everything_unknown() -> None:
-    cell = Telling()
+def test_a_script_that_shows_nothing_leaves_everything_unknown() -> None:
+    cell = Reports()
     cell.begin("job")
     cell.end("job")
     [run] = cell.kept
@@ -99,16 +99,16 @@ def test_a_script_that_tells_nothing_leaves_everything_unknown() -> None:
 
 def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     """Stopped at 600, resumed from 500 on twice the GPUs: iterations and losses are the job's, step times the placement's."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job", (2,))
-    cell.tell("job", 100, steps=99, step_ms=200.0, loss=3.0)
-    cell.tell("job", 600, steps=500, step_ms=200.0, loss=2.0)
+    cell.report("job", 100, steps=99, step_ms=200.0, loss=3.0)
+    cell.report("job", 600, steps=500, step_ms=200.0, loss=2.0)
     cell.record(JobRequeued(job_id="job", attempt=1, reason="preempted"))
     cell.begin("job", (4,), attempt=2)
     waiting = cell.progress("job")
     assert (waiting.done, waiting.at_ms, waiting.windows.parts) == (600, 0, [])
-    cell.tell("job", 501, attempt=2, loss=2.2)
-    cell.tell("job", 700, steps=199, step_ms=110.0, attempt=2, loss=1.9)
+    cell.report("job", 501, attempt=2, loss=2.2)
+    cell.report("job", 700, steps=199, step_ms=110.0, attempt=2, loss=1.9)
     found = cell.progress("job")
     assert (found.done, found.odd) == (700, 0)
     assert found.windows.equal() == pytest.approx((110,))
@@ -119,19 +119,19 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
 
 def test_a_job_that_resumes_where_it_was_keeps_its_step_times() -> None:
     """A node's process crashed and came back on the same GPUs."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job", (2,))
-    cell.tell("job", 100, steps=99, step_ms=200.0)
+    cell.report("job", 100, steps=99, step_ms=200.0)
     cell.begin("job", (2,), attempt=2)
     assert cell.progress("job").windows.mean_ms == pytest.approx(200)
 
 
 def test_iterations_that_go_back_are_counted_and_ignored() -> None:
     """A script counts within an epoch, from 1 again and again; a late copy of a telling comes twice."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job")
     for done in (50, 100, 100, 7, 60):
-        cell.tell("job", done, loss=float(done))
+        cell.report("job", done, loss=float(done))
     found = cell.progress("job")
     assert (found.done, found.odd, len(found.curve.points())) == (100, 2, 2)
 
@@ -139,7 +139,7 @@ def test_iterations_that_go_back_are_counted_and_ignored() -> None:
 @pytest.mark.parametrize(
     ("steps", "step_ms"), [(1_000_000, 1.0), (5, 1e-9), (5, 1e9), (5, 0.0), (5, math.nan), (5, math.inf)]
 )
-def test_windows_that_cannot_be_true_are_set_aside(steps: int, step_ms: float) -> None:
+def test_windows_that_cannot_be_true_are_rejected(steps: int, step_ms: float) -> None:
     """More steps than were done, no time at all, longer than a day, no number: where the job stands is believed all the same."""
     found = blank()
     assert found.step(line(1), 1)
@@ -149,7 +149,7 @@ def test_windows_that_cannot_be_true_are_set_aside(steps: int, step_ms: float) -
 
 def test_a_window_is_no_longer_than_its_task_has_run() -> None:
     """A script takes milliseconds for seconds."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job")
     cell.record(
         external_events.StepsMeasured(
@@ -245,7 +245,7 @@ def test_a_ring_is_the_gpus_on_each_node() -> None:
 
 def test_phases_alternate_and_the_longest_worker_counts() -> None:
     """It saves every epoch; the second worker's loader is slow."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job", (1, 1))
     for _ in range(3):
         cell.phase("job", "train", after_ms=1_000)
@@ -257,16 +257,16 @@ def test_phases_alternate_and_the_longest_worker_counts() -> None:
 
 
 def test_a_clock_that_steps_back_makes_phases_unknown() -> None:
-    cell = Telling()
+    cell = Reports()
     cell.begin("job")
     cell.phase("job", "train", after_ms=5_000)
     cell.phase("job", "save", after_ms=-60_000)
     assert all(math.isnan(spent) for spent in cell.progress("job").phases_ms().values())
 
 
-def test_after_a_snapshot_only_what_is_told_is_known() -> None:
+def test_after_a_snapshot_only_what_is_reported_is_known() -> None:
     """The estimator restarts beside a running job: its phases began before, its place and later steps are known."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job", (2, 2))
     replica = Replica()
     for offset, value in enumerate(cell.values):
@@ -274,7 +274,7 @@ def test_after_a_snapshot_only_what_is_told_is_known() -> None:
     cell.ledger = State(Topic.JOBS, 0)
     begin_at(cell.ledger, replica)
     cell.phase("job", "save", after_ms=1_000)
-    cell.tell("job", 700, steps=50, step_ms=100.0)
+    cell.report("job", 700, steps=50, step_ms=100.0)
     found = cell.progress("job")
     assert (found.attempt, found.ring, found.gpu, found.done) == (1, (2, 2), "T4", 700)
     assert (cell.ledger.live["job"].info.iterations, cell.ledger.live["job"].info.target_loss) == (
@@ -285,18 +285,18 @@ def test_after_a_snapshot_only_what_is_told_is_known() -> None:
     assert found.windows.mean_ms == pytest.approx(100)
 
 
-def test_what_was_told_before_a_snapshot_is_recalled() -> None:
+def test_what_was_published_before_a_snapshot_is_recalled() -> None:
     """As above, but the records since the oldest placement are read again: all is as if there had been no snapshot. Among
     them a zombie's, which says that the job is done."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("long-gone", (1,))
     cell.end("long-gone")
     before = len(cell.values)
     cell.begin("job", (2, 2))
     cell.phase("job", "train", after_ms=3_000)
-    cell.tell("job", 1, loss=4.0)
-    cell.tell("job", 101, steps=100, step_ms=90.0, loss=3.0)
-    cell.record(told("job", cell.now_ms, 90_000.0))
+    cell.report("job", 1, loss=4.0)
+    cell.report("job", 101, steps=100, step_ms=90.0, loss=3.0)
+    cell.record(predicted("job", cell.now_ms, 90_000.0))
     _, zombie = write(
         Head(cell.head.seq - 2, "0" * 32, 1),
         Draft(1, cell.now_ms, {"timer_id": "t"}, "committed", None, (line_of("job", 900),)),
@@ -314,7 +314,7 @@ def test_what_was_told_before_a_snapshot_is_recalled() -> None:
     recall(cell.ledger, cell.values[since:])
     assert dataclasses.replace(cell.progress("job"), placed_ms=0) == dataclasses.replace(known, placed_ms=0)
     assert known.done == 101
-    cell.tell("job", 201, steps=100, step_ms=90.0)
+    cell.report("job", 201, steps=100, step_ms=90.0)
     assert cell.ledger.void == 0
 
 
@@ -333,7 +333,7 @@ def line_of(job_id: str, done: int) -> external_events.StepsMeasured:
     )
 
 
-def told(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> external_events.EtaEstimated:
+def predicted(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> external_events.EtaEstimated:
     around = external_events.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
     return external_events.EtaEstimated(
         job_id=job_id, attempt=attempt, at_ms=at_ms, done=1, left_ms=around, steps=around, step_ms=around,
@@ -341,7 +341,7 @@ def told(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> external_
     )  # fmt: skip
 
 
-def test_what_was_told_is_judged_at_half_of_the_run() -> None:
+def test_what_was_published_is_judged_at_half_of_the_run() -> None:
     """A hundred seconds; after ten of them 80 were said to be left, after 70 of them 25. At half, the first stood."""
     found = blank()
     found.started_ms = 1_000
@@ -352,23 +352,23 @@ def test_what_was_told_is_judged_at_half_of_the_run() -> None:
     assert blank().eta_at_half(1_000) is None
 
 
-def test_only_what_was_told_of_the_last_attempt_counts() -> None:
+def test_only_what_was_published_of_the_last_attempt_counts() -> None:
     """A preemption is no fault of the estimate."""
-    cell = Telling()
+    cell = Reports()
     cell.begin("job")
-    cell.record(told("job", cell.now_ms, 10.0))
+    cell.record(predicted("job", cell.now_ms, 10.0))
     assert len(cell.progress("job").published) == 1
     cell.begin("job", attempt=2)
-    cell.record(told("job", cell.now_ms, 10.0, attempt=1))
+    cell.record(predicted("job", cell.now_ms, 10.0, attempt=1))
     assert cell.progress("job").published == []
 
 
 def test_tasks_that_nobody_knows_change_nothing() -> None:
     """A stray of an attempt long over still writes."""
-    cell = Telling()
-    cell.tell("ghost", 5, steps=4, step_ms=10.0)
+    cell = Reports()
+    cell.report("ghost", 5, steps=4, step_ms=10.0)
     cell.phase("ghost", "train")
-    cell.record(told("ghost", 1, 1.0))
+    cell.record(predicted("ghost", 1, 1.0))
     assert (cell.ledger.live, cell.ledger.stepped) == ({}, {})
 
 

@@ -49,8 +49,8 @@ def truth_s(cell: Cell, sync_s: float = 0.4, per_sample_s: float = 0.01) -> floa
 
 
 def measured(cells: list[Cell], noise: float = 0.0, seed: int = 0, **law: float) -> Table:
-    chance = np.random.default_rng(seed)
-    runs = [Measurement(cell, truth_s(cell, **law) * math.exp(chance.normal(0, noise))) for cell in cells]
+    rng = np.random.default_rng(seed)
+    runs = [Measurement(cell, truth_s(cell, **law) * math.exp(rng.normal(0, noise))) for cell in cells]
     assert not any(map(why_rejected, runs))
     return table(runs)
 
@@ -74,7 +74,7 @@ def errors(model: StepModel, cells: list[Cell]) -> list[float]:
 
 
 class TestOurs:
-    def test_ten_planned_points_tell_the_other_seventy(self) -> None:
+    def test_ten_planned_points_predict_the_other_seventy(self) -> None:
         """A new model is profiled ten times where the plan says, and then placed anywhere."""
         model, done = profiled(WIDE, 10)
         rest = errors(model, [cell for cell in CELLS if cell not in done])
@@ -107,12 +107,12 @@ class TestOurs:
         """Half of the cells were measured with 5 % noise; nine in ten of the others lie in their interval."""
         held = []
         for seed in range(5):
-            chance = np.random.default_rng(seed)
-            order = chance.permutation(len(CELLS))
+            rng = np.random.default_rng(seed)
+            order = rng.permutation(len(CELLS))
             runs = measured(CELLS, 0.05, seed)
             seen, other = np.sort(order[:64]), np.sort(order[64:])
             some = Table(tuple(runs.cells[index] for index in seen), runs.log_s[seen], runs.runs[seen])
-            model = fit(some, WIDE, 22.6, chance)
+            model = fit(some, WIDE, 22.6, rng)
             found = model.steps([runs.cells[index] for index in other])
             held.append(np.abs(found.log_s - runs.log_s[other]) < model.factor(0.9) * found.spread)
         assert 0.8 <= np.concatenate(held).mean() <= 1.0
@@ -149,9 +149,9 @@ class TestOurs:
 class TestBadRuns:
     def test_one_poisoned_table_moves_the_others_by_a_bound(self) -> None:
         """A user reports steps that jump between a microsecond and a day; others' new models are still told well."""
-        chance = np.random.default_rng(5)
+        rng = np.random.default_rng(5)
         healthy = [measured(CELLS, 0.02, seed, sync_s=0.2 * (seed + 1)) for seed in range(3)]
-        wild = table(Measurement(cell, 10 ** chance.uniform(-5, 4)) for cell in CELLS)
+        wild = table(Measurement(cell, 10 ** rng.uniform(-5, 4)) for cell in CELLS)
         clean, mixed = (
             learn_prior(tables, np.random.default_rng(1)) for tables in (healthy, [*healthy, wild])
         )
@@ -163,7 +163,7 @@ class TestBadRuns:
         assert np.median(rest) < 0.10
         assert np.quantile(rest, 0.95) < 0.35
 
-    def test_impossible_runs_are_set_aside_with_their_reason(self) -> None:
+    def test_impossible_runs_are_rejected_with_their_reason(self) -> None:
         """A node's clock jumped, a driver reported no batch, a record names a node without GPUs."""
         runs = [
             Measurement(Cell((2,), 16), 0.5),

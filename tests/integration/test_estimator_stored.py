@@ -83,7 +83,7 @@ async def ask(placer: Placer, log: Log, job_id: str, spec: JobSpec = SPEC) -> Es
                     return data.estimate
 
 
-async def told(log: Log) -> list[StagesProfiled]:
+async def predicted(log: Log) -> list[StagesProfiled]:
     """All stages told so far."""
     end = (await log.end_offsets([ESTIMATES]))[ESTIMATES]
     reader, found = log.reader({ESTIMATES: 0}), []
@@ -125,7 +125,7 @@ async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> Non
     assert found.source.endswith("more than the 2048 MiB that this command was killed with")
 
 
-async def test_stages_are_told_once_and_again_when_they_moved(settings: Settings) -> None:
+async def test_stages_are_predicted_once_and_again_when_they_moved(settings: Settings) -> None:
     """Measured by a job, told, and committed by the placer; a restart repeats nothing; slower storage is told then."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
@@ -133,21 +133,21 @@ async def test_stages_are_told_once_and_again_when_they_moved(settings: Settings
         await begin(placer, "job-1", await ask(placer, log, "job-1", TRAINING), TRAINING)
         await placer.record(measured("job-1", 20))
         await folded(placer, log, "then")
-        [profile] = await told(log)
+        [profile] = await predicted(log)
         await placer.record(profile)
         await folded(placer, log, "later")
     assert (profile.model, profile.batch_size, profile.gpus) == ("resnet18", 64, 2)
     assert (profile.storage_ms, profile.gpu_ms, profile.iteration_ms) == (20, 60, 80)
     async with serving(log, settings):
         await folded(placer, log, "again")
-        assert await told(log) == [profile]
+        assert await predicted(log) == [profile]
         await placer.record(measured("job-1", 60))
         await folded(placer, log, "last")
-        slower = (await told(log))[1:]
+        slower = (await predicted(log))[1:]
     assert [(one.storage_ms, one.gpu_ms, one.iterations) for one in slower] == [(40, 60, 40)]
 
 
-async def test_stages_that_were_never_told_are_told_after_a_restart() -> None:
+async def test_stages_that_were_never_published_are_predicted_after_a_restart() -> None:
     """MemoryKills between reading a measurement and telling of it: what the ledger knows to be told decides, not the fold."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
@@ -159,7 +159,7 @@ async def test_stages_that_were_never_told_are_told_after_a_restart() -> None:
     for _ in range(2):
         async with serving(log):
             await folded(placer, log, "next")
-    repeats = await told(log)
+    repeats = await predicted(log)
     assert [one.storage_ms for one in repeats] == [20, 20], (
         "told again, since the placer never wrote that it was told"
     )
@@ -169,8 +169,8 @@ async def test_stages_that_were_never_told_are_told_after_a_restart() -> None:
 async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(dsn: str) -> None:
     """Two kills of one command, then a run with more than the first had; another command's kill stands."""
 
-    def of(seq: int, held_mib: int, key: bytes, aside: str = "out_of_memory: killed") -> object:
-        one = run(seq, key=key, rejected=aside)
+    def of(seq: int, held_mib: int, key: bytes, refused: str = "out_of_memory: killed") -> object:
+        one = run(seq, key=key, rejected=refused)
         assert one.estimate is not None
         return one._replace(estimate=one.estimate._replace(host_memory_mib=held_mib))
 
@@ -190,7 +190,7 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
         killed.floor(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
     ]
     assert [None if least is None else least.held_mib for least in found] == [4_000, 500, None]
-    assert [kept.seq for kept in await store.latest(10)] == [3, 6]
+    assert [stored.seq for stored in await store.latest(10)] == [3, 6]
     await store.close()
 
 

@@ -25,13 +25,13 @@ def who(owner: str = "ada", model: str | None = "resnet18", batch: int | None = 
 def samples(stages_ms: Sequence[float], iterations: int = 20) -> StagesMeasured:
     """One stage after the other, as many iterations in one piece."""
     names = ("storage", "cpu", "gpu", "network")
-    told = tuple(
+    predicted = tuple(
         checked(StageSample, {"lasted_ms": lasted * iterations, name: 100.0})
         for name, lasted in zip(names, stages_ms, strict=True)
         if lasted
     )
     return StagesMeasured(
-        node_id="n", task_id="t", token=1, at_ms=1, iterations=iterations, samples=told or (StageSample(lasted_ms=1),)
+        node_id="n", task_id="t", token=1, at_ms=1, iterations=iterations, samples=predicted or (StageSample(lasted_ms=1),)
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def published(log: StageRegistry) -> list[StageKey]:
     return [key_of(event) for event, _ in log.news()]
 
 
-def test_a_profile_is_measured_once_and_told_once() -> None:
+def test_a_profile_is_measured_once_and_reported_once() -> None:
     """Muri's stages of a small vision model on four GPUs; the second job of the same kind measures nothing new."""
     log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
@@ -72,7 +72,7 @@ def test_a_profile_is_measured_once_and_told_once() -> None:
     assert published(log) == []
 
 
-def test_it_is_told_again_when_a_stage_has_moved_by_a_tenth() -> None:
+def test_it_is_reported_again_when_a_stage_has_moved_by_a_tenth() -> None:
     """New code halves the loading: the mean over iterations follows, and the cell is told on its way."""
     log = StageRegistry()
     learn(log, "ada", 20, 10, 60, 10)
@@ -86,7 +86,7 @@ def test_it_is_told_again_when_a_stage_has_moved_by_a_tenth() -> None:
     assert not moved(known(log), known(log)._replace(idle_ms=0.09)), "noise of a stage that is none"
 
 
-def test_too_few_iterations_are_kept_but_not_told() -> None:
+def test_too_few_iterations_are_stored_but_not_reported() -> None:
     """The script was stopped after six of them; the next one completes the profile."""
     log = StageRegistry()
     for expected in ([], [KEY]):
@@ -132,7 +132,7 @@ def test_of_two_owners_the_first_counts() -> None:
         (who(), 4, 1_000, (0, 0, 0.001, 0), "no iteration lasts so long or so short"),
     ],
 )
-def test_what_cannot_teach_is_set_aside(
+def test_what_cannot_teach_is_rejected(
     job: JobInfo, gpus: int, share: int, told_ms: tuple[float, ...], reason: str
 ) -> None:
     """Jobs that name nothing, shares of a GPU, broken counters: no profile, and each is counted."""
@@ -142,7 +142,7 @@ def test_what_cannot_teach_is_set_aside(
     assert len(log) == 0
 
 
-def test_absurd_usage_is_set_aside() -> None:
+def test_absurd_usage_is_rejected() -> None:
     """A counter that wrapped around would make everything else look idle beside it."""
     log, sound = StageRegistry(), samples((1, 1, 1, 1))
     wrapped = msgspec.structs.replace(sound.samples[0], network=1.8e19)
@@ -150,7 +150,7 @@ def test_absurd_usage_is_set_aside() -> None:
     assert log.rejected == {"no machine has so much": 1}
 
 
-def test_what_the_ledger_says_was_told_is_not_told_again() -> None:
+def test_what_the_ledger_says_was_published_is_not_reported_again() -> None:
     """After a restart the estimator folds measurements and what it had told of them; the last of it was never sent."""
     first, ledger = StageRegistry(), []
     for owner, storage_ms in (("ada", 20.0), ("bob", 30.0)):
@@ -164,7 +164,7 @@ def test_what_the_ledger_says_was_told_is_not_told_again() -> None:
     assert again.published(msgspec.structs.replace(ledger[0], model="unknown")) is None
 
 
-def test_rows_that_were_kept_bring_back_the_same_state() -> None:
+def test_rows_that_were_stored_bring_back_the_same_state() -> None:
     """What Postgres holds of three owners and of what was told, read in its order."""
     log, rows = StageRegistry(), []
     for owner, storage_ms in (("ada", 20), ("bob", 22), ("eve", 90)):
@@ -187,16 +187,16 @@ def test_the_fold_knows_whose_samples_they_are() -> None:
     cell = Cell()
     cell.submit("job-1")
     cell.place("job-1", gpus=2, workers=2)
-    told_by = {
+    by_task = {
         task: msgspec.structs.replace(samples((20, 10, 60, 10)), task_id=task)
         for task in ("job-1/1/1", "job-1/1/2", "x")
     }
-    for fact in told_by.values():
+    for fact in by_task.values():
         cell.record(fact)
     [(event, _)] = cell.ledger.stages.news()
     assert (key_of(event), event.iterations) == (StageKey("resnet18", 64, 4), 20)
     cell.record(JobEnded(job_id="job-1", outcome="failed"))
-    cell.record(told_by["job-1/1/1"])
+    cell.record(by_task["job-1/1/1"])
     assert known(cell.ledger.stages).iterations == 20
     cell.ledger.learning = False
     cell.submit("job-2")

@@ -25,7 +25,7 @@ from tests.unit.test_estimator import Cell, usage
 JOB = JobSpec(owner="ada", command=("python", "train.py"), model="resnet50", batch_size=64, iterations=1_000)
 
 
-class Telling(Cell):
+class Reports(Cell):
     """Tasks are `JOB/ATTEMPT/RANK`; the node's clock shows the ledger's time less an hour."""
 
     OFF_MS = 3_600_000
@@ -38,7 +38,7 @@ class Telling(Cell):
             self.record(NodeJoined(node=node_spec(f"node-{number + 1}", 8, model="T4", memory_mib=15_360)))
 
     @property
-    def kept(self) -> list[FinishedRun]:
+    def stored(self) -> list[FinishedRun]:
         return self.ledger.finished
 
     @property
@@ -77,7 +77,7 @@ class Telling(Cell):
             )
         )
 
-    def tell(
+    def report(
         self,
         job_id: str,
         done: int,
@@ -137,11 +137,11 @@ def true_ms(ring: tuple[int, ...], batch: int) -> float:
 
 def month(count: int, owners: tuple[str, ...] = ("ada", "bob", "eve")) -> list[FinishedRun]:
     """Runs of one network with a noise of 3 %."""
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     found = []
     for seq in range(1, count + 1):
-        ring = ((1,), (2,), (4,), (4, 4), (2, 2))[int(chance.integers(5))]
-        batch, owner = int(2 ** chance.integers(4, 8)), owners[int(chance.integers(len(owners)))]
-        step_ms = true_ms(ring, batch) * float(np.exp(chance.normal(0, 0.03)))
+        ring = ((1,), (2,), (4,), (4, 4), (2, 2))[int(rng.integers(5))]
+        batch, owner = int(2 ** rng.integers(4, 8)), owners[int(rng.integers(len(owners)))]
+        step_ms = true_ms(ring, batch) * float(np.exp(rng.normal(0, 0.03)))
         found.append(ran(seq, owner, ring=ring, batch=batch, step_ms=step_ms, command=f"{seq % 7}.py"))
     return found
