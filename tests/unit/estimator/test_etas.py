@@ -215,11 +215,11 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     etas = EtaUpdates(cell.ledger)
     for number in range(210):
         if number == 60:
-            trained = STEPS.train(cell.kept, None)
+            trained = STEPS.train(cell.stored, None)
             assert trained is not None
             etas.use(STEPS.read(trained.body, trained.sha256))
         wobbling(cell, etas, number, rng)
-    predicted = [run.eta for run in cell.kept[60:] if run.eta is not None]
+    predicted = [run.eta for run in cell.stored[60:] if run.eta is not None]
     assert len(predicted) == 150, "each job was told in time"
     held = sum(eta.low_ms <= eta.actual_ms <= eta.high_ms for eta in predicted) / len(predicted)
     assert 0.85 <= held <= 0.97

@@ -90,4 +90,4 @@ def test_any_order_of_predictings(with_model, spec, past, happenings) -> None:  
         assert len(progress.published) <= MAX_PUBLISHED
         assert all(window > 0 for window in progress.windows.equal())
     cell.end("job", attempt=attempt)
-    assert len(cell.kept) == 1
+    assert len(cell.stored) == 1

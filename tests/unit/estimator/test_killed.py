@@ -42,7 +42,7 @@ class Memory(Cell):
 
     def begin(self, job_id: str, spec: JobSpec = SPEC) -> int:
         """Submitted, estimated and placed; what it was promised, MiB."""
-        found = self.told(spec)
+        found = self.predicted(spec)
         self.submit(job_id, spec)
         self.record(JobEstimated(job_id=job_id, estimate=found))
         self.place(job_id)
@@ -76,12 +76,12 @@ def test_the_next_job_is_promised_twice_as_much_until_it_runs() -> None:
     """Ada's new training needs 11 GiB: killed with 2, 4 and 8, it runs with 16, and from then on its own use counts."""
     cell = Memory()
     assert [cell.kill(f"job-{number}") for number in range(3)] == [2_048, 4_096, 8_192]
-    found = cell.told()
+    found = cell.predicted()
     assert found.worker.host_memory_mib == 16_384
     assert found.source.endswith("host memory: more than the 8192 MiB that this command was killed with")
     cell.succeed("job-3", 11_000)
-    assert (cell.told().worker.host_memory_mib, cell.told().tier) == (12_100, "history")
-    assert "killed" not in cell.told().source
+    assert (cell.predicted().worker.host_memory_mib, cell.predicted().tier) == (12_100, "history")
+    assert "killed" not in cell.predicted().source
 
 
 def test_a_kill_raises_even_what_the_history_says() -> None:
@@ -89,7 +89,7 @@ def test_a_kill_raises_even_what_the_history_says() -> None:
     cell = Memory()
     cell.succeed("small", 1_000)
     assert cell.kill("large") == 1_100
-    assert (cell.told().worker.host_memory_mib, cell.told().tier) == (2_200, "history")
+    assert (cell.predicted().worker.host_memory_mib, cell.predicted().tier) == (2_200, "history")
 
 
 def test_a_run_that_had_no_more_than_the_killed_one_proves_nothing() -> None:
@@ -99,9 +99,9 @@ def test_a_run_that_had_no_more_than_the_killed_one_proves_nothing() -> None:
     cell.kill("killed")
     cell.exit("lucky", usage(2_000))
     cell.record(JobEnded(job_id="lucky", outcome="succeeded"))
-    assert cell.told().worker.host_memory_mib == 4_096
+    assert cell.predicted().worker.host_memory_mib == 4_096
     cell.succeed("enough", 2_100)
-    assert cell.told().worker.host_memory_mib == 2_310
+    assert cell.predicted().worker.host_memory_mib == 2_310
 
 
 def test_a_retry_is_killed_again_and_changes_nothing() -> None:
@@ -113,7 +113,7 @@ def test_a_retry_is_killed_again_and_changes_nothing() -> None:
     cell.place("job-1", attempt=2)
     cell.record(killed_exit("job-1", attempt=2))
     cell.record(JobEnded(job_id="job-1", outcome="failed"))
-    assert cell.told().worker.host_memory_mib == 4_096
+    assert cell.predicted().worker.host_memory_mib == 4_096
 
 
 def test_the_promise_never_exceeds_the_largest_node() -> None:
@@ -124,12 +124,12 @@ def test_the_promise_never_exceeds_the_largest_node() -> None:
     cell.record(
         NodeJoined(node=msgspec.structs.replace(node_spec("node-2", 4), host_memory_mib=4 * NODE_MIB))
     )
-    assert cell.told().worker.host_memory_mib == 2 * NODE_MIB
-    assert cell.told(other(gpu_models=("A100",))).worker.host_memory_mib == 2 * NODE_MIB, (
+    assert cell.predicted().worker.host_memory_mib == 2 * NODE_MIB
+    assert cell.predicted(other(gpu_models=("A100",))).worker.host_memory_mib == 2 * NODE_MIB, (
         "no such node: unbounded"
     )
     cell.record(NodeLost(node_id="node-2"))
-    assert cell.told().worker.host_memory_mib == NODE_MIB
+    assert cell.predicted().worker.host_memory_mib == NODE_MIB
 
 
 def test_what_the_user_asks_for_wins_and_is_learned_from() -> None:
@@ -137,24 +137,24 @@ def test_what_the_user_asks_for_wins_and_is_learned_from() -> None:
     cell = Memory()
     asks = other(resources=ResourceRequest(host_memory_mib=6_000))
     assert cell.kill("job-1", asks) == 6_000
-    assert cell.told(asks).worker.host_memory_mib == 6_000
-    assert cell.told().worker.host_memory_mib == 12_000
+    assert cell.predicted(asks).worker.host_memory_mib == 6_000
+    assert cell.predicted().worker.host_memory_mib == 12_000
 
 
 def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
     """Ada renames her script and is warned by her own kill; Bob runs the same network and is told what he was told before."""
     cell = Memory()
-    before = cell.told(other(owner="bob"))
+    before = cell.predicted(other(owner="bob"))
     cell.kill("job-1")
     renamed = other(command=("python", "renamed.py"))
-    found = cell.told(renamed)
+    found = cell.predicted(renamed)
     assert found.worker.host_memory_mib == 4_096
     assert found.source.endswith("more than the 2048 MiB that the owner's resnet18 was killed with")
     for far in ({"batch_size": 8 * 64}, {"model": "bert"}, {"model": None}):
-        assert cell.told(msgspec.structs.replace(renamed, **far)).worker.host_memory_mib == 2_048, far
-    assert cell.told(other(owner="bob")) == before
+        assert cell.predicted(msgspec.structs.replace(renamed, **far)).worker.host_memory_mib == 2_048, far
+    assert cell.predicted(other(owner="bob")) == before
     cell.succeed("renamed", 700, renamed)
-    assert cell.told(renamed).worker.host_memory_mib == 770, (
+    assert cell.predicted(renamed).worker.host_memory_mib == 770, (
         "its own run says more than another command's kill"
     )
 
@@ -184,7 +184,7 @@ def test_a_server_of_parameters_teaches_nothing() -> None:
     cell = Memory()
     cell.begin("job-1")
     cell.record(killed_exit("job-1", rank=1))
-    assert cell.told().worker.host_memory_mib == 2_048
+    assert cell.predicted().worker.host_memory_mib == 2_048
 
 
 def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
@@ -197,8 +197,8 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
     cell.ledger = State(Topic.JOBS, 0)
     begin_at(cell.ledger, replica)
     cell.record(killed_exit("job-1"))
-    assert cell.told().worker.host_memory_mib == 4_096
-    assert cell.told(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
+    assert cell.predicted().worker.host_memory_mib == 4_096
+    assert cell.predicted(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
 
 
 def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
@@ -232,7 +232,7 @@ def test_without_a_promise_a_kill_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "learned_mib", "told_mib"),
+    ("tier", "learned_mib", "promised_mib"),
     [
         ("history", NODE_MIB + 1_000, NODE_MIB),
         ("history", 2 * NODE_MIB, 2 * NODE_MIB),
@@ -256,6 +256,6 @@ def test_a_placement_that_names_nobody_is_no_kill() -> None:
     place = TaskPlacement(task_id="job-1/1/0", role="worker", rank=0, node_id="node-1", gpus=(0,))
     cell.record(PlacementDecided(job_id="job-1", attempt=1, tasks=(place,)))
     cell.record(killed_exit("job-1"))
-    assert cell.told().worker.host_memory_mib == 2_048, (
+    assert cell.predicted().worker.host_memory_mib == 2_048, (
         "without an estimate nothing is known to have been promised"
     )

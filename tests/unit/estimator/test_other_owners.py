@@ -137,8 +137,8 @@ def test_who_has_a_history_is_reported_the_same(past: list[dict[str, Any]]) -> N
     """Bob runs his nightly training again: his own runs answer, in every field."""
     without, having = both(past, "bob", "ada")
     job = spec("bob", "bob.py")
-    assert having.told(job) == without.told(job)
-    assert having.told(job).tier == "history"
+    assert having.predicted(job) == without.predicted(job)
+    assert having.predicted(job).tier == "history"
 
 
 @settings(max_examples=40, deadline=None)
@@ -147,7 +147,7 @@ def test_where_two_others_ran_the_network_it_stays_between_them(past: list[dict[
     """Bob's new command for a network that Ada and Eve ran: time, cores and utilisation stay within what those measured;
     memory, which is a bound, within twice of it."""
     _, having = both(past, "ada", "eve")
-    found = having.told(spec("bob"))
+    found = having.predicted(spec("bob"))
     worker = found.worker
     assert found.tier == "nearest"
     assert found.run_ms is not None
@@ -169,7 +169,7 @@ def test_against_one_other_he_at_most_doubles(past: list[dict[str, Any]]) -> Non
     """Only Ada ran the network before: nothing says who of the two is right, so what is larger counts twice at most, and
     memory up to the default in any case."""
     _, having = both(past, "ada")
-    found = having.told(spec("bob"))
+    found = having.predicted(spec("bob"))
     assert found.run_ms is not None
     assert found.run_ms <= ABOVE_OTHERS * 60_100
     assert found.worker.cores <= math.ceil(2.0 * ABOVE_OTHERS * 1.25)
@@ -183,7 +183,7 @@ def test_where_he_alone_is_known_the_job_can_still_be_placed(
 ) -> None:
     """Nobody but Mallory ran the network: his word is the only one, but never more than the largest node has."""
     _, having = both(past)
-    worker = having.told(spec("bob", batch_size=batch)).worker
+    worker = having.predicted(spec("bob", batch_size=batch)).worker
     assert (worker.gpus, worker.gpu_share_milli) == (1, 1_000)
     assert 1 <= worker.cores <= NODE_CORES
     assert 0 <= worker.host_memory_mib <= NODE_MIB
@@ -196,8 +196,8 @@ def test_his_cores_and_kills_are_his_own(past: list[dict[str, Any]]) -> None:
     """Bob's first job of a network that nobody ran begins with three cores and the default memory, as ever."""
     without, having = both(past, "ada")
     job = spec("bob", model="nobody-ran-this")
-    assert having.told(job) == without.told(job)
-    assert (having.told(job).worker.cores, having.told(job).worker.host_memory_mib) == (3, 2_048)
+    assert having.predicted(job) == without.predicted(job)
+    assert (having.predicted(job).worker.cores, having.predicted(job).worker.host_memory_mib) == (3, 2_048)
 
 
 @settings(max_examples=40, deadline=None)

@@ -74,7 +74,7 @@ def test_a_whole_job_shows_its_phases_steps_and_losses() -> None:
         )  # fmt: skip
         cell.record(exited)
     cell.record(JobEnded(job_id="job", outcome="succeeded"))
-    [run] = cell.kept
+    [run] = cell.stored
     measured = run.measured
     assert (measured.total_gpus, measured.iterations) == (4, 100)
     assert measured.step_ms == pytest.approx(100)
@@ -91,7 +91,7 @@ def test_a_script_that_shows_nothing_leaves_everything_unknown() -> None:
     cell = Reports()
     cell.begin("job")
     cell.end("job")
-    [run] = cell.kept
+    [run] = cell.stored
     assert (run.steps, run.steps_rejected, run.eta) == (None, "", None)
     assert math.isnan(run.measured.launch_ms)
     assert math.isnan(run.measured.iterations)
@@ -164,9 +164,9 @@ def test_a_window_is_no_longer_than_its_task_has_run() -> None:
     )
     assert (cell.progress("job").odd, cell.progress("job").windows.parts) == (1, [])
     cell.end("job")
-    assert cell.kept[0].steps is None
-    assert cell.kept[0].steps_rejected.startswith("steps: 1 reports that cannot be true")
-    assert not cell.kept[0].rejected, "what else the run measured is sound"
+    assert cell.stored[0].steps is None
+    assert cell.stored[0].steps_rejected.startswith("steps: 1 reports that cannot be true")
+    assert not cell.stored[0].rejected, "what else the run measured is sound"
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan, 1e200])
