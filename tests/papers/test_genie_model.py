@@ -79,7 +79,7 @@ def taught_without(model: str) -> Prior:
 
 def light_profile(model: str, prior: Prior) -> StepModel:
     whole, rng = measured(model), np.random.default_rng(0)
-    return fit(light(whole, prior, LIGHT, rng), prior, reference_batch(whole), rng)
+    return fit(light(whole, prior, LIGHT, rng), prior, reference_batch(whole))
 
 
 def judge(found: StepModel, asked: Table) -> tuple[Floats, NDArray[np.bool_]]:
@@ -145,7 +145,7 @@ def test_half_measured_shows_the_other_half(unit: str) -> None:
         for model in MODELS:
             whole, rng = measured(model), np.random.default_rng(seed)
             seen = share_of(whole, 0.5, unit, rng)
-            found = fit(seen, taught_without(model), reference_batch(whole), rng)
+            found = fit(seen, taught_without(model), reference_batch(whole))
             error, inside = judge(found, without(whole, seen))
             per_model[model].append(float(np.quantile(error, 0.95)))
             errors.append(error)

@@ -60,7 +60,7 @@ Learner = Callable[[Table, Prior, float, np.random.Generator], Speaks]
 def _ours(measured: Table, prior: Prior, reference: float, rng: np.random.Generator) -> Speaks:
     """Of at most MAX_CELLS of the cells measured."""
     some = np.sort(rng.permutation(len(measured.cells))[:MAX_CELLS])
-    model = fit(part(measured, some), prior, reference, rng)
+    model = fit(part(measured, some), prior, reference)
 
     def speak(cells: Sequence[Cell]) -> Predicted:
         found = model.steps(list(cells))
@@ -128,7 +128,7 @@ def light(whole: Table, prior: Prior, points: int, rng: np.random.Generator) -> 
     places = {cell: index for index, cell in zip(candidates, cells, strict=True)}
     done: list[int] = []
     while len(done) < points:
-        model = fit(part(whole, np.array(sorted(done), dtype=np.int64)), prior, reference, rng)
+        model = fit(part(whole, np.array(sorted(done), dtype=np.int64)), prior, reference)
         most = min(PROBES, points - len(done))
         plan = profile_plan(model, cells, [1.0] * len(cells), most)
         new = dict.fromkeys(places[probe.cell] for probe in plan).keys() - set(done)

@@ -198,7 +198,9 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
     begin_at(cell.ledger, replica)
     cell.record(killed_exit("job-1"))
     assert cell.predicted().worker.host_memory_mib == 4_096
-    assert cell.predicted(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
+    assert (
+        cell.predicted(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
+    )
 
 
 def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:

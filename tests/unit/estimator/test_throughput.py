@@ -56,16 +56,16 @@ def measured(cells: list[Cell], noise: float = 0.0, seed: int = 0, **law: float)
 
 
 def model_of(cells: list[Cell], prior: Prior = WIDE, noise: float = 0.0) -> StepModel:
-    return fit(measured(cells, noise), prior, 22.6, np.random.default_rng(0))
+    return fit(measured(cells, noise), prior, 22.6)
 
 
 def profiled(prior: Prior, points: int) -> tuple[StepModel, list[Cell]]:
     """A model that its own plan measured, point by point, and what it measured."""
     done: list[Cell] = []
     for _ in range(points):
-        model = fit(measured(done), prior, 22.6, np.random.default_rng(0))
+        model = fit(measured(done), prior, 22.6)
         done.append(profile_plan(model, CELLS, [1.0] * len(CELLS), 1)[0].cell)
-    return fit(measured(done), prior, 22.6, np.random.default_rng(0)), done
+    return fit(measured(done), prior, 22.6), done
 
 
 def errors(model: StepModel, cells: list[Cell]) -> list[float]:
@@ -112,7 +112,7 @@ class TestOurs:
             runs = measured(CELLS, 0.05, seed)
             seen, other = np.sort(order[:64]), np.sort(order[64:])
             some = Table(tuple(runs.cells[index] for index in seen), runs.log_s[seen], runs.runs[seen])
-            model = fit(some, WIDE, 22.6, rng)
+            model = fit(some, WIDE, 22.6)
             found = model.steps([runs.cells[index] for index in other])
             held.append(np.abs(found.log_s - runs.log_s[other]) < model.factor(0.9) * found.spread)
         assert 0.8 <= np.concatenate(held).mean() <= 1.0
@@ -132,8 +132,8 @@ class TestOurs:
         """Events of two nodes are merged in another order on the replay; the model is the same, bit for bit."""
         runs = [Measurement(cell, truth_s(cell)) for cell in CELLS]
         forth, back = table(runs), table(reversed(runs))
-        one = fit(forth, WIDE, 22.6, np.random.default_rng(7)).steps(CELLS)
-        other = fit(back, WIDE, 22.6, np.random.default_rng(7)).steps(CELLS)
+        one = fit(forth, WIDE, 22.6).steps(CELLS)
+        other = fit(back, WIDE, 22.6).steps(CELLS)
         assert np.array_equal(one.log_s, other.log_s)
         assert np.array_equal(one.spread, other.spread)
 
@@ -142,7 +142,7 @@ class TestOurs:
         nine = table(Measurement(Cell(shape, 16), 1.0) for shape in ((1, 2, 4), (2, 4, 1), (4, 1, 2)) * 3)
         one = table([Measurement(Cell((1, 2, 4), 16), 1.0)])
         assert nine.cells == one.cells == (Cell((1, 2, 4), 16.0),)
-        often, once = (fit(runs, WIDE, 16.0, np.random.default_rng(0)) for runs in (nine, one))
+        often, once = (fit(runs, WIDE, 16.0) for runs in (nine, one))
         assert often.steps([Cell((1, 2, 4), 16)]).spread < once.steps([Cell((1, 2, 4), 16)]).spread
 
 
@@ -185,9 +185,9 @@ class TestBadRuns:
         """A fit costs the cube of the cells: the caller must choose which to keep."""
         many = table(Measurement(Cell((1,), size + 1), 1.0) for size in range(MAX_CELLS + 1))
         with pytest.raises(ValueError, match="at most 1000"):
-            fit(many, WIDE, 16.0, np.random.default_rng(0))
+            fit(many, WIDE, 16.0)
         with pytest.raises(ValueError, match="reference batch"):
-            fit(table([]), WIDE, 0.0, np.random.default_rng(0))
+            fit(table([]), WIDE, 0.0)
 
 
 class TestPlan:

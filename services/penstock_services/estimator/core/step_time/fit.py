@@ -18,9 +18,6 @@ MIN_GAIN = 1e-4  # nats: what one round must gain
 MAX_HALVINGS = 8
 SEARCH_STEP = 0.5  # in ln of a scale
 SEARCH_ROUNDS = 6
-OWN_SCALES_FROM = 60  # cells; fewer do not determine twelve scales
-OWN_SCALES_CELLS = 200  # the scales are sought on so many
-OWN_SCALES_BELIEF = 0.7  # standard deviation of ln of a scale around what other networks teach
 CELLS_PER_PLACEMENT = 4  # in that sample, on average
 
 TEACHING_CELLS = 250  # per network for its parameters
@@ -30,8 +27,8 @@ MEAN_MODELS = 1.0  # weight, in networks, of the beliefs set by hand
 SPREAD_MODELS = 2.0
 
 
-def fit(table: Table, prior: Prior, reference_batch: float, generator: np.random.Generator) -> StepModel:
-    """The model of these cells (none are allowed: then the prior answers). `generator` picks cells for the scales.
+def fit(table: Table, prior: Prior, reference_batch: float) -> StepModel:
+    """The model of these cells (none are allowed: then the prior answers).
 
     Raises `ValueError` for more than MAX_CELLS or a reference batch that is not above 0.
     """
@@ -39,10 +36,6 @@ def fit(table: Table, prior: Prior, reference_batch: float, generator: np.random
         raise ValueError(f"{len(table.cells)} cells: at most {MAX_CELLS}; give the most recent ones")
     if not 0 < reference_batch < inf:
         raise ValueError(f"reference batch {reference_batch} is not above 0")
-    if len(table.cells) >= OWN_SCALES_FROM:
-        some = sample(table, OWN_SCALES_CELLS, generator)
-        explained = [_Explained(some, reference_batch, prior)]
-        prior = prior._replace(residual=_scales_of(explained, prior.residual, OWN_SCALES_BELIEF))
     return StepModel(table, prior, reference_batch, _parameters_of(table, reference_batch, prior))
 
 
@@ -58,13 +51,12 @@ def learn_prior(tables: Sequence[Table], generator: np.random.Generator) -> Prio
     models = []
     for table in wide:
         some = _part(table, np.sort(generator.permutation(len(table.cells))[:TEACHING_CELLS]))
-        reference = reference_batch(table)
-        models.append(StepModel(some, WIDE, reference, _parameters_of(some, reference, WIDE)))
+        models.append(fit(some, WIDE, reference_batch(table)))
     explained = [
-        _Explained(sample(table, SCALE_CELLS, generator), model.reference_batch, WIDE)
+        _Explained(sample(table, SCALE_CELLS, generator), model.reference_batch)
         for table, model in zip(wide, models, strict=True)
     ]
-    scales = np.array(_scales_of(explained, WIDE.residual, SCALE_BELIEF)) / WIDE.residual
+    scales = np.array(_scales_of(explained)) / WIDE.residual
     residual = np.clip(scales, 1.0 / MAX_SCALE, MAX_SCALE) * WIDE.residual
     by_hand, spread = np.array(WIDE.mean), np.array(WIDE.spread)
     limit = MAX_SPREADS * spread
@@ -143,27 +135,24 @@ def _spread_of(residual: Floats, at: Located, table: Table) -> Floats:
 class _Explained:
     """One network's cells with its parameters fixed: how well scales of the residual explain them."""
 
-    def __init__(self, table: Table, reference: float, prior: Prior) -> None:
-        model = StepModel(table, prior, reference, _parameters_of(table, reference, prior))
+    def __init__(self, table: Table, reference: float) -> None:
+        model = fit(table, WIDE, reference)
         shape, slope, self._at = model.linearised(table.cells)
         self._table = table
         self._off = table.log_s - shape
-        self._from_parameters = slope * np.array(prior.spread) ** 2 @ slope.T
+        self._from_parameters = slope * np.array(WIDE.spread) ** 2 @ slope.T
 
     def surprise(self, residual: Floats) -> float:
         """Of the cells, the parameters being as uncertain as the prior has them."""
         return surprise(_spread_of(residual, self._at, self._table) + self._from_parameters, self._off)
 
 
-def _scales_of(explained: list[_Explained], around: tuple[float, ...], belief: float) -> tuple[float, ...]:
-    """The scales of the residual, shape (RESIDUAL,), that surprise least; believed to lie near `around`.
-
-    `belief`: standard deviation of ln of each scale.
-    """
-    middle = np.log(np.array(around))
+def _scales_of(explained: list[_Explained]) -> tuple[float, ...]:
+    """The scales of the residual, shape (RESIDUAL,), that surprise least; believed to be near those set by hand."""
+    middle = np.log(np.array(WIDE.residual))
 
     def loss(logs: Floats) -> float:
-        off = (logs - middle) / belief
+        off = (logs - middle) / SCALE_BELIEF
         return sum(model.surprise(np.exp(logs)) for model in explained) + 0.5 * float(off @ off)
 
     return tuple(np.exp(_coordinate_search(loss, middle)).tolist())

@@ -74,7 +74,7 @@ def train(found: TrainingSet, generator: np.random.Generator, prior: Prior | Non
     named = [(name, table) for name, table in sorted(found.tables.items()) if table.cells]
     if prior is None:
         prior = learn_prior([table for name, table in named if name in found.teaching], generator)
-    models = {name: fit_table(table, prior, reference_batch(table), generator) for name, table in named}
+    models = {name: fit_table(table, prior, reference_batch(table)) for name, table in named}
     spread, errors = learn_runs(found.totals)
     eta = Learned(learn_curves(found.curves), spread, errors, learn_steps(found.windows))
     return Durations(prior, models, eta, found.apart)
