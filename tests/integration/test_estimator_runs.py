@@ -6,8 +6,9 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock_services.estimator.core.model_lifecycle import Trained
-from penstock_services.estimator.core.resources.history import History, Run
+from penstock_services.estimator.core.resources.history import RUNS_PER_KEY, Run
 from penstock_services.estimator.core.runs import Allocation, Card, EstimateSummary, FinishedRun, JobInfo
+from penstock_services.estimator.core.state import State, learn
 from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.store import RunStore
 
@@ -47,16 +48,19 @@ async def test_runs_come_back_as_they_were_and_only_once(dsn: str) -> None:
 
 
 async def test_a_restart_knows_the_history(dsn: str) -> None:
-    """Of each key the newest runs, and of the keys those used last: as the memory before the restart had them."""
+    """Of each key the newest runs, of jobs that were killed nothing but that: as the memory before the restart had them."""
     store = await RunStore.open(dsn, "default")
-    runs = [run(seq, key=bytes([seq % 3]), memory_mib=seq) for seq in range(1, 100)]
-    await store.add(runs, 200)
-    history = History()
-    assert await store.fill_history(history, keys=2, runs_per_key=4) == 8
-    assert len(history) == 2
-    newest = history.get(bytes([0]))
+    runs = [run(seq, key=bytes([seq % 3]), memory_mib=seq) for seq in range(1, 200)]
+    await store.add(
+        [*runs, run(200, key=bytes([0]), memory_mib=17_300, rejected="host_memory_mib: wrong")], 201
+    )
+    state = State("penstock.jobs.v1", 0)
+    async for one in store.runs():
+        learn(state, one)
+    assert len(state.history) == 3
+    newest = state.history.get(bytes([0]))
     assert newest is not None
-    assert newest.column("host_memory_mib") == [90, 93, 96, 99]
+    assert newest.column("host_memory_mib") == [*range(198 - 3 * (RUNS_PER_KEY - 1), 199, 3)]
     await store.close()
 
 

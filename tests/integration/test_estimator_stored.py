@@ -18,9 +18,9 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 from penstock.runtime.settings import Settings
-from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
+from penstock_services.estimator.core.state import State, learn
 from penstock_services.estimator.shell import store as module
 from penstock_services.estimator.shell.store import RunStore
 from tests.integration.test_estimator_runs import run
@@ -184,8 +184,10 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
         of(6, 9_001, b"c", ""),
     ]
     await store.add(runs, 7)  # type: ignore[arg-type]
-    killed = MemoryKills()
-    await store.fill_kills(killed, 10)
+    state = State(Topic.JOBS, 0)
+    async for one in store.runs():
+        learn(state, one)
+    killed = state.kills
     found = [
         killed.floor(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
     ]

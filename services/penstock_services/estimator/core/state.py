@@ -241,13 +241,11 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
 
 def _killed(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
     """A worker took more host memory than it was promised: that promise is what it teaches, nothing else of it."""
-    if not state.learning:
-        return
-    held_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
-    state.kills.add(job.info, held_mib)
-    why = f"{REASON}: killed with {held_mib} MiB of host memory"
-    measured = Run(ended_ms=at.now_ms, seq=at.seq)
-    state.finished.append(FinishedRun(at.seq, job_id, job.info, allocation, job.estimate, measured, why))
+    if state.learning:
+        held_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
+        why = f"{REASON}: killed with {held_mib} MiB of host memory"
+        measured = Run(ended_ms=at.now_ms, seq=at.seq)
+        _finish(state, FinishedRun(at.seq, job_id, job.info, allocation, job.estimate, measured, why))
 
 
 def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
@@ -256,12 +254,12 @@ def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
         return
     teaches = fact.outcome == "succeeded" and state.learning and not job.partly
     if teaches and job.exits and job.allocation is not None:
-        _learn(state, at, fact.job_id, job, job.allocation)
+        _succeeded(state, at, fact.job_id, job, job.allocation)
     _forget_attempt(state, job)
     state.stepped.pop(fact.job_id, None)
 
 
-def _learn(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
+def _succeeded(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
     measured = whole_job(job.exits)._replace(total_gpus=allocation.gpus * max(1, len(job.workers)))
     steps, steps_rejected, eta = None, "", None
     if job.progress is not None:
@@ -269,16 +267,27 @@ def _learn(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocati
         measured = measured._replace(**measured_steps(job.progress, steps))
         eta = job.progress.eta_at_half(at.now_ms)
     why = implausible(measured, allocation)
-    if not why:
-        state.history.add(job.info.key, measured, job.info.owner)
-        state.nearest.add(job.info, measured)
-        state.past_cores.add(job.info, allocation, measured)
-        state.kills.ran(job.info, 0 if job.estimate is None else job.estimate.host_memory_mib)
-    state.finished.append(
-        FinishedRun(
-            at.seq, job_id, job.info, allocation, job.estimate, measured, why, steps, steps_rejected, eta
-        )
+    run = FinishedRun(
+        at.seq, job_id, job.info, allocation, job.estimate, measured, why, steps, steps_rejected, eta
     )
+    _finish(state, run)
+
+
+def _finish(state: State, run: FinishedRun) -> None:
+    learn(state, run)
+    state.finished.append(run)
+
+
+def learn(state: State, run: FinishedRun) -> None:
+    """What a finished run, or a kill, teaches; runs in the order in which they ended."""
+    held_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
+    if run.rejected.startswith(REASON):
+        state.kills.add(run.info, held_mib)
+    elif not run.rejected:
+        state.history.add(run.info.key, run.measured, run.info.owner)
+        state.nearest.add(run.info, run.measured)
+        state.past_cores.add(run.info, run.allocation, run.measured)
+        state.kills.ran(run.info, held_mib)
 
 
 def _forget_attempt(state: State, job: LiveJob) -> None:

@@ -23,16 +23,12 @@ from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.saved import BadModel
 from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import Owned
-from penstock_services.estimator.core.state import State, begin_at
+from penstock_services.estimator.core.state import State, begin_at, learn
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.store import RunStore
 
 LOG = logging.getLogger(__name__)
 
-NEAREST_KNOWN = (
-    5_000  # newest runs that a restart looks through for the nearest of a job, and for cores of old
-)
-KILLS_KNOWN = 10_000  # newest kills for memory that a restart remembers
 RESOURCE_RUNS = 10_000  # newest; more are of other code, and training takes seconds
 POSITION_RECORDS = 20_000  # so many records without a finished run, and the position is written all the same
 MAX_PENDING = 50_000  # runs that wait for Postgres; beyond, the rest is read again after a restart
@@ -113,15 +109,16 @@ class Learner:
             )
         replica = await load_latest_from(self._dsn, self._cell, until_offset=self.learned_from)
         begin_at(state, replica)
-        known = await store.fill_history(state.history)
-        for run in await store.latest(NEAREST_KNOWN):
-            state.nearest.add(run.info, run.measured)
-            state.past_cores.add(run.info, run.allocation, run.measured)
-        await store.fill_kills(state.kills, KILLS_KNOWN)
+        known, trained = 0, [await store.trained_seq(one.kind.name) for one in self._learning]
+        async for run in store.runs():
+            known += 1
+            learn(state, run)
+            for one, seq in zip(self._learning, trained, strict=True):
+                if run.seq > seq:
+                    one.due.seen([run])
         for row in await store.stages():
             state.stages.put(row)
         for one in self._learning:
-            one.due.seen(await store.after_training(one.kind.name))
             await self._load_model(store, one)
         LOG.info("%d runs known up to ledger offset %d", known, self.learned_from)
         return replica.offset

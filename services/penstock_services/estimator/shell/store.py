@@ -3,7 +3,7 @@
 Runs and position are written in one transaction, so that each run is there exactly once whatever is killed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,8 @@ import orjson
 
 from penstock.errors import StoreError
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
-from penstock_services.estimator.core.limits import HISTORY_KEYS, STAGE_KEYS, STAGE_OWNERS
+from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_OWNERS
 from penstock_services.estimator.core.model_lifecycle import Trained
-from penstock_services.estimator.core.resources.history import RUNS_PER_KEY, History
-from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 from penstock_services.estimator.core.runs import (
     FinishedRun,
 )
@@ -30,12 +28,12 @@ CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 60.0
 MAX_RUNS = 200_000  # older ones are of other code; about 60 MB
 MAX_MODELS = 32
-MAX_UNSEEN = 10_000  # runs after the last training that a restart looks at
+FETCHED = 1_000  # rows at once, of many
 
 MAX_STAGES = STAGE_KEYS * (STAGE_OWNERS + 1)  # as many as the memory holds
 
 _STAGE_COLUMNS = ("model", "batch_size", "gpus", "owner", "first_seq", "last_seq", *StageProfile._fields)
-INSERT_RUN = "INSERT INTO runs VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (seq) DO NOTHING"
+INSERT_RUN = "INSERT INTO runs VALUES ($1, $2, $3, $4, $5) ON CONFLICT (seq) DO NOTHING"
 INSERT_STAGES = (
     f"INSERT INTO stages ({', '.join(_STAGE_COLUMNS)}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) "
     "ON CONFLICT (model, batch_size, gpus, owner) DO UPDATE SET "
@@ -132,32 +130,21 @@ class RunStore:
                 MAX_MODELS,
             )
 
-    async def fill_history(
-        self, history: History, keys: int = HISTORY_KEYS, runs_per_key: int = RUNS_PER_KEY
-    ) -> int:
-        """With the newest sound runs of the keys used last; returns how many. Raises `StoreError`."""
-        runs = await self._runs(
-            "SELECT body FROM (SELECT *, row_number() OVER (PARTITION BY key ORDER BY seq DESC) "
-            "AS age, max(seq) OVER (PARTITION BY key) AS used FROM runs WHERE rejected = '') AS known "
-            "WHERE age <= $1 AND key IN (SELECT key FROM runs WHERE rejected = '' GROUP BY key "
-            "ORDER BY max(seq) DESC LIMIT $2) ORDER BY used DESC, seq DESC",
-            runs_per_key,
-            keys,
-        )
-        for run in runs:
-            history.add(run.info.key, run.measured, run.info.owner)
-        return len(runs)
+    async def runs(self) -> AsyncIterator[FinishedRun]:
+        """All of them, rejected ones too, oldest first. Raises `StoreError`."""
+        with store_errors("runs could not be read"):
+            async with self._connection.transaction():
+                async for row in self._connection.cursor(
+                    "SELECT body FROM runs ORDER BY seq", prefetch=FETCHED
+                ):
+                    yield _decode(row["body"])
 
-    async def fill_kills(self, kills: MemoryKills, at_most: int) -> None:
-        """With the newest kills for memory, oldest first, but for those after which the same job ran with more."""
-        runs = await self._runs(
-            "SELECT body FROM runs AS kill WHERE rejected LIKE 'out_of_memory%' AND NOT EXISTS "
-            "(SELECT 1 FROM runs AS later WHERE later.key = kill.key AND later.seq > kill.seq AND later.rejected = '' "
-            "AND later.host_memory_mib > kill.host_memory_mib) ORDER BY seq DESC LIMIT $1",
-            at_most,
-        )
-        for run in runs:
-            kills.add(run.info, 0 if run.estimate is None else run.estimate.host_memory_mib)
+    async def trained_seq(self, kind: str) -> int:
+        """Of the newest run that the newest model of this kind had seen; -1: there is no model. Raises `StoreError`."""
+        with store_errors("models could not be read"):
+            query = "SELECT coalesce(max(trained_seq), -1) FROM models WHERE kind = $1"
+            found: int = await self._connection.fetchval(query, kind)
+        return found
 
     async def stages(self) -> Sequence[Owned]:
         """For `StageRegistry.put`: keys in the order of their latest change, of each key the owners in the order in which they
@@ -189,15 +176,6 @@ class RunStore:
             "ORDER BY seq DESC LIMIT $1",
             count,
             of_one,
-        )
-
-    async def after_training(self, kind: str) -> list[FinishedRun]:
-        """Runs that ended after the newest model of this kind was trained, oldest first; at most `MAX_UNSEEN`."""
-        return await self._runs(
-            "SELECT body FROM runs WHERE seq > coalesce((SELECT max(trained_seq) FROM models "
-            "WHERE kind = $1), -1) ORDER BY seq DESC LIMIT $2",
-            kind,
-            MAX_UNSEEN,
         )
 
     async def _runs(self, query: str, *arguments: object) -> list[FinishedRun]:
@@ -234,6 +212,5 @@ class RunStore:
 
 def _row(run: FinishedRun) -> tuple[Any, ...]:
     """What queries select by, and the run itself."""
-    held_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
     body = msgspec.msgpack.encode(run)
-    return run.seq, run.info.key, run.info.owner, run.rejected, run.steps is not None, held_mib, body
+    return run.seq, run.info.owner, run.rejected, run.steps is not None, body
