@@ -124,8 +124,9 @@ def _ask(found: Found, learned: InUse[Durations], at_once: int, rng: np.random.G
 def _report_steps(found: Found, learned: InUse[Durations], rng: np.random.Generator) -> None:
     """RUNNING jobs report their steps and losses at growing distances; an ETA is computed for every report."""
     ledger, head, now_ms = State(Topic.JOBS, 0), GENESIS, 0
-    etas = EtaUpdates(ledger)
-    etas.use(learned)
+    tier = StepTier(ledger.history, ledger.nearest, ledger.nodes)
+    tier.use(learned)
+    etas = EtaUpdates(ledger, tier)
 
     def record(*facts: Event, term: int | None = None) -> None:
         nonlocal head

@@ -1,4 +1,4 @@
-"""Jobs that tell their phases and steps, as a ledger and the estimator's fold of it; and such runs made up, by the hundred."""
+"""Jobs that report their phases and steps, as a ledger and the estimator's fold of it; and such runs made up, by the hundred."""
 
 from typing import Any, Literal
 
@@ -14,11 +14,13 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement
+from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.progress import Progress
 from penstock_services.estimator.core.resources.estimate import estimate
 from penstock_services.estimator.core.resources.history import Run
 from penstock_services.estimator.core.runs import Allocation, Card, FinishedRun, Steps, job_info
 from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.step_time.tier import StepTier
 from tests.support.driver import node_spec
 from tests.unit.test_estimator import Cell, usage
 
@@ -145,3 +147,8 @@ def month(count: int, owners: tuple[str, ...] = ("ada", "bob", "eve")) -> list[F
         step_ms = true_ms(ring, batch) * float(np.exp(rng.normal(0, 0.03)))
         found.append(ran(seq, owner, ring=ring, batch=batch, step_ms=step_ms, command=f"{seq % 7}.py"))
     return found
+
+
+def updates_of(state: State) -> EtaUpdates:
+    """With a tier of its own, which has no model yet."""
+    return EtaUpdates(state, StepTier(state.history, state.nearest, state.nodes))

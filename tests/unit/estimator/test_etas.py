@@ -20,7 +20,7 @@ from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import Published
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
-from tests.unit.estimator.reports import JOB, Reports, month, ran, true_ms
+from tests.unit.estimator.reports import JOB, Reports, month, ran, true_ms, updates_of
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def open_ended(**more: object) -> JobSpec:
 def test_the_first_predicting_is_answered_from_the_model(learned: InUse[Durations]) -> None:
     """No window yet: the network is known on two such GPUs, and the job said how many iterations it runs."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
-    etas.use(learned)
+    etas = updates_of(cell.ledger)
+    etas._steps.use(learned)
     cell.begin("job")
     assert etas.next("job") is None, "it told nothing yet"
     cell.report("job", 1)
@@ -59,7 +59,7 @@ def test_the_first_predicting_is_answered_from_the_model(learned: InUse[Duration
 def test_without_model_or_window_nothing_is_published() -> None:
     """Nobody knows how long a step takes; the second telling says it."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job")
     cell.report("job", 1)
     assert etas.next("job") is None
@@ -73,7 +73,7 @@ def test_without_model_or_window_nothing_is_published() -> None:
 def test_it_is_published_again_only_when_it_moved() -> None:
     """As was said: silence. A neighbour slows it down: said again, once."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job", spec=msgspec.structs.replace(JOB, iterations=100_000))
     cell.report("job", 100, steps=100, step_ms=100.0)
     report(etas)
@@ -90,14 +90,14 @@ def test_it_is_published_again_only_when_it_moved() -> None:
 def test_after_a_restart_what_the_ledger_holds_is_not_published_again() -> None:
     """The estimator ends after it said something: its successor reads that in the ledger, and answers what came after."""
     cell = Reports()
-    before = EtaUpdates(cell.ledger)
+    before = updates_of(cell.ledger)
     for job_id in ("answered", "waiting", "moved-on"):
         cell.begin(job_id, spec=msgspec.structs.replace(JOB, iterations=100_000))
         cell.report(job_id, 100, steps=100, step_ms=100.0)
     for job_id in ("answered", "moved-on"):
         cell.record(report(before, job_id))
     cell.report("moved-on", 200, steps=100, step_ms=900.0)
-    after = EtaUpdates(cell.ledger)
+    after = updates_of(cell.ledger)
     assert sorted(after.open()) == ["moved-on", "waiting"]
     assert after.next("answered") is None
     assert after.next("waiting") is not None
@@ -107,7 +107,7 @@ def test_after_a_restart_what_the_ledger_holds_is_not_published_again() -> None:
 def test_each_attempt_is_reported_anew() -> None:
     """Preempted and resumed on the same GPUs: the wait in between made what was said wrong."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job")
     cell.report("job", 100, steps=99, step_ms=1_000.0)
     assert report(etas).attempt == 1
@@ -122,7 +122,7 @@ def test_each_attempt_is_reported_anew() -> None:
 def test_past_runs_predict_how_many_iterations_a_job_has() -> None:
     """It says nothing about its length; three earlier runs of it took about 2,000 iterations, on as many GPUs."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     spec = open_ended()
     for seq, total in ((1, 1_900.0), (2, 2_000.0), (3, 2_100.0)):
         run = ran(seq, ring=(2,), iterations=total, step_ms=100.0)
@@ -138,7 +138,7 @@ def test_past_runs_predict_how_many_iterations_a_job_has() -> None:
 def test_a_loss_on_its_way_to_a_target() -> None:
     """It ends at a loss of 1.5, after a million iterations at the latest; the curve says about 1,600."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job", spec=open_ended(target_loss=1.1, iterations=1_000_000))
     before = 0
     for done in (1, 2, 4, 8, 16, 32, 64, 128, 256, 400):
@@ -154,7 +154,7 @@ def test_a_loss_on_its_way_to_a_target() -> None:
 def test_losses_of_any_size_break_nothing(loss: float) -> None:
     """It diverges, or stands still; a target far away. What is said stays within what an event takes."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job", spec=open_ended(target_loss=-1e99))
     answered = 0
     for done in range(1, 40):
@@ -170,7 +170,7 @@ def test_losses_of_any_size_break_nothing(loss: float) -> None:
 def test_the_longest_job_is_within_bounds() -> None:
     """2^53 iterations of ten minutes each."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job", spec=msgspec.structs.replace(JOB, iterations=1 << 53))
     cell.report("job", 2, steps=1, step_ms=600_000.0, total=1 << 53)
     assert report(etas).left_ms.high == MAX_LEFT_MS
@@ -178,7 +178,7 @@ def test_the_longest_job_is_within_bounds() -> None:
 
 def test_wild_history_of_the_same_job_overflows_nothing() -> None:
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     spec = open_ended()
     for seq, total in enumerate((1.0, 2.0**53) * 5):
         cell.ledger.history.add(key_of(spec), ran(seq, ring=(2,), iterations=total).measured, "ada")
@@ -212,12 +212,12 @@ def wobbling(cell: Reports, etas: EtaUpdates, number: int, rng: np.random.Genera
 def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
     """Sixty jobs teach the model, 150 are told by it: nine of ten end within what stood in the ledger at their half."""
     cell, rng = Reports(), np.random.default_rng(3)
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     for number in range(210):
         if number == 60:
             trained = STEPS.train(cell.stored, None)
             assert trained is not None
-            etas.use(STEPS.read(trained.body, trained.sha256))
+            etas._steps.use(STEPS.read(trained.body, trained.sha256))
         wobbling(cell, etas, number, rng)
     predicted = [run.eta for run in cell.stored[60:] if run.eta is not None]
     assert len(predicted) == 150, "each job was told in time"
@@ -229,7 +229,7 @@ def test_what_stands_at_half_of_a_run_holds_what_it_promises() -> None:
 def test_a_finished_job_is_reported_no_more() -> None:
     """Its last telling and its end came in one read."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     cell.begin("job")
     cell.report("job", 1_000, steps=900, step_ms=1.0)
     cell.end("job")
@@ -240,13 +240,13 @@ def test_a_finished_job_is_reported_no_more() -> None:
 def test_what_was_published_of_ended_jobs_is_dropped() -> None:
     """A cell of years."""
     cell = Reports()
-    etas = EtaUpdates(cell.ledger)
+    etas = updates_of(cell.ledger)
     for number in range(MAX_ENDED + 50):
         cell.begin(f"job-{number}")
         cell.report(f"job-{number}", 100, steps=10, step_ms=50.0)
         report(etas, f"job-{number}")
         cell.end(f"job-{number}")
-    assert len(etas._jobs) <= MAX_ENDED + 1
+    assert len(etas._published) <= MAX_ENDED + 1
 
 
 def test_what_moves_less_than_a_second_does_not_move() -> None:

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.external_events import EtaEstimated
-from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import MAX_PUBLISHED, MAX_SPANS, MAX_WINDOWS
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.step_time.training import STEPS, Durations
-from tests.unit.estimator.reports import JOB, Reports, month, ran
+from tests.unit.estimator.reports import JOB, Reports, month, ran, updates_of
 
 MOST = 1 << 53
 WHOLE = st.one_of(st.integers(1, 50), st.integers(1, MOST), st.just(MOST))
@@ -57,9 +56,9 @@ def learned() -> InUse[Durations]:
 def test_any_order_of_predictings(with_model, spec, past, happenings) -> None:  # type: ignore[no-untyped-def]
     """Preempted in between, phases that go back, a total that shrinks, a loss beyond all bounds, a past as wild."""
     cell = Reports()
-    etas, attempt = EtaUpdates(cell.ledger), 1
+    etas, attempt = updates_of(cell.ledger), 1
     if with_model:
-        etas.use(learned())
+        etas._steps.use(learned())
     for seq, (iterations, step_ms) in enumerate(past):
         run = ran(seq, ring=(2,), iterations=iterations, step_ms=step_ms)
         cell.ledger.history.add(key_of(spec), run.measured, "ada")

@@ -6,6 +6,7 @@ import asyncio
 from penstock.log.port import Message
 from penstock_services.estimator.core.eta.updates import EtaUpdates
 from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.shell.publisher import Publisher
 
 MAX_AT_ONCE = 64  # in one append
@@ -14,15 +15,15 @@ MAX_AT_ONCE = 64  # in one append
 class EtaPublisher:
     """One cell's."""
 
-    def __init__(self, state: State, publisher: Publisher) -> None:
-        self.updates = EtaUpdates(state)
+    def __init__(self, state: State, steps: StepTier, publisher: Publisher) -> None:
+        self._updates = EtaUpdates(state, steps)
         self._state = state
         self._publisher = publisher
         self._wake = asyncio.Event()
 
     def caught_up(self) -> None:
         """The ledger that exists was folded: what of it was answered is not answered again."""
-        still_open = set(self.updates.open())
+        still_open = set(self._updates.open())
         for job_id in list(self._state.stepped):
             if job_id not in still_open:
                 del self._state.stepped[job_id]
@@ -42,7 +43,7 @@ class EtaPublisher:
             while self._state.stepped:
                 job_id = next(iter(self._state.stepped))
                 cause = self._state.stepped.pop(job_id)
-                if (found := self.updates.next(job_id)) is not None:
+                if (found := self._updates.next(job_id)) is not None:
                     messages.append(self._publisher.message(f"eta-{cause}", found, cause, job_id))
                 if len(messages) == MAX_AT_ONCE:
                     await self._publisher.send(messages, "remaining times")

@@ -36,7 +36,7 @@ from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.core.step_time.tier import StepTier
-from penstock_services.estimator.core.step_time.training import STEPS, Durations
+from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
 from penstock_services.estimator.shell.learner import Learner
 from penstock_services.estimator.shell.publisher import Publisher
@@ -62,7 +62,7 @@ class Estimator:
         self._bounds = Bounds(state.kills, state.nodes)
         self._model = ModelTier(state.nodes)
         self._steps = StepTier(state.history, state.nearest, state.nodes)
-        self.etas = EtaPublisher(state, self._publisher)
+        self.etas = EtaPublisher(state, self._steps, self._publisher)
         self._tiers: Sequence[Tier] = (
             HistoryTier(state.history),
             self._steps,
@@ -72,16 +72,11 @@ class Estimator:
         )
         use: dict[str, Callable[[InUse[Any]], None]] = {
             RESOURCES.name: self._model.use,
-            STEPS.name: self._use_steps,
+            STEPS.name: self._steps.use,
         }
         self.learner = (
             Learner(settings.dsn, settings.cell, self._publisher.send_once, use) if settings.dsn else None
         )
-
-    def _use_steps(self, model: InUse[Durations]) -> None:
-        """From the next estimate on."""
-        self._steps.use(model)
-        self.etas.updates.use(model)
 
     async def catch_up(self) -> Reader:
         """Folds the ledger that exists and estimates what it left open; returns the reader to go on with."""

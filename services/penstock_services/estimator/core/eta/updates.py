@@ -7,18 +7,16 @@ was published, less the time since then, or out of the interval that was publish
 import math
 from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
 
 from penstock.model import external_events
 from penstock_services.estimator.core.eta.curves import curve
 from penstock_services.estimator.core.eta.remaining import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
-from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.progress import Progress, Published
 from penstock_services.estimator.core.resources.history import Runs
 from penstock_services.estimator.core.resources.nearest import phase_ms
 from penstock_services.estimator.core.state import LiveJob, State
-from penstock_services.estimator.core.step_time.tier import MAX_SPREAD
-from penstock_services.estimator.core.step_time.training import Durations, StepQuestion, answer
+from penstock_services.estimator.core.step_time.tier import StepTier
+from penstock_services.estimator.core.step_time.training import StepQuestion
 from penstock_services.estimator.core.step_time.training_set import cell_of, kind_of
 
 MOVED = 0.1  # of the time left: below, nobody plans otherwise
@@ -31,28 +29,14 @@ UNKNOWN_KIND = Learned()
 MAX_ENDED = 1_000  # jobs that have ended and are still remembered here
 
 
-class _Job(NamedTuple):
-    """What is remembered of one attempt."""
-
-    attempt: int
-    version: str | None
-    """Of the model behind `prior`."""
-    prior: tuple[float, float] | None
-    """(ln of the step in seconds, spread) before any window."""
-    published: Published | None = None
-
-
 class EtaUpdates:
-    """Over the state, which it reads and never writes."""
+    """Over the state, which it reads and never writes. `steps`: predicts the step before any window."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, steps: StepTier) -> None:
         self._state = state
-        self._model: InUse[Durations] | None = None
-        self._jobs: dict[str, _Job] = {}
-
-    def use(self, model: InUse[Durations]) -> None:
-        """From the next one on."""
-        self._model = model
+        self._steps = steps
+        self._published: dict[str, tuple[int, Published]] = {}
+        """Job → attempt, what was published of it last."""
 
     def open(self) -> Iterator[str]:
         """Live jobs that reported more than was answered in the ledger: to be answered after a restart."""
@@ -70,15 +54,17 @@ class EtaUpdates:
         progress = None if job is None else job.progress
         if job is None or progress is None or not progress.at_ms:
             return None
-        known = self._known(job_id, job, progress)
-        found = self._estimate(job, progress, known.prior)
+        found, model = self._estimate(job, progress), self._steps.model
         if found is None:
             return None
         left = _bounds(found.left_s, 1_000.0, MAX_LEFT_MS)
         now = Published(progress.at_ms, Bounds(left.middle, left.low, left.high), progress.done)
-        if not moved(_latest(known, progress), now):
+        if not moved(self._latest(job_id, progress), now):
             return None
-        self._remember(job_id, known._replace(published=now))
+        self._published[job_id] = progress.attempt, now
+        live = self._state.live
+        if len(self._published) > len(live) + MAX_ENDED:
+            self._published = {job_id: one for job_id, one in self._published.items() if job_id in live}
         return external_events.EtaEstimated(
             job_id=job_id,
             attempt=progress.attempt,
@@ -89,32 +75,20 @@ class EtaUpdates:
             step_ms=_bounds(found.step_s, 1_000.0, MAX_LEFT_MS),
             level=LEVEL,
             source=found.source,
-            model_version=None if self._model is None else self._model.version,
+            model_version=None if model is None else model.version,
         )
 
-    def _known(self, job_id: str, job: LiveJob, progress: Progress) -> _Job:
-        """The step is predicted once per attempt and model."""
-        version = None if self._model is None else self._model.version
-        known = self._jobs.get(job_id)
-        if known is None or known.attempt != progress.attempt:
-            known = _Job(progress.attempt, "", None)
-        if known.version != version:
-            runs = self._state.history.get(job.info.key)
-            prior = self._predicted(job, progress) or _own(runs, progress.gpus)
-            known = known._replace(version=version, prior=prior)
-            self._remember(job_id, known)
-        return known
+    def _latest(self, job_id: str, progress: Progress) -> Published | None:
+        """The newest of what was published from here and what the ledger holds of this attempt."""
+        attempt, mine = self._published.get(job_id, (0, None))
+        known = progress.published[-1:] + ([mine] if mine and attempt == progress.attempt else [])
+        return max(known, key=lambda one: one.at_ms, default=None)
 
-    def _remember(self, job_id: str, known: _Job) -> None:
-        self._jobs[job_id] = known
-        live = self._state.live
-        if len(self._jobs) > len(live) + MAX_ENDED:
-            self._jobs = {job_id: one for job_id, one in self._jobs.items() if job_id in live}
-
-    def _estimate(self, job: LiveJob, progress: Progress, prior: tuple[float, float] | None) -> Eta | None:
+    def _estimate(self, job: LiveJob, progress: Progress) -> Eta | None:
         runs = self._state.history.get(job.info.key)
         points = progress.curve.points()
-        target = job.info.target_loss
+        target, model = job.info.target_loss, self._steps.model
+        prior = self._predicted(job, progress) or _own(runs, progress.gpus)
         asked = Asked(
             done=float(progress.done),
             step=Step(
@@ -129,26 +103,15 @@ class EtaUpdates:
             kind=kind_of(job.info.model),
             after_s=phase_ms("save_ms", job.info, runs, self._state.nearest) / 1_000.0,
         )
-        return eta(asked, UNKNOWN_KIND if self._model is None else self._model.model.eta)
+        return eta(asked, UNKNOWN_KIND if model is None else model.model.eta)
 
     def _predicted(self, job: LiveJob, progress: Progress) -> tuple[float, float] | None:
         info = job.info
-        if self._model is None or info.model is None or info.batch_size is None:
-            return None
-        if not progress.ring or not progress.gpu:
+        if info.model is None or info.batch_size is None or not progress.ring or not progress.gpu:
             return None
         cell = cell_of(progress.ring, info.batch_size, info.workers)
-        asked = StepQuestion(info.owner, info.model, progress.gpu, cell)
-        found = answer(self._model.model, [asked])[asked]
-        return None if found is None or found.spread > MAX_SPREAD else (found.log_s, found.spread)
-
-
-def _latest(known: _Job, progress: Progress) -> Published | None:
-    """The newest of what was published from here and what the ledger holds of this attempt."""
-    mine, held = known.published, progress.published[-1] if progress.published else None
-    if mine is None or (held is not None and held.at_ms > mine.at_ms):
-        return held
-    return mine
+        found = self._steps.answer(StepQuestion(info.owner, info.model, progress.gpu, cell))
+        return None if found is None else (found.log_s, found.spread)
 
 
 def _own(runs: Runs | None, gpus: int) -> tuple[float, float] | None:

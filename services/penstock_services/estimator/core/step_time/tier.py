@@ -35,25 +35,25 @@ class StepTier:
     def __init__(self, history: History, nearest: Nearest, nodes: NodeCapacity) -> None:
         """All of them are kept up to date by the caller."""
         self._history, self._nearest, self._nodes = history, nearest, nodes
-        self._model: InUse[Durations] | None = None
+        self.model: InUse[Durations] | None = None
         self._answers: OrderedDict[StepQuestion, StepAnswer | None] = OrderedDict()
 
     def use(self, model: InUse[Durations]) -> None:
         """From the next estimate on."""
-        self._model = model
+        self.model = model
         self._answers.clear()
 
     def prepare(self, specs: Iterable[JobSpec]) -> None:
         """Predicts for all of them at once, each on the first kind of GPU that the model knows; `guess` finds
         the answers in the cache. Optional, and much cheaper."""
-        if self._model is None:
+        if self.model is None:
             return
         asked: dict[StepQuestion, None] = {}
         for spec in specs:
             if spec.iterations is None:
                 continue
             gpus = _gpus_each(spec, self._history.get(key_of(spec)))
-            known = (one for one, _ in self._askable(spec, gpus) if knows(self._model.model, one))
+            known = (one for one, _ in self._askable(spec, gpus) if knows(self.model.model, one))
             if (first := next(known, None)) is not None and first not in self._answers:
                 asked[first] = None
         self._ask(asked)
@@ -80,18 +80,24 @@ class StepTier:
             partly=f"run time: {most}{spec.iterations:,} iterations of {step_s:.4g} s, {by}{phases}",
         )
 
+    def answer(self, asked: StepQuestion) -> StepAnswer | None:
+        """The model's, through an LRU cache; None where it knows no more than what all networks have in common."""
+        if self.model is None:
+            return None
+        if asked not in self._answers:
+            self._ask([asked])
+        found = self._answers[asked]
+        return None if found is None or found.spread > MAX_SPREAD else found
+
     def _learned_s(self, spec: JobSpec, gpus_each: int) -> tuple[float, str, str | None] | None:
-        if self._model is None:
+        if self.model is None:
             return None
         for asked, ring in self._askable(spec, gpus_each):
-            if asked not in self._answers:
-                self._ask([asked])
-            found = self._answers[asked]
-            if found is not None and found.spread <= MAX_SPREAD:
+            if (found := self.answer(asked)) is not None:
                 whose = "own runs" if found.own else "all owners' runs"
                 on = f"{_shape(ring)} {asked.gpu}"
-                by = f"{self._model.version} on {on} from {found.cells} cells of {whose}"
-                return math.exp(found.log_s), by, self._model.version
+                by = f"{self.model.version} on {on} from {found.cells} cells of {whose}"
+                return math.exp(found.log_s), by, self.model.version
         return None
 
     def _askable(self, spec: JobSpec, gpus_each: int) -> Iterator[tuple[StepQuestion, Placement]]:
@@ -105,8 +111,8 @@ class StepTier:
                 yield StepQuestion(spec.owner, spec.model, gpu, cell), ring
 
     def _ask(self, asked: Iterable[StepQuestion]) -> None:
-        assert self._model is not None
-        self._answers.update(answer(self._model.model, asked))
+        assert self.model is not None
+        self._answers.update(answer(self.model.model, asked))
         while len(self._answers) > MAX_CACHED:
             self._answers.popitem(last=False)
 
