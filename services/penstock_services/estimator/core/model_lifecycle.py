@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes, version_of
@@ -102,18 +102,18 @@ class ModelKind(Generic[Model]):
 class Due:
     """Counts runs since the last training of one kind: by what has happened, never by the clock."""
 
-    def __init__(self, kind: ModelKind[Model]) -> None:
+    def __init__(self, kind: ModelKind[Any]) -> None:
+        self.kind = kind
         self.new = 0
-        self._kind: ModelKind[Model] = kind
         self._trained_on = 0
         self._missed: deque[bool] = deque(maxlen=WATCHED)
 
     def seen(self, runs: Iterable[FinishedRun]) -> None:
         """Finished runs, each once; rejected ones do not count."""
         for run in runs:
-            if not run.rejected and self._kind.counts(run):
+            if not run.rejected and self.kind.counts(run):
                 self.new += 1
-                if (missed := self._kind.missed(run)) is not None:
+                if (missed := self.kind.missed(run)) is not None:
                     self._missed.append(missed)
 
     def trained(self, runs: int) -> None:
@@ -131,6 +131,6 @@ class Due:
         """Why a training is due; empty: it is not."""
         if sum(self._missed) >= MAX_MISSED:
             return f"drift: {sum(self._missed)} of {len(self._missed)} runs contradict their predictions"
-        if self.new >= max(self._kind.min_new, GROWTH * self._trained_on):
+        if self.new >= max(self.kind.min_new, GROWTH * self._trained_on):
             return f"{self.new} new runs since a model of {self._trained_on}"
         return ""

@@ -48,16 +48,6 @@ class Training(NamedTuple):
     trained: Trained | None
 
 
-class _Learning:
-    """One kind of model and its newest promoted one."""
-
-    def __init__(self, kind: ModelKind[Any], use: Callable[[InUse[Any]], None]) -> None:
-        self.kind = kind
-        self.use = use
-        self.due = Due(kind)
-        self.current: Trained | None = None
-
-
 class Learner:
     """One cell's. `use`: who gets each model that answers from now on, by the name of its kind; `publish` appends an event."""
 
@@ -78,7 +68,10 @@ class Learner:
         self._wake = asyncio.Event()
         self._offset = self._written = 0
         self._gap = False
-        self._learning = [_Learning(kind, use[kind.name]) for kind in KINDS]
+        self._use = use
+        self._due = [Due(kind) for kind in KINDS]
+        self._current: dict[str, Trained] = {}
+        """Kind → its newest promoted model."""
         self.learned_from = 0
         """The ledger offset up to which runs are written down already."""
 
@@ -109,30 +102,30 @@ class Learner:
             )
         replica = await load_latest_from(self._dsn, self._cell, until_offset=self.learned_from)
         begin_at(state, replica)
-        known, trained = 0, [await store.trained_seq(one.kind.name) for one in self._learning]
+        known, trained = 0, [await store.trained_seq(due.kind.name) for due in self._due]
         async for run in store.runs():
             known += 1
             learn(state, run)
-            for one, seq in zip(self._learning, trained, strict=True):
+            for due, seq in zip(self._due, trained, strict=True):
                 if run.seq > seq:
-                    one.due.seen([run])
+                    due.seen([run])
         for row in await store.stages():
             state.stages.put(row)
-        for one in self._learning:
-            await self._load_model(store, one)
+        for due in self._due:
+            await self._load_model(store, due)
         LOG.info("%d runs known up to ledger offset %d", known, self.learned_from)
         return replica.offset
 
-    async def _load_model(self, store: RunStore, one: _Learning) -> None:
+    async def _load_model(self, store: RunStore, due: Due) -> None:
         """The newest promoted model that is whole."""
-        for stored in await store.promoted_models(one.kind.name):
+        for stored in await store.promoted_models(due.kind.name):
             try:
-                one.use(await asyncio.to_thread(one.kind.read, stored.body, stored.sha256))
+                self._use[due.kind.name](await asyncio.to_thread(due.kind.read, stored.body, stored.sha256))
             except BadModel as error:
                 LOG.warning("model %s is refused (%s); trying an older one", stored.version, error)
                 continue
-            one.current = stored
-            one.due.resumed(stored.runs)
+            self._current[due.kind.name] = stored
+            due.resumed(stored.runs)
             return
 
     async def work(self) -> None:
@@ -147,9 +140,9 @@ class Learner:
                 longest_s=LAST_PAUSE_S,
                 on_failure=lambda error, pause_s: LOG.warning("%s; trying again in %.1f s", error, pause_s),
             )
-            for one in self._learning:
-                if one.due.reason and self._store is not None:
-                    await self._train(self._store, one)
+            for due in self._due:
+                if due.reason and self._store is not None:
+                    await self._train(self._store, due)
 
     async def _write(self) -> None:
         if self._store is None:
@@ -165,40 +158,42 @@ class Learner:
         hit("estimator.runs_written")
         del self._runs[: len(runs)]
         self._written = offset
-        for one in self._learning:
-            one.due.seen(runs)
+        for due in self._due:
+            due.seen(runs)
 
     async def _drop_store(self) -> None:
         store, self._store = self._store, None
         if store is not None:
             await store.close()
 
-    async def _train(self, store: RunStore, one: _Learning) -> None:
+    async def _train(self, store: RunStore, due: Due) -> None:
         """One model, in a worker process. What fails is logged and tried with later runs.
 
         Stored, published, used: in this order, so that an estimate never names a model that nobody has.
         """
-        why = one.due.reason
+        why = due.reason
         try:
-            done = await self._pool.run(train_on_latest, self._dsn, self._cell, one.kind.name, one.current)
-            one.due.trained(done.runs)
+            done = await self._pool.run(
+                train_on_latest, self._dsn, self._cell, due.kind.name, self._current.get(due.kind.name)
+            )
+            due.trained(done.runs)
             trained = done.trained
             if trained is None:
-                LOG.info("%s, but the runs hold nothing that a model of %s could learn", why, one.kind.name)
+                LOG.info("%s, but the runs hold nothing that a model of %s could learn", why, due.kind.name)
                 return
             promoted = "promoted" if trained.promoted else "not promoted"
             LOG.info("model %s: %s; %s", trained.version, why, promoted)
-            learned = await asyncio.to_thread(one.kind.read, trained.body, trained.sha256)
-            await store.save_model(trained, done.seq, one.kind.name)
+            learned = await asyncio.to_thread(due.kind.read, trained.body, trained.sha256)
+            await store.save_model(trained, done.seq, due.kind.name)
             hit("estimator.model_saved")
             await self._publish(f"model-{trained.version}", _event(trained))
             if trained.promoted:
-                one.current = trained
-                one.use(learned)
+                self._current[due.kind.name] = trained
+                self._use[due.kind.name](learned)
             await store.forget()
         except (PenstockError, ValueError, ArithmeticError) as error:
-            LOG.warning("no new model of %s (%s): %s", one.kind.name, why, error)
-            one.due.trained(0)
+            LOG.warning("no new model of %s (%s): %s", due.kind.name, why, error)
+            due.trained(0)
 
     async def close(self) -> None:
         """Ends the worker; a training under way is lost and comes again."""
