@@ -169,10 +169,10 @@ async def test_stages_that_were_never_published_are_predicted_after_a_restart() 
 async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(dsn: str) -> None:
     """Two kills of one command, then a run with more than the first had; another command's kill stands."""
 
-    def of(seq: int, held_mib: int, key: bytes, refused: str = "out_of_memory: killed") -> object:
+    def of(seq: int, promised_mib: int, key: bytes, refused: str = "out_of_memory: killed") -> object:
         one = run(seq, key=key, rejected=refused)
         assert one.estimate is not None
-        return one._replace(estimate=one.estimate._replace(host_memory_mib=held_mib))
+        return one._replace(estimate=one.estimate._replace(host_memory_mib=promised_mib))
 
     store = await RunStore.open(dsn, "default")
     runs = [
@@ -191,7 +191,7 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
     found = [
         killed.floor(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
     ]
-    assert [None if least is None else least.held_mib for least in found] == [4_000, 500, None]
+    assert [None if least is None else least.promised_mib for least in found] == [4_000, 500, None]
     assert [stored.seq for stored in await store.latest(10)] == [3, 6]
     await store.close()
 

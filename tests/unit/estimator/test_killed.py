@@ -223,7 +223,7 @@ def test_a_promise_below_the_default_is_raised_to_it_at_once() -> None:
     killed.add(job_info(SPEC), 1)
     least = killed.floor(SPEC, job_info(SPEC).key, near=False)
     assert least is not None
-    assert (least.memory_mib, least.held_mib) == (2_048, 1)
+    assert (least.memory_mib, least.promised_mib) == (2_048, 1)
 
 
 def test_without_a_promise_a_kill_says_nothing() -> None:

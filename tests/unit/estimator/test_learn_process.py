@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from penstock_services.estimator.core.gaussian_process import Floats, Posterior, sample, surprise
+from penstock_services.estimator.core.gaussian_process import (
+    Floats,
+    Posterior,
+    negative_log_likelihood,
+    sample,
+)
 from penstock_services.estimator.core.resource_model import model as resource_model
 from penstock_services.estimator.core.resource_model.covariance import SHARES, Covariance, search
 from penstock_services.estimator.core.resource_model.features import WIDTH, Inputs
@@ -112,8 +117,10 @@ def test_a_prediction_is_the_textbooks(fitted: Fitted) -> None:
 
 def test_surprise_is_the_density_and_none_where_there_is_none() -> None:
     """Of two independent values; and of a matrix that is no covariance."""
-    assert surprise(np.diag([4.0, 1.0]), np.array([2.0, 1.0])) == pytest.approx(0.5 + 0.5 + np.log(2))
-    assert surprise(np.array([[1.0, 2.0], [2.0, 1.0]]), np.zeros(2)) > 1e9
+    assert negative_log_likelihood(np.diag([4.0, 1.0]), np.array([2.0, 1.0])) == pytest.approx(
+        0.5 + 0.5 + np.log(2)
+    )
+    assert negative_log_likelihood(np.array([[1.0, 2.0], [2.0, 1.0]]), np.zeros(2)) > 1e9
 
 
 def test_a_sample_is_all_where_they_are_few() -> None:

@@ -23,10 +23,10 @@ from penstock_services.estimator.core.step_time.training import (
     judge,
 )
 from penstock_services.estimator.core.step_time.training_set import (
-    OWN_ROOM,
+    OWN_QUOTA,
     OWNERS_APART,
     SHARED,
-    SHARED_ROOM,
+    SHARED_QUOTA,
     cell_of,
     limited_per_owner,
     name_of,
@@ -187,9 +187,11 @@ class TestOneOwner:
         found = tables_of(samples_of([*old, *flood]))
         assert name_of("ada", "resnet50", "T4") in found
         assert NET in found
-        assert sum("net-" in name for name in found) <= (SHARED_ROOM.tables + OWN_ROOM.tables) / TABLES_OF_ONE
+        assert (
+            sum("net-" in name for name in found) <= (SHARED_QUOTA.tables + OWN_QUOTA.tables) / TABLES_OF_ONE
+        )
         cells = sum(len(table.cells) for name, table in found.items() if "net-" in name)
-        assert cells <= (SHARED_ROOM.cells + OWN_ROOM.cells) / TABLES_OF_ONE
+        assert cells <= (SHARED_QUOTA.cells + OWN_QUOTA.cells) / TABLES_OF_ONE
         teaching = teaching_of(found, samples_of([*old, *flood]))
         assert NET in teaching
         assert sum("net-" in name for name in teaching) <= TEACHING_OF_ONE
@@ -216,7 +218,7 @@ def test_a_table_holds_its_most_recently_measured_cells() -> None:
     """A sweep over 300 batch sizes."""
     runs = [ran(seq, batch=seq) for seq in range(1, 301)]
     found = tables_of(samples_of(runs))
-    for whose, most in (("ada", OWN_ROOM.each), (SHARED, SHARED_ROOM.each)):
+    for whose, most in (("ada", OWN_QUOTA.each), (SHARED, SHARED_QUOTA.each)):
         cells = found[name_of(whose, "resnet50", "T4")].cells
         assert {cell.local_batch for cell in cells} == set(range(301 - most, 301))
 

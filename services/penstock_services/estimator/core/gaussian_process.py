@@ -16,7 +16,7 @@ Indexes = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 MIN_VARIANCE = 1e-12
-SURPRISE_WITHOUT_DENSITY = 1e12
+WITHOUT_DENSITY = 1e12
 
 
 class Posterior:
@@ -57,12 +57,12 @@ class Posterior:
         return mean, np.maximum(prior - variance, MIN_VARIANCE)
 
 
-def surprise(covariance: Floats, y: Floats) -> float:
+def negative_log_likelihood(covariance: Floats, y: Floats) -> float:
     """-ln of the normal density of y, shape (n,), without its constant."""
     try:
         lower = cholesky(covariance, lower=True)
     except LinAlgError:
-        return SURPRISE_WITHOUT_DENSITY
+        return WITHOUT_DENSITY
     unit, _ = lapack.dtrtrs(lower, y, lower=1)
     return float(0.5 * unit @ unit + np.log(np.diag(lower)).sum())
 

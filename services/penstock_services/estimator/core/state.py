@@ -242,8 +242,8 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
 def _killed(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
     """A worker took more host memory than it was promised: that promise is what it teaches, nothing else of it."""
     if state.learning:
-        held_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
-        why = f"{REASON}: killed with {held_mib} MiB of host memory"
+        promised_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
+        why = f"{REASON}: killed with {promised_mib} MiB of host memory"
         measured = Run(ended_ms=at.now_ms, seq=at.seq)
         _finish(state, FinishedRun(at.seq, job_id, job.info, allocation, job.estimate, measured, why))
 
@@ -280,14 +280,14 @@ def _finish(state: State, run: FinishedRun) -> None:
 
 def learn(state: State, run: FinishedRun) -> None:
     """What a finished run, or a kill, teaches; runs in the order in which they ended."""
-    held_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
+    promised_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
     if run.rejected.startswith(REASON):
-        state.kills.add(run.info, held_mib)
+        state.kills.add(run.info, promised_mib)
     elif not run.rejected:
         state.history.add(run.info.key, run.measured, run.info.owner)
         state.nearest.add(run.info, run.measured)
         state.past_cores.add(run.info, run.allocation, run.measured)
-        state.kills.ran(run.info, held_mib)
+        state.kills.ran(run.info, promised_mib)
 
 
 def _forget_attempt(state: State, job: LiveJob) -> None:

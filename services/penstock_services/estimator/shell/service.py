@@ -8,7 +8,7 @@ and the placer rejects the second. The `Learner` stores what finished runs teach
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -103,41 +103,33 @@ class Estimator:
 
     async def _fold_ledger(self) -> int:
         """Returns the offset of the next record to read."""
-        partition = self._ledger_partition
-        end = (await self._log.end_offsets([partition]))[partition]
+        end = (await self._log.end_offsets([self._ledger_partition]))[self._ledger_partition]
         start = known = 0
         if self.learner is not None:
             try:
                 start = await self.learner.begin(self.state, end)
                 known = self.learner.learned_from
-                await self._recall(start)
+                since = recall_from(self.state, start)
+                recall(self.state, [record.value async for record in self._ledger(since, start)])
             except StoreError as error:
                 LOG.warning("%s; folding from the beginning", error)
-        reader = self._log.reader({partition: start})
-        try:
-            while reader.position(partition) < end:
-                for record in await reader.read():
-                    self.state.learning = record.offset >= known
-                    self.state.fold(record.value)
-            self.state.learning = True
-            self._folded_to(reader.position(partition))
-            return reader.position(partition)
-        finally:
-            await reader.close()
+        async for record in self._ledger(start, end):
+            self.state.learning = record.offset >= known
+            self.state.fold(record.value)
+        self.state.learning = True
+        self._folded_to(end)
+        return end
 
-    async def _recall(self, until: int) -> None:
-        """How far running jobs are, from the records before the snapshot that ends at that offset."""
-        partition, since = self._ledger_partition, recall_from(self.state, until)
-        if since >= until:
-            return
-        values: list[bytes] = []
-        reader = self._log.reader({partition: since})
+    async def _ledger(self, since: int, until: int) -> AsyncIterator[Record]:
+        """Records of the ledger from one offset up to another, which is left out."""
+        reader = self._log.reader({self._ledger_partition: since})
         try:
-            while reader.position(partition) < until:
-                values += [record.value for record in await reader.read() if record.offset < until]
+            while reader.position(self._ledger_partition) < until:
+                for record in await reader.read():
+                    if record.offset < until:
+                        yield record
         finally:
             await reader.close()
-        recall(self.state, values)
 
     def _folded_to(self, offset: int) -> None:
         if self.learner is not None:

@@ -42,7 +42,7 @@ class Bounds:
         whose = "this command" if floor.same_command else f"the owner's {spec.model}"
         return found._replace(
             host_memory_mib=raised,
-            source=f"{found.source}; host memory: more than the {floor.held_mib} MiB that {whose} was killed with",
+            source=f"{found.source}; host memory: more than the {floor.promised_mib} MiB that {whose} was killed with",
         )
 
 

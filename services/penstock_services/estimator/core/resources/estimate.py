@@ -121,8 +121,8 @@ def guess_from(runs: Runs) -> Guess:
         source=source,
         gpus=_whole(_of(runs, "gpus", median), 0, MAX_GPUS_PER_NODE),
         cores=None if cores is None else _whole(cores * CORES_HEADROOM, 1, MAX_CORES_PER_NODE),
-        host_memory_mib=held_memory_mib(_of(runs, "host_memory_mib", max)),
-        gpu_memory_mib=held_memory_mib(_of(runs, "gpu_memory_mib", max)),
+        host_memory_mib=promised_memory_mib(_of(runs, "host_memory_mib", max)),
+        gpu_memory_mib=promised_memory_mib(_of(runs, "gpu_memory_mib", max)),
         gpu_utilisation_percent=_percent(_of(runs, "gpu_utilisation_percent", median)),
         run_ms=_whole(_of(runs, "run_ms", median), 0, MAX_VALUE),
     )
@@ -160,7 +160,7 @@ def _whole(value: float | None, low: int, high: int) -> int | None:
     return None if value is None else min(max(math.ceil(value), low), high)
 
 
-def held_memory_mib(largest_mib: float | None) -> int | None:
+def promised_memory_mib(largest_mib: float | None) -> int | None:
     """What to promise a job whose like has used so much."""
     return None if largest_mib is None else _whole(largest_mib * MEMORY_PERCENT / 100, 0, MAX_MEMORY_MIB)
 

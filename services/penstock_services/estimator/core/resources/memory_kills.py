@@ -25,16 +25,16 @@ REASON = "out_of_memory"
 class Kill(NamedTuple):
     """The largest promise, MiB, under which runs of one key were killed."""
 
-    held_mib: float
+    promised_mib: float
     model: str | None
     batch_size: int | None
 
 
 class Floor(NamedTuple):
-    """So much host memory must be promised, since a job was killed with `held_mib`."""
+    """So much host memory must be promised, since a job was killed with `promised_mib`."""
 
     memory_mib: int
-    held_mib: int
+    promised_mib: int
     same_command: bool
     """Else another command of the same owner, with the same network."""
 
@@ -48,37 +48,37 @@ class MemoryKills:
     def __len__(self) -> int:
         return len(self._kills)
 
-    def add(self, info: JobInfo, held_mib: float) -> None:
+    def add(self, info: JobInfo, promised_mib: float) -> None:
         """A worker was killed while it was promised so much; without a promise (0) it shows nothing."""
-        if not held_mib > 0:
+        if not promised_mib > 0:
             return
         known = self._kills.get(info.key, info.owner)
-        held_mib = max(held_mib, known.held_mib if known else 0.0)
-        self._kills.put(info.key, info.owner, Kill(held_mib, info.model, info.batch_size))
+        promised_mib = max(promised_mib, known.promised_mib if known else 0.0)
+        self._kills.put(info.key, info.owner, Kill(promised_mib, info.model, info.batch_size))
 
-    def ran(self, info: JobInfo, held_mib: float) -> None:
+    def ran(self, info: JobInfo, promised_mib: float) -> None:
         """A sound run of this key that was promised so much. With more than the killed one had it shows what the job
         needs, and the kill is forgotten; with as little it was luck."""
         known = self._kills.get(info.key, info.owner)
-        if known and held_mib > known.held_mib:
+        if known and promised_mib > known.promised_mib:
             self._kills.remove(info.key, info.owner)
 
     def floor(self, spec: JobSpec, key: bytes, *, near: bool) -> Floor | None:
         """By the owner's kills of this key; with `near` also by those of the same network, as far as runs are near."""
         own = self._kills.get(key, spec.owner)
         if own is not None:
-            return _floor(own.held_mib, same_command=True)
+            return _floor(own.promised_mib, same_command=True)
         if not near or spec.model is None:
             return None
         held = [
-            kill.held_mib
+            kill.promised_mib
             for _, kill in self._kills.of_owner(spec.owner)
             if kill.model == spec.model and distance(kill.batch_size, spec.batch_size) <= MAX_DISTANCE
         ]
         return _floor(max(held), same_command=False) if held else None
 
 
-def _floor(held_mib: float, *, same_command: bool) -> Floor:
+def _floor(promised_mib: float, *, same_command: bool) -> Floor:
     return Floor(
-        max(math.ceil(RAISED * held_mib), DEFAULT_HOST_MEMORY_MIB), math.ceil(held_mib), same_command
+        max(math.ceil(RAISED * promised_mib), DEFAULT_HOST_MEMORY_MIB), math.ceil(promised_mib), same_command
     )

@@ -26,7 +26,7 @@ from penstock_services.estimator.core.resources.estimate import (
     DEFAULT_HOST_MEMORY_MIB,
     Guess,
     guess_from,
-    held_memory_mib,
+    promised_memory_mib,
 )
 from penstock_services.estimator.core.resources.history import Run, Runs, bounded
 from penstock_services.estimator.core.runs import JobInfo
@@ -126,8 +126,8 @@ def _guess(model: str | None, found: Sequence[tuple[str, Run]]) -> Guess:
         source=f"median of the {len(found)} nearest runs of {model} by other commands; "
         "memory: the largest of them + 10 %",
         gpus=None,
-        host_memory_mib=held_memory_mib(believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),
-        gpu_memory_mib=held_memory_mib(believed(found, "gpu_memory_mib")),
+        host_memory_mib=promised_memory_mib(believed(found, "host_memory_mib", DEFAULT_HOST_MEMORY_MIB)),
+        gpu_memory_mib=promised_memory_mib(believed(found, "gpu_memory_mib")),
     )
 
 

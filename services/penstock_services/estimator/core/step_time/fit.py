@@ -5,7 +5,7 @@ from math import exp, inf, log
 
 import numpy as np
 
-from penstock_services.estimator.core.gaussian_process import Floats, Integers, surprise
+from penstock_services.estimator.core.gaussian_process import Floats, Integers, negative_log_likelihood
 from penstock_services.estimator.core.limits import MAX_SCALE, MAX_SPREADS
 from penstock_services.estimator.core.step_time.model import StepModel
 from penstock_services.estimator.core.step_time.physics import LEVEL, shape_of, slopes
@@ -108,7 +108,7 @@ def _parameters_of(table: Table, reference_batch: float, prior: Prior) -> Floats
         """-ln p(measured, parameters) without constants."""
         shape, off = shape_of(parameters, at), (parameters - mean) / prior.spread
         spread = _spread_of(residual, Located(at, shape.sync_share), table)
-        return surprise(spread, table.log_s - shape.log_s) + 0.5 * float(off @ off)
+        return negative_log_likelihood(spread, table.log_s - shape.log_s) + 0.5 * float(off @ off)
 
     found[LEVEL] += float(np.median(table.log_s - shape_of(found, at).log_s))
     least = loss(found)
@@ -142,18 +142,22 @@ class _Explained:
         self._off = table.log_s - shape
         self._from_parameters = slope * np.array(WIDE.spread) ** 2 @ slope.T
 
-    def surprise(self, residual: Floats) -> float:
+    def negative_log_likelihood(self, residual: Floats) -> float:
         """Of the cells, the parameters being as uncertain as the prior has them."""
-        return surprise(_spread_of(residual, self._at, self._table) + self._from_parameters, self._off)
+        return negative_log_likelihood(
+            _spread_of(residual, self._at, self._table) + self._from_parameters, self._off
+        )
 
 
 def _scales_of(explained: list[_Explained]) -> tuple[float, ...]:
-    """The scales of the residual, shape (RESIDUAL,), that surprise least; believed to be near those set by hand."""
+    """The scales of the residual, shape (RESIDUAL,), of the greatest likelihood; believed to be near those set by hand."""
     middle = np.log(np.array(WIDE.residual))
 
     def loss(logs: Floats) -> float:
         off = (logs - middle) / SCALE_BELIEF
-        return sum(model.surprise(np.exp(logs)) for model in explained) + 0.5 * float(off @ off)
+        return sum(model.negative_log_likelihood(np.exp(logs)) for model in explained) + 0.5 * float(
+            off @ off
+        )
 
     return tuple(np.exp(_coordinate_search(loss, middle)).tolist())
 

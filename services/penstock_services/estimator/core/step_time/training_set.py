@@ -32,7 +32,7 @@ APART, APART_WEIGHT = (
 )  # what is learned of that stays within, and weighs against so many cells
 
 
-class Room(NamedTuple):
+class Quota(NamedTuple):
     """How many tables, cells in all of them, and cells in each. A fit costs cells³, and a training shall end in seconds."""
 
     tables: int
@@ -40,9 +40,9 @@ class Room(NamedTuple):
     each: int
 
 
-SHARED_ROOM = Room(120, 4_000, 200)  # the most recently used tables; of each the newest cells
+SHARED_QUOTA = Quota(120, 4_000, 200)  # the most recently used tables; of each the newest cells
 MIN_SHARED_EACH = 40  # cells that a shared table may have, however many tables there are
-OWN_ROOM = Room(80, 2_000, 50)  # an owner's own show how his runs differ; fewer than have their own scales
+OWN_QUOTA = Quota(80, 2_000, 50)  # an owner's own show how his runs differ; fewer than have their own scales
 
 Item = TypeVar("Item")
 
@@ -135,25 +135,25 @@ def tables_of(samples: Sequence[Sample]) -> dict[str, Table]:
     for sample in reversed(samples):
         own.setdefault(name_of(sample.owner, sample.network, sample.gpu), []).append(sample)
         shared.setdefault(name_of(SHARED, sample.network, sample.gpu), []).append(sample)
-    each = min(max(SHARED_ROOM.cells // max(1, len(shared)), MIN_SHARED_EACH), SHARED_ROOM.each)
-    return _with_room(shared, SHARED_ROOM._replace(each=each)) | _with_room(own, OWN_ROOM)
+    each = min(max(SHARED_QUOTA.cells // max(1, len(shared)), MIN_SHARED_EACH), SHARED_QUOTA.each)
+    return _within_quota(shared, SHARED_QUOTA._replace(each=each)) | _within_quota(own, OWN_QUOTA)
 
 
-def _with_room(samples: Mapping[str, Sequence[Sample]], room: Room) -> dict[str, Table]:
+def _within_quota(samples: Mapping[str, Sequence[Sample]], quota: Quota) -> dict[str, Table]:
     """Tables of these samples, newest first each; the most recently used tables have room first."""
     tables_by_name: dict[str, Table] = {}
-    left = room.cells
+    left = quota.cells
     tables: Counter[str] = Counter()
     cells: Counter[str] = Counter()
     for name in sorted(samples, key=lambda name: (-samples[name][0].seq, name)):
-        if left <= 0 or len(tables_by_name) >= room.tables:
+        if left <= 0 or len(tables_by_name) >= quota.tables:
             break
         owners = {sample.owner for sample in samples[name]}
         sole = owners.pop() if len(owners) == 1 else SHARED
-        if sole != SHARED and tables[sole] >= room.tables // limits.TABLES_OF_ONE:
+        if sole != SHARED and tables[sole] >= quota.tables // limits.TABLES_OF_ONE:
             continue
-        most = left if sole == SHARED else min(left, room.cells // limits.TABLES_OF_ONE - cells[sole])
-        found = table(shared_cells(samples[name])[: max(0, min(most, room.each))])
+        most = left if sole == SHARED else min(left, quota.cells // limits.TABLES_OF_ONE - cells[sole])
+        found = table(shared_cells(samples[name])[: max(0, min(most, quota.each))])
         if found.cells:
             tables_by_name[name] = found
             left -= len(found.cells)
