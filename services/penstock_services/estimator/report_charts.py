@@ -103,17 +103,15 @@ def _axis(field: str, title: str, low: float, high: float) -> alt.Axis:
 
 
 def _pairs(pairs: Sequence[Pair]) -> Section:
-    tiers = in_order({pair.tier for pair in pairs})
-    groups = {
-        (name, tier): [pair for pair in pairs if (pair.field, pair.tier) == (name, tier)]
-        for name in FIELDS
-        for tier in tiers
-    }
-    points = {group: thinned(some) for group, some in groups.items()}
-    left_out = len(pairs) - sum(map(len, points.values()))
+    tiers, panels, count = in_order({pair.tier for pair in pairs}), [], 0
+    for name in FIELDS:
+        own = ([pair for pair in pairs if (pair.field, pair.tier) == (name, tier)] for tier in tiers)
+        points = [pair for some in own for pair in thinned(some)]
+        count += len(points)
+        if points:
+            panels.append(Panel(_pair(name, points, tiers), TITLES[name]))
+    left_out = len(pairs) - count
     rest = f" {left_out:,} points are left out, evenly over time." if left_out else ""
-    fields = {name: [pair for tier in tiers for pair in points[name, tier]] for name in FIELDS}
-    panels = [Panel(_pair(name, some, tiers), TITLES[name]) for name, some in fields.items() if some]
     return Section(
         "pairs",
         "Estimate against use",

@@ -188,18 +188,14 @@ class Progress:
     def gpus(self) -> int:
         return sum(self.ring)
 
+    def task(self, task_id: str) -> TaskPhases:
+        """Of one of its workers; of any other task one that nothing reads."""
+        return self.tasks.get(task_id) or TaskPhases()
+
     def start(self, task_id: str, node_ms: int, now_ms: int) -> None:
         if task_id in self.tasks:
             self.tasks[task_id].started(node_ms)
             self.started_ms = now_ms if self.started_ms is None else min(self.started_ms, now_ms)
-
-    def change(self, task_id: str, phase: Phase, node_ms: int) -> None:
-        if task_id in self.tasks:
-            self.tasks[task_id].changed(phase, node_ms)
-
-    def exit(self, task_id: str, node_ms: int) -> None:
-        if task_id in self.tasks:
-            self.tasks[task_id].exited(node_ms)
 
     def step(self, report: StepsMeasured, now_ms: int) -> bool:
         """Whether it reports something new."""
@@ -221,8 +217,7 @@ class Progress:
         return True
 
     def _window_is_odd(self, report: StepsMeasured) -> bool:
-        phases = self.tasks.get(report.task_id)
-        began_ms = None if phases is None else phases.began_ms
+        began_ms = self.task(report.task_id).began_ms
         most_ms = nan if began_ms is None else SLACK * (report.at_ms - began_ms) + SLACK_MS
         too_long = report.steps * report.step_ms > most_ms
         return bool(

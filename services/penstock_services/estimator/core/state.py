@@ -222,7 +222,7 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     if fact.cause != "exited" or fact.exit_code != 0:
         return
     if job.progress is not None:
-        job.progress.exit(fact.task_id, fact.exited_ms)
+        job.progress.task(fact.task_id).exited(fact.exited_ms)
     used, run_ms = fact.usage, fact.exited_ms - fact.started_ms
     job.exits.append(
         Run(
@@ -311,7 +311,7 @@ def _started(state: State, at: At, fact: external_events.TaskStarted) -> None:
 
 def _phase(state: State, at: At, fact: external_events.TaskPhaseChanged) -> None:
     if (progress := state.progress_of(fact.task_id)) is not None:
-        progress.change(fact.task_id, fact.phase, fact.at_ms)
+        progress.task(fact.task_id).changed(fact.phase, fact.at_ms)
 
 
 def _stepped(state: State, at: At, fact: external_events.StepsMeasured) -> None:

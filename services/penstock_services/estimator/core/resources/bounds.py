@@ -1,7 +1,7 @@
 """Bounds on learned needs, before the user's request: raised after a kill for memory, cut to the largest node."""
 
 from penstock.model.types import WHOLE_GPU, JobSpec
-from penstock_services.estimator.core.node_capacity import Capacity, NodeCapacity
+from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, MEMORY_PERCENT, Guess
 from penstock_services.estimator.core.resources.memory_kills import MemoryKills
 
@@ -27,7 +27,7 @@ class Bounds:
             gpus = DEFAULT_GPUS if found.gpus is None else found.gpus
         largest = self._nodes.max(spec, gpus)
         floor = self._kills.floor(spec, key, near=found.tier != "history")
-        if largest is not None and _exceeds(found, largest):
+        if largest is not None:
             margin = MEMORY_PERCENT if found.tier == "history" else None
             found = found._replace(
                 cores=None if found.cores is None else min(found.cores, largest.cores),
@@ -44,14 +44,6 @@ class Bounds:
             host_memory_mib=raised,
             source=f"{found.source}; host memory: more than the {floor.promised_mib} MiB that {whose} was killed with",
         )
-
-
-def _exceeds(found: Guess, largest: Capacity) -> bool:
-    return (
-        (found.cores or 0) > largest.cores
-        or (found.host_memory_mib or 0) > largest.host_memory_mib
-        or (found.gpu_memory_mib or 0) > largest.gpu_memory_mib
-    )
 
 
 def _cut(value: int | None, limit: int, margin_percent: int | None) -> int | None:
