@@ -1,4 +1,4 @@
-"""`python -m tests.papers.estimator DATA`: figures on stdout, what was set aside on stderr."""
+"""`python -m tests.papers.estimator DATA`: figures on stdout, what was rejected on stderr."""
 
 import argparse
 import math
@@ -105,7 +105,7 @@ def run(asked: argparse.Namespace) -> int:
     assert read is not None
     for path, file in ((asked.data, read), (asked.against, against)):
         if file is not None and file.rejected:
-            report(f"{path}: {len(file.rejected)} runs set aside, {len(file.runs)} kept")
+            report(f"{path}: {len(file.rejected)} runs rejected, {len(file.runs)} kept")
             for reason, count in file.reasons().items():
                 first = next(one.where for one in file.rejected if one.reason == reason)
                 report(f"  {count} × {reason} (first: {first})")

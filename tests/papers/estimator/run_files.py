@@ -1,4 +1,4 @@
-"""Measured runs from a CSV file. A file that is no table of runs is refused; a run that cannot be believed is set aside."""
+"""Measured runs from a CSV file. A file that is no table of runs is refused; a run that cannot be believed is rejected."""
 
 import math
 import re
@@ -84,7 +84,7 @@ class Read:
     """Columns that were not looked at."""
 
     def reasons(self) -> Mapping[str, int]:
-        """Reason → runs that it set aside, most first."""
+        """Reason → runs that it rejected, most first."""
         return dict(Counter(one.reason for one in self.rejected).most_common())
 
 
@@ -126,7 +126,7 @@ def _read_file(
     phases: list[Mapping[str, float]],
     rejected: list[Rejected],
 ) -> Sequence[str]:
-    """The columns that were not looked at. A line that is no line of the table is set aside like a run that cannot be
+    """The columns that were not looked at. A line that is no line of the table is rejected like a run that cannot be
     believed. Raises `BadFile`."""
     text = text_of(path)
     columns = _columns(path, header_of(path, text))

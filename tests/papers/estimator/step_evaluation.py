@@ -132,7 +132,7 @@ def _drawn(texts: Sequence[str]) -> tuple[list[str], list[Drawn]]:
 
 def _report_of(path: str, file: Steps, report: Tell) -> None:
     if file.rejected:
-        report(f"{path}: {len(file.rejected)} measurements set aside, {file.measured} kept")
+        report(f"{path}: {len(file.rejected)} measurements rejected, {file.measured} kept")
         for reason, count in file.reasons().items():
             first = next(one.where for one in file.rejected if one.reason == reason)
             report(f"  {count} × {reason} (first: {first})")

@@ -1,4 +1,4 @@
-"""Measured step times from CSV files, a table per model. What cannot be believed is set aside with its line."""
+"""Measured step times from CSV files, a table per model. What cannot be believed is rejected with its line."""
 
 import re
 from collections import Counter
@@ -49,7 +49,7 @@ class Steps:
     """CSV files of the folder that are no tables of step times."""
 
     def reasons(self) -> Mapping[str, int]:
-        """Reason → measurements that it set aside, most first."""
+        """Reason → measurements that it rejected, most first."""
         return dict(Counter(one.reason for one in self.rejected).most_common())
 
 
