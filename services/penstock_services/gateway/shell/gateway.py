@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import orjson
 from fastapi import Request
@@ -47,9 +48,9 @@ class Gateway:
     models: Exclusive = field(default_factory=Exclusive)
     """Questions about models."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    submitting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
-    """Idempotency key → its submission under way."""
-    chained: "set[asyncio.Future[None]]" = field(default_factory=set)
+    submitting: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
+    """Idempotency key → held while a submission with it is under way."""
+    marking: "set[asyncio.Future[None]]" = field(default_factory=set)
     """Keys that are being marked as done; held here so that they are not garbage-collected."""
     streams: int = 0
 

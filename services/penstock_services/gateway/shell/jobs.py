@@ -106,38 +106,34 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
     then appends the same event (same job id, same event id) again, and the placer rejects the duplicate.
     """
-    while (under_way := gateway.submitting.get(key)) is not None:
-        await asyncio.wait({under_way})
-    gateway.submitting[key] = asyncio.get_running_loop().create_future()
+    lock = gateway.submitting.setdefault(key, asyncio.Lock())
+    await lock.acquire()
     try:
         digest = spec_digest(event.spec)
         known = await gateway.store.enter_key(key, digest, event.job_id)
         if known.spec_sha256 != digest:
             raise _conflict(key, known, digest)
         if known.appended:
-            _release(gateway, key)
+            lock.release()
             return _accepted(known.job_id, 200)
         await _append_submission(gateway, event, caller)
     except BaseException:
-        _release(gateway, key)
+        lock.release()
         raise
-    marking = asyncio.ensure_future(_mark(gateway, key))  # the answer need not wait: the job is in the log
-    gateway.chained.add(marking)
-    marking.add_done_callback(gateway.chained.discard)
+    marking = asyncio.ensure_future(
+        _mark(gateway, key, lock)
+    )  # the answer need not wait: the job is in the log
+    gateway.marking.add(marking)
+    marking.add_done_callback(gateway.marking.discard)
     return _accepted(event.job_id, 202 if known.fresh else 200)
 
 
-def _release(gateway: Gateway, key: str) -> None:
-    """Lets the next request with this key go on."""
-    gateway.submitting.pop(key).set_result(None)
-
-
-async def _mark(gateway: Gateway, key: str) -> None:
+async def _mark(gateway: Gateway, key: str, lock: asyncio.Lock) -> None:
     """Notes that the key's job is in the log; until then others with the key wait."""
     try:
         await gateway.store.mark_appended(key)
     finally:
-        _release(gateway, key)
+        lock.release()
 
 
 def _conflict(key: str, known: Key, digest: str) -> Problem:

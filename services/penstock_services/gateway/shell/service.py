@@ -163,4 +163,4 @@ async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event
             part.cancel()
         if serving is not None:
             await asyncio.gather(serving, return_exceptions=True)
-        await asyncio.gather(following, catching_up, *gateway.chained, return_exceptions=True)
+        await asyncio.gather(following, catching_up, *gateway.marking, return_exceptions=True)
