@@ -36,7 +36,7 @@ def _() -> None:
 
 @mutant("a node waits for no predecessor", faults="false_report,late")
 def _() -> None:
-    replace(machine._room, lambda others, task: True)
+    replace(machine._fits, lambda others, task: True)
 
 
 @mutant("a task that waits for its predecessor is never started", faults="false_report")
@@ -46,7 +46,7 @@ def _() -> None:
 
 @mutant("a stop that overtook its start is forgotten", faults="overtake", log="kafka")
 def _() -> None:
-    filtered(machine._never, lambda decision: not isinstance(decision, Put))
+    filtered(machine._never_start, lambda decision: not isinstance(decision, Put))
 
 
 @mutant("a stop of a starting task is forgotten", faults="slow_start")

@@ -215,10 +215,10 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
     task = Task(
         order.task_id, order.token, order.boot_id, Status.WAITING, order.place.gpus, order, context=context
     )
-    for rival in state.waiting():
-        if rival.token < order.token and _exclude(rival, task):
-            yield from _supersede(rival, order.token)
-    if not _room(state.tasks.values(), task):
+    for other in state.waiting():
+        if other.token < order.token and _exclude(other, task):
+            yield from _supersede(other, order.token)
+    if not _fits(state.tasks.values(), task):
         yield Put(task)
     else:
         yield Put(replace(task, status=Status.STARTING))
@@ -318,7 +318,7 @@ def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Conte
         yield Emit(task.exited, task.context)
     elif task is None or task.status is Status.ENDED:
         tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
-        yield from _never(tombstone, order.node_id, now_ms, "never started")
+        yield from _never_start(tombstone, order.node_id, now_ms, "never started")
     else:
         yield from _stop(task, order.grace_ms, now_ms, order.reason)
 
@@ -327,7 +327,9 @@ def _stop(task: Task, grace_ms: int, now_ms: int, reason: str) -> Iterator[Decis
     """Stops a waiting, starting, running or stopping task; a repeat may shorten the grace, never lengthen it."""
     if task.status is Status.WAITING:
         assert task.order is not None
-        yield from _never(replace(task, order=None), task.order.node_id, now_ms, f"never started: {reason}")
+        yield from _never_start(
+            replace(task, order=None), task.order.node_id, now_ms, f"never started: {reason}"
+        )
     elif task.status is Status.STARTING:
         yield Put(replace(task, stop_grace_ms=min(grace_ms, task.stop_grace_ms or grace_ms)))
     elif task.status is Status.RUNNING or now_ms + grace_ms < (task.kill_at_ms or 0):
@@ -341,7 +343,7 @@ def _terminate(task: Task, grace_ms: int, now_ms: int) -> Iterator[Decision]:
     yield KillAt(task.task_id, task.token, kill_at_ms)
 
 
-def _never(task: Task, node_id: str, now_ms: int, detail: str) -> Iterator[Decision]:
+def _never_start(task: Task, node_id: str, now_ms: int, detail: str) -> Iterator[Decision]:
     """Leaves a tombstone: an older start order that comes later is refused."""
     exited = TaskExited(
         node_id=node_id,
@@ -366,12 +368,12 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     exited = _exited(state.node_id, task, given.outcome)
     yield Put(replace(task, status=Status.ENDED, order=None, exited=exited))
     yield Emit(exited, task.context)
-    for heir in state.waiting():
-        older = [task for task in state.waiting() if task.token < heir.token]
-        if _room((*state.live(), *older), heir):
-            assert heir.order is not None
-            yield Put(replace(heir, status=Status.STARTING))
-            yield Spawn(heir.order)
+    for successor in state.waiting():
+        older = [task for task in state.waiting() if task.token < successor.token]
+        if _fits((*state.live(), *older), successor):
+            assert successor.order is not None
+            yield Put(replace(successor, status=Status.STARTING))
+            yield Spawn(successor.order)
 
 
 def _exclude(one: Task, other: Task) -> bool:
@@ -379,7 +381,7 @@ def _exclude(one: Task, other: Task) -> bool:
     return bool(set(one.gpus) & set(other.gpus)) and WHOLE_GPU in (one.share_milli, other.share_milli)
 
 
-def _room(others: Iterable[Task], task: Task) -> bool:
+def _fits(others: Iterable[Task], task: Task) -> bool:
     """Whether each of its GPUs has so much left beside the others."""
     own = set(task.gpus)
     met = [other for other in others if not own.isdisjoint(other.gpus)]
