@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.clock import wall_ms
 from penstock.errors import LogError
@@ -35,7 +35,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
-from penstock_services.node_reporter.core.state import Change, Context, Forget, NodeState, Put
+from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState, Put
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
@@ -161,17 +161,14 @@ class Node:
         context = replace(emit.context, traceparent=self._spans.on_event(event, emit.context))
         return self._envelope(event_id(self.spec.node_id, task_id, token, kind), event, context)
 
-    def _envelope(self, id_: str, event: Event, context: Context | None = None) -> Outgoing:
-        known = context or Context()
+    def _envelope(self, id_: str, event: Event, context: Context = NO_CONTEXT) -> Outgoing:
         headers, value = to_wire(
             Envelope(
                 id=id_,
                 source=f"/penstock/{SERVICE}/{self.spec.node_id}",
                 time_ms=wall_ms(),
                 data=event,
-                traceparent=known.traceparent,
-                causation_id=known.causation_id,
-                correlation_id=known.correlation_id,
+                **asdict(context),
             )
         )
         return Outgoing(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
@@ -229,7 +226,7 @@ class Node:
     def _on_progress(self, key: Key, report: Report) -> None:
         task = self.state.find(key[0])
         id_ = event_id(self.spec.node_id, *key, report.name)
-        self._later(self._envelope(id_, report.event, task.context if task is not None else None))
+        self._later(self._envelope(id_, report.event, NO_CONTEXT if task is None else task.context))
 
     async def _report_faults(self, faults: "asyncio.Queue[GpuFaulted]") -> None:
         while True:
