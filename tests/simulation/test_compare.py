@@ -23,7 +23,7 @@ from penstock.simulator.parallel import Failed, Look, Task, run_all
 from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
 
-from .stories import BUSY, simulation
+from .scenarios import BUSY, simulation
 
 AFTERNOON = "job_id,submit_s,duration_s,gpus\n" + "".join(
     f"{one.job_id},{one.submit_s},{one.duration_s},{one.gpus}\n" for one in BUSY

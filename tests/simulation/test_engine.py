@@ -18,7 +18,7 @@ from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.jobs import TraceJob
 
-from .stories import BUSY, ends, job, simulation
+from .scenarios import BUSY, ends, job, simulation
 
 PROFILES = ("fifo", "liquid", "random", "even", "k8s-default", "sjf", "srtf", "srsf", "tiresias")
 
@@ -83,8 +83,8 @@ HASH = """
 import sys
 from collections.abc import Sequence
 sys.path.insert(0, {tests!r})
-from simulation.stories import BUSY
-from simulation.stories import ends, simulation
+from simulation.scenarios import BUSY
+from simulation.scenarios import ends, simulation
 print(ends(found := simulation(BUSY, {profile!r}, "2x4+1x8", seed={seed})), found.cell.head.id)
 """
 

@@ -22,7 +22,7 @@ from penstock.simulator.traces.history import History, Left, PastJob, mixed, nod
 from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
 from penstock.simulator.traces.writing import write_lines
-from tests.simulation.stories import ends, simulation
+from tests.simulation.scenarios import ends, simulation
 
 EIGHTH_S = 0.125  # such times are exact in doubles and in milliseconds alike
 CLUSTER = "2x4"

@@ -17,7 +17,7 @@ from penstock.simulator.job_models.tables import COLOCATED, ISOLATED, read_throu
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 
-from .stories import ends
+from .scenarios import ends
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "gavel"
 needs_gavel = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.importing import Trace
 from penstock.simulator.traces.jobs import TraceJob
 
-from .stories import ends, job
+from .scenarios import ends, job
 
 SETTINGS = PlacerSettings()
 

@@ -32,7 +32,7 @@ from penstock.simulator.report.series import (
 )
 from penstock.simulator.report.timeline import SIZES, Timeline
 
-from .stories import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
+from .scenarios import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
 
 
 def test_where_nobody_waits_no_chart_of_waiting_is_drawn() -> None:

@@ -20,7 +20,7 @@ from penstock.simulator.job_models.sharing import Phases, SharedNode
 from penstock.simulator.job_models.steady import SteadyWork
 from penstock.simulator.traces.jobs import TraceJob
 
-from .stories import job
+from .scenarios import job
 
 LAUNCH_S, SAVE_S = 7.0, 3.0
 NODES = ("n0", "n1", "n2")

@@ -15,7 +15,7 @@ from penstock.simulator.report.timeline import EXITED, SIZES, STILL, STOPPED, Ti
 from penstock.simulator.runs import Recorder, perform
 from penstock.simulator.traces.jobs import TraceJob, shape_of
 
-from .stories import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
+from .scenarios import BUSY, CLUSTER, SLOW_NODES, ends, job, simulation, watched
 
 PROFILES = ("fifo", "liquid", "random", "srtf", "tiresias")
 

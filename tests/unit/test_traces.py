@@ -1,4 +1,4 @@
-"""Traces of strangers: everything that is wrong with them is reported, with line and column."""
+"""Malformed traces: everything that is wrong with them is reported, with line and column."""
 
 import subprocess
 import sys

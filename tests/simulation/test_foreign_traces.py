@@ -1,4 +1,4 @@
-"""Traces of strangers, through the whole simulator: each is refused with a reason, or runs; none brings it down."""
+"""Malformed and foreign traces through the whole simulator: each is refused with a reason, or runs; none brings it down."""
 
 from pathlib import Path
 
