@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -116,36 +117,44 @@ def system(postgres_dsn: str) -> Iterator[System]:
         yield found
 
 
-def test_jobs_of_every_kind_end_as_they_should(system: System) -> None:
-    """A team moves from one machine to its own Kafka and submits what it always submits."""
+@pytest.fixture(scope="module")
+def ended(system: System) -> dict[str, dict[str, Any]]:
+    """One job of every kind, by kind, after its end."""
     gateway = system.gateway
     gateway.until_nodes(len(NODES))
-    well = gateway.submit(["true"])
-    failed = gateway.submit(["sh", "-c", "exit 3"])
-    gang = gateway.submit(["sleep", "0.2"], workers=4)
     flag = system.folder / "tried"
-    retried = gateway.submit(
-        ["sh", "-c", f"test -e {flag} || {{ touch {flag}; exit 1; }}"],
-        retry={"max_attempts": 2, "backoff_ms": 10},
-    )
-    too_big = gateway.submit(["true"], resources={"gpus": 3}, queue_timeout_ms=200)
-    cancelled = gateway.submit(["sleep", "60"], grace_ms=500)
-    gateway.until(cancelled, "running")
-    gateway.post(f"/v1/jobs/{cancelled}/cancel")
-    ends = {job: gateway.until_ended(job) for job in (well, failed, gang, retried, too_big, cancelled)}
-    assert {job: (row["outcome"], row["exit_code"]) for job, row in ends.items()} == {
-        well: ("succeeded", 0),
-        failed: ("failed", 3),
-        gang: ("succeeded", 0),
-        retried: ("succeeded", 0),
-        too_big: ("timed_out_queued", None),
-        cancelled: ("cancelled", None),
+    jobs = {
+        "well": gateway.submit(["true"]),
+        "failed": gateway.submit(["sh", "-c", "exit 3"]),
+        "gang": gateway.submit(["sleep", "0.2"], workers=4),
+        "retried": gateway.submit(
+            ["sh", "-c", f"test -e {flag} || {{ touch {flag}; exit 1; }}"],
+            retry={"max_attempts": 2, "backoff_ms": 10},
+        ),
+        "too big": gateway.submit(["true"], resources={"gpus": 3}, queue_timeout_ms=200),
+        "cancelled": gateway.submit(["sleep", "60"], grace_ms=500),
     }
-    assert ends[retried]["attempt"] == 2
-    tasks = gateway.get(f"/v1/jobs/{gang}/tasks")["tasks"]
+    gateway.until(jobs["cancelled"], "running")
+    gateway.post(f"/v1/jobs/{jobs['cancelled']}/cancel")
+    return {kind: gateway.until_ended(job) for kind, job in jobs.items()}
+
+
+def test_jobs_of_every_kind_end_as_they_should(system: System, ended: dict[str, dict[str, Any]]) -> None:
+    """A team moves from one machine to its own Kafka and submits what it always submits."""
+    assert {kind: (row["outcome"], row["exit_code"]) for kind, row in ended.items()} == {
+        "well": ("succeeded", 0),
+        "failed": ("failed", 3),
+        "gang": ("succeeded", 0),
+        "retried": ("succeeded", 0),
+        "too big": ("timed_out_queued", None),
+        "cancelled": ("cancelled", None),
+    }
+    assert ended["retried"]["attempt"] == 2
+    tasks = system.gateway.get(f"/v1/jobs/{ended['gang']['job_id']}/tasks")["tasks"]
     assert sorted(task["node_id"] for task in tasks) == ["n0", "n0", "n1", "n1"]
 
 
+@pytest.mark.usefixtures("ended")
 def test_the_ledger_decides_the_same_again(system: System) -> None:
     """An auditor replays it from Kafka; the gateway's own rights are enough for that."""
     report = system.gateway.get("/v1/replay")
@@ -154,6 +163,7 @@ def test_the_ledger_decides_the_same_again(system: System) -> None:
     assert (report["different"], report["identical"]) == (0, report["records"])
 
 
+@pytest.mark.usefixtures("ended")
 def test_the_read_models_equal_a_replay(system: System) -> None:
     """The same auditor does not trust the tables either: asked of the gateway, and of the projector itself."""
     found = system.gateway.post("/v1/projections/verify")
@@ -206,6 +216,7 @@ def complaints(system: System) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.usefixtures("ended")
 def test_nobody_had_to_complain(system: System) -> None:
     """Nothing was wrong so far: what a log warns of must be worth reading."""
     assert complaints(system) == {child.log_path.stem: [] for child in system.children}
