@@ -79,7 +79,7 @@ class Found:
 
 
 class Cell:
-    """The rest of the cell: submits, writes the ledger, and waits for what the estimator says."""
+    """The rest of the cell: submits, writes the ledger, and waits for the estimator's answers."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -118,13 +118,13 @@ class Cell:
         place = TaskPlacement(
             task_id=f"{job_id}.1.w0", role="worker", rank=0, node_id="n0", gpus=tuple(range(spec.resources.gpus or 1))
         )  # fmt: skip
-        said = Estimate(
+        estimate = Estimate(
             worker=ResourceVector(gpus=1, cores=1, host_memory_mib=1_024, gpu_memory_mib=PROMISED_MIB),
             confidence=0.8, tier="model", source="the bench", model_version="resources-bench",
         )  # fmt: skip
         await self.record(
             JobSubmitted(job_id=job_id, spec=spec),
-            JobEstimated(job_id=job_id, estimate=said),
+            JobEstimated(job_id=job_id, estimate=estimate),
             PlacementDecided(job_id=job_id, attempt=1, tasks=(place,)),
             TaskExited(
                 node_id="n0", task_id=place.task_id, token=seq, cause="exited", exit_code=0, started_ms=0,
@@ -134,12 +134,12 @@ class Cell:
         )  # fmt: skip
 
     async def look(self, timeout_ms: int | None = None) -> None:
-        """Reads what has been told since."""
+        """Reads the answers since."""
         for record in await self._reader.read(timeout_ms=timeout_ms):
-            told = from_wire(record.headers, record.value, Topic.ESTIMATES).data
-            if isinstance(told, JobEstimated):
-                self._answered.add(told.job_id)
-            elif isinstance(told, ModelTrained):
+            answer = from_wire(record.headers, record.value, Topic.ESTIMATES).data
+            if isinstance(answer, JobEstimated):
+                self._answered.add(answer.job_id)
+            elif isinstance(answer, ModelTrained):
                 self.models += 1
 
     async def answered(self, jobs: dict[str, JobSpec]) -> None:
@@ -214,7 +214,7 @@ async def fill(found: Servers, month: Month, runs: int, ledger_end: int) -> None
 async def measure(
     runs: int = RUNS, nodes: int = NODES, ones: int = ONE_BY_ONE, at_once: int = AT_ONCE, times: int = TIMES
 ) -> Found:
-    """The whole story of one estimator. `runs`: at least 100, or no model comes of them."""
+    """The whole bench of one estimator. `runs`: at least 100, or no model comes of them."""
     month = Month()
     jobs = fresh_jobs(Month(seed=2))
     async with servers("embedded") as servers_:
@@ -238,7 +238,7 @@ async def measure(
             found = await while_training(cell, jobs, child.pid, {**servers_.pids, "estimator": child.pid})
         found.rss_mib = rss_mib
         await log.close()
-        reads = [Read(**told) for told in json.loads(await asyncio.to_thread(seen.read_text))]
+        reads = [Read(**entry) for entry in json.loads(await asyncio.to_thread(seen.read_text))]
     _sort(found, reads, at_once)
     found.forest = forest_ms(min(runs, FOREST_RUNS), min(ones, FOREST_ASKED))
     return found
@@ -266,7 +266,7 @@ def _sort(found: Found, reads: list[Read], at_once: int) -> None:
                 found.one_training += [read.together_ms + each for each in read.each_ms]
                 found.answered_training += [read.appended_ms] * len(read.jobs)
                 found.ready_training += [read.computed_ms] * len(read.jobs)
-    assert all(len(one.jobs) == at_once for one in times.values()), "one was told twice or not at all"
+    assert all(len(one.jobs) == at_once for one in times.values()), "one was answered twice or not at all"
     found.together = [one.together_ms for one in times.values()]
     found.at_once = [one.together_ms + sum(one.each_ms) for one in times.values()]
     found.together_cpu = [one.together_cpu_ms for one in times.values()]
@@ -294,10 +294,10 @@ if __name__ == "__main__":  # python -m tests.bench.estimator: for work on speed
     keep_to_two_cores()
     shown = uvloop.run(measure())
     times = [one.name for one in fields(shown) if isinstance(getattr(shown, one.name), list)]
-    for told in times:
-        values = getattr(shown, told)
+    for name in times:
+        values = getattr(shown, name)
         print(
-            f"{told}: {len(values)}, p50 {statistics.median(values):.3f}, p99 {quantile(values, 0.99):.3f} ms"
+            f"{name}: {len(values)}, p50 {statistics.median(values):.3f}, p99 {quantile(values, 0.99):.3f} ms"
         )
     print(
         f"training {shown.training_s:.1f} s, CPU {shown.training_cpu_s:.1f} s; others {shown.others_cores:.2f} cores; "

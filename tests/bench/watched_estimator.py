@@ -89,7 +89,7 @@ class WatchedLog:
     async def append(self, messages: Sequence[Message]) -> list[int]:
         called_s = perf_counter()
         found = await self._log.append(messages)
-        jobs = [told for message in messages if (told := _job_of(message))]
+        jobs = [job for message in messages if (job := _job_of(message))]
         if jobs:
             self._watch.end(jobs, called_s)
         return found

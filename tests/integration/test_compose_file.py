@@ -59,7 +59,7 @@ def test_kafka_has_the_launchers_settings() -> None:
     assert environment["KAFKA_HEAP_OPTS"] in kafka.JVM_OPTIONS
 
 
-def test_every_service_is_bound_to_loopback_and_says_when_it_is_ready() -> None:
+def test_every_service_is_bound_to_loopback_and_reports_when_it_is_ready() -> None:
     """There are no identities in this file: a laptop in a café network must not offer its ledger to it."""
     for name, service in services().items():
         assert service["ports"], name

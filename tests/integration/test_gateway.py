@@ -1,4 +1,4 @@
-"""Handing in jobs and events over real HTTP: what the gateway promises, and how it says no."""
+"""Handing in jobs and events over real HTTP: what the gateway promises, and how it refuses."""
 
 import asyncio
 import json
@@ -106,7 +106,7 @@ async def test_a_job_file_in_yaml(cell: Cell) -> None:
         problem(await cell.http.post("/v1/jobs", content=junk, headers=yaml), 400)
 
 
-async def test_a_wrong_job_is_told_everything_at_once(cell: Cell) -> None:
+async def test_a_wrong_job_gets_every_problem_at_once(cell: Cell) -> None:
     wrong = {"workers": 0, "resources": {"gpus": -1}, "priority": 3}
     body = problem(await cell.http.post("/v1/jobs", json=wrong), 400)
     assert {error["field"] for error in body["errors"]} == {
@@ -148,7 +148,7 @@ async def test_what_is_too_large_is_refused_before_it_is_written(cell: Cell) -> 
 
 
 async def test_a_stalled_log_gives_429_and_never_a_false_202(dsn: str) -> None:
-    """The disk hangs: what fits the bound waits, the rest is told to come again; afterwards 202s equal records."""
+    """The disk hangs: what fits the bound waits, the rest is asked to come again; afterwards 202s equal records."""
     async with running(dsn, max_in_flight=5) as cell:
         cell.log.gate.clear()
         posts = [asyncio.create_task(cell.http.post("/v1/jobs", json=SPEC)) for _ in range(12)]
@@ -167,7 +167,7 @@ async def test_a_stalled_log_gives_429_and_never_a_false_202(dsn: str) -> None:
 
 
 async def test_a_log_that_does_not_answer_gives_503(dsn: str) -> None:
-    """The outcome is unknown and said to be; the same key again, and there is one job."""
+    """The outcome is unknown and reported as such; the same key again, and there is one job."""
     async with running(dsn, answer_within_s=0.2) as cell:
         cell.log.gate.clear()
         key = {"Idempotency-Key": "again"}
@@ -196,7 +196,7 @@ async def test_a_log_that_does_not_answer_gives_503(dsn: str) -> None:
     ],
 )
 async def test_a_failing_log_never_gives_202(cell: Cell, error: LogError, status: int) -> None:
-    """Each way in which the log says no has its own answer; afterwards all is well again."""
+    """Each way in which the log refuses has its own answer; afterwards all is well again."""
     cell.log.error = error
     answer = await cell.http.post("/v1/jobs", json=SPEC)
     assert str(error) in problem(answer, status)["detail"]
@@ -305,7 +305,7 @@ async def test_cloudevents_in_every_mode(cell: Cell) -> None:
     assert (await cell.http.get("/v1/jobs/ci-b1")).json()["status"] == "submitted"
 
 
-async def test_a_wrong_event_is_told_everything_at_once(cell: Cell) -> None:
+async def test_a_wrong_event_gets_every_problem_at_once(cell: Cell) -> None:
     structured = {"content-type": "application/cloudevents+json"}
 
     async def refused(event: object, status: int = 400) -> dict[str, Any]:

@@ -197,7 +197,7 @@ async def test_a_gateway_starts_from_a_snapshot_and_goes_on(dsn: str) -> None:
 
 
 async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
-    """The out-of-memory killer picks Postgres twice while jobs come in: every 202 is kept, and the tables are right."""
+    """The out-of-memory killer picks Postgres twice while jobs come in: every 202 is honoured, and the tables are right."""
     server = PostgresServer()
     dsn = await server.start(postgres_folder / "pg")
     keyed: set[str] = set()

@@ -29,7 +29,7 @@ def word(done: int, left_ms: float) -> EtaEstimated:
 
 
 async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
-    """One told twice, one told nothing, one waits, one has ended; a listing says the same of those that run."""
+    """One reported twice, one reported nothing, one waits, one has ended; a listing has the same of those that run."""
     placer = cell.placer
     placer.now_ms = wall_ms()
     placer.join(node_spec("n0", 2))
@@ -51,7 +51,7 @@ async def test_remaining_time_of_each_kind_of_job(cell: Cell) -> None:
         job_id: (await cell.http.get(f"/v1/jobs/{job_id}/eta")).json()
         for job_id in ("silent", "waits", "done")
     }
-    assert {job_id: (told["answer"], told["left_ms"]) for job_id, told in answers.items()} == {
+    assert {job_id: (answer["answer"], answer["left_ms"]) for job_id, answer in answers.items()} == {
         "silent": ("unknown", None),
         "waits": ("waiting", None),
         "done": ("ended", None),

@@ -31,7 +31,7 @@ async def cell(dsn: str) -> AsyncIterator[Cell]:
 
 
 async def test_looking_at_a_cell(cell: Cell) -> None:
-    """One job runs, one waits, one can never run, one has ended: every view tells the same story."""
+    """One job runs, one waits, one can never run, one has ended: all views agree."""
     placer = cell.placer
     placer.join(node_spec("n0", 2))
     placer.run(["done"])
@@ -284,7 +284,7 @@ async def test_logs_are_followed_to_the_exit(dsn: str, tmp_path: Path) -> None:
         problem(await cell.http.get("/v1/jobs/%2e%2e/logs"), 404)
 
 
-async def test_without_a_log_folder_it_says_so(cell: Cell) -> None:
+async def test_a_missing_log_folder_is_reported(cell: Cell) -> None:
     job_id = (await cell.http.post("/v1/jobs", json=SPEC)).json()["job_id"]
     body = problem(await cell.http.get(f"/v1/jobs/{job_id}/logs"), 404)
     assert "PENSTOCK_LOG_DIR" in body["detail"]

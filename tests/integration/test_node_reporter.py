@@ -86,7 +86,7 @@ async def test_a_task_starts_runs_and_ends_with_its_code(node: Options, cell: Ce
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_missing_program_fails_to_start_and_says_what_to_do(node: Options, cell: Cell) -> None:
+async def test_a_missing_program_fails_to_start_and_names_the_remedy(node: Options, cell: Cell) -> None:
     """A typo in the command, or a program that this node lacks."""
     await cell.order(
         start_order(1, "no-such-program"), start_order(2, "true", gpus=(1,), workdir="/no/such/folder")
@@ -151,7 +151,7 @@ async def test_stale_and_zombie_orders_are_refused(node: Options, cell: Cell) ->
     assert len(cell.events(external_events.TaskStarted)) == 1
 
 
-async def test_an_idle_node_says_nothing_and_does_nothing(
+async def test_an_idle_node_sends_nothing_and_does_nothing(
     node: Options, cell: Cell, broker: MemoryBroker
 ) -> None:
     """Heartbeat-free: after a task has come and gone, three seconds pass without a message or a wake-up."""
@@ -159,15 +159,15 @@ async def test_an_idle_node_says_nothing_and_does_nothing(
     await cell.until(external_events.TaskExited)
     await asyncio.sleep(0.3)
 
-    def said() -> int:
+    def records() -> int:
         return sum(len(broker.records(Partition(t, 0))) for t in (Topic.NODES, Topic.DEAD_LETTERS)) + sum(
             len(broker.records(Partition(Topic.TELEMETRY, index))) for index in range(TOPICS[Topic.TELEMETRY])
         )
 
     helpers = [process.pid for process in ours(node)]
-    before = (said(), [wake_ups(pid) for pid in helpers], psutil.Process().cpu_times())
+    before = (records(), [wake_ups(pid) for pid in helpers], psutil.Process().cpu_times())
     await asyncio.sleep(3)
-    after = (said(), [wake_ups(pid) for pid in helpers], psutil.Process().cpu_times())
+    after = (records(), [wake_ups(pid) for pid in helpers], psutil.Process().cpu_times())
     assert before[:2] == after[:2]
     assert after[2].user + after[2].system - before[2].user - before[2].system < 0.1
 
@@ -306,7 +306,7 @@ async def test_a_log_that_fails_is_sat_out(node: Options, cell: Cell, broker: Me
 async def test_a_drained_node_stops_its_tasks_and_leaves(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """`--drain`: the machine is to be taken away; every exit is proven before the node says that it left."""
+    """`--drain`: the machine is to be taken away; every exit is proven before the node reports that it left."""
     async with working(replace(options, drain=True, drain_grace_ms=300), MemoryLog(broker, "n")) as stop:
         await cell.order(start_order(1, "sleep", "60"))
         await cell.until(external_events.TaskStarted)
@@ -317,15 +317,15 @@ async def test_a_drained_node_stops_its_tasks_and_leaves(
     assert ours(options) == []
 
 
-async def test_a_script_tells_its_phases(node: Options, cell: Cell) -> None:
+async def test_a_script_reports_its_phases(node: Options, cell: Cell) -> None:
     """The sdk writes a line; the node turns each change into an event, in order, before the exit."""
     script = (
         "from penstock.sdk.phases import phase\nfor name in ('launch', 'train', 'train', 'save'): phase(name)"
     )
     await cell.order(start_order(1, sys.executable, "-c", script))
     await cell.until(external_events.TaskExited)
-    told = [type(event).__name__ for event in cell.events()[1:]]
-    assert told == ["TaskStarted", *["TaskPhaseChanged"] * 3, "TaskExited"]
+    types = [type(event).__name__ for event in cell.events()[1:]]
+    assert types == ["TaskStarted", *["TaskPhaseChanged"] * 3, "TaskExited"]
     phases = [
         event.phase
         for event in cell.events(external_events.TaskPhaseChanged)

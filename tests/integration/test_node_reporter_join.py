@@ -1,4 +1,4 @@
-"""What a node says about itself when it joins must be true when it is heard, however often it is repeated."""
+"""A node's report of its joining must be true when it is read, however often it is repeated."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.support.node_cell import NODE, TOPICS, Cell, start_order, working
 
 
 async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Path) -> None:
-    """The log takes what the node says, but its answers get lost; the reporter is restarted meanwhile, twice.
+    """The log takes what the node reports, but its answers get lost; the reporter is restarted meanwhile, twice.
 
     A NodeJoined that is heard again after a task has started, and does not list it, declares it dead: it would be
     placed once more while it runs.
@@ -64,7 +64,7 @@ def test_a_file_that_the_disk_lost_was_never_written(tmp_path: Path, content: by
 async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything on a machine is killed but its node-reporter, which is told to leave and has no log to tell it to.
+    """Everything on a machine is killed but its node-reporter, which is asked to leave and has no log to report it to.
 
     The next one is started at once: it must wait, and take over what the first could not say.
     """

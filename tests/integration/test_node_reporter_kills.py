@@ -101,7 +101,7 @@ async def test_the_token_is_on_disk_before_anything_follows_from_it(
 
 
 async def test_a_tombstone_survives(dsn: str, options: Options, cell: Cell) -> None:
-    """Told to make sure that a task never starts, then killed; the successor still refuses the start."""
+    """Ordered to make sure that a task never starts, then killed; the successor still refuses the start."""
     async with reporter_process(options, dsn, failpoint="node.token_written:1") as victim:
         await cell.order(stop_order(9, "job-8.1.0"))
         await victim.killed()
@@ -144,7 +144,7 @@ async def test_a_stop_that_was_under_way_is_finished(dsn: str, options: Options,
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGKILL)
 
 
-async def test_exits_are_told_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
+async def test_exits_are_reported_before_the_node_joins(dsn: str, options: Options, cell: Cell) -> None:
     """A task ended while no reporter was there: its code is on disk, and whoever hears NodeJoined knows it."""
     async with reporter_process(options, dsn) as victim:
         await cell.order(start_order(1, "sh", "-c", "sleep 0.3; exit 7"))
@@ -157,8 +157,8 @@ async def test_exits_are_told_before_the_node_joins(dsn: str, options: Options, 
     once = {
         envelope.id: envelope.data for envelope in cell.envelopes
     }  # killed before the acknowledgement: repeats
-    told = [type(event).__name__ for event in once.values()]
-    assert told == ["NodeJoined", "TaskStarted", "TaskExited", "NodeJoined"]
+    types = [type(event).__name__ for event in once.values()]
+    assert types == ["NodeJoined", "TaskStarted", "TaskExited", "NodeJoined"]
     assert [event.exit_code for event in once.values() if isinstance(event, external_events.TaskExited)] == [
         7
     ]
@@ -192,7 +192,7 @@ async def test_sigterm_leaves_tasks_running(dsn: str, options: Options, cell: Ce
 
 
 async def test_two_reporters_do_not_share_a_state_folder(dsn: str, options: Options, cell: Cell) -> None:
-    """Started twice by mistake: the second one says so and ends with the status for wrong settings."""
+    """Started twice by mistake: the second one reports it and ends with the status for wrong settings."""
     async with (
         reporter_process(options, dsn),
         reporter_process(options, dsn, failpoint="node.order_read:1") as second,
@@ -255,11 +255,11 @@ async def test_many_tasks_under_many_kills(dsn: str, options: Options, cell: Cel
             await victim.kill()
     async with reporter_process(options, dsn):
         for token in range(1, 31):
-            said = await cell.until(
+            answer = await cell.until(
                 external_events.TaskExited, external_events.OrderRefused, task_id=f"job-{token}.1.0"
             )
-            if isinstance(said, external_events.TaskExited):
-                assert said.exit_code == token
+            if isinstance(answer, external_events.TaskExited):
+                assert answer.exit_code == token
     ran = []
     for gpu in (0, 1):
         lines = (tmp_path / f"gpu{gpu}").read_text().splitlines()

@@ -32,7 +32,7 @@ async def cell(dsn: str) -> AsyncIterator[Cell]:
     await log.close()
 
 
-async def test_gpus_are_found_used_measured_and_their_faults_told(
+async def test_gpus_are_found_used_measured_and_their_faults_reported(
     dsn: str, cell: Cell, tmp_path: Path
 ) -> None:
     """Inventory, a task on GPU 2 by its UUID, its utilisation, an application's Xid (no fault), then Xid 79."""
@@ -60,12 +60,12 @@ async def test_gpus_are_found_used_measured_and_their_faults_told(
         with events.open("w") as file:
             file.write(f"1 {XID} 31\n2 {XID} 79\n0 {ECC} 5\n")
         await cell.until(external_events.GpuFaulted, count=2)
-    told = [
+    reported = [
         (e.gpu, e.fault, e.code)
         for e in cell.events(external_events.GpuFaulted)
         if isinstance(e, external_events.GpuFaulted)
     ]
-    assert told == [(2, "fell_off_bus", 79), (0, "ecc", 5)]
+    assert reported == [(2, "fell_off_bus", 79), (0, "ecc", 5)]
     reader = cell.log.reader({Partition(Topic.TELEMETRY, node_partition(NODE)): 0})
     samples = [from_wire(record.headers, record.value).data for record in await reader.read(timeout_ms=1_000)]
     await reader.close()

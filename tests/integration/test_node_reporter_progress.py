@@ -71,7 +71,7 @@ async def finished(cell: Cell, task_id: str = TASK, exit_code: int | None = 0) -
     return exited
 
 
-async def test_the_example_of_the_readme_tells_its_progress(node: Options, cell: Cell) -> None:
+async def test_the_example_of_the_readme_reports_its_progress(node: Options, cell: Cell) -> None:
     """A newcomer copies it; every line of it must be true."""
     (script,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "libs/penstock/sdk/README.md").read_text(), re.DOTALL
@@ -80,7 +80,7 @@ async def test_the_example_of_the_readme_tells_its_progress(node: Options, cell:
     await finished(cell)
     kinds = [type(event).__name__ for event in cell.events()[1:]]
     assert kinds[0] == "TaskStarted"
-    assert kinds[-1] == "TaskExited", "what a task tells is told before its end"
+    assert kinds[-1] == "TaskExited", "a task's progress is reported before its end"
     phases = [event.phase for event in cell.events() if isinstance(event, external_events.TaskPhaseChanged)]
     assert phases == ["launch", "train", "save"]
     first, *later = steps_of(cell)
@@ -102,8 +102,8 @@ async def test_the_example_of_the_readme_tells_its_progress(node: Options, cell:
     assert 0 < per_iteration_ms < 1_000
 
 
-async def test_the_demos_gang_tells_once_for_all_its_workers(node: Options, cell: Cell) -> None:
-    """Two workers train on one node; worker 0 alone tells, and the sum of its stages is the time of its steps."""
+async def test_the_demos_gang_reports_once_for_all_its_workers(node: Options, cell: Cell) -> None:
+    """Two workers train on one node; worker 0 alone reports, and the sum of its stages is the time of its steps."""
     peers = tuple(Peer(rank=rank, role="worker", node_id=NODE, address="127.0.0.1") for rank in (0, 1))
     command = (
         sys.executable,
@@ -127,14 +127,14 @@ async def test_the_demos_gang_tells_once_for_all_its_workers(node: Options, cell
     for rank in (0, 1):
         await finished(cell, f"job-1.1.{rank}")
     assert steps_of(cell, "job-1.1.1") == []
-    told = steps_of(cell, "job-1.1.0")
-    assert told[0].done == 1
-    assert {event.total for event in told} == {2_000}
+    reported = steps_of(cell, "job-1.1.0")
+    assert reported[0].done == 1
+    assert {event.total for event in reported} == {2_000}
     log = log_path(node.log_dir, "job-1", "job-1.1.0").read_text()
     epochs = len(re.findall("^epoch", log, re.M))
     assert 2 < epochs < 400, "its target loss ended it early"
-    assert told[-1].done == 5 * epochs, (
-        "the last step is told, although nobody knew that it would be the last"
+    assert reported[-1].done == 5 * epochs, (
+        "the last step is reported, although nobody knew that it would be the last"
     )
     for stages in stages_of(cell):
         assert stages.task_id == "job-1.1.0"
@@ -193,19 +193,21 @@ sys.exit(4)
 
 
 async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> None:
-    """It floods its FIFO with all that is known to hurt; another task starts, tells and ends meanwhile."""
+    """It floods its FIFO with all that is known to hurt; another task starts, reports and ends meanwhile."""
     await cell.order(start_order(1, sys.executable, "-c", HOSTILE))
     await cell.until(external_events.TaskStarted)
     honest = "from penstock.sdk.progress import progress\nfor n in range(1, 31): progress(n, 30, 1 / n)"
     await cell.order(start_order(2, sys.executable, "-c", honest, gpus=(1,)))
     await finished(cell, "job-2.1.0")
-    assert [event.done for event in steps_of(cell, "job-2.1.0")] == [1, 30]
+    done = [event.done for event in steps_of(cell, "job-2.1.0")]
+    assert (done[0], done[-1]) == (1, 30)
+    assert done == sorted(set(done)), "on a busy machine there may be reports in between"
     await finished(cell, exit_code=4)
-    told = [event for event in cell.events() if getattr(event, "task_id", "") == TASK]
-    assert len([event for event in told if isinstance(event, external_events.StepsMeasured)]) <= 201
-    assert len([event for event in told if isinstance(event, external_events.StagesMeasured)]) <= 16
-    assert len([event for event in told if isinstance(event, external_events.TaskPhaseChanged)]) <= 1_000
-    assert steps_of(cell)[-1].done == 1 << 50, "after all that, an honest line is heard"
+    reported = [event for event in cell.events() if getattr(event, "task_id", "") == TASK]
+    assert len([event for event in reported if isinstance(event, external_events.StepsMeasured)]) <= 201
+    assert len([event for event in reported if isinstance(event, external_events.StagesMeasured)]) <= 16
+    assert len([event for event in reported if isinstance(event, external_events.TaskPhaseChanged)]) <= 1_000
+    assert steps_of(cell)[-1].done == 1 << 50, "after all that, an honest line is read"
 
 
 SLOW = """
@@ -227,7 +229,7 @@ while go.exists():
 """
 
 
-async def test_what_was_told_while_the_reporter_was_down_is_told_by_the_next(
+async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next(
     options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
 ) -> None:
     """An upgrade of the reporter takes as long as the rest of the training; the task's shim keeps the FIFO open."""
@@ -243,10 +245,10 @@ async def test_what_was_told_while_the_reporter_was_down_is_told_by_the_next(
         await cell.until(external_events.StagesMeasured)
         go.unlink()
         await finished(cell)
-    told = steps_of(cell)
-    assert told[0].done == 10
-    assert told[-1].done == told[-1].total == 60
-    assert len({*cell.ids(external_events.StepsMeasured)}) == len(told) >= 2
+    reported = steps_of(cell)
+    assert reported[0].done == 10
+    assert reported[-1].done == reported[-1].total == 60
+    assert len({*cell.ids(external_events.StepsMeasured)}) == len(reported) >= 2
     (stages,) = stages_of(cell)
     assert [(sample.gpu, sample.cpu) for sample in stages.samples if sample.gpu] == [(1, 0)]
 
@@ -279,9 +281,13 @@ async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, bro
     for after_write in (False, True, False):
         broker.fail_next_append(after_write=after_write)
     await finished(cell)
-    told: dict[str, Event] = {envelope.id: envelope.data for envelope in cell.envelopes}
-    assert [event.done for event in told.values() if isinstance(event, external_events.StepsMeasured)] == [
+    reported: dict[str, Event] = {envelope.id: envelope.data for envelope in cell.envelopes}
+    assert [
+        event.done for event in reported.values() if isinstance(event, external_events.StepsMeasured)
+    ] == [
         1,
         100,
     ]
-    assert [name for name in told if "/steps/" in name] == [f"{NODE}/{TASK}/1/steps/{n}" for n in (1, 100)]
+    assert [name for name in reported if "/steps/" in name] == [
+        f"{NODE}/{TASK}/1/steps/{n}" for n in (1, 100)
+    ]

@@ -195,7 +195,7 @@ def collector() -> Iterator[Collector]:
     found.server.server_close()
 
 
-async def test_replay_tells_nothing(
+async def test_replay_exports_nothing(
     cell: TracedCell, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engineer replays last night's ledger on a machine whose environment names the collector: not one span

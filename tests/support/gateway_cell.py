@@ -76,7 +76,7 @@ class Cell:
         await self.placer.send(self.log.inner)
 
     async def caught_up(self) -> dict[str, Any]:
-        """Waits until gateway and projector have read everything told; the status then."""
+        """Waits until gateway and projector have read everything appended; the status then."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 status: dict[str, Any] = (await self.http.get("/v1/status")).json()

@@ -100,7 +100,7 @@ async def test_a_forbidden_write_is_nobody_elses_failure() -> None:
     await commit.close()
 
 
-async def test_close_tells_everybody() -> None:
+async def test_close_fails_every_call() -> None:
     """Shutdown during a write: nobody waits for ever, and no call succeeds without a write."""
     disk = Disk()
     commit = GroupCommit(disk.write, name="test")

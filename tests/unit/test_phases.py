@@ -156,7 +156,7 @@ def test_facts_about_unknown_jobs_write_nothing(observer: Observer) -> None:
     assert observer.written() == []
 
 
-def test_nothing_is_kept_of_jobs_that_are_over_nor_without_a_listener(observer: Observer) -> None:
+def test_nothing_is_stored_of_jobs_that_are_over_nor_without_a_listener(observer: Observer) -> None:
     """Months of jobs pass through one placer."""
     for number in range(50):
         renamed: list[Event] = [

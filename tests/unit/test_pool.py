@@ -68,7 +68,7 @@ async def test_a_worker_stands_back_and_keeps_to_one_core(monkeypatch: pytest.Mo
     polite.close()
 
 
-async def test_a_full_pool_says_so_at_once() -> None:
+async def test_a_full_pool_refuses_at_once() -> None:
     """Everybody asks about the past at the same time: the ninth is refused for now, nothing piles up."""
     pool = WorkerPool(max_waiting=2)
     waiting = [asyncio.ensure_future(pool.run(compute, 0.1)) for _ in range(2)]

@@ -154,7 +154,7 @@ def test_sampling_is_decided_once_per_job_and_travels_in_the_flags() -> None:
         assert from_traceparent(header) == job_context(job_id, 0.3)
 
 
-def test_the_decision_of_an_unsampled_job_is_kept_alone() -> None:
+def test_the_decision_of_an_unsampled_job_is_exported_alone() -> None:
     """Under load only a part of the jobs is traced; why a job went where it went can still be found."""
     system = System(ratio=0.3)
     job_id = next(i for i in map(str, range(100)) if not job_context(i, 0.3).sampled)

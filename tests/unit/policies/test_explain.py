@@ -202,7 +202,7 @@ def test_a_parameter_server_without_a_node_is_named():
     assert "one parameter server needs 60000 MiB" in explain(state, "job-1").detail
 
 
-def test_the_histogram_tells_model_memory_and_size_apart():
+def test_the_histogram_separates_model_memory_and_size():
     """A mixed cell: one node of each kind that does not suit, one that does but is busy."""
     specs = [
         b.node("small", gpus=1),
