@@ -38,11 +38,6 @@ class StageProfile(NamedTuple):
     iterations: int
     """How many it rests on."""
 
-    @property
-    def stages_ms(self) -> Usage:
-        """In the order of RESOURCES."""
-        return self.storage_ms, self.cpu_ms, self.gpu_ms, self.network_ms
-
 
 class StageKey(NamedTuple):
     """What a profile is reused for."""
