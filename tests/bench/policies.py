@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.ledger.state import CellState
 from penstock.model.ledger_events import PlacerSettings
-from penstock.policies.base import Chance, assign
+from penstock.policies.base import LazyRng, assign
 from penstock.policies.profiles import PROFILES, policy_for
 from tests.support import builders as b
 
@@ -33,7 +33,7 @@ def loaded_cell(nodes: int) -> CellState:
         memory_mib = int(gpus * 8_192 * (1 + rng.random() / 8))
         need = b.need(gpus=gpus, cores=4 * gpus, host_memory_mib=memory_mib)
         job = b.queued(state, f"load-{number}", worker=need)
-        plan = policy.place(state, job, Chance(0, job.job_id))
+        plan = policy.place(state, job, LazyRng(0, job.job_id))
         if plan is not None:
             b.apply(state, assign(state, job, plan))
             given += gpus
@@ -48,7 +48,7 @@ def measure(state: CellState, profile: str, workers: int, servers: int, gpus: in
     job = b.queued(state, job_id, workers=workers, parameter_servers=servers, worker=need)
     times_ns = []
     for number in range(REPEATS):
-        rng = Chance(0, str(number))
+        rng = LazyRng(0, str(number))
         began = perf_counter_ns()
         plan = policy.place(state, job, rng)
         times_ns.append(perf_counter_ns() - began)

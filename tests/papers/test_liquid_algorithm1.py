@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from penstock.ledger.check import check
 from penstock.ledger.state import CellState, Demand
 from penstock.model import external_events
-from penstock.policies.base import Chance
+from penstock.policies.base import LazyRng
 from penstock.policies.liquid import Liquid, PairCost
 from tests.papers import liquid_reference as reference
 from tests.support import builders as b
 
-CHANCE = Chance(0, "test")
+CHANCE = LazyRng(0, "test")
 
 
 def three_levels() -> CellState:

@@ -10,7 +10,7 @@ from penstock.ledger.state import CellState, JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
-from penstock.policies.base import Chance, Plan, Policy, assign
+from penstock.policies.base import LazyRng, Plan, Policy, assign
 from penstock.policies.profiles import policy_for
 
 STEP_MS = 10  # between two records
@@ -174,7 +174,7 @@ def queued(
 def placed(state: CellState, job: JobState, policy: Policy | None = None) -> Plan:
     """Lets a policy (the settings' own, if none is given) place the job, and folds the decision."""
     chosen = policy or policy_for(state.settings)
-    plan = chosen.place(state, job, Chance(state.settings.seed, f"place-{job.job_id}"))
+    plan = chosen.place(state, job, LazyRng(state.settings.seed, f"place-{job.job_id}"))
     assert plan is not None, f"{job.job_id} does not fit"
     apply(state, assign(state, job, plan))
     return plan

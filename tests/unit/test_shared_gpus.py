@@ -12,7 +12,7 @@ from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import GpuFaulted, JobPlan, NodeChanged, PlanProposed
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import Estimate, Gpu, JobSpec, ResourceRequest, ResourceVector
-from penstock.policies.base import Chance, assign
+from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES
 from penstock.policies.validate import validate
@@ -187,7 +187,7 @@ def test_no_order_of_arrivals_and_exits_overbooks_a_gpu(
             cell.at(number + 1)
     for job in cell.state.jobs.values():
         if job.status == "queued":
-            plan = Liquid(0.5).place(cell.state, job, Chance(0, ""))
+            plan = Liquid(0.5).place(cell.state, job, LazyRng(0, ""))
             if plan is not None:
                 assign(cell.state, job, plan)
 

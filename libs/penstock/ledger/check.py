@@ -104,9 +104,9 @@ def _queue(state: CellState) -> Iterator[str]:
     listed = Counter(state.queue.values())
     if set(listed) != queued or any(count > 1 for count in listed.values()):
         yield f"the queue lists {sorted(listed)}, queued are {sorted(queued)}"
-    holding = {job.order: job.job_id for job in state.jobs.values() if job.status in HOLDING}
+    holding = {job.order: job for job in state.jobs.values() if job.status in HOLDING}
     if state.holding != holding:
-        yield f"{sorted(state.holding.values())} are listed as holding, {sorted(holding.values())} hold"
+        yield f"orders {sorted(state.holding)} are listed as holding, {sorted(holding)} hold"
 
 
 def _index(state: CellState) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _index(state: CellState) -> Iterator[str]:
     for node in state.nodes.values():
         fresh.describe(node.bit, node.spec)
         fresh.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.free())
-        fresh.recount(node.bit, -1, node.sound_gpus())
+        fresh.sound.change(node.bit, -1, node.sound_gpus())
         if node.status is NodeStatus.GONE:
             fresh.gone |= node.bit
         if node.entered != node.free():
@@ -131,11 +131,10 @@ def _index(state: CellState) -> Iterator[str]:
         "domain",
         "load",
         "shared",
-        "sound",
     ):
         if getattr(fresh, name) != getattr(state.index, name):
             yield f"index {name} differs from one built anew"
-    for name in ("gpus", "cores", "host_memory", "bandwidth"):
+    for name in ("gpus", "sound", "cores", "host_memory", "bandwidth"):
         held, right = getattr(state.index, name).at_least, getattr(fresh, name).at_least
         width = max(len(held), len(right))
         if held + [0] * (width - len(held)) != right + [0] * (width - len(right)):

@@ -99,7 +99,7 @@ def _set_job(state: CellState, job: JobState, status: JobStatus) -> None:
         state.change_log.add(job.job_id)
         job.queued_ms = state.now_ms
     if status in HOLDING:
-        state.holding[job.order] = job.job_id
+        state.holding[job.order] = job
     elif old in HOLDING:
         del state.holding[job.order]
 
@@ -250,8 +250,9 @@ def _task_started(state: CellState, fact: external_events.TaskStarted) -> None:
     task.started_ms = state.now_ms
     if task.status is TaskStatus.ASSIGNED:
         task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.RUNNING, fact.task_id)
-    all_started = all(other.started_ms is not None for other in job.tasks.values())
-    if job.status is JobStatus.LAUNCHING and all_started:
+    if job.status is JobStatus.LAUNCHING and all(
+        other.started_ms is not None for other in job.tasks.values()
+    ):
         _set_job(state, job, JobStatus.RUNNING)
         job.running_ms = state.now_ms
         _drop_timers(state, job.job_id, "launch_timeout")

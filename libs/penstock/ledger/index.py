@@ -71,7 +71,7 @@ class Thermometer:
     def change(self, bit: int, old: int, new: int) -> None:
         """The node behind `bit` had `old` and now has `new` free; −1 means: it does not take part."""
         unit, sets = self.unit, self.at_least
-        before, after = (old, new) if unit == 1 else (old // unit, new // unit)
+        before, after = old // unit, new // unit
         if after > before:
             if after >= len(sets):
                 sets.extend([0] * (after + 1 - len(sets)))
@@ -211,8 +211,8 @@ class NodeIndex:
     """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness. A partly given GPU is used."""
     shared: dict[Share, int] = field(default_factory=dict)
     """What is left of a partly given GPU → placeable nodes with such a one."""
-    sound: dict[int, int] = field(default_factory=dict)
-    """GPUs without fault, given or free → placeable nodes with so many: what plans from empty nodes count."""
+    sound: Thermometer = field(default_factory=Thermometer)
+    """GPUs without fault, given or free, of placeable nodes: what plans from empty nodes count."""
 
     def describe(self, bit: int, spec: NodeSpec) -> None:
         """Enters what never changes while a spec is valid."""
@@ -262,13 +262,6 @@ class NodeIndex:
             self.gone &= ~bit
         else:
             self.placeable &= ~bit
-
-    def recount(self, bit: int, old: int, new: int) -> None:
-        """The node's GPUs without fault changed from `old` to `new`; −1 means: nothing may be placed there."""
-        if old >= 0:
-            _drop(self.sound, old, bit)
-        if new >= 0:
-            self.sound[new] = self.sound.get(new, 0) | bit
 
     def eligible(self, need: ResourceVector, gpu_models: tuple[str, ...]) -> int:
         """Nodes whose kind suits the task (GPU model and memory), whatever is free on them."""

@@ -135,7 +135,7 @@ def _derive(state: CellState) -> None:
         if job.status is JobStatus.QUEUED and not job.unschedulable:
             state.queue[job.order] = job.job_id
         if job.status in HOLDING:
-            state.holding[job.order] = job.job_id
+            state.holding[job.order] = job
     state.node_at = [""] * len(state.nodes)
     for node_id, node in state.nodes.items():
         state.node_at[node.ordinal] = node_id
@@ -143,7 +143,7 @@ def _derive(state: CellState) -> None:
         state.index.describe(node.bit, node.spec)
         node.sound = node.sound_gpus()
         state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)
-        state.index.recount(node.bit, -1, node.sound)
+        state.index.sound.change(node.bit, -1, node.sound)
         if node.status is NodeStatus.GONE:
             state.index.gone |= node.bit
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]

@@ -315,8 +315,8 @@ class CellState:
     early_estimates: "OrderedDict[str, Estimate]" = field(default_factory=OrderedDict)
     queue: "SortedDict[int, str]" = field(default_factory=SortedDict)
     """order → job id, of jobs in QUEUED."""
-    holding: dict[int, str] = field(default_factory=dict)
-    """order → job id, of jobs that hold resources; in no order, see `holders`."""
+    holding: dict[int, JobState] = field(default_factory=dict)
+    """order → job, of jobs that hold resources; in no order."""
     change_log: ChangeLog = field(default_factory=ChangeLog)
     """Jobs that began or ceased to wait in the queue, or wait there and changed."""
     unschedulable: dict[str, None] = field(default_factory=dict)
@@ -339,11 +339,6 @@ class CellState:
         """The waiting job that is first in line."""
         return self.jobs[self.queue.peekitem(0)[1]] if self.queue else None
 
-    def holders(self) -> list[JobState]:
-        """Jobs that hold resources, latest submitted first."""
-        jobs, holding = self.jobs, self.holding
-        return [jobs[holding[order]] for order in sorted(holding, reverse=True)]
-
     def next_timer(self) -> tuple[int, str] | None:
         """(due at ms, id) of the earliest timer that is still set."""
         while self.timer_heap:
@@ -362,7 +357,7 @@ class CellState:
             node.entered = new
         sound = node.sound_gpus()
         if sound != node.sound:
-            self.index.recount(node.bit, node.sound, sound)
+            self.index.sound.change(node.bit, node.sound, sound)
             node.sound = sound
         node.version += 1
 

@@ -15,8 +15,6 @@ from penstock.ledger.state import CellState, JobState, NodeState, mask_of, take_
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 
-RANDOM_SEED_BYTES = 8
-
 
 class Plan(NamedTuple):
     """Where a whole gang goes."""
@@ -28,11 +26,17 @@ class Plan(NamedTuple):
     """The GPUs of each task in rank order, if the policy chooses them; else `assign` does."""
 
 
-class Chance:
-    """Seeded random numbers: one generator per input event, from (run seed, event id); equal in every replay."""
+class LazyRng:
+    """Random generator, seeded anew for each input event from (run seed, event id): equal in every replay."""
 
-    def __init__(self, seed: int, event_id: str) -> None:
-        self._seed = seed
+    def __init__(self, run_seed: int, event_id: str = "") -> None:
+        self.used = False
+        """Whether random numbers were ever asked for: if not, nothing depends on the seed."""
+        self._run_seed = run_seed
+        self.seed(event_id)
+
+    def seed(self, event_id: str) -> None:
+        """The next event begins."""
         self._event_id = event_id
         self._generator: np.random.Generator | None = None
 
@@ -40,14 +44,10 @@ class Chance:
     def generator(self) -> np.random.Generator:
         """Made at first use: most policies use no random numbers."""
         if self._generator is None:
-            entropy = (self._seed, *self._event_id.encode())
+            self.used = True
+            entropy = (self._run_seed, *self._event_id.encode())
             self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
         return self._generator
-
-    @property
-    def drawn(self) -> bool:
-        """Whether the generator was used: if not, the run does not depend on its seed."""
-        return self._generator is not None
 
 
 class Policy(Protocol):
@@ -58,7 +58,7 @@ class Policy(Protocol):
         """The profile's name."""
         ...
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """The chosen nodes, or None when the gang does not fit now. Must not look at more nodes than it needs."""
         ...
 

@@ -10,7 +10,7 @@ from itertools import islice
 from penstock.ledger.index import bits, nth
 from penstock.ledger.state import CellState, JobState
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import Chance, Plan
+from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, best_of, place_greedily
 from penstock.policies.rows import GangGpus
 
@@ -25,7 +25,7 @@ class FirstFit:
     def name(self) -> str:
         return self._name
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """The lowest ordinals; no random choice."""
         return place_greedily(self._name, state, job, self._rank)
 
@@ -48,7 +48,7 @@ class MostFree:
     def name(self) -> str:
         return self._name
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Looks at classes of equal load, not at nodes; no random choice."""
         return place_greedily(self._name, state, job, self._rank)
 
@@ -76,7 +76,7 @@ class RandomFit:
     def name(self) -> str:
         return "random"
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Draws once per task, twice for a part of a GPU; the explanation's alternatives are the lowest others."""
         gpus = GangGpus(state)
         shares = any(need.gpu_share_milli < WHOLE_GPU for need in job.demand.needs())
@@ -86,11 +86,11 @@ class RandomFit:
             nodes = gpus.still_open(gang.open(is_worker), need)
             if not nodes:
                 return []
-            drawn = nth(nodes, int(chance.generator.integers(nodes.bit_count())))
+            drawn = nth(nodes, int(rng.generator.integers(nodes.bit_count())))
             gpu = None
             if need.gpu_share_milli < WHOLE_GPU:
                 fitting = gpus.row(drawn).fitting(need)
-                gpu = (fitting[int(chance.generator.integers(len(fitting)))],)
+                gpu = (fitting[int(rng.generator.integers(len(fitting)))],)
             if shares:
                 gpus.take(drawn, need, gpu)
             others = islice(bits(nodes & ~(1 << drawn)), limit - 1)
@@ -112,7 +112,7 @@ class Even:
     def name(self) -> str:
         return "even"
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Looks at classes of equal load, not at nodes; no random choice."""
         return place_greedily(self.name, state, job, self._rank)
 

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from penstock.ledger.state import CellState, JobState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import Chance, Plan
+from penstock.policies.base import LazyRng, Plan
 from penstock.policies.baselines import FirstFit
 from penstock.policies.waiting import Entry, Waiting
 
@@ -37,9 +37,9 @@ class DominantResourceFairness:
     def name(self) -> str:
         return "drf"
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """The lowest ordinals; no random choice."""
-        return self._where.place(state, job, chance)
+        return self._where.place(state, job, rng)
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(what has changed since the last time + jobs that run + owners) for the first, O(log owners) for the others."""
@@ -47,9 +47,9 @@ class DominantResourceFairness:
         if not rows:
             return
         total, held = capacity(state), holdings(state)
-        heap: list[tuple[float, int, str, str, Iterator[Entry]]] = []
+        heap: list[tuple[float, int, str, str, Iterator[Entry[tuple[str]]]]] = []
 
-        def enter(owner: str, following: Iterator[Entry]) -> None:
+        def enter(owner: str, following: Iterator[Entry[tuple[str]]]) -> None:
             upcoming = next(following, None)
             if upcoming is not None:
                 share = dominant(held.get(owner, NOTHING), total)
@@ -116,7 +116,7 @@ def job_holds(job: JobState) -> Amounts:
 def holdings(state: CellState) -> dict[str, Amounts]:
     """Owner → what the owner's jobs hold."""
     held: dict[str, Amounts] = {}
-    for job in state.holders():
+    for job in state.holding.values():
         held[job.spec.owner] = plus(held.get(job.spec.owner, NOTHING), job_holds(job))
     return held
 

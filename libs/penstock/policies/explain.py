@@ -11,7 +11,7 @@ from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import ResourceVector, Value
-from penstock.policies.base import Chance, Policy, Queueing, Replanning
+from penstock.policies.base import LazyRng, Policy, Queueing, Replanning
 from penstock.policies.capacity import shortfall, suits
 from penstock.policies.gang import Gang
 from penstock.policies.profiles import in_force, policy_for
@@ -90,7 +90,7 @@ def explain(state: CellState, job_id: str) -> Explanation:
 
 def _fits_now(state: CellState, job: JobState, policy: Policy) -> bool:
     """Asks the very policy that the placer would ask."""
-    return policy.place(state, job, Chance(state.settings.seed, f"why:{job.job_id}")) is not None
+    return policy.place(state, job, LazyRng(state.settings.seed, f"why:{job.job_id}")) is not None
 
 
 def _reason(state: CellState, job: JobState, policy: Policy, fits_now: bool) -> tuple[Reason, str]:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from penstock.ledger.index import bits, lowest
 from penstock.ledger.state import CellState, JobState, full_mask
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
-from penstock.policies.base import Chance, Plan
+from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, best_of, place_greedily
 from penstock.policies.rows import GangGpus
 
@@ -97,7 +97,7 @@ class BuddyCells:
     def name(self) -> str:
         return "hived"
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Looks at every open node; no random choice."""
         search = _Search(state, job.demand.workers)
         plan = place_greedily(self.name, state, job, search.rank)

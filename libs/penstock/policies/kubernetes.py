@@ -34,7 +34,7 @@ from penstock.ledger.index import bits
 from penstock.ledger.state import CellState, JobState
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import Chance, Plan
+from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.waiting import Waiting, go_on, heads
 
@@ -55,13 +55,13 @@ class LeastAndBalanced:
     def name(self) -> str:
         return self._name
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Task by task like pods, but all or nothing; draws only where more nodes are open than are looked at."""
 
         def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
             nodes = gang.open(is_worker)
             if self._max_scored is not None and nodes.bit_count() > self._max_scored:
-                start = int(chance.generator.integers(nodes.bit_length()))
+                start = int(rng.generator.integers(nodes.bit_length()))
                 early = nodes & ((1 << start) - 1)
                 sample = [*islice(bits(nodes ^ early), self._max_scored)]
                 sample += islice(bits(early), self._max_scored - len(sample))
@@ -95,7 +95,7 @@ class Kubeflow(LeastAndBalanced):
 
     def order(self, state: CellState) -> Iterator[str]:
         """By submission; where a gang does not fit, none with the same needs does. O(changes + kinds of gangs)."""
-        heap = heads((), self._waiting.rows(state))
+        heap = heads(self._waiting.rows(state).values())
         while heap:
             job_id = heap[0][2]
             yield job_id

@@ -32,7 +32,7 @@ from enum import Enum
 from penstock.ledger.index import NodeIndex, bits
 from penstock.ledger.state import CellState, JobState
 from penstock.model.types import MAX_GPUS_PER_NODE
-from penstock.policies.base import Chance, Plan
+from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, best_of, place_greedily
 
 FITNESS_UNITS = 720_720
@@ -256,7 +256,7 @@ class Liquid:
         """Eq. 4; `fitness` in 1/720,720."""
         return self._weight * cost + (1 - self._weight) * (fitness / FITNESS_UNITS)
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """See the module's docstring; no random choice."""
         search = _Search(self, Network(state.index, self._pair_cost))
         return place_greedily(self._name, state, job, search.rank, distinct_nodes=self._distinct_nodes)

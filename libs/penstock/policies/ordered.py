@@ -9,11 +9,11 @@ from collections.abc import Callable
 from heapq import heappop
 
 from penstock.ledger.state import CellState, JobState
-from penstock.policies.base import Chance, Plan, RunSet
+from penstock.policies.base import LazyRng, Plan, RunSet
 from penstock.policies.baselines import FirstFit
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import remaining_s
-from penstock.policies.waiting import NO_MORE, Waiting, go_on, heads, in_order
+from penstock.policies.waiting import Head, Waiting, go_on, heads, in_order, sorted_rows
 
 Key = Callable[[CellState, JobState], float]
 """≥ 0; the smallest runs first."""
@@ -52,38 +52,36 @@ class Ordered:
     def name(self) -> str:
         return self._name
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """The lowest ordinals; no random choice."""
-        return self._where.place(state, job, chance)
+        return self._where.place(state, job, rng)
 
     def plan(self, state: CellState) -> RunSet:
         """Looks at jobs that run, and at the waiting ones with the smallest keys of each shape."""
         running, ending = holders(state)
-        heap = heads(self._single(state, running), self._waiting.rows(state))
+        heap = self._heads(state, running)
         nodes = Nodes(state, ending)
-        some_need_none = not all(head[3][1] for head in heap)
         full: set[Shape] = set()
         chosen: list[str] = []
+        some_need_none = not all(head[3][1] for head in heap)
         while heap and (nodes.free or some_need_none):
-            _, _, job_id, shape, following = heap[0]
+            _, _, job_id, shape, _ = heap[0]
             if shape in full or not nodes.take(*shape):
                 full.add(shape)
                 heappop(heap)
-                continue
-            chosen.append(job_id)
-            if following is NO_MORE:
-                heappop(heap)
             else:
+                chosen.append(job_id)
                 go_on(heap)
         return RunSet(tuple(chosen))
 
     def ranking(self, state: CellState) -> list[str]:
         """By key. O(jobs · log jobs)."""
-        return in_order([heads(self._single(state, holders(state)[0]), self._waiting.rows(state))])
+        return in_order([self._heads(state, holders(state)[0])])
 
-    def _single(self, state: CellState, running: list[JobState]) -> list[tuple[float, int, str, Shape]]:
+    def _heads(self, state: CellState, running: list[JobState]) -> list[Head[Shape]]:
         key = self._key if self._preemptive else always_first
-        return [(key(state, job), job.order, job.job_id, shape_of(job)) for job in running]
+        entries = [(key(state, job), job.order, job.job_id, shape_of(job)) for job in running]
+        return heads([*sorted_rows(entries), *self._waiting.rows(state).values()])
 
 
 def shape_of(job: JobState) -> Shape:

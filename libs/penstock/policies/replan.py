@@ -19,9 +19,7 @@ def holders(state: CellState) -> tuple[list[JobState], list[JobState]]:
     way), and those that are ending for good."""
     running: list[JobState] = []
     ending: list[JobState] = []
-    jobs = state.jobs
-    for job_id in state.holding.values():
-        job = jobs[job_id]
+    for job in state.holding.values():
         if job.status is not JobStatus.STOPPING or job.stop_reason == "preempted":
             running.append(job)
         else:
@@ -38,57 +36,64 @@ def gpus_of(job: JobState) -> int:
 class Nodes:
     """Free GPUs per node, as if all contenders were gone. Node sets are bit sets over ordinals."""
 
-    __slots__ = ("_having", "free")
+    __slots__ = ("_at_least", "_left", "free")
 
     def __init__(self, state: CellState, ending: Iterable[JobState]) -> None:
         """`ending`: hold their GPUs until their exits; no job gets these before."""
-        self._having = dict(state.index.sound)
-        """Free GPUs → nodes with exactly so many; an entry may be empty."""
-        self.free = sum(gpus * nodes.bit_count() for gpus, nodes in self._having.items())
+        self._at_least = state.index.sound.at_least.copy()
+        """Free GPUs → nodes with at least so many."""
+        self._left: dict[int, int] = {}
+        """Bit of a node from which GPUs were taken → GPUs that it has left."""
+        self.free = sum(nodes.bit_count() for nodes in self._at_least[1:])
         for node_id, held in _held(ending).items():
             node = state.nodes[node_id]
             if node.sound > 0:
-                self._move(node.bit, node.sound, max(0, node.sound - held))
+                self._take(node.bit, min(held, node.sound))
 
     def take(self, workers: int, gpus: int) -> bool:
         """First fit of a gang of equal workers, all or nothing: each on the lowest ordinal with enough free GPUs."""
         if gpus == 0:
             return True
-        if self.free < workers * gpus:
+        if self.free < workers * gpus or gpus >= len(self._at_least):
             return False
         if workers == 1:
-            return self._lowest(gpus) is not None
-        taken: list[tuple[int, int]] = []
+            return self._take_lowest(gpus) != 0
+        taken: list[int] = []
         for _ in range(workers):
-            found = self._lowest(gpus)
-            if found is None:
-                for bit, level in reversed(taken):
-                    self._move(bit, level - gpus, level)
+            bit = self._take_lowest(gpus)
+            if not bit:
+                for bit in taken:
+                    self._give_back(bit, gpus)
                 return False
-            taken.append(found)
+            taken.append(bit)
         return True
 
-    def _lowest(self, gpus: int) -> tuple[int, int] | None:
-        """Takes GPUs of the lowest node that has so many: (its bit, what it had free); None if there is none."""
-        having = self._having
-        bit = found = 0
-        for level, nodes in having.items():
-            if level >= gpus and nodes:
-                lowest = nodes & -nodes
-                if lowest < bit or not bit:
-                    bit, found = lowest, level
-        if not bit:
-            return None
-        self.free -= gpus
-        having[found] ^= bit
-        left = found - gpus
-        having[left] = having.get(left, 0) | bit
-        return bit, found
+    def _take_lowest(self, gpus: int) -> int:
+        """The bit of the lowest node that has so many, which loses them; 0 if there is none."""
+        nodes = self._at_least[gpus]
+        bit = nodes & -nodes
+        if bit:
+            self._take(bit, gpus)
+        return bit
 
-    def _move(self, bit: int, old: int, new: int) -> None:
-        self.free += new - old
-        self._having[old] ^= bit
-        self._having[new] = self._having.get(new, 0) | bit
+    def _take(self, bit: int, gpus: int) -> None:
+        at_least = self._at_least
+        had = self._left.get(bit)
+        if had is None:
+            had = len(at_least) - 1
+            while not at_least[had] & bit:
+                had -= 1
+        left = self._left[bit] = had - gpus
+        self.free -= gpus
+        for level in range(left + 1, had + 1):
+            at_least[level] ^= bit
+
+    def _give_back(self, bit: int, gpus: int) -> None:
+        left = self._left[bit]
+        had = self._left[bit] = left + gpus
+        self.free += gpus
+        for level in range(left + 1, had + 1):
+            self._at_least[level] |= bit
 
 
 def _held(ending: Iterable[JobState]) -> dict[str, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.ledger.state import CellState, JobState, vector_key
 from penstock.model.types import ResourceVector
-from penstock.policies.base import Chance, Plan
+from penstock.policies.base import LazyRng, Plan
 from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.rows import Flags, GangGpus, Ints, NodeRow, NodeTable, Rows, rows_of
 
@@ -65,7 +65,7 @@ class ScoredFit:
     def name(self) -> str:
         return self._name
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """No random choice."""
         demand = job.demand
         if not state.index.candidates(demand.worker, demand.gpu_models):

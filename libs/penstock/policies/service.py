@@ -7,9 +7,6 @@ run, and the estimate of its run time less that. Seconds, real: thresholds are j
 from math import inf
 
 from penstock.ledger.state import CellState, JobState
-from penstock.model.transitions import JobStatus
-
-COMPUTING = frozenset({JobStatus.RUNNING, JobStatus.STOPPING})
 
 
 def attained_s(state: CellState, job: JobState) -> float:
@@ -32,6 +29,6 @@ def remaining_s(state: CellState, job: JobState) -> float:
 def _since(state: CellState, job: JobState, progress_ms: int) -> int:
     """Run time in the current attempt after `progress_ms`. The ledger's time never goes back."""
     running_ms = job.running_ms
-    if running_ms is None or job.status not in COMPUTING:
+    if running_ms is None:
         return 0
     return state.now_ms - (running_ms if running_ms > progress_ms else progress_ms)

@@ -17,14 +17,12 @@ from collections.abc import Sequence
 from heapq import heappop
 from math import ceil
 
-from sortedcontainers import SortedList
-
 from penstock.ledger.state import CellState, JobState
 from penstock.model.ledger_events import JobRank
-from penstock.policies.base import Chance, Plan, Policy, RunSet
+from penstock.policies.base import LazyRng, Plan, Policy, RunSet
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import attained_s
-from penstock.policies.waiting import Entry, Head, Waiting, go_on, heads, in_order
+from penstock.policies.waiting import Entry, Head, Waiting, go_on, heads, in_order, sorted_rows
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
@@ -58,9 +56,9 @@ class Tiresias:
     def name(self) -> str:
         return self._name
 
-    def place(self, state: CellState, job: JobState, chance: Chance) -> Plan | None:
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """As `where` does."""
-        return self._where.place(state, job, chance)
+        return self._where.place(state, job, rng)
 
     def plan(self, state: CellState) -> RunSet:
         """Walks the queues with one counter of GPUs.
@@ -108,14 +106,14 @@ class Tiresias:
 
     def _parts(self, state: CellState, running: Sequence[JobState]) -> dict[Part, list[Head[Row]]]:
         """Every contender in the part of its queue in which it stands, in order."""
-        singles: dict[Part, list[tuple[float, int, str, Row]]] = {}
-        rows: dict[Part, dict[Row, SortedList[Entry]]] = {}
+        entries = []
         for job in running:
-            name, position = self._stand(state, job)
-            singles.setdefault(name[:2], []).append((position, job.order, job.job_id, name))
-        for name, entries in self._waiting.rows(state).items():
-            rows.setdefault(name[:2], {})[name] = entries
-        return {part: heads(singles.get(part, ()), rows.get(part, {})) for part in {**singles, **rows}}
+            row, position = self._stand(state, job)
+            entries.append((position, job.order, job.job_id, row))
+        parts: dict[Part, list[Sequence[Entry[Row]]]] = {}
+        for same in (*sorted_rows(entries), *self._waiting.rows(state).values()):
+            parts.setdefault(same[0][3][:2], []).append(same)
+        return {part: heads(rows) for part, rows in parts.items()}
 
     def _stand(self, state: CellState, job: JobState) -> tuple[Row, float]:
         """Its row, and its position there: of those who are due, in order of submission."""

@@ -10,6 +10,7 @@ the whole row is passed over: a plan costs O(jobs that run + rows), however many
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import Generic, TypeVar
 
 from sortedcontainers import SortedList
@@ -18,9 +19,8 @@ from penstock.ledger.state import CellState, JobState
 from penstock.model.transitions import JobStatus
 
 Row = TypeVar("Row", bound=tuple[object, ...])
-Entry = tuple[float, int, str]
-"""(key, order, job id); no two are equal in the first two."""
-NO_MORE: Iterator[Entry] = iter(())
+Entry = tuple[float, int, str, Row]
+"""(key, order, job id, row); no two are equal in the first two."""
 
 
 class Waiting(Generic[Row]):
@@ -30,10 +30,10 @@ class Waiting(Generic[Row]):
         self._place = place
         self._state: CellState | None = None
         self._read = 0
-        self._rows: dict[Row, SortedList[Entry]] = {}
-        self._entered: dict[str, tuple[Row, Entry]] = {}
+        self._rows: dict[Row, SortedList[Entry[Row]]] = {}
+        self._entered: dict[str, Entry[Row]] = {}
 
-    def rows(self, state: CellState) -> Mapping[Row, "SortedList[Entry]"]:
+    def rows(self, state: CellState) -> Mapping[Row, "SortedList[Entry[Row]]"]:
         """Row → its jobs in order; no row is empty. O(changes since the last call · log jobs)."""
         changed = state.change_log.since(self._read) if state is self._state else None
         if changed is None:
@@ -49,48 +49,55 @@ class Waiting(Generic[Row]):
     def _update(self, state: CellState, job_id: str) -> None:
         before = self._entered.pop(job_id, None)
         if before is not None:
-            row = self._rows[before[0]]
-            row.remove(before[1])
+            row = self._rows[before[3]]
+            row.remove(before)
             if not row:
-                del self._rows[before[0]]
+                del self._rows[before[3]]
         job = state.jobs.get(job_id)
         if job is None or job.status is not JobStatus.QUEUED or job.unschedulable:
             return
         name, key = self._place(state, job)
-        entry = (key, job.order, job_id)
-        self._entered[job_id] = name, entry
+        entry = self._entered[job_id] = key, job.order, job_id, name
         if name not in self._rows:
             self._rows[name] = SortedList()
         self._rows[name].add(entry)
 
 
-Head = tuple[float, int, str, Row, Iterator[Entry]]
-"""(key, order, job id, row, what follows in the row)."""
+Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
+"""An entry, and the iterator that gives the entries after it."""
 
 
-def heads(
-    singles: Iterable[tuple[float, int, str, Row]], rows: Mapping[Row, "SortedList[Entry]"]
-) -> list[Head[Row]]:
-    """A heap of the first entries of all rows, and of single entries (jobs that run). Read with `go_on` and `heappop`.
+def sorted_rows(entries: Iterable[Entry[Row]]) -> Iterable[list[Entry[Row]]]:
+    """Entries of jobs that do not wait, as rows in order."""
+    rows: dict[Row, list[Entry[Row]]] = {}
+    for entry in entries:
+        rows.setdefault(entry[3], []).append(entry)
+    for row in rows.values():
+        row.sort()
+    return rows.values()
+
+
+def heads(rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
+    """A heap of the first entries of these rows, each of which is in order. Read with `go_on` and `heappop`.
 
     `heappop` passes over the first entry and all that follow it in its row, `go_on` over the entry alone.
     """
-    found: list[Head[Row]] = [(*single, NO_MORE) for single in singles]
-    for row, entries in rows.items():
-        more = iter(entries)
-        found.append((*next(more), row, more))
+    found: list[Head[Row]] = []
+    for row in rows:
+        more = iter(row)
+        found += [(*first, more) for first in islice(more, 1)]
     heapify(found)
     return found
 
 
 def go_on(heap: list[Head[Row]]) -> None:
     """To the next entry of the first one's row, if there is one."""
-    _, _, _, row, more = heap[0]
+    more = heap[0][4]
     following = next(more, None)
     if following is None:
         heappop(heap)
     else:
-        heapreplace(heap, (*following, row, more))
+        heapreplace(heap, (*following, more))
 
 
 def in_order(heaps: Iterable[list[Head[Row]]]) -> list[str]:

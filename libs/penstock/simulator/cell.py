@@ -5,16 +5,9 @@ from time import perf_counter
 
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import (
-    Order,
-    PlacementDecided,
-    PlacerSettings,
-    StopDecided,
-    TermStarted,
-    TimerFired,
-)
+from penstock.model.ledger_events import Order, PlacerSettings, TermStarted, TimerFired
 from penstock.model.types import NodeSpec
-from penstock_services.placer.core.orders import start_orders, stop_orders
+from penstock_services.placer.core.orders import orders_of
 from penstock_services.placer.core.recorder import Recorder, Sink
 from penstock_services.placer.core.step import PlacerCore, Step
 
@@ -40,13 +33,8 @@ class Cell(Recorder):
 
     def orders(self, step: Step) -> Sequence[Order]:
         """What this step asks of the nodes."""
-        found: Sequence[Order] = ()
-        for fact in step.facts:
-            if isinstance(fact, PlacementDecided):
-                found = (*found, *start_orders(self.state, fact.job_id, self.head.seq))
-            elif isinstance(fact, StopDecided):
-                found = (*found, *stop_orders(self.state, fact.job_id, self.head.seq))
-        return found
+        state, seq = self.core.state, self.head.seq
+        return [order for fact in step.facts for order in orders_of(state, fact, seq)]
 
     def watch(self, note: Watch) -> None:
         """Measures every decision from now on."""

@@ -26,7 +26,7 @@ class Standing(NamedTuple):
 
 def deterministic(result: Result, *, seeded: bool) -> bool:
     """Whether every seed would give the same run. `seeded`: the trace or the cluster is a matter of the seed."""
-    return not seeded and not result.drew
+    return not seeded and not result.used_rng
 
 
 def compare(profiles: Iterable[str], results: Sequence[Result], *, seeded: bool) -> Sequence[Standing]:

@@ -22,7 +22,7 @@ import msgspec
 from penstock.ledger.check import check
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
-from penstock.model.ledger_events import Order, PlacerSettings
+from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.simulator.cell import Cell
@@ -32,7 +32,7 @@ from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
 from penstock.simulator.traces.resources import COMMAND, request_of
 from penstock_services.estimator.core.resources.estimate import estimate
-from penstock_services.node_reporter.core.machine import Input
+from penstock_services.node_reporter.core.machine import Gone, Input, OrderRead, Outcome
 from penstock_services.placer.core.recorder import Sink
 from penstock_services.placer.core.step import Step
 
@@ -59,15 +59,7 @@ class Options(NamedTuple):
     slices_per_core: int = 1
     """What the nodes count as a core: 8 where they count in eighths, so that jobs may have parts of cores."""
     telemetry: Callable[[external_events.TelemetrySampled], None] | None = None
-    """Takes the losses that jobs tell."""
-
-
-class _Due(NamedTuple):
-    """What happens by itself at a later time."""
-
-    at_s: float
-    order: int
-    act: Callable[[], None]
+    """Called with the losses that jobs report."""
 
 
 class Simulation:
@@ -93,7 +85,8 @@ class Simulation:
         self._gpus_per_node = max(len(node.gpus) for node in nodes)
         self._arrivals = sorted(jobs, key=lambda job: job.submit_s)
         self._arrived = 0
-        self._due: list[_Due] = []
+        self._due: list[tuple[float, int, str, Input]] = []
+        """(at s, order of scheduling, node id, what happens there then)."""
         self._order = count()
         self._needs: dict[tuple[float | None, ...], tuple[ResourceRequest, Estimate]] = {}
         self._specs: dict[tuple[object, ...], JobSpec] = {}
@@ -137,13 +130,11 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------ time
 
-    def _at(self, at_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._due, _Due(at_s, next(self._order), act))
-
     def _later(self, after_s: float, node_id: str, given: Input) -> None:
-        self._at(self.now_s + after_s, lambda: self._answer(node_id, given))
+        heapq.heappush(self._due, (self.now_s + after_s, next(self._order), node_id, given))
 
     def _answer(self, node_id: str, given: Input) -> None:
+        """A node answers at once to what happens there."""
         for event in self._nodes.feed(node_id, given, self._now_ms):
             self._deliver(event)
         if self._nodes.terminated:
@@ -158,7 +149,7 @@ class Simulation:
         if work_s is not None:
             times.append(work_s)
         if self._due:
-            times.append(self._due[0].at_s)
+            times.append(self._due[0][0])
         due = self.cell.state.next_timer()
         if due is not None:
             times.append(due[0] / 1_000)
@@ -178,8 +169,9 @@ class Simulation:
     def _settle(self) -> None:
         """Answers and timers of this moment, until there are none."""
         while True:
-            if self._due and self._due[0].at_s <= self.now_s:
-                heapq.heappop(self._due).act()
+            if self._due and self._due[0][0] <= self.now_s:
+                _, _, node_id, given = heapq.heappop(self._due)
+                self._answer(node_id, given)
                 continue
             due = self.cell.state.next_timer()
             if due is None or due[0] > self._now_ms:
@@ -199,9 +191,7 @@ class Simulation:
             self.meter.finished_work(job_id, at_s)
             job = self.cell.state.jobs[job_id]
             for task_id, task in list(job.tasks.items()):
-                node_id = task.place.node_id
-                for event in self._nodes.finish(node_id, task_id, job.token, self._now_ms):
-                    self._deliver(event)
+                self._answer(task.place.node_id, Gone(task_id, job.token, Outcome(self._now_ms, exit_code=0)))
         return instant.progress
 
     def _report_phase(self, change: PhaseChange) -> None:
@@ -289,12 +279,6 @@ class Simulation:
 
     # ---------------------------------------------------------------------------------------- answers
 
-    def _obey(self, order: Order) -> None:
-        for event in self._nodes.obey(order, self._now_ms):
-            self._deliver(event)
-        if self._nodes.terminated:
-            self._interrupted()
-
     def _deliver(self, event: Event) -> None:
         """Brings an event to the placer: at once, and once."""
         self._after(self.cell.record(event, self._now_ms))
@@ -317,7 +301,7 @@ class Simulation:
                     book(self, fact)
         if len(step.facts) > 1:
             for order in self.cell.orders(step):
-                self._obey(order)
+                self._answer(order.node_id, OrderRead(order, self._now_ms))
 
     def _interrupted(self) -> None:
         """A gang makes no progress from its first SIGTERM on."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.model.event import Event
-from penstock.model.ledger_events import Order
 from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.core.machine import (
     Decision,
@@ -18,7 +17,6 @@ from penstock_services.node_reporter.core.machine import (
     GraceOver,
     Input,
     KillAt,
-    OrderRead,
     Outcome,
     Signal,
     Spawn,
@@ -49,14 +47,6 @@ class SimulatedNodes:
         self._pid = 1
         self.terminated: list[str] = []
         """Ids of tasks that have just got SIGTERM: they compute no more. The engine empties it."""
-
-    def obey(self, order: Order, now_ms: int) -> Sequence[Event]:
-        """The node's immediate answers to an order."""
-        return self.feed(order.node_id, OrderRead(order, now_ms), now_ms)
-
-    def finish(self, node_id: str, task_id: str, token: int, now_ms: int) -> Sequence[Event]:
-        """The task's program has ended by itself, successfully."""
-        return self.feed(node_id, Gone(task_id, token, Outcome(now_ms, exit_code=0)), now_ms)
 
     def feed(self, node_id: str, given: Input, now_ms: int) -> Sequence[Event]:
         """One input of a node's core; returns the events that it sends."""

@@ -1,5 +1,6 @@
 """One simulation run to its end or to Ctrl-C, its progress reports and its result."""
 
+import gc
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ class Result:
     settings: PlacerSettings
     jobs: int
     figures: Figures
-    drew: bool
+    used_rng: bool
     """Whether a policy used random numbers: if not, and the trace does not depend on the seed, every seed gives the same."""
     jct_s: Reals
     """Of finished jobs, ascending; as exact as the figures."""
@@ -59,13 +60,11 @@ class Result:
 
 
 class Recorder:
-    """Hands each record on to a file and to a timeline, where there is one, and notes whether random numbers were used."""
+    """Hands each record on to a file and to a timeline, where there is one."""
 
     def __init__(self, file: Sink | None = None, *, draws: bool = False) -> None:
         self.timeline = Timeline() if draws else None
         self.stopwatch = Stopwatch() if draws else None
-        self.drew = False
-        self._simulation: Simulation | None = None
         self._file = file
 
     def take(self, value: bytes) -> None:
@@ -73,12 +72,9 @@ class Recorder:
             self._file(value)
         if self.timeline is not None:
             self.timeline.take(value)
-        if not self.drew and self._simulation is not None:
-            self.drew = self._simulation.cell.core.decider.drew
 
     def watch(self, simulation: Simulation) -> None:
         """Before its first step."""
-        self._simulation = simulation
         if self.stopwatch is not None:
             simulation.cell.watch(self.stopwatch.note)
 
@@ -91,6 +87,7 @@ def perform(
     `endless`: its jobs only arrive.
     """
     recorder.watch(simulation)
+    gc.disable()  # a run makes no cycles
     wall, busy = time.perf_counter(), time.process_time()
     interrupted, problem, steps = False, "", 0
 
@@ -107,6 +104,8 @@ def perform(
                 break
     except (Unsound, NotMeasured) as error:
         problem = str(error)
+    finally:
+        gc.enable()
     figures = simulation.figures(time.perf_counter() - wall, time.process_time() - busy)
     lives = [life for life in simulation.meter.lives.values() if life.end_s is not None]
     settings = simulation.cell.state.settings
@@ -116,7 +115,7 @@ def perform(
         settings=settings,
         jobs=simulation.jobs,
         figures=figures,
-        drew=recorder.drew,
+        used_rng=simulation.cell.core.decider.used_rng,
         jct_s=np.sort(np.array([life.jct_s for life in lives])),
         queue_s=np.sort(np.array([life.jct_s - life.ran_s for life in lives])),
         series=series_of(recorder.timeline, recorder.stopwatch) if recorder.timeline is not None else None,

@@ -7,7 +7,7 @@ from penstock.model.external_events import JobPlan, PlanProposed, ReadVersion
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
-from penstock.policies.base import Chance, assign, task_id_of
+from penstock.policies.base import LazyRng, assign, task_id_of
 from penstock.policies.baselines import FirstFit
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.wire import message
@@ -40,7 +40,7 @@ class Proposer:
         for job in state.jobs.values():
             if job.status is not JobStatus.QUEUED or len(plans) == MAX_PLANS:
                 continue
-            plan = policy.place(state, job, Chance(0, "")) if self._world.rng.random() < 0.4 else None
+            plan = policy.place(state, job, LazyRng(0, "")) if self._world.rng.random() < 0.4 else None
             tasks = assign(state, job, plan).tasks if plan is not None else self._blind(state, job)
             if tasks:
                 plans.append(JobPlan(job_id=job.job_id, tasks=tasks))

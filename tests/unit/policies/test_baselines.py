@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.ledger.check import check
 from penstock.model.ledger_events import PlacerSettings
-from penstock.policies.base import Chance
+from penstock.policies.base import LazyRng
 from penstock.policies.profiles import PROFILES, UnknownProfile, policy_for
 from tests.support import builders as b
 
@@ -17,8 +17,8 @@ def policy(name: str):
     return policy_for(PlacerSettings(profile=name))
 
 
-def chance(event_id: str = "event-1") -> Chance:
-    return Chance(7, event_id)
+def chance(event_id: str = "event-1") -> LazyRng:
+    return LazyRng(7, event_id)
 
 
 def test_first_fit_takes_the_earliest_node_with_room():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
-from penstock.policies.base import Chance
+from penstock.policies.base import LazyRng
 from penstock.policies.capacity import never_fits
 from penstock.policies.explain import Explanation, UnknownJob, explain
 from penstock.policies.liquid import Liquid
@@ -341,7 +341,7 @@ def test_never_is_no_false_alarm_and_exact_for_equal_tasks(
         assert not possible
     elif not servers:
         assert possible
-    plan = Liquid(0.5).place(state, job, Chance(0, "x"))
+    plan = Liquid(0.5).place(state, job, LazyRng(0, "x"))
     assert possible or plan is None
     if not servers:
         assert (plan is not None) == possible

@@ -7,7 +7,7 @@ from penstock.ledger.check import check
 from penstock.ledger.state import CellState, JobState
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
-from penstock.policies.base import Chance, assign
+from penstock.policies.base import LazyRng, assign
 from penstock.policies.hived import Block, BuddyCells, choose, cost, free_cells
 from tests.support import builders as b
 
@@ -70,7 +70,7 @@ def test_a_gang_takes_the_lowest_level_that_holds_it() -> None:
     large = places(run(state, "large", 4, workers=3))
     assert [node for node, _ in large] == ["n1", "n1", "n3"], "rack 0 holds two such workers only"
     huge = b.queued(state, "huge", workers=3, worker=b.need(gpus=4))
-    plan = POLICY.place(state, huge, Chance(0, "x"))
+    plan = POLICY.place(state, huge, LazyRng(0, "x"))
     assert plan is not None
     assert set(plan.nodes) == {"n2", "n3"}, "no rack holds it"
 
@@ -145,7 +145,7 @@ def test_the_same_cells_as_with_split_and_merge(seed: int) -> None:
         size = 1 << int(rng.integers(4))
         job = b.queued(state, f"job-{number}", worker=b.need(gpus=size, host_memory_mib=1))
         cells = [(have, node) for node, buddies in nodes.items() if (have := buddies.smallest(size))]
-        plan = POLICY.place(state, job, Chance(0, "x"))
+        plan = POLICY.place(state, job, LazyRng(0, "x"))
         if not cells:
             refused += 1
             assert plan is None or cost(state.nodes[plan.nodes[0]].free_gpu_mask, size) > 8

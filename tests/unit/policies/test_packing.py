@@ -13,7 +13,7 @@ from penstock.model import external_events
 from penstock.model.ledger_events import PlacerSettings, TypicalTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import ResourceVector
-from penstock.policies.base import Chance, Plan, Policy
+from penstock.policies.base import LazyRng, Plan, Policy
 from penstock.policies.fgd import recent_tasks, typical_tasks
 from penstock.policies.profiles import policy_for
 from tests.papers import packing_reference as reference
@@ -39,7 +39,7 @@ def runs(state: CellState, job_id: str, node: str, what: ResourceVector) -> None
 
 
 def asked(state: CellState, what: ResourceVector, of: Policy, job_id: str = "asked") -> Plan:
-    plan = of.place(state, b.queued(state, job_id, worker=what), Chance(7, job_id))
+    plan = of.place(state, b.queued(state, job_id, worker=what), LazyRng(7, job_id))
     assert plan is not None
     return plan
 
@@ -123,7 +123,7 @@ def test_what_is_typical_comes_from_the_cell_where_the_settings_name_nothing() -
         runs(state, f"part-{i}", "n0", need(1, share=400))
     job = b.queued(state, worker=need(1, share=600))
     configured = policy("fgd", recent_tasks(state))
-    assert policy("fgd").place(state, job, Chance(7, "x")) == configured.place(state, job, Chance(7, "x"))
+    assert policy("fgd").place(state, job, LazyRng(7, "x")) == configured.place(state, job, LazyRng(7, "x"))
     assert recent_tasks(state)[0].count == 8
 
 
@@ -135,7 +135,7 @@ def test_random_draws_each_fitting_gpu_equally_often() -> None:
     job = b.queued(state, worker=need(1, share=400))
     counts: Counter[tuple[tuple[int, ...], ...] | None] = Counter()
     for i in range(200):
-        plan = policy("random").place(state, job, Chance(7, f"event-{i}"))
+        plan = policy("random").place(state, job, LazyRng(7, f"event-{i}"))
         assert plan is not None
         counts[plan.gpus] += 1
     assert set(counts) == {((1,),), ((2,),)}
@@ -199,8 +199,8 @@ def test_the_plain_rules_choose_the_same(profile: str, seed: int) -> None:
         what, models = churn.task()
         job = b.queued(state, f"job-{step}", worker=what, gpu_models=models)
         right = reference.choice(state, job.demand, profile, typical)
-        plan = cached.place(state, job, Chance(0, "x"))
-        assert plan == policy(profile, typical).place(state, job, Chance(0, "x"))
+        plan = cached.place(state, job, LazyRng(0, "x"))
+        assert plan == policy(profile, typical).place(state, job, LazyRng(0, "x"))
         if right is None:
             assert plan is None
             continue
@@ -225,7 +225,7 @@ def test_typical_tasks_survive_the_placer_in_the_ledger() -> None:
     read_back = policy_for(follower.settings)
     for what in (need(1, share=400), need(2), need(0), need(1, share=700)):
         job = b.queued(follower, f"{what.gpus}-{what.gpu_share_milli}", worker=what)
-        assert read_back.place(follower, job, Chance(0, "x")) == policy("fgd", typical).place(
-            follower, job, Chance(0, "x")
+        assert read_back.place(follower, job, LazyRng(0, "x")) == policy("fgd", typical).place(
+            follower, job, LazyRng(0, "x")
         )
     assert dump(load(dump(follower))) == dump(follower)

@@ -9,7 +9,7 @@ from penstock.ledger.check import check
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
 from penstock.model.types import TaskPlacement
-from penstock.policies.base import Chance, assign
+from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.validate import validate
 from tests.support import builders as b
@@ -18,7 +18,7 @@ from tests.support import builders as b
 def plan_of(state: CellState, job_id: str) -> external_events.JobPlan:
     """What a proposer would compute for this job on this state."""
     job = state.jobs[job_id]
-    plan = Liquid(0.5).place(state, job, Chance(0, "batch"))
+    plan = Liquid(0.5).place(state, job, LazyRng(0, "batch"))
     assert plan is not None
     return external_events.JobPlan(job_id=job_id, tasks=assign(state, job, plan).tasks)
 

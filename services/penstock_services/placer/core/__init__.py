@@ -1,1 +1,1 @@
-"""Pure: no IO, clock or chance."""
+"""Pure: no IO, clock or random numbers."""

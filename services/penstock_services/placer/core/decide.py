@@ -17,7 +17,7 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
-from penstock.policies.base import Chance, Plan, Preemptive, Queueing, Replanning, assign
+from penstock.policies.base import LazyRng, Plan, Preemptive, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.validate import validate
@@ -56,28 +56,19 @@ class Decider:
         self._queueing = self.policy if isinstance(self.policy, Queueing) else None
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
-        self._event_id = ""
-        self._made: Chance | None = None
+        self._rng = LazyRng(self.settings.seed)
+
+    @property
+    def used_rng(self) -> bool:
+        """Whether any decision so far used random numbers."""
+        return self._rng.used
 
     def decide(self, state: CellState, event: Event, event_id: str) -> Iterator[Event]:
-        """The decisions that follow from an event already folded. `event_id` seeds chance."""
+        """The decisions that follow from an event already folded. `event_id` seeds the random generator."""
         self.explanations = []
-        self._event_id = event_id
-        self._made = None
+        self._rng.seed(event_id)
         choose = CHOICES.get(type(event))
         return iter(()) if choose is None else choose(self, state, event)
-
-    @property
-    def drew(self) -> bool:
-        """Whether chance had a part in the last decision."""
-        return self._made is not None and self._made.drawn
-
-    @property
-    def _chance(self) -> Chance:
-        """Of the current event; made at first use."""
-        if self._made is None:
-            self._made = Chance(self.settings.seed, self._event_id)
-        return self._made
 
     # ------------------------------------------------------------------------------------------ jobs
 
@@ -179,7 +170,7 @@ class Decider:
         return state.queue.bisect_left(job.order) < self.settings.backfill_window
 
     def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
-        plan = self.policy.place(state, job, self._chance)
+        plan = self.policy.place(state, job, self._rng)
         if plan is None:
             if isinstance(self.policy, Preemptive) and state.head_of_queue() is job:
                 yield from self._preempt(state, job, self.policy)
@@ -278,18 +269,21 @@ class Decider:
 
     def _after_exit(self, state: CellState, job: JobState) -> Iterator[Event]:
         """One or more tasks of the job have ended: what becomes of the gang."""
-        living = any(task.status is not TaskStatus.EXITED for task in job.tasks.values())
+        living, failed, completed = False, False, True
+        for task in job.tasks.values():
+            exited = task.status is TaskStatus.EXITED
+            living |= not exited
+            failed |= exited and not task.succeeded
+            completed &= task.succeeded or task.place.role != "worker"
         if job.status is JobStatus.STOPPING:
             if not living:
                 yield from self._stopped(state, job)
-            return
-        ended = [task for task in job.tasks.values() if task.status is TaskStatus.EXITED]
-        if any(not task.succeeded for task in ended):
+        elif failed:
             if living:
                 yield stop(job, "gang_member_failed")
             else:
                 yield from self._failed(state, job)
-        elif all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
+        elif completed:
             if living:
                 yield stop(job, "completed")
             else:
@@ -459,7 +453,7 @@ class Decider:
             return
         if self._swept != state.capacity_version:
             yield from self._sweep_unschedulable(state)
-        yield from carry_out_plan(state, self._replanner, self._chance, self._carry_out)
+        yield from carry_out_plan(state, self._replanner, self._rng, self._carry_out)
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:

@@ -1,6 +1,8 @@
 """Orders, derived from valid ledger records and the state folded from them (LAW 4); never decided here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from penstock.ledger.state import CellState, JobState, TaskState
 from penstock.model.event import Event
@@ -15,15 +17,8 @@ RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the e
 
 def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
     """What follows from one fact of record `seq`, which was read back as valid."""
-    match fact:
-        case PlacementDecided(job_id=job_id):
-            return start_orders(state, job_id, seq)
-        case StopDecided(job_id=job_id):
-            return stop_orders(state, job_id, seq)
-        case NodeJoined(node=node):
-            return outstanding(state, [node.node_id], seq)
-        case _:
-            return ()
+    make = ORDERS.get(type(fact))
+    return () if make is None else make(state, fact, seq)
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -124,3 +119,12 @@ def _stop(job: JobState, task: TaskState) -> StopTask:
         grace_ms=job.spec.grace_ms,
         reason=job.stop_reason or "stopped",
     )
+
+
+ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] = MappingProxyType(
+    {
+        PlacementDecided: lambda state, fact, seq: start_orders(state, fact.job_id, seq),
+        StopDecided: lambda state, fact, seq: stop_orders(state, fact.job_id, seq),
+        NodeJoined: lambda state, fact, seq: outstanding(state, [fact.node.node_id], seq),
+    }
+)

@@ -10,12 +10,12 @@ does not means placing the whole plan on a copy of the nodes.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.base import Chance, Plan, Replanning
+from penstock.policies.base import LazyRng, Plan, Replanning
 from penstock.policies.replan import make_room
 from penstock_services.placer.core.common import continuation, stop, wake_up
 
@@ -27,7 +27,7 @@ Place = Callable[[CellState, JobState, Plan], Iterator[Event]]
 """The facts of one placement."""
 
 
-def carry_out_plan(state: CellState, policy: Replanning, chance: Chance, place: Place) -> Iterator[Event]:
+def carry_out_plan(state: CellState, policy: Replanning, rng: LazyRng, place: Place) -> Iterator[Event]:
     """Stops who runs and shall not; if there is none to stop, places who shall run and waits."""
     if state.frozen or not state.jobs:
         return
@@ -37,35 +37,38 @@ def carry_out_plan(state: CellState, policy: Replanning, chance: Chance, place: 
     if plan.ranks:
         yield ledger_events.JobsRanked(ranks=plan.ranks)
     chosen = set(plan.chosen)
-    superfluous = sorted(
-        (order for order, job_id in state.holding.items() if job_id not in chosen), reverse=True
-    )
-    victims = [state.holding[order] for order in superfluous]
-    victims = [job_id for job_id in victims if state.jobs[job_id].status is not JobStatus.STOPPING]
+    surplus = {order: job for order, job in state.holding.items() if job.job_id not in chosen}
+    victims = [
+        job.job_id for _, job in sorted(surplus.items(), reverse=True) if job.status is not JobStatus.STOPPING
+    ]
     if victims:
         yield from _stop_all(state, policy, victims, None)
         return
-    waiting = [state.jobs[job_id] for job_id in plan.chosen]
-    waiting = [job for job in waiting if job.status is JobStatus.QUEUED]
-    waiting.sort(key=lambda job: -job.demand.worker.gpus)
-    yield from _place_all(state, policy, waiting, chance, place)
+    chosen_jobs = (state.jobs[job_id] for job_id in plan.chosen)
+    waiting = [(job, job.demand) for job in chosen_jobs if job.status is JobStatus.QUEUED]
+    waiting.sort(key=lambda found: -found[1].worker.gpus)
+    yield from _place_all(state, policy, waiting, rng, place)
 
 
 def _place_all(
-    state: CellState, policy: Replanning, waiting: list[JobState], chance: Chance, place: Place
+    state: CellState,
+    policy: Replanning,
+    waiting: Sequence[tuple[JobState, Demand]],
+    rng: LazyRng,
+    place: Place,
 ) -> Iterator[Event]:
     """Largest workers first, so that small jobs do not take the GPUs that the plan gives to a large one."""
     tasks = 0
-    for placed, job in enumerate(waiting):
-        tasks += job.demand.tasks
+    for placed, (job, demand) in enumerate(waiting):
+        tasks += demand.tasks
         if placed == MAX_PLACED or (placed and tasks > MAX_TASKS):
             yield continuation(state)
             return
-        plan = policy.place(state, job, chance)
+        plan = policy.place(state, job, rng)
         if plan is not None:
             yield from place(state, job, plan)
             continue
-        if any(other.status is JobStatus.STOPPING for other in state.holders()):
+        if any(other.status is JobStatus.STOPPING for other in state.holding.values()):
             return
         moved = make_room(state, job)
         if moved:

@@ -4,6 +4,7 @@ For everything that drives the core without the placer's shell: the simulator, t
 """
 
 from collections.abc import Callable
+from functools import cache
 
 from penstock.ledger.evolve import begin
 from penstock.ledger.record import GENESIS, Draft, Head, write
@@ -34,20 +35,22 @@ class Recorder:
     def record(self, event: Event, now_ms: int, event_id: str = "") -> Step:
         """Answers one input, timer or beginning of a term at this time, or at the ledger's if that is later.
 
-        An input is the next one of its topic. `event_id` seeds chance; it has a default.
+        An input is the next one of its topic. `event_id` seeds the random generator; it has a default.
         """
         state, seq, term = self.core.state, self.head.seq + 1, self.head.term
-        now_ms = max(now_ms, state.now_ms)
+        if now_ms < state.now_ms:
+            now_ms = state.now_ms
         cause: dict[str, object]
-        if isinstance(event, TermStarted):
+        if isinstance(event, TimerFired):
+            event_id, cause = f"timer-{event.timer_id}-{seq}", {"timer_id": event.timer_id}
+        elif isinstance(event, TermStarted):
             term = event.term
             event_id, cause = f"term-{term}", {"placer_id": event.placer_id}
-        elif isinstance(event, TimerFired):
-            event_id, cause = f"timer-{event.timer_id}-{seq}", {"timer_id": event.timer_id}
         else:
-            topic, partition = str(event.TOPIC), self._partition
-            offset = state.positions.get((topic, partition), 0)
-            state.positions[topic, partition] = offset + 1
+            place = _place(type(event), self._partition)
+            topic, partition = place
+            offset = state.positions.get(place, 0)
+            state.positions[place] = offset + 1
             event_id = event_id or f"{topic}-{offset}"
             cause = {"topic": topic, "partition": partition, "offset": offset, "event_id": event_id}
         begin(state, seq, now_ms, term)
@@ -57,3 +60,9 @@ class Recorder:
         if self._sink is not None:
             self._sink(value)
         return step
+
+
+@cache
+def _place(kind: type[Event], partition: int) -> tuple[str, int]:
+    """(input topic, partition) of such events."""
+    return str(kind.TOPIC), partition
