@@ -115,7 +115,8 @@ def _index(state: CellState) -> Iterator[str]:
     for node in state.nodes.values():
         fresh.describe(node.bit, node.spec)
         fresh.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.free())
-        fresh.sound.change(node.bit, -1, node.sound_gpus())
+        if state.sound_gpus[node.ordinal] != node.sound_gpus():
+            yield f"node {node.spec.node_id} counts {state.sound_gpus[node.ordinal]} sound GPUs"
         if node.status is NodeStatus.GONE:
             fresh.gone |= node.bit
         if node.entered != node.free():
@@ -134,7 +135,7 @@ def _index(state: CellState) -> Iterator[str]:
     ):
         if getattr(fresh, name) != getattr(state.index, name):
             yield f"index {name} differs from one built anew"
-    for name in ("gpus", "sound", "cores", "host_memory", "bandwidth"):
+    for name in ("gpus", "cores", "host_memory", "bandwidth"):
         held, right = getattr(state.index, name).at_least, getattr(fresh, name).at_least
         width = max(len(held), len(right))
         if held + [0] * (width - len(held)) != right + [0] * (width - len(right)):

@@ -345,6 +345,7 @@ def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     if node is None:
         node = NodeState(spec, len(state.node_at), NodeStatus.READY, 0, 0, 0, 0)
         state.node_at.append(spec.node_id)
+        state.sound_gpus.append(0)
         state.nodes[spec.node_id] = node
     else:
         _withdraw(state, node)

@@ -211,8 +211,6 @@ class NodeIndex:
     """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness. A partly given GPU is used."""
     shared: dict[Share, int] = field(default_factory=dict)
     """What is left of a partly given GPU → placeable nodes with such a one."""
-    sound: Thermometer = field(default_factory=Thermometer)
-    """GPUs without fault, given or free, of placeable nodes: what plans from empty nodes count."""
 
     def describe(self, bit: int, spec: NodeSpec) -> None:
         """Enters what never changes while a spec is valid."""

@@ -22,8 +22,8 @@ from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskS
 from penstock.model.transitions import JobStatus, NodeStatus
 
 DERIVED = {
-    CellState: frozenset({"queue", "holding", "change_log", "node_at", "index", "timer_heap"}),
-    NodeState: frozenset({"entered", "sound"}),
+    CellState: frozenset({"queue", "holding", "change_log", "node_at", "sound_gpus", "index", "timer_heap"}),
+    NodeState: frozenset({"entered"}),
 }
 
 
@@ -137,13 +137,13 @@ def _derive(state: CellState) -> None:
         if job.status in HOLDING:
             state.holding[job.order] = job
     state.node_at = [""] * len(state.nodes)
+    state.sound_gpus = [0] * len(state.nodes)
     for node_id, node in state.nodes.items():
         state.node_at[node.ordinal] = node_id
         node.entered = node.free()
         state.index.describe(node.bit, node.spec)
-        node.sound = node.sound_gpus()
         state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)
-        state.index.sound.change(node.bit, -1, node.sound)
+        state.sound_gpus[node.ordinal] = node.sound_gpus()
         if node.status is NodeStatus.GONE:
             state.index.gone |= node.bit
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]

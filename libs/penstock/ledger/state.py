@@ -166,8 +166,6 @@ class NodeState:
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""
-    sound: int = -1
-    """Likewise: its GPUs without fault; −1 while nothing may be placed on it."""
 
     @property
     def bit(self) -> int:
@@ -212,9 +210,9 @@ class NodeState:
         self.free_bandwidth_mbps += place.bandwidth_mbps
 
     def sound_gpus(self) -> int:
-        """GPUs without fault, given or free; −1 while nothing may be placed on it."""
+        """GPUs without fault, given or free; 0 while nothing may be placed on it."""
         if self.status is not NodeStatus.READY:
-            return -1
+            return 0
         return len(self.spec.gpus) - self.faulted_gpu_mask.bit_count()
 
     def free(self) -> Free:
@@ -324,6 +322,8 @@ class CellState:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     node_at: list[str] = field(default_factory=list)
     """ordinal → node id."""
+    sound_gpus: list[int] = field(default_factory=list)
+    """ordinal → GPUs without fault, given or free; 0 where nothing may be placed: for plans from empty nodes."""
     capacity_version: int = 0
     """Rises when nodes join, change or leave: what fits an empty cell may have changed."""
     index: NodeIndex = field(default_factory=NodeIndex)
@@ -355,10 +355,7 @@ class CellState:
         if new != node.entered:
             self.index.refit(node.bit, len(node.spec.gpus), node.entered, new)
             node.entered = new
-        sound = node.sound_gpus()
-        if sound != node.sound:
-            self.index.sound.change(node.bit, node.sound, sound)
-            node.sound = sound
+        self.sound_gpus[node.ordinal] = node.sound_gpus()
         node.version += 1
 
 

@@ -13,7 +13,7 @@ from penstock.policies.base import LazyRng, Plan, RunSet
 from penstock.policies.baselines import FirstFit
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import remaining_s
-from penstock.policies.waiting import Head, Waiting, go_on, heads, in_order, sorted_rows
+from penstock.policies.waiting import NO_MORE, Head, Waiting, go_on, heads, in_order
 
 Key = Callable[[CellState, JobState], float]
 """≥ 0; the smallest runs first."""
@@ -65,12 +65,15 @@ class Ordered:
         chosen: list[str] = []
         some_need_none = not all(head[3][1] for head in heap)
         while heap and (nodes.free or some_need_none):
-            _, _, job_id, shape, _ = heap[0]
+            _, _, job_id, shape, more = heap[0]
             if shape in full or not nodes.take(*shape):
                 full.add(shape)
                 heappop(heap)
+                continue
+            chosen.append(job_id)
+            if more is NO_MORE:
+                heappop(heap)
             else:
-                chosen.append(job_id)
                 go_on(heap)
         return RunSet(tuple(chosen))
 
@@ -81,7 +84,7 @@ class Ordered:
     def _heads(self, state: CellState, running: list[JobState]) -> list[Head[Shape]]:
         key = self._key if self._preemptive else always_first
         entries = [(key(state, job), job.order, job.job_id, shape_of(job)) for job in running]
-        return heads([*sorted_rows(entries), *self._waiting.rows(state).values()])
+        return heads(entries, self._waiting.rows(state).values())
 
 
 def shape_of(job: JobState) -> Shape:

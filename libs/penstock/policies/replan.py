@@ -13,6 +13,8 @@ from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 
+NO_LIMIT = 1 << 30  # above all GPUs of all gangs
+
 
 def holders(state: CellState) -> tuple[list[JobState], list[JobState]]:
     """Jobs that hold resources, in no order: those that contend for them (they run, or are stopped only to make
@@ -34,66 +36,42 @@ def gpus_of(job: JobState) -> int:
 
 
 class Nodes:
-    """Free GPUs per node, as if all contenders were gone. Node sets are bit sets over ordinals."""
+    """Free GPUs per node, as if all contenders were gone."""
 
-    __slots__ = ("_at_least", "_left", "free")
+    __slots__ = ("_first", "_left", "free")
 
     def __init__(self, state: CellState, ending: Iterable[JobState]) -> None:
         """`ending`: hold their GPUs until their exits; no job gets these before."""
-        self._at_least = state.index.sound.at_least.copy()
-        """Free GPUs → nodes with at least so many."""
-        self._left: dict[int, int] = {}
-        """Bit of a node from which GPUs were taken → GPUs that it has left."""
-        self.free = sum(nodes.bit_count() for nodes in self._at_least[1:])
+        left = state.sound_gpus.copy()
         for node_id, held in _held(ending).items():
-            node = state.nodes[node_id]
-            if node.sound > 0:
-                self._take(node.bit, min(held, node.sound))
+            ordinal = state.nodes[node_id].ordinal
+            left[ordinal] = max(0, left[ordinal] - held)
+        self.free = sum(left)
+        self._left = [*left, NO_LIMIT]
+        """Ordinal → free GPUs; behind the last node one that holds everything."""
+        self._first: dict[int, int] = {}
+        """GPUs → the lowest ordinal that may have so many: free GPUs only become fewer."""
 
     def take(self, workers: int, gpus: int) -> bool:
         """First fit of a gang of equal workers, all or nothing: each on the lowest ordinal with enough free GPUs."""
         if gpus == 0:
             return True
-        if self.free < workers * gpus or gpus >= len(self._at_least):
+        if self.free < workers * gpus:
             return False
-        if workers == 1:
-            return self._take_lowest(gpus) != 0
-        taken: list[int] = []
+        left, taken = self._left, []
+        ordinal = self._first.get(gpus, 0)
         for _ in range(workers):
-            bit = self._take_lowest(gpus)
-            if not bit:
-                for bit in taken:
-                    self._give_back(bit, gpus)
-                return False
-            taken.append(bit)
+            while left[ordinal] < gpus:
+                ordinal += 1
+            left[ordinal] -= gpus
+            taken.append(ordinal)
+        if ordinal == len(left) - 1:
+            for ordinal in taken:
+                left[ordinal] += gpus
+            return False
+        self._first[gpus] = ordinal
+        self.free -= workers * gpus
         return True
-
-    def _take_lowest(self, gpus: int) -> int:
-        """The bit of the lowest node that has so many, which loses them; 0 if there is none."""
-        nodes = self._at_least[gpus]
-        bit = nodes & -nodes
-        if bit:
-            self._take(bit, gpus)
-        return bit
-
-    def _take(self, bit: int, gpus: int) -> None:
-        at_least = self._at_least
-        had = self._left.get(bit)
-        if had is None:
-            had = len(at_least) - 1
-            while not at_least[had] & bit:
-                had -= 1
-        left = self._left[bit] = had - gpus
-        self.free -= gpus
-        for level in range(left + 1, had + 1):
-            at_least[level] ^= bit
-
-    def _give_back(self, bit: int, gpus: int) -> None:
-        left = self._left[bit]
-        had = self._left[bit] = left + gpus
-        self.free += gpus
-        for level in range(left + 1, had + 1):
-            self._at_least[level] |= bit
 
 
 def _held(ending: Iterable[JobState]) -> dict[str, int]:

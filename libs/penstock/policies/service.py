@@ -12,7 +12,8 @@ from penstock.ledger.state import CellState, JobState
 def attained_s(state: CellState, job: JobState) -> float:
     """Time that the job has run, all attempts together, ≥ 0."""
     if job.attained_s is None:
-        return (job.served_ms + _since(state, job, 0)) / 1_000
+        running_ms = job.running_ms
+        return (job.served_ms + (0 if running_ms is None else state.now_ms - running_ms)) / 1_000
     return job.attained_s + _since(state, job, job.progress_ms) / 1_000
 
 
@@ -21,9 +22,12 @@ def remaining_s(state: CellState, job: JobState) -> float:
     if job.remaining_s is not None:
         if job.running_ms is None or job.progress_ms == state.now_ms:
             return job.remaining_s
-        return max(0.0, job.remaining_s - _since(state, job, job.progress_ms) / 1_000)
-    run_ms = job.estimate.run_ms if job.estimate is not None else None
-    return inf if run_ms is None else max(0.0, run_ms / 1_000 - attained_s(state, job))
+        left_s = job.remaining_s - _since(state, job, job.progress_ms) / 1_000
+        return left_s if left_s > 0 else 0.0
+    if job.estimate is None or job.estimate.run_ms is None:
+        return inf
+    left_s = job.estimate.run_ms / 1_000 - attained_s(state, job)
+    return left_s if left_s > 0 else 0.0
 
 
 def _since(state: CellState, job: JobState, progress_ms: int) -> int:

@@ -13,7 +13,7 @@ Departure: GPUs are counted, as in the source, and not nodes; where the chosen j
 they stand, some of them move (`penstock.policies.replan.make_room`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop
 from math import ceil
 
@@ -22,7 +22,7 @@ from penstock.model.ledger_events import JobRank
 from penstock.policies.base import LazyRng, Plan, Policy, RunSet
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import attained_s
-from penstock.policies.waiting import Entry, Head, Waiting, go_on, heads, in_order, sorted_rows
+from penstock.policies.waiting import Entry, Head, Waiting, go_on, heads, in_order
 
 POSITIONS_PER_RECORD = 1 << 12
 MAX_RANKED = 1_024
@@ -106,14 +106,14 @@ class Tiresias:
 
     def _parts(self, state: CellState, running: Sequence[JobState]) -> dict[Part, list[Head[Row]]]:
         """Every contender in the part of its queue in which it stands, in order."""
-        entries = []
+        singles: dict[Part, list[Entry[Row]]] = {}
+        rows: dict[Part, list[Iterable[Entry[Row]]]] = {}
         for job in running:
             row, position = self._stand(state, job)
-            entries.append((position, job.order, job.job_id, row))
-        parts: dict[Part, list[Sequence[Entry[Row]]]] = {}
-        for same in (*sorted_rows(entries), *self._waiting.rows(state).values()):
-            parts.setdefault(same[0][3][:2], []).append(same)
-        return {part: heads(rows) for part, rows in parts.items()}
+            singles.setdefault(row[:2], []).append((position, job.order, job.job_id, row))
+        for row, entries in self._waiting.rows(state).items():
+            rows.setdefault(row[:2], []).append(entries)
+        return {part: heads(singles.get(part, ()), rows.get(part, ())) for part in {**singles, **rows}}
 
     def _stand(self, state: CellState, job: JobState) -> tuple[Row, float]:
         """Its row, and its position there: of those who are due, in order of submission."""

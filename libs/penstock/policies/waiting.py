@@ -10,8 +10,7 @@ the whole row is passed over: a plan costs O(jobs that run + rows), however many
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
-from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sortedcontainers import SortedList
 
@@ -21,6 +20,7 @@ from penstock.model.transitions import JobStatus
 Row = TypeVar("Row", bound=tuple[object, ...])
 Entry = tuple[float, int, str, Row]
 """(key, order, job id, row); no two are equal in the first two."""
+NO_MORE: Iterator[Any] = iter(())
 
 
 class Waiting(Generic[Row]):
@@ -64,28 +64,18 @@ class Waiting(Generic[Row]):
 
 
 Head = tuple[float, int, str, Row, Iterator[Entry[Row]]]
-"""An entry, and the iterator that gives the entries after it."""
+"""An entry, and the iterator that gives those after it."""
 
 
-def sorted_rows(entries: Iterable[Entry[Row]]) -> Iterable[list[Entry[Row]]]:
-    """Entries of jobs that do not wait, as rows in order."""
-    rows: dict[Row, list[Entry[Row]]] = {}
-    for entry in entries:
-        rows.setdefault(entry[3], []).append(entry)
-    for row in rows.values():
-        row.sort()
-    return rows.values()
-
-
-def heads(rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
-    """A heap of the first entries of these rows, each of which is in order. Read with `go_on` and `heappop`.
+def heads(singles: Iterable[Entry[Row]], rows: Iterable[Iterable[Entry[Row]]]) -> list[Head[Row]]:
+    """A heap of single entries (jobs that run) and of the first entries of rows. Read with `go_on` and `heappop`.
 
     `heappop` passes over the first entry and all that follow it in its row, `go_on` over the entry alone.
     """
-    found: list[Head[Row]] = []
+    found: list[Head[Row]] = [(*single, NO_MORE) for single in singles]
     for row in rows:
         more = iter(row)
-        found += [(*first, more) for first in islice(more, 1)]
+        found.append((*next(more), more))
     heapify(found)
     return found
 
