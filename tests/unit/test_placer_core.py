@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from penstock.ledger.evolve import evolve
-from penstock.ledger.state import CellState, JobState
 from penstock.model.codec import decode, encode
 from penstock.model.event import wire_type
 from penstock.model.external_events import (
@@ -24,7 +23,6 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import PlacerSettings, StartTask, StopTask
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus, NodeStatus
-from penstock.policies.baselines import FirstFit
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
@@ -433,33 +431,3 @@ def test_draining_node_after_node_never_fails_a_job(cell: CellDriver) -> None:
         cell.exit(f"j.{attempt}.w0", None, cause="stopped", signal=15)
     assert cell.job("j").attempt == 25
     assert cell.job("j").losses == 0
-
-
-class NewestFirst(FirstFit):
-    """Stops the newest running job that came after the head of the queue, one at a time."""
-
-    def victims(self, state: CellState, job: JobState) -> tuple[str, ...]:
-        if any(other.status is JobStatus.STOPPING for other in state.jobs.values()):
-            return ()
-        later = [j for j in state.jobs.values() if j.status is JobStatus.RUNNING and j.order > job.order]
-        return (max(later, key=lambda other: other.order).job_id,) if later else ()
-
-
-def test_a_preempted_job_queues_again_at_its_old_place(cell: CellDriver) -> None:
-    """An early job comes back from back-off and finds its GPUs taken by a later one: that one gives way."""
-    cell.core.decider.policy = NewestFirst()
-    cell.submit("early", job_spec(workers=12, attempts=2, backoff_ms=1_000))
-    cell.start("early")
-    for rank in range(12):
-        cell.exit(f"early.1.w{rank}", 1) if rank == 0 else cell.exit(
-            f"early.1.w{rank}", None, cause="stopped", signal=15
-        )
-    cell.submit("late", job_spec(workers=4))
-    cell.start("late")
-    [fired] = cell.at(1_000)
-    assert kinds(fired) == ["timer.fired", "job.queued", "job.preempted", "stop.decided"]
-    for rank in range(4):
-        last = cell.exit(f"late.1.w{rank}", None, cause="stopped", signal=15)
-    assert kinds(last) == ["task.exited", "job.requeued", "placement.decided", "timer.set"]
-    assert cell.job("early").status is JobStatus.LAUNCHING
-    assert (cell.job("late").status, cell.job("late").infrastructure_retries) == (JobStatus.QUEUED, 1)

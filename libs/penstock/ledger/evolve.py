@@ -259,24 +259,22 @@ def _task_started(state: CellState, fact: external_events.TaskStarted) -> None:
     job.version += 1
 
 
-def _end_task(state: CellState, node_id: str, task_id: str) -> TaskState:
+def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple[JobState, TaskState]:
     """The task is proven dead: its resources are free."""
     node = state.nodes[node_id]
     job = state.jobs[node.tasks.pop(task_id)]
     task = job.tasks[task_id]
     task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.EXITED, task_id)
     task.exited_ms = state.now_ms
+    task.cause = cause
     node.take_back(task.place)
     state.reindex(node)
     job.version += 1
-    return task
+    return job, task
 
 
 def _task_exited(state: CellState, fact: external_events.TaskExited) -> None:
-    job = job_of_task(state, fact.node_id, fact.task_id)
-    assert job is not None, fact.task_id
-    task = _end_task(state, fact.node_id, fact.task_id)
-    task.cause = fact.cause
+    job, task = _end_task(state, fact.node_id, fact.task_id, fact.cause)
     task.succeeded = fact.cause == "exited" and fact.exit_code == 0
     task.exit_code = (
         fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
@@ -300,18 +298,12 @@ def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> Non
 
 
 def _task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:
-    job = job_of_task(state, fact.node_id, fact.task_id)
-    assert job is not None, fact.task_id
-    task = _end_task(state, fact.node_id, fact.task_id)
-    task.cause = "node_lost"
+    job, task = _end_task(state, fact.node_id, fact.task_id, "node_lost")
     _note_failure(job, fact.node_id, task, fact.reason)
 
 
 def _order_refused(state: CellState, fact: external_events.OrderRefused) -> None:
-    job = job_of_task(state, fact.node_id, fact.task_id)
-    assert job is not None, fact.task_id
-    task = _end_task(state, fact.node_id, fact.task_id)
-    task.cause = "refused"
+    job, task = _end_task(state, fact.node_id, fact.task_id, "refused")
     _note_failure(job, fact.node_id, task, f"refused, {fact.reason}")
 
 

@@ -7,7 +7,7 @@ Levels are coarse for large resources; inside a level nodes are grouped by exact
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -42,6 +42,11 @@ def nth(mask: int, rank: int) -> int:
 
 
 Key = TypeVar("Key")
+
+
+def _add(sets: dict[Key, int], key: Key, bit: int) -> None:
+    """Puts the node into one set."""
+    sets[key] = sets.get(key, 0) | bit
 
 
 def _drop(sets: dict[Key, int], key: Key, bit: int) -> None:
@@ -84,8 +89,7 @@ class Thermometer:
             if old >= 0:
                 _drop(self.exact[before], old, bit)
             if new >= 0:
-                values = self.exact.setdefault(after, {})
-                values[new] = values.get(new, 0) | bit
+                _add(self.exact.setdefault(after, {}), new, bit)
 
     def having(self, need: int) -> int:
         """Nodes that have at least `need` free."""
@@ -216,24 +220,25 @@ class NodeIndex:
         """Enters what never changes while a spec is valid."""
         self.known |= bit
         self.gone &= ~bit
-        shape = shape_of(spec)
-        self.shape[shape] = self.shape.get(shape, 0) | bit
-        self.gpu_memory[shape.gpu_memory_mib] = self.gpu_memory.get(shape.gpu_memory_mib, 0) | bit
-        if shape.gpu_model:
-            self.gpu_model[shape.gpu_model] = self.gpu_model.get(shape.gpu_model, 0) | bit
-        self.rack[spec.rack] = self.rack.get(spec.rack, 0) | bit
-        self.domain[spec.domain] = self.domain.get(spec.domain, 0) | bit
+        for sets, key in self._described(spec):
+            _add(sets, key, bit)
 
     def forget(self, bit: int, spec: NodeSpec) -> None:
         """Undoes `describe`; the node's free resources must have been taken out before."""
         self.known &= ~bit
         self.gone &= ~bit
+        for sets, key in self._described(spec):
+            _drop(sets, key, bit)
+
+    def _described(self, spec: NodeSpec) -> Iterator[tuple[dict[Any, int], object]]:
+        """The sets that hold a node of this spec, and its key in each."""
         shape = shape_of(spec)
-        _drop(self.shape, shape, bit)
-        _drop(self.gpu_memory, shape.gpu_memory_mib, bit)
-        _drop(self.gpu_model, shape.gpu_model, bit)
-        _drop(self.rack, spec.rack, bit)
-        _drop(self.domain, spec.domain, bit)
+        yield self.shape, shape
+        yield self.gpu_memory, shape.gpu_memory_mib
+        if shape.gpu_model:
+            yield self.gpu_model, shape.gpu_model
+        yield self.rack, spec.rack
+        yield self.domain, spec.domain
 
     def refit(self, bit: int, total_gpus: int, old: Free, new: Free) -> None:
         """The node's free resources changed from `old` to `new`."""
@@ -247,15 +252,14 @@ class NodeIndex:
             for share in set(old.shares):
                 _drop(self.shared, share, bit)
             for share in set(new.shares):
-                self.shared[share] = self.shared.get(share, 0) | bit
+                _add(self.shared, share, bit)
         if old.gpus == new.gpus:
             return
         self.gpus.change(bit, old.gpus, new.gpus)
         if old.gpus >= 0:
             _drop(self.load, (total_gpus - old.gpus, total_gpus), bit)
         if new.gpus >= 0:
-            key = (total_gpus - new.gpus, total_gpus)
-            self.load[key] = self.load.get(key, 0) | bit
+            _add(self.load, (total_gpus - new.gpus, total_gpus), bit)
             self.placeable |= bit
             self.gone &= ~bit
         else:

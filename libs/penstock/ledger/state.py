@@ -5,7 +5,7 @@ Time and sequence live here too: before a record's facts are folded, `seq` and `
 
 import heapq
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 
@@ -176,6 +176,21 @@ class NodeState:
         """Of its smallest GPU: so much of each is given out."""
         return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
 
+    def copy(self) -> "NodeState":
+        """On which tasks can be placed and taken back without a trace in the state."""
+        return replace(self, shared=dict(self.shared))
+
+    @property
+    def healthy_gpu_mask(self) -> int:
+        """Wholly free GPUs without fault."""
+        return self.free_gpu_mask & ~self.faulted_gpu_mask
+
+    def left_of(self, gpu: int) -> Share | None:
+        """What is free of a GPU without fault; None if nothing is."""
+        if self.healthy_gpu_mask >> gpu & 1:
+            return Share(WHOLE_GPU, self.gpu_memory_mib)
+        return None if self.faulted_gpu_mask >> gpu & 1 else self.shared.get(gpu)
+
     def give(self, place: TaskPlacement) -> None:
         """A task takes its place. A share of a GPU that a smaller inventory no longer has is dropped."""
         for gpu in place.gpus:
@@ -220,7 +235,7 @@ class NodeState:
         if self.status is not NodeStatus.READY:
             return NOT_PLACEABLE
         return Free(
-            (self.free_gpu_mask & ~self.faulted_gpu_mask).bit_count(),
+            self.healthy_gpu_mask.bit_count(),
             self.free_core_mask.bit_count(),
             max(0, self.free_host_memory_mib),
             max(0, self.free_bandwidth_mbps),
@@ -292,6 +307,8 @@ class ChangeLog:
     def since(self, count: int) -> list[str] | None:
         """What was added after the first `count`, each id once; None when that is forgotten."""
         new = self.count - count
+        if not new:
+            return []
         if new > len(self._ids):
             return None
         return list(dict.fromkeys(islice(reversed(self._ids), new)))

@@ -124,7 +124,7 @@ def node_row(node: NodeState, seq: int) -> Row:
         "boot_id": spec.boot_id,
         "gpu_model": spec.gpus[0].model if spec.gpus else None,
         "gpus": len(spec.gpus),
-        "gpus_free": (node.free_gpu_mask & ~node.faulted_gpu_mask).bit_count(),
+        "gpus_free": node.healthy_gpu_mask.bit_count(),
         "gpus_faulted": node.faulted_gpu_mask.bit_count(),
         "cores": spec.cores,
         "cores_free": node.free_core_mask.bit_count(),

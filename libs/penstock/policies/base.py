@@ -5,18 +5,17 @@ first), so that all policies leave the node equally little choice. A policy read
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
-from penstock.ledger.index import Share
-from penstock.ledger.state import CellState, JobState, NodeState, mask_of, take_lowest
+from penstock.ledger.state import CellState, JobState, NodeState, take_lowest
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """Where a whole gang goes."""
 
     nodes: tuple[str, ...]
@@ -64,19 +63,6 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Preemptive(Policy, Protocol):
-    """A policy that may stop running jobs for the one at the head of the queue."""
-
-    def victims(self, state: CellState, job: JobState) -> tuple[str, ...]:
-        """Ids of LAUNCHING or RUNNING jobs to stop so that `job` fits once they have ended; () to let it wait.
-
-        Called again on every occasion until `job` is placed: what is STOPPING already counts as capacity to come.
-        A victim queues again at its old place, so it must come after `job` in the queue's order.
-        """
-        ...
-
-
-@runtime_checkable
 class Queueing(Policy, Protocol):
     """A policy with an order of its own for the waiting jobs; who runs stays."""
 
@@ -88,7 +74,7 @@ class Queueing(Policy, Protocol):
         ...
 
 
-class RunSet(NamedTuple):
+class RunSet(msgspec.Struct, frozen=True, gc=False):
     """Who shall run now, by a policy that judges all jobs anew."""
 
     chosen: tuple[str, ...]
@@ -123,15 +109,6 @@ def task_id_of(job: JobState, rank: int) -> str:
     return f"{job.job_id}.{job.attempt + 1}.{role}"
 
 
-@dataclass(slots=True)
-class _Left:
-    """What the tasks assigned so far leave of one node."""
-
-    gpus: int
-    cores: int
-    shared: dict[int, Share]
-
-
 def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
     """The decision for a plan made on this very state: GPU ids, cores and caps, lowest free first.
 
@@ -139,55 +116,43 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
     lowest wholly free one.
     """
     demand = job.demand
-    left: dict[str, _Left] = {}
+    gang = len(plan.nodes) > 1
+    nodes: dict[str, NodeState] = {}
     tasks: list[TaskPlacement] = []
     for rank, node_id in enumerate(plan.nodes):
-        node = state.nodes[node_id]
-        here = left.get(node_id)
-        if here is None:
-            healthy = node.free_gpu_mask & ~node.faulted_gpu_mask
-            here = left[node_id] = _Left(healthy, node.free_core_mask, dict(node.shared))
+        node = nodes.get(node_id) or state.nodes[node_id]
         is_worker = rank < demand.workers
         need = demand.worker if is_worker else demand.parameter_server
         if plan.gpus is not None:
             gpus = plan.gpus[rank]
+        elif need.gpu_share_milli == WHOLE_GPU:
+            gpus = take_lowest(node.healthy_gpu_mask, need.gpus)
         else:
-            gpus = (
-                take_lowest(here.gpus, need.gpus)
-                if need.gpu_share_milli == WHOLE_GPU
-                else (_share(node, here, need),)
-            )
-        here.gpus &= ~mask_of(gpus)
-        if need.gpu_share_milli < WHOLE_GPU:
-            for gpu in gpus:
-                share = here.shared.get(gpu) or Share(WHOLE_GPU, node.gpu_memory_mib)
-                here.shared[gpu] = Share(
-                    share.milli - need.gpu_share_milli, share.memory_mib - need.gpu_memory_mib
-                )
-        cores = take_lowest(here.cores, need.cores)
-        here.cores &= ~mask_of(cores)
-        tasks.append(
-            TaskPlacement(
-                task_id=task_id_of(job, rank),
-                role="worker" if is_worker else "ps",
-                rank=rank,
-                node_id=node_id,
-                gpus=gpus,
-                cores=cores,
-                host_memory_mib=need.host_memory_mib,
-                gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
-                bandwidth_mbps=need.bandwidth_mbps,
-                gpu_share_milli=need.gpu_share_milli,
-            )
+            gpus = (_share(node, need),)
+        place = TaskPlacement(
+            task_id=task_id_of(job, rank),
+            role="worker" if is_worker else "ps",
+            rank=rank,
+            node_id=node_id,
+            gpus=gpus,
+            cores=take_lowest(node.free_core_mask, need.cores),
+            host_memory_mib=need.host_memory_mib,
+            gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
+            bandwidth_mbps=need.bandwidth_mbps,
+            gpu_share_milli=need.gpu_share_milli,
         )
+        tasks.append(place)
+        if gang:
+            nodes[node_id] = nodes.get(node_id) or node.copy()
+            nodes[node_id].give(place)
     return PlacementDecided(job_id=job.job_id, attempt=job.attempt + 1, tasks=tuple(tasks))
 
 
-def _share(node: NodeState, left: _Left, need: ResourceVector) -> int:
+def _share(node: NodeState, need: ResourceVector) -> int:
     """The GPU that a share goes to."""
     held = [
         (share, gpu)
-        for gpu, share in left.shared.items()
+        for gpu, share in node.shared.items()
         if share.holds(need) and not node.faulted_gpu_mask >> gpu & 1
     ]
-    return min(held)[1] if held else take_lowest(left.gpus, 1)[0]
+    return min(held)[1] if held else take_lowest(node.healthy_gpu_mask, 1)[0]

@@ -11,49 +11,26 @@ from penstock.ledger.index import bits, nth
 from penstock.ledger.state import CellState, JobState
 from penstock.model.types import WHOLE_GPU
 from penstock.policies.base import LazyRng, Plan
-from penstock.policies.gang import Gang, best_of, place_greedily
+from penstock.policies.gang import Gang, Greedy, best_of, place_greedily
 from penstock.policies.rows import GangGpus
 
 
-class FirstFit:
+class FirstFit(Greedy):
     """The earliest node that fits. Score: the node's ordinal. `name`: of the profile that places so."""
 
-    def __init__(self, name: str = "fifo") -> None:
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """The lowest ordinals; no random choice."""
-        return place_greedily(self._name, state, job, self._rank)
-
-    @staticmethod
-    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+    def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
         return [(float(ordinal), ordinal) for ordinal in islice(bits(gang.open(is_worker)), limit)]
 
 
-class MostFree:
+class MostFree(Greedy):
     """Fills one node after the other, each time the one with most free GPUs. Source: the Tiresias of Pollux §5.
 
     For gangs of one-GPU workers: as many workers as the node has GPUs, then the next node. Score: minus the
-    GPUs free before the node's first worker of this gang. Ties: the lower ordinal.
+    GPUs free before the node's first worker of this gang. Ties: the lower ordinal. Looks at classes of equal load,
+    not at nodes.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Looks at classes of equal load, not at nodes; no random choice."""
-        return place_greedily(self._name, state, job, self._rank)
-
-    @staticmethod
-    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+    def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
         open_nodes = gang.open(is_worker)
         own = open_nodes & gang.used
         if own:
@@ -67,17 +44,15 @@ class MostFree:
 
 
 class RandomFit:
-    """Every node that fits is equally likely, and for a part of a GPU every GPU of the node drawn that fits.
+    """Every node that fits is equally likely, and for a part of a GPU every fitting GPU of the chosen node.
 
     Score: 0 for all, for none is better than another.
     """
 
-    @property
-    def name(self) -> str:
-        return "random"
+    name = "random"
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Draws once per task, twice for a part of a GPU; the explanation's alternatives are the lowest others."""
+        """Takes one random number per task, two for a part of a GPU; the explanation's alternatives are the lowest others."""
         gpus = GangGpus(state)
         shares = any(need.gpu_share_milli < WHOLE_GPU for need in job.demand.needs())
 
@@ -86,38 +61,29 @@ class RandomFit:
             nodes = gpus.still_open(gang.open(is_worker), need)
             if not nodes:
                 return []
-            drawn = nth(nodes, int(rng.generator.integers(nodes.bit_count())))
+            chosen = nth(nodes, int(rng.generator.integers(nodes.bit_count())))
             gpu = None
             if need.gpu_share_milli < WHOLE_GPU:
-                fitting = gpus.row(drawn).fitting(need)
+                fitting = gpus.row(chosen).fitting(need)
                 gpu = (fitting[int(rng.generator.integers(len(fitting)))],)
             if shares:
-                gpus.take(drawn, need, gpu)
-            others = islice(bits(nodes & ~(1 << drawn)), limit - 1)
-            return [(0.0, drawn), *((0.0, ordinal) for ordinal in others)]
+                gpus.take(chosen, need, gpu)
+            others = islice(bits(nodes & ~(1 << chosen)), limit - 1)
+            return [(0.0, chosen), *((0.0, ordinal) for ordinal in others)]
 
         plan = place_greedily(self.name, state, job, rank)
         return gpus.named(plan, job) if plan is not None and shares else plan
 
 
-class Even:
+class Even(Greedy):
     """Spread: the least loaded node. Source: Liquid §7.4, the even-distributed baseline.
 
     Load is the share of a node's GPUs in use before the task comes, this gang's own included. For a task
-    without GPUs that says nothing, so there the node with the most free cores is the least loaded. Score:
-    the share of GPUs, or minus the free cores. Ties: the lower ordinal.
+    without GPUs that is always 0: there the node with the most free cores is the least loaded. Score:
+    the share of GPUs, or minus the free cores. Ties: the lower ordinal. Looks at classes of equal load, not at nodes.
     """
 
-    @property
-    def name(self) -> str:
-        return "even"
-
-    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Looks at classes of equal load, not at nodes; no random choice."""
-        return place_greedily(self.name, state, job, self._rank)
-
-    @staticmethod
-    def _rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+    def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
         open_nodes = gang.open(is_worker)
         own, others = open_nodes & gang.used, open_nodes & ~gang.used
         if not gang.need(is_worker).gpus:

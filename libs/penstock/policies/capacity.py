@@ -6,7 +6,7 @@ that could have run, so the answer is *never* only when it is certain: for gangs
 with parameter servers it is a necessary condition only.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.ledger.index import NodeIndex, NodeShape
@@ -16,6 +16,16 @@ from penstock.policies.reasons import Reason
 
 Shapes = list[tuple[NodeShape, int]]
 """Shapes with the number of nodes of each, ≥ 1."""
+
+
+NEEDS = (
+    (Reason.NEVER_FITS_GPUS, "gpus", "GPUs"),
+    (Reason.NEVER_FITS_GPU_MEMORY, "gpu_memory_mib", "MiB of GPU memory"),
+    (Reason.NEVER_FITS_CORES, "cores", "cores"),
+    (Reason.NEVER_FITS_HOST_MEMORY, "host_memory_mib", "MiB of memory"),
+    (Reason.NEVER_FITS_BANDWIDTH, "bandwidth_mbps", "Mbit/s"),
+)
+"""(reason, field of `ResourceVector` and `NodeShape`, unit), in the order in which they are judged."""
 
 
 class Shortfall(NamedTuple):
@@ -74,20 +84,20 @@ def suits(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...]) -
     return slots(shape, need, gpu_models, 1) == 1
 
 
-def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], most: int) -> int:
-    """How many such tasks an empty node of this shape holds at once, at most `most`."""
+def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], limit: int) -> int:
+    """How many such tasks an empty node of this shape holds at once, at most `limit`."""
     if need.gpus and (
         (gpu_models and shape.gpu_model not in gpu_models) or shape.gpu_memory_mib < need.gpu_memory_mib
     ):
         return 0
-    fits = most
+    fits = limit
     if need.gpus:
         fits = min(fits, shape.gpus // need.gpus)
         if need.gpu_share_milli < WHOLE_GPU:
             each = WHOLE_GPU // need.gpu_share_milli
             if need.gpu_memory_mib:
                 each = min(each, shape.gpu_memory_mib // need.gpu_memory_mib)
-            fits = min(most, shape.gpus * each)
+            fits = min(limit, shape.gpus * each)
     if need.cores:
         fits = min(fits, shape.cores // need.cores)
     if need.host_memory_mib:
@@ -102,39 +112,23 @@ def _one_task(
 ) -> Shortfall | None:
     """Narrows the shapes need by need; the need that leaves none is the reason."""
     left: Iterable[NodeShape] = [shape for shape, _ in shapes]
-    steps: list[tuple[Reason, int, str, Callable[[NodeShape], int]]] = []
-    if need.gpus:
-        steps.append((Reason.NEVER_FITS_GPUS, need.gpus, "GPUs", lambda s: s.gpus))
-        if gpu_models:
-            steps.append(
-                (Reason.NEVER_FITS_GPU_MODEL, 1, "allowed models", lambda s: int(s.gpu_model in gpu_models))
-            )
-        steps.append(
-            (
-                Reason.NEVER_FITS_GPU_MEMORY,
-                need.gpu_memory_mib,
-                "MiB of GPU memory",
-                lambda s: s.gpu_memory_mib,
-            )
-        )
-    steps += [
-        (Reason.NEVER_FITS_CORES, need.cores, "cores", lambda s: s.cores),
-        (Reason.NEVER_FITS_HOST_MEMORY, need.host_memory_mib, "MiB of memory", lambda s: s.host_memory_mib),
-        (Reason.NEVER_FITS_BANDWIDTH, need.bandwidth_mbps, "Mbit/s", lambda s: s.bandwidth_mbps),
-    ]
-    for reason, asked, unit, has in steps:
-        most = max(map(has, left))
-        if most < asked:
-            if reason is Reason.NEVER_FITS_GPU_MODEL:
-                models = sorted({shape.gpu_model or "mixed" for shape in left})
-                return Shortfall(
-                    reason, f"allowed are {', '.join(gpu_models)}; suitable nodes have {', '.join(models)}"
-                )
+    for reason, name, unit in NEEDS if need.gpus else NEEDS[2:]:
+        asked = getattr(need, name)
+        largest = max(getattr(shape, name) for shape in left)
+        if largest < asked:
             suitable = "" if reason is Reason.NEVER_FITS_GPUS else "suitable "
             return Shortfall(
-                reason, f"one {role} needs {asked} {unit}; the largest {suitable}node has {most}"
+                reason, f"one {role} needs {asked} {unit}; the largest {suitable}node has {largest}"
             )
-        left = [shape for shape in left if has(shape) >= asked]
+        left = [shape for shape in left if getattr(shape, name) >= asked]
+        if reason is Reason.NEVER_FITS_GPUS and gpu_models:
+            models = sorted({shape.gpu_model or "mixed" for shape in left})
+            left = [shape for shape in left if shape.gpu_model in gpu_models]
+            if not left:
+                return Shortfall(
+                    Reason.NEVER_FITS_GPU_MODEL,
+                    f"allowed are {', '.join(gpu_models)}; suitable nodes have {', '.join(models)}",
+                )
     return None
 
 
@@ -147,29 +141,14 @@ def _together(shapes: Shapes, demand: Demand) -> Shortfall | None:
         if suits(shape, worker, demand.gpu_models) or suits(shape, server, demand.gpu_models)
     ]
     whole = worker.gpu_share_milli == server.gpu_share_milli == WHOLE_GPU
-    scale = 1 if whole else WHOLE_GPU
-    for unit, asked, has in (
-        (
-            "GPUs" if whole else "thousandths of GPUs",
-            (
-                worker.gpus * worker.gpu_share_milli * scale // WHOLE_GPU,
-                server.gpus * server.gpu_share_milli * scale // WHOLE_GPU,
-            ),
-            sum(shape.gpus * count for shape, count in usable) * scale,
-        ),
-        ("cores", (worker.cores, server.cores), sum(shape.cores * count for shape, count in usable)),
-        (
-            "MiB of memory",
-            (worker.host_memory_mib, server.host_memory_mib),
-            sum(shape.host_memory_mib * count for shape, count in usable),
-        ),
-        (
-            "Mbit/s",
-            (worker.bandwidth_mbps, server.bandwidth_mbps),
-            sum(shape.bandwidth_mbps * count for shape, count in usable),
-        ),
-    ):
-        total = demand.workers * asked[0] + demand.parameter_servers * asked[1]
+    for reason, name, unit in NEEDS:
+        if reason is Reason.NEVER_FITS_GPU_MEMORY:
+            continue  # each GPU has its own
+        total = demand.workers * getattr(worker, name) + demand.parameter_servers * getattr(server, name)
+        has = sum(getattr(shape, name) * count for shape, count in usable)
+        if reason is Reason.NEVER_FITS_GPUS and not whole:
+            unit, has = "thousandths of GPUs", has * WHOLE_GPU
+            total = sum(need.gpus * need.gpu_share_milli for need in demand.needs())
         if total > has:
             return Shortfall(
                 Reason.NEVER_FITS_GANG, f"all tasks together need {total} {unit}; suitable nodes have {has}"

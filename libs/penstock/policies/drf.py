@@ -18,7 +18,6 @@ from heapq import heappop, heappush
 from penstock.ledger.state import CellState, JobState
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
-from penstock.policies.base import LazyRng, Plan
 from penstock.policies.baselines import FirstFit
 from penstock.policies.waiting import Entry, Waiting
 
@@ -26,20 +25,12 @@ Amounts = tuple[int, int, int, int]
 """Thousandths of GPUs, cores, MiB of host memory, Mbit/s."""
 
 
-class DominantResourceFairness:
+class DominantResourceFairness(FirstFit):
     """Implements `penstock.policies.base.Queueing`."""
 
     def __init__(self) -> None:
-        self._where = FirstFit(self.name)
+        super().__init__("drf")
         self._waiting = Waiting(by_owner)
-
-    @property
-    def name(self) -> str:
-        return "drf"
-
-    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """The lowest ordinals; no random choice."""
-        return self._where.place(state, job, rng)
 
     def order(self, state: CellState) -> Iterator[str]:
         """O(what has changed since the last time + jobs that run + owners) for the first, O(log owners) for the others."""

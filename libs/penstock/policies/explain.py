@@ -5,9 +5,11 @@ Nothing here is ever written to the ledger (architecture §3, Reasons). The stat
 
 from typing import Literal
 
+from msgspec import field
+
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
-from penstock.ledger.state import CellState, Demand, JobState
+from penstock.ledger.state import WAITING, CellState, Demand, JobState
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import ResourceVector, Value
@@ -42,25 +44,25 @@ class Explanation(Value, frozen=True, kw_only=True):
     """The ledger record up to which this was judged."""
     now_ms: int
     status: str
-    reason: Reason | None
+    reason: Reason | None = None
     """The dominant one; None for a job that does not wait."""
     text: str
-    detail: str
+    detail: str = ""
     """The figures behind the reason."""
     next_step: str
-    now_or_never: Literal["now", "later", "never"] | None
+    now_or_never: Literal["now", "later", "never"] | None = None
     """now: it fits at this moment, and no policy that plans anew keeps the room for others. later: not now, but the
     empty cell could hold it. never: not even that.
     None for a job that does not wait, or whose needs are not known yet."""
-    histogram: dict[str, int]
+    histogram: dict[str, int] = field(default_factory=dict)
     """Nodes that refuse one worker, counted by the first reason that holds."""
-    feasible: int
+    feasible: int = 0
     """Nodes on which one worker fits now."""
-    position: int | None
+    position: int | None = None
     """Place in the queue, from 1; None for a job that is not in it."""
-    ahead: int
+    ahead: int = 0
     """Jobs before it in the queue."""
-    waited_ms: int | None
+    waited_ms: int | None = None
     """Since its submission, for a job that waits."""
 
 
@@ -74,7 +76,7 @@ def explain(state: CellState, job_id: str) -> Explanation:
         return not_waiting(
             state, job_id, outcome, f"It has ended: {outcome}.", "Read its output with `penstock logs`."
         )
-    if job.status not in (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF):
+    if job.status not in WAITING:
         return _holding(state, job)
     if job.estimate is None:
         return _waiting(state, job, Reason.AWAITING_ESTIMATE, "", None)
@@ -82,15 +84,11 @@ def explain(state: CellState, job_id: str) -> Explanation:
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")
     policy = policy_for(state.settings)
-    fits_now = not state.frozen and _fits_now(state, job, policy)
+    rng = LazyRng(state.settings.seed, f"why:{job.job_id}")
+    fits_now = not state.frozen and policy.place(state, job, rng) is not None
     reason, detail = _reason(state, job, policy, fits_now)
     now = fits_now and reason is not Reason.OUTRANKED
     return _waiting(state, job, reason, detail, "now" if now else "later")
-
-
-def _fits_now(state: CellState, job: JobState, policy: Policy) -> bool:
-    """Asks the very policy that the placer would ask."""
-    return policy.place(state, job, LazyRng(state.settings.seed, f"why:{job.job_id}")) is not None
 
 
 def _reason(state: CellState, job: JobState, policy: Policy, fits_now: bool) -> tuple[Reason, str]:
@@ -134,7 +132,7 @@ def _turn(state: CellState, job: JobState, settings: PlacerSettings) -> tuple[Re
 
 
 def _own_order(state: CellState, job: JobState, policy: Queueing) -> tuple[Reason, str]:
-    """It fits, and the policy's own order says whether it is its turn."""
+    """It fits, and the policy's own order decides whether it is its turn."""
     if job.job_id in policy.order(state):
         return Reason.ABOUT_TO_START, ""
     return Reason.BEHIND_IN_QUEUE, f"in the order of profile {policy.name} other jobs come first"
@@ -265,18 +263,5 @@ def _holding(state: CellState, job: JobState) -> Explanation:
 def not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:
     """The answer for a job that holds its places, has ended, or is not folded yet."""
     return Explanation(
-        job_id=job_id,
-        seq=state.seq,
-        now_ms=state.now_ms,
-        status=status,
-        reason=None,
-        text=text,
-        detail="",
-        next_step=next_step,
-        now_or_never=None,
-        histogram={},
-        feasible=0,
-        position=None,
-        ahead=0,
-        waited_ms=None,
+        job_id=job_id, seq=state.seq, now_ms=state.now_ms, status=status, text=text, next_step=next_step
     )

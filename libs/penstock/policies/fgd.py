@@ -14,7 +14,7 @@ Typical tasks: groups of equal (cores, share, GPUs, models) by count, largest fi
 first), until they hold 95 % of all; w_m = count over the count of those taken. They come from the
 settings (`typical_tasks`), else from the `RECENT_JOBS` youngest jobs in the cell, waiting or running.
 
-Departure: none in the rules. F is kept in whole numbers, as Σ count_m · f_m, and the logistic is inverted: the
+Departure: none in the rules. F is computed in whole numbers, as Σ count_m · f_m, and the logistic is inverted: the
 score is the number of k = 1 … 99 with F_before − F_after ≥ 1000 · ln(k/(100 − k)). So no rounding can move a
 score, wherever it is computed; in floating point a task that changes nothing scores now 49, now 50.
 """
@@ -36,7 +36,7 @@ from penstock.policies.scored import Judged
 
 TYPICAL_PERCENT = 95
 RECENT_JOBS = 1_024
-"""So many of the cell's youngest jobs tell what is typical, where the settings do not."""
+"""So many of the cell's youngest jobs are the sample of typical tasks where the settings name none."""
 MAX_SCORE = 100
 
 Group = tuple[int, int, int, tuple[str, ...]]
@@ -106,7 +106,7 @@ def _typical(tasks: tuple[TypicalTask, ...]) -> _Typical:
 
 
 class FragmentationGradient:
-    """`typical`: what the settings say; empty: judged by the jobs in the cell."""
+    """`typical`: the setting `typical_tasks`; empty: derived from the jobs in the cell."""
 
     def __init__(self, typical: tuple[TypicalTask, ...] = ()) -> None:
         self._given = typical

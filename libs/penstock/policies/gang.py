@@ -11,8 +11,8 @@ from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector
-from penstock.policies.base import Plan
-from penstock.policies.reasons import rejections
+from penstock.policies.base import LazyRng, Plan
+from penstock.policies.reasons import refusals
 
 
 class Gang:
@@ -137,6 +137,20 @@ def place_greedily(
     return Plan(plans[0], _explanation(profile, job.job_id, gang, ranked, plans))
 
 
+class Greedy:
+    """A policy that puts each task on the node that it ranks first; no random choice."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
+        return place_greedily(self.name, state, job, self.rank)
+
+    def rank(self, gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
+        """As `Rank`."""
+        raise NotImplementedError
+
+
 def _varied(gang: Gang, last_workers: list[int]) -> list[tuple[str, ...]]:
     """Per choice for the task decided last the node ids of the whole gang, in rank order."""
     node_at = gang.state.node_at
@@ -149,7 +163,7 @@ def _explanation(
     profile: str, job_id: str, gang: Gang, ranked: list[tuple[float, int]], plans: list[tuple[str, ...]]
 ) -> PlacementExplanation:
     demand = gang.demand
-    feasible, rejected = rejections(gang.state.index, demand.worker, demand.gpu_models, gang.fitting)
+    refused = refusals(gang.state.index, demand.worker, demand.gpu_models, gang.fitting)
     return PlacementExplanation(
         job_id=job_id,
         profile=profile,
@@ -158,6 +172,6 @@ def _explanation(
             for nodes, (score, _) in zip(plans, ranked, strict=True)
         ),
         margin=float(ranked[1][0] - ranked[0][0]) if len(ranked) > 1 else None,
-        feasible=feasible,
-        rejected={reason.value: count for reason, count in rejected.items()},
+        feasible=gang.fitting.bit_count(),
+        rejected={reason.value: nodes.bit_count() for reason, nodes in refused.items()},
     )

@@ -39,7 +39,7 @@ NOT_ALL = 4 * MAX_GPUS_PER_NODE
 """Above any score of a node that holds all workers to come."""
 FURTHER = 8 * MAX_GPUS_PER_NODE
 """Above any score of a node that is nearer to the gang."""
-MASKS_KEPT = 4_096
+MAX_MASKS_CACHED = 4_096
 
 
 class Block(NamedTuple):
@@ -49,7 +49,7 @@ class Block(NamedTuple):
     first: int
 
 
-@lru_cache(maxsize=MASKS_KEPT)
+@lru_cache(maxsize=MAX_MASKS_CACHED)
 def free_cells(mask: int) -> tuple[Block, ...]:
     """The free GPUs of a node as the largest aligned blocks of 1, 2, 4, …, smallest first."""
     found: list[Block] = []
@@ -93,9 +93,7 @@ def choose(mask: int, gpus: int) -> tuple[int, ...]:
 class BuddyCells:
     """See the module's docstring. Score of a job of one task: the size of the cell broken up."""
 
-    @property
-    def name(self) -> str:
-        return "hived"
+    name = "hived"
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """Looks at every open node; no random choice."""
@@ -142,7 +140,7 @@ class _Search:
         if row is not None:
             return row.whole
         node = self._state.node(ordinal)
-        return node.free_gpu_mask & ~node.faulted_gpu_mask
+        return node.healthy_gpu_mask
 
     def _shares(self, nodes: int, need: ResourceVector) -> Iterator[tuple[float, int]]:
         """0 where a shared GPU holds the task, else the size of the cell broken up."""

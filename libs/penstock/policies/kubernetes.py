@@ -6,12 +6,12 @@ Per open node, with f(r) = (requested + asked) / capacity of resource r, this ta
     BalancedAllocation = 100 · (1 − standard deviation over r of f(r))
 
 The node with the largest sum wins (both plug-ins have weight 1). Score: minus the sum. Ties: the lower ordinal,
-where Kubernetes draws. Whole numbers are not rounded down. The other default plug-ins (taints, spreading,
+where Kubernetes chooses at random. Whole numbers are not rounded down. The other default plug-ins (taints, spreading,
 affinity, images) give all our nodes the same.
 
 `k8s-default`: NodeResourcesFit and NodeResourcesBalancedAllocation. r runs over cores, memory and, on nodes that
 have them, GPUs. Departures: Kubernetes' default leaves extended resources out and would place GPU jobs by cores
-and memory alone; pods of a gang go all or nothing. Of more than 100 open nodes the first 100 from a drawn ordinal
+and memory alone; pods of a gang go all or nothing. Of more than 100 open nodes the first 100 from a random ordinal
 on are scored, where Kubernetes goes on from where it last stopped and takes 5 – 50 %.
 
 `kubeflow`: a training operator of 2020 (v1.1, as in Liquid) with gang scheduling on, that is, the batch scheduler
@@ -20,7 +20,7 @@ drf, predicates, proportion, nodeorder. Our reading: one queue and no priorities
 order is that of submission (drf and proportion compare running shares, which are equal for gangs that
 hold nothing); a gang is all or nothing; one that does not fit is passed over, however often, and all behind
 it are tried (the action named backfill only places pods that ask for nothing). So large gangs can starve. Each pod
-goes where nodeorder says: the sum above with r over cores and memory, all open nodes scored. Departures:
+goes where nodeorder ranks it first: the sum above with r over cores and memory, all open nodes scored. Departures:
 the gang's parameter servers come before its workers, as everywhere here; enqueue's limit of 1.2 times the
 cluster is left out, for it only hides gangs that could not start anyway.
 """
@@ -47,16 +47,12 @@ class LeastAndBalanced:
     """`count_gpus`: whether GPUs are a resource to be balanced. `max_scored`: nodes looked at; None: all."""
 
     def __init__(self, name: str, *, count_gpus: bool, max_scored: int | None) -> None:
-        self._name = name
+        self.name = name
         self._count_gpus = count_gpus
         self._max_scored = max_scored
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """Task by task like pods, but all or nothing; draws only where more nodes are open than are looked at."""
+        """Task by task like pods, but all or nothing; random only where more nodes are open than are looked at."""
 
         def rank(gang: Gang, is_worker: bool, limit: int) -> list[tuple[float, int]]:
             nodes = gang.open(is_worker)
@@ -69,7 +65,7 @@ class LeastAndBalanced:
                 sample = [*bits(nodes)]
             return sorted((-self._score(gang, ordinal, is_worker), ordinal) for ordinal in sample)[:limit]
 
-        return place_greedily(self._name, state, job, rank)
+        return place_greedily(self.name, state, job, rank)
 
     def _score(self, gang: Gang, ordinal: int, is_worker: bool) -> float:
         """0 … 200, the larger the better."""

@@ -50,42 +50,30 @@ class PairCost(Enum):
 
 
 class Network:
-    """Costs between nodes for one decision; counts each rack and domain at most once."""
+    """Costs between nodes."""
 
-    __slots__ = ("_index", "_pair_cost", "_sizes")
+    __slots__ = ("_index", "_pair_cost")
 
     def __init__(self, index: NodeIndex, pair_cost: PairCost) -> None:
         self._index = index
         self._pair_cost = pair_cost
-        self._sizes: dict[tuple[str, str], int] = {}
 
     def nodes_of(self, rack: str, domain: str) -> int:
         """The nodes of a rack; equal rack names in two domains are two racks."""
         return self._index.rack[rack] & self._index.domain[domain]
 
     def inside_rack(self, rack: str, domain: str) -> int:
-        if self._pair_cost is PairCost.LEVELS:
-            return LEVEL_WEIGHTS[0]
-        size = self._sizes.get((rack, domain))
-        if size is None:
-            size = self._sizes[rack, domain] = self.nodes_of(rack, domain).bit_count()
-        return size
+        return self._cost(0, self.nodes_of(rack, domain))
 
     def inside_domain(self, domain: str) -> int:
-        if self._pair_cost is PairCost.LEVELS:
-            return LEVEL_WEIGHTS[1]
-        size = self._sizes.get(("", domain))
-        if size is None:
-            size = self._sizes["", domain] = self._index.domain[domain].bit_count()
-        return size
+        return self._cost(1, self._index.domain[domain])
 
     def across_domains(self) -> int:
-        if self._pair_cost is PairCost.LEVELS:
-            return LEVEL_WEIGHTS[2]
-        size = self._sizes.get(("", ""))
-        if size is None:
-            size = self._sizes["", ""] = self._index.known.bit_count()
-        return size
+        return self._cost(2, self._index.known)
+
+    def _cost(self, level: int, sharing: int) -> int:
+        """`sharing`: nodes that share the path's bandwidth."""
+        return LEVEL_WEIGHTS[level] if self._pair_cost is PairCost.LEVELS else sharing.bit_count()
 
 
 class Partners:
@@ -243,14 +231,10 @@ class Liquid:
         name: str = "liquid",
     ) -> None:
         assert 0 <= network_weight <= 1, network_weight
-        self._name = name
+        self.name = name
         self._weight = network_weight
         self._pair_cost = pair_cost
         self._distinct_nodes = distinct_nodes
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def score(self, cost: int, fitness: int) -> float:
         """Eq. 4; `fitness` in 1/720,720."""
@@ -259,4 +243,4 @@ class Liquid:
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """See the module's docstring; no random choice."""
         search = _Search(self, Network(state.index, self._pair_cost))
-        return place_greedily(self._name, state, job, search.rank, distinct_nodes=self._distinct_nodes)
+        return place_greedily(self.name, state, job, search.rank, distinct_nodes=self._distinct_nodes)

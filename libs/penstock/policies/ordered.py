@@ -9,7 +9,7 @@ from collections.abc import Callable
 from heapq import heappop
 
 from penstock.ledger.state import CellState, JobState
-from penstock.policies.base import LazyRng, Plan, RunSet
+from penstock.policies.base import RunSet
 from penstock.policies.baselines import FirstFit
 from penstock.policies.replan import Nodes, gpus_of, holders
 from penstock.policies.service import remaining_s
@@ -38,23 +38,14 @@ def always_first(state: CellState, job: JobState) -> float:
     return -1.0
 
 
-class Ordered:
+class Ordered(FirstFit):
     """Runs the jobs with the smallest keys. `preemptive=False`: what runs stays, whatever its key."""
 
     def __init__(self, name: str, key: Key, *, preemptive: bool) -> None:
-        self._name = name
+        super().__init__(name)
         self._key = key
         self._preemptive = preemptive
-        self._where = FirstFit(name)
         self._waiting = Waiting(lambda state, job: (shape_of(job), key(state, job)))
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
-        """The lowest ordinals; no random choice."""
-        return self._where.place(state, job, rng)
 
     def plan(self, state: CellState) -> RunSet:
         """Looks at jobs that run, and at the waiting ones with the smallest keys of each shape."""

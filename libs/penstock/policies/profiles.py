@@ -27,10 +27,10 @@ PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
         "liquid-levels": lambda settings: Liquid(
             settings.network_weight, PairCost.LEVELS, name="liquid-levels"
         ),
-        "fifo": lambda settings: FirstFit(),
+        "fifo": lambda settings: FirstFit("fifo"),
         "fifo-strict": lambda settings: FirstFit("fifo-strict"),
         "random": lambda settings: RandomFit(),
-        "even": lambda settings: Even(),
+        "even": lambda settings: Even("even"),
         "k8s-default": lambda settings: LeastAndBalanced(
             "k8s-default", count_gpus=True, max_scored=MAX_SCORED
         ),

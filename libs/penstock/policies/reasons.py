@@ -186,13 +186,3 @@ def _allowed(
     yield Reason.CORES, index.cores.having(need.cores)
     yield Reason.HOST_MEMORY, index.host_memory.having(need.host_memory_mib)
     yield Reason.BANDWIDTH, index.bandwidth.having(need.bandwidth_mbps)
-
-
-def rejections(
-    index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...], fitting: int | None = None
-) -> tuple[int, dict[Reason, int]]:
-    """(nodes on which the task fits now, the other nodes counted by the first reason that holds); see `refusals`."""
-    found = refusals(index, need, gpu_models, fitting)
-    counts = {reason: nodes.bit_count() for reason, nodes in found.items()}
-    alive = (index.known & ~index.gone).bit_count()
-    return alive - sum(counts.values()), counts

@@ -6,11 +6,10 @@ stopped and started elsewhere at will. Where the chosen jobs would fit but for t
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
-from penstock.ledger.index import Free
+from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, JobState, NodeState
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 
 NO_LIMIT = 1 << 30  # above all GPUs of all gangs
@@ -95,14 +94,11 @@ def make_room(state: CellState, job: JobState) -> tuple[str, ...]:
     need = demand.worker
     if demand.parameter_servers or not need.gpus:
         return ()
-    suited = [
-        node for node in state.nodes.values() if node.status is NodeStatus.READY and _suits(state, node, job)
-    ]
+    suited = state.index.eligible(need, demand.gpu_models) & state.index.placeable
     options = sorted(
-        (cost, node.ordinal, moved)
-        for node in suited
-        if (found := _cheapest(state, node, need.gpus)) is not None
-        for cost, moved in (found,)
+        (found[0], ordinal, found[1])
+        for ordinal in bits(suited)
+        if (found := _cheapest(state, state.node(ordinal), need.gpus)) is not None
     )
     victims: list[str] = []
     placed = 0
@@ -113,14 +109,6 @@ def make_room(state: CellState, job: JobState) -> tuple[str, ...]:
             victims += [victim for victim in moved if victim not in victims]
             placed += 1
     return tuple(victims) if placed == demand.workers else ()
-
-
-def _suits(state: CellState, node: NodeState, job: JobState) -> bool:
-    models = job.demand.gpu_models
-    return bool(node.spec.gpus) and all(
-        gpu.memory_mib >= job.demand.worker.gpu_memory_mib and (not models or gpu.model in models)
-        for gpu in node.spec.gpus
-    )
 
 
 def _cheapest(state: CellState, node: NodeState, gpus: int) -> tuple[int, tuple[str, ...]] | None:
@@ -151,7 +139,7 @@ def _single(state: CellState, node: NodeState) -> Iterator[tuple[JobState, int]]
 
 def _after(state: CellState, node: NodeState, moved: Iterable[str]) -> Free:
     """What the node has free once these jobs are gone."""
-    after = replace(node, shared=dict(node.shared))
+    after = node.copy()
     for job_id in moved:
         for task in state.jobs[job_id].tasks.values():
             after.take_back(task.place)

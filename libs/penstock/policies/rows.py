@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from penstock.ledger.index import bits, shape_of
 from penstock.ledger.state import CellState, JobState, NodeState, take_lowest
@@ -47,7 +48,7 @@ class NodeRow:
     def of(cls, state: CellState, node: NodeState) -> "NodeRow":
         count, each = len(node.spec.gpus), node.gpu_memory_mib
         shares, memory = [0] * count, [each] * count
-        for gpu in bits(node.free_gpu_mask & ~node.faulted_gpu_mask):
+        for gpu in bits(node.healthy_gpu_mask):
             shares[gpu] = WHOLE_GPU
         for gpu, left in node.shared.items():
             memory[gpu] = left.memory_mib
@@ -121,7 +122,7 @@ class GangGpus:
     def named(self, plan: Plan, job: JobState) -> Plan:
         """The plan with these GPUs, in rank order."""
         servers = job.demand.parameter_servers
-        return plan._replace(gpus=(*self._taken[servers:], *self._taken[:servers]))
+        return replace(plan, gpus=(*self._taken[servers:], *self._taken[:servers]))
 
 
 class Rows(NamedTuple):

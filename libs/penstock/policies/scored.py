@@ -3,7 +3,7 @@
 Ties go to the lowest ordinal. One task after the other, parameter servers first, all or nothing
 (`penstock.policies.gang`); tasks of the gang placed before count as there. Unlike the other policies these look
 at every open node, as their sources do: O(nodes) for a decision, in array operations. The score of a node for
-a kind of task is kept until the node changes: it depends on nothing else, so that nothing but time is saved.
+a kind of task is cached until the node changes: it depends on nothing else.
 """
 
 from collections.abc import Hashable
@@ -18,7 +18,7 @@ from penstock.policies.gang import Gang, place_greedily
 from penstock.policies.rows import Flags, GangGpus, Ints, NodeRow, NodeTable, Rows, rows_of
 
 MAX_KINDS = 1_024
-"""Kinds of tasks whose scores are kept; openb's largest pod file has 151."""
+"""Kinds of tasks whose scores are cached; openb's largest pod file has 151."""
 
 
 class Judged(NamedTuple):
@@ -27,7 +27,7 @@ class Judged(NamedTuple):
     scores: Ints
     """Shape (nodes), the larger the better; meaningless where the task does not fit."""
     gpus: Ints | None = None
-    """Shape (nodes): the GPU that the task shall share; None: the house's choice (`base.assign`)."""
+    """Shape (nodes): the GPU that the task shall share; None: `base.assign` chooses."""
 
 
 class Scorer(Protocol):
@@ -42,7 +42,7 @@ class Scorer(Protocol):
         ...
 
 
-class _Kept(NamedTuple):
+class _Scores(NamedTuple):
     """The scores of one kind of task."""
 
     scores: Ints
@@ -55,15 +55,11 @@ class ScoredFit:
     """A policy that is a `Scorer`'s best node. Score of an explanation: minus the scorer's."""
 
     def __init__(self, name: str, scorer: Scorer) -> None:
-        self._name = name
+        self.name = name
         self._scorer = scorer
         self._table = NodeTable()
         self._basis: Hashable = None
-        self._kept: dict[tuple[float, ...], _Kept] = {}
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self._cache: dict[tuple[float, ...], _Scores] = {}
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """No random choice."""
@@ -71,31 +67,31 @@ class ScoredFit:
         if not state.index.candidates(demand.worker, demand.gpu_models):
             return None  # most often so, while jobs wait; found without looking at nodes
         basis = self._scorer.basis(state)
-        if self._table.refresh(state) or basis != self._basis or len(self._kept) > MAX_KINDS:
-            self._kept.clear()
+        if self._table.refresh(state) or basis != self._basis or len(self._cache) > MAX_KINDS:
+            self._cache.clear()
             self._basis = basis
         search = _Search(self, state)
-        plan = place_greedily(self._name, state, job, search.rank)
+        plan = place_greedily(self.name, state, job, search.rank)
         return search.gpus.named(plan, job) if plan is not None and search.chose_gpus else plan
 
     def judged(self, need: ResourceVector) -> Judged:
         """Of all nodes of the table."""
         table, key = self._table, vector_key(need)
-        kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = _Kept(
+        cached = self._cache.get(key)
+        if cached is None:
+            cached = self._cache[key] = _Scores(
                 np.zeros_like(table.versions),
                 np.full_like(table.versions, -1),
                 np.full_like(table.versions, -1),
             )
-        stale = np.flatnonzero(kept.versions != table.versions)
+        stale = np.flatnonzero(cached.versions != table.versions)
         if stale.size:
             found = self._scorer.judge(table.rows.at(stale), need, table)
-            kept.scores[stale] = found.scores
+            cached.scores[stale] = found.scores
             if found.gpus is not None:
-                kept.gpus[stale] = found.gpus
-            kept.versions[stale] = table.versions[stale]
-        return Judged(kept.scores, kept.gpus)
+                cached.gpus[stale] = found.gpus
+            cached.versions[stale] = table.versions[stale]
+        return Judged(cached.scores, cached.gpus)
 
     def judged_row(self, row: NodeRow, need: ResourceVector) -> tuple[int, int]:
         """(score, GPU or −1) of one node as the gang in the making has left it."""

@@ -46,15 +46,11 @@ class Tiresias:
         self, name: str, limits_gpu_s: Sequence[float], where: Policy, *, strict_fifo: bool = False
     ) -> None:
         assert list(limits_gpu_s) == sorted(limits_gpu_s), limits_gpu_s
-        self._name = name
+        self.name = name
         self.limits_gpu_s = tuple(limits_gpu_s)
         self._where = where
         self._strict_fifo = strict_fifo
         self._waiting = Waiting(self._stand)
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def place(self, state: CellState, job: JobState, rng: LazyRng) -> Plan | None:
         """As `where` does."""

@@ -4,10 +4,8 @@ Conflicts are fine-grained: only the versions that a proposal names are compared
 against what is really free, one after the other on one overlay. All or nothing.
 """
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from penstock.ledger.index import Share
 from penstock.ledger.state import CellState, JobState, NodeState, mask_of
 from penstock.model.external_events import JobPlan, PlanProposed, Proposal
 from penstock.model.transitions import JobStatus, NodeStatus
@@ -33,17 +31,6 @@ def _refused(reason: RefusalReason, detail: str) -> Verdict:
     return Verdict(False, reason, detail)
 
 
-@dataclass(slots=True)
-class _Left:
-    """What the plans checked so far leave of one node."""
-
-    gpus: int
-    cores: int
-    host_memory_mib: int
-    bandwidth_mbps: int
-    shared: dict[int, Share]
-
-
 def validate(state: CellState, proposal: Proposal) -> Verdict:
     """Judges batch plans; other proposals are `unsupported`. Never changes the state."""
     if not isinstance(proposal, PlanProposed):
@@ -57,7 +44,7 @@ def validate(state: CellState, proposal: Proposal) -> Verdict:
     stale = _stale(state, proposal)
     if stale is not None:
         return stale
-    left: dict[str, _Left] = {}
+    left: dict[str, NodeState] = {}
     for plan in proposal.plans:
         verdict = _plan(state, plan, left)
         if verdict is not None:
@@ -80,7 +67,7 @@ def _stale(state: CellState, proposal: Proposal) -> Verdict | None:
     return None
 
 
-def _plan(state: CellState, plan: JobPlan, left: dict[str, _Left]) -> Verdict | None:
+def _plan(state: CellState, plan: JobPlan, left: dict[str, NodeState]) -> Verdict | None:
     """One job's plan: the job may be placed, the plan is its whole gang, and every task fits."""
     job = state.jobs.get(plan.job_id)
     if job is None:
@@ -139,7 +126,7 @@ def _take(
     place: TaskPlacement,
     need: ResourceVector,
     gpu_models: tuple[str, ...],
-    left: dict[str, _Left],
+    left: dict[str, NodeState],
 ) -> str:
     """Takes the task's resources off the overlay; returns what is lacking, if anything is."""
     node = state.nodes.get(place.node_id)
@@ -151,42 +138,21 @@ def _take(
         return "its GPUs are of another model or have too little memory"
     here = left.get(place.node_id)
     if here is None:
-        here = left[place.node_id] = _Left(
-            node.free_gpu_mask & ~node.faulted_gpu_mask,
-            node.free_core_mask,
-            node.free_host_memory_mib,
-            node.free_bandwidth_mbps,
-            dict(node.shared),
-        )
-    gpus, cores = mask_of(place.gpus), mask_of(place.cores)
-    lacking = _take_share(node, place, need, here) if place.gpu_share_milli < WHOLE_GPU else ""
-    if lacking:
-        return lacking
-    if place.gpu_share_milli == WHOLE_GPU and gpus & ~here.gpus:
+        here = left[place.node_id] = node.copy()
+    if place.gpu_share_milli < WHOLE_GPU:
+        [gpu] = place.gpus
+        share = here.left_of(gpu)
+        if share is None:
+            return f"GPU {gpu} is not free"
+        if not share.holds(need):
+            return f"GPU {gpu} has {share.milli}/1000 and {share.memory_mib} MiB left"
+    elif mask_of(place.gpus) & ~here.healthy_gpu_mask:
         return f"of GPUs {place.gpus} some are not free"
-    if cores & ~here.cores:
+    if mask_of(place.cores) & ~here.free_core_mask:
         return f"of cores {place.cores} some are not free"
-    if place.host_memory_mib > here.host_memory_mib:
-        return f"{here.host_memory_mib} MiB of memory are free, {place.host_memory_mib} needed"
-    if place.bandwidth_mbps > here.bandwidth_mbps:
-        return f"{here.bandwidth_mbps} Mbit/s are free, {place.bandwidth_mbps} needed"
-    here.gpus &= ~gpus
-    here.cores &= ~cores
-    here.host_memory_mib -= place.host_memory_mib
-    here.bandwidth_mbps -= place.bandwidth_mbps
-    return ""
-
-
-def _take_share(node: NodeState, place: TaskPlacement, need: ResourceVector, here: _Left) -> str:
-    """Takes the share off the GPU that the place names; returns what is lacking, if anything is."""
-    [gpu] = place.gpus
-    if gpu in here.shared and not node.faulted_gpu_mask >> gpu & 1:
-        left = here.shared[gpu]
-    elif here.gpus >> gpu & 1:
-        left = Share(WHOLE_GPU, node.gpu_memory_mib)
-    else:
-        return f"GPU {gpu} is not free"
-    if not left.holds(need):
-        return f"GPU {gpu} has {left.milli}/1000 and {left.memory_mib} MiB left"
-    here.shared[gpu] = Share(left.milli - need.gpu_share_milli, left.memory_mib - need.gpu_memory_mib)
+    if place.host_memory_mib > here.free_host_memory_mib:
+        return f"{here.free_host_memory_mib} MiB of memory are free, {place.host_memory_mib} needed"
+    if place.bandwidth_mbps > here.free_bandwidth_mbps:
+        return f"{here.free_bandwidth_mbps} Mbit/s are free, {place.bandwidth_mbps} needed"
+    here.give(place)
     return ""

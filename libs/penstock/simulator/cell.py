@@ -7,7 +7,7 @@ from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import Order, PlacerSettings, TermStarted, TimerFired
 from penstock.model.types import NodeSpec
-from penstock_services.placer.core.orders import orders_of
+from penstock_services.placer.core.orders import ORDERS
 from penstock_services.placer.core.recorder import Recorder, Sink
 from penstock_services.placer.core.step import PlacerCore, Step
 
@@ -34,7 +34,12 @@ class Cell(Recorder):
     def orders(self, step: Step) -> Sequence[Order]:
         """What this step asks of the nodes."""
         state, seq = self.core.state, self.head.seq
-        return [order for fact in step.facts for order in orders_of(state, fact, seq)]
+        found: list[Order] = []
+        for fact in step.facts:
+            make = ORDERS.get(type(fact))
+            if make is not None:
+                found += make(state, fact, seq)
+        return found
 
     def watch(self, note: Watch) -> None:
         """Measures every decision from now on."""

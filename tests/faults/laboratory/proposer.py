@@ -34,7 +34,7 @@ class Proposer:
         while replica.offset < seen:
             replica.take(records[replica.offset].value, replica.offset)
         state = replica.state
-        policy = FirstFit()
+        policy = FirstFit("fifo")
         plans: list[JobPlan] = []
         read: list[ReadVersion] = []
         for job in state.jobs.values():

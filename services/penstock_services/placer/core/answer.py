@@ -35,7 +35,7 @@ class Input(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The record to write, and what a dead letter must say, if there is one."""
+    """The record to write, and the reason and text of its dead letter, if there is one."""
 
     draft: Draft
     envelope: Envelope | None

@@ -17,7 +17,7 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
-from penstock.policies.base import LazyRng, Plan, Preemptive, Queueing, Replanning, assign
+from penstock.policies.base import LazyRng, Plan, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.validate import validate
@@ -35,7 +35,6 @@ MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 Ki
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
 MAX_RECONSIDERED_PER_RECORD = 256
-MAX_VICTIMS_PER_STEP = 32  # more wait for the next occasion
 LOST = frozenset({"node_lost", "lost", "refused"})
 """First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
 MAX_LOSSES = (
@@ -171,29 +170,13 @@ class Decider:
 
     def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
         plan = self.policy.place(state, job, self._rng)
-        if plan is None:
-            if isinstance(self.policy, Preemptive) and state.head_of_queue() is job:
-                yield from self._preempt(state, job, self.policy)
-            return
-        yield from self._carry_out(state, job, plan)
+        if plan is not None:
+            yield from self._carry_out(state, job, plan)
 
     def _carry_out(self, state: CellState, job: JobState, plan: Plan) -> Iterator[Event]:
         self.explanations.append(plan.explanation)
         yield assign(state, job, plan)
         yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
-
-    @staticmethod
-    def _preempt(state: CellState, job: JobState, policy: Preemptive) -> Iterator[Event]:
-        """The victims are stopped; they queue again at their old place, and `job` is tried when they have ended."""
-        for victim_id in policy.victims(state, job)[:MAX_VICTIMS_PER_STEP]:
-            victim = state.jobs[victim_id]
-            yield ledger_events.JobPreempted(
-                job_id=victim_id,
-                attempt=victim.attempt,
-                by_job_id=job.job_id,
-                reason=f"profile {policy.name}",
-            )
-            yield stop(victim, "preempted")
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window, or the policy's own order; equal demands are
