@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
 from penstock.model.ledger_events import PlacerSettings, TimerSubject
-from penstock.model.transitions import TERMINAL, JobStatus, NodeStatus, TaskStatus
+from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
@@ -374,7 +374,3 @@ class CellState:
             node.entered = new
         self.sound_gpus[node.ordinal] = node.sound_gpus()
         node.version += 1
-
-
-def is_over(status: JobStatus) -> bool:
-    return status in TERMINAL

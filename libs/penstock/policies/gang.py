@@ -5,7 +5,7 @@ nothing. They differ only in how they rank the nodes that are open to the next t
 """
 
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import islice, repeat
 
 from penstock.ledger.index import Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
@@ -120,16 +120,11 @@ def place_greedily(
     gang = Gang(state, demand, distinct_nodes=distinct_nodes)
     if not gang.may_hold_all_workers():
         return None
-    for _ in range(demand.parameter_servers):
-        ranked = rank(gang, False, 1)
+    for is_worker in (*repeat(False, demand.parameter_servers), *repeat(True, demand.workers - 1)):
+        ranked = rank(gang, is_worker, 1)
         if not ranked:
             return None
-        gang.take(ranked[0][1], False)
-    for _ in range(demand.workers - 1):
-        ranked = rank(gang, True, 1)
-        if not ranked:
-            return None
-        gang.take(ranked[0][1], True)
+        gang.take(ranked[0][1], is_worker)
     ranked = rank(gang, True, MAX_CANDIDATES)
     if not ranked:
         return None
