@@ -5,6 +5,7 @@ product live here: nothing is swallowed, the attempt ends and its cause is logge
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
@@ -64,12 +65,19 @@ async def crash_only(
         began = loop.time()
         try:
             await first_of(attempt(), stop.wait())
+            continue
         except Exception as error:
-            for leaf in causes(error):
-                if isinstance(leaf, ConfigurationError | NotAllowed):
-                    raise leaf from error
-                on_failure(leaf)
-                logger.warning("%s starts again after %s: %s", name, type(leaf).__name__, leaf)
-            if loop.time() - began > HEALTHY_S:
-                backoff.reset()
-            await first_of(stop.wait(), timeout_s=backoff.next_s())
+            _examine(name, error, on_failure)
+        if loop.time() - began > HEALTHY_S:
+            backoff.reset()
+        await first_of(stop.wait(), timeout_s=backoff.next_s())
+        gc.collect()  # its exceptions and frames hold each other and all that it held, and else we collect rarely
+
+
+def _examine(name: str, error: Exception, on_failure: Callable[[BaseException], None]) -> None:
+    """Logs why an attempt ended. Raises what no repetition mends."""
+    for leaf in causes(error):
+        if isinstance(leaf, ConfigurationError | NotAllowed):
+            raise leaf from error
+        on_failure(leaf)
+        logger.warning("%s starts again after %s: %s", name, type(leaf).__name__, str(leaf))
