@@ -66,7 +66,7 @@ async def crash_only(
         try:
             await first_of(attempt(), stop.wait())
             continue
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the one place for it: examined, logged, tried again
             _examine(name, error, on_failure)
         if loop.time() - began > HEALTHY_S:
             backoff.reset()
