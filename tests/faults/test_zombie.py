@@ -8,8 +8,11 @@ import pytest
 import pytest_asyncio
 
 from infra.devservers.kafka import KafkaBroker
+from penstock.clock import wall_ms
 from penstock.ledger.record import GENESIS, RawRecord, read_valid
-from penstock.log.port import Partition
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.external_events import JobCancelRequested
 from penstock.model.topics import Topic
 from tests.faults.fault_cell import FaultCell, Slot
 from tests.faults.judge import judge, read_all
@@ -24,6 +27,8 @@ SLACK_MS = (
 )
 ROUNDS = 3
 MOST_ROUNDS = 9  # until some zombie has written something
+BURST = 2_000  # rejected requests, which keep a placer busy for about a quarter of a second
+AT_WORK_S = 0.05  # after the burst is in the log
 LEDGER = Partition(Topic.LEDGER, 0)
 
 
@@ -76,6 +81,18 @@ def send(cell: FaultCell, name: str, number: signal.Signals) -> None:
     cell.zygote.signal(process, number)
 
 
+async def stop_at_work(cell: FaultCell, name: str, turn: int) -> None:
+    """Stops a placer in the middle of a read: it wakes up with records that it has decided on and not yet written."""
+    burst = []
+    for number in range(BURST):
+        event = JobCancelRequested(job_id=f"nobody-{turn}-{number}")
+        headers, value = to_wire(Envelope(event.job_id, "/test/users", wall_ms(), event))
+        burst.append(Message(Partition(Topic.JOBS, 0), value, headers))
+    await cell.log.append(burst)
+    await asyncio.sleep(AT_WORK_S)
+    send(cell, name, signal.SIGSTOP)
+
+
 def pid_of(cell: FaultCell, name: str) -> int:
     process = cell.slots[name].process
     assert process is not None
@@ -111,7 +128,7 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
         sleeper, successor = office[turn % 2], office[(turn + 1) % 2]
         term = replica.state.term
         assert f"placer-{pid_of(cell, sleeper)}-" in str(starts(await records(cell))[-1].cause.placer_id)
-        send(cell, sleeper, signal.SIGSTOP)
+        await stop_at_work(cell, sleeper, turn)
         await cell.until(lambda term=term: replica.state.term > term, PATIENCE_S, "the successor takes over")  # type: ignore[misc]
         ended = len(replica.state.ended)
         await cell.until(lambda n=ended: len(replica.state.ended) > n + 5, PATIENCE_S, "jobs flow again")  # type: ignore[misc]

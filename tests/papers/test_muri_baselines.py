@@ -14,6 +14,7 @@ from penstock.simulator.engine import Simulation
 from penstock.simulator.job_models.catalogue import work_for
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import read_trace
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
@@ -31,7 +32,7 @@ needs_data = pytest.mark.skipif(
 def simulate(trace: str, profile: str) -> Figures:
     path = DATA / "trace-data" / f"{trace}.csv"
     settings = PlacerSettings(profile=profile)
-    read = read_trace(path, most_gpus=64)
+    read = read_trace(path, fits=ClusterCapacity(nodes_of("8x8")).problems)
     simulation = Simulation(nodes_of("8x8"), settings, work_for("muri", read, path, settings), read.jobs)
     while simulation.step():
         pass

@@ -14,6 +14,7 @@ from penstock.model.ledger_events import PlacerSettings
 from penstock.simulator.engine import Options, Simulation
 from penstock.simulator.job_models.catalogue import Run, work_for
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import read_trace
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "pollux"
@@ -42,7 +43,7 @@ def test_published_completion_times_come_out(
     monkeypatch.setenv("PENSTOCK_DATA", str(DATA.parent))
     path = DATA / FOLDERS[load] / f"workload-{workload}.csv"
     settings = PlacerSettings(profile="tiresias-fifo", queue_limits_gpu_s=(57_600.0,))
-    trace = read_trace(path, most_gpus=64)
+    trace = read_trace(path, fits=ClusterCapacity(nodes_of("16x4")).problems)
     simulation = Simulation(
         nodes_of("16x4"),
         settings,
