@@ -27,6 +27,8 @@ LOOK_TIMEOUT_S = 0.25  # a first read with time-out 0 waits so long for the conn
 LONG_POLL_MS = 60_000  # 'for ever' in pieces
 MAX_UNDECODED = 20  # fetches in a row; some were under way when the decoding was changed
 FETCH_WAIT_MS = 5_000  # how long the broker holds a fetch on a quiet log; new records answer it at once
+BUSY_WAIT_MS = 25  # the same for a reader of several partitions that has just read
+BUSY_S = 0.5  # after its last records a reader counts as busy
 GATHER_BYTES = 1 << 20  # more than a paced fetch waits for: its time ends it
 
 
@@ -141,13 +143,22 @@ class KafkaReader:
         return fetched
 
     def _ask_for(self, gather_s: float) -> None:
-        """What the consumer's next requests ask for: an answer at once, or (under load) after `gather_s`."""
+        """What the consumer's next requests ask for: an answer at once, or (under load) after `gather_s`.
+
+        Ideal: each request names all partitions. Departure: aiokafka leaves out those whose records are still to be
+        read, and has one request under way: one that names idle partitions only holds up the others for as long as
+        the broker may wait. So the broker may not wait long while a reader of several partitions is busy.
+        """
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
+        loop = asyncio.get_running_loop()
         if gather_s > 0:
             set_fetch_wait(self._consumer, GATHER_BYTES, max(1, round(gather_s * 1_000)))
-            self._gathering = asyncio.get_running_loop().call_later(gather_s, self._ask_for, 0.0)
+            self._gathering = loop.call_later(gather_s, self._ask_for, 0.0)
+        elif len(self._partitions) > 1:
+            set_fetch_wait(self._consumer, 1, BUSY_WAIT_MS)
+            self._gathering = loop.call_later(BUSY_S, set_fetch_wait, self._consumer, 1, FETCH_WAIT_MS)
         else:
             set_fetch_wait(self._consumer, 1, FETCH_WAIT_MS)
 
