@@ -5,7 +5,7 @@ VENV := .venv
 SEEDS ?= 500
 BIN := $(VENV)/bin
 # One test process per core, each with servers of its own; the tests of one module stay together, longest first.
-PYTEST := $(BIN)/python -m pytest -n logical --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadscope --no-loadscope-reorder --durations 20
 
 .PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos up kafka jaeger clean
 

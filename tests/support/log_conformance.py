@@ -16,6 +16,9 @@ from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader,
 LogFactory = Callable[[str], Awaitable[Log]]
 PATIENCE_S = 30.0  # for what must happen: a loaded machine may be slow
 SILENCE_MS = 200  # for what must not happen
+PROMPT_S = 4.0  # below the five seconds for which a Kafka broker may hold a fetch
+BACKLOG_TURNS = 5
+BUSY_ELSEWHERE_S = 0.3  # aiokafka fetches for other partitions when records lie unread for 0.1 s
 
 
 def messages(partition: Partition, first: int, count: int = 1, *, label: str = "") -> list[Message]:
@@ -340,6 +343,21 @@ class LogConformance:
         assert values(await drain(slow, 30_000)) == [str(n).encode() for n in range(30_000)]
         await fast.close()
         await slow.close()
+
+    async def test_idle_partitions_hold_up_no_busy_one(self, log_factory: LogFactory, topic: str) -> None:
+        """A backlog on two partitions, none on the third; its reader stops to decide, and then all that came is there."""
+        log = await log_factory("one")
+        await log.create({topic: 3})
+        busy, other = Partition(topic, 0), Partition(topic, 1)
+        reader = log.reader({busy: 0, other: 0, Partition(topic, 2): 0})
+        for turn in range(BACKLOG_TURNS):
+            await log.append([*messages(busy, turn * 300, 300), *messages(other, turn * 300, 300)])
+            async with asyncio.timeout(PROMPT_S):
+                left = 600 - len(await reader.read(max_records=100))
+                await asyncio.sleep(BUSY_ELSEWHERE_S)
+                while left:
+                    left -= len(await reader.read(max_records=100))
+        await reader.close()
 
     async def test_batching_delays_no_first_record(self, log_factory: LogFactory, topic: str) -> None:
         """On a quiet system a lone record passes a paced reader as fast as any other."""

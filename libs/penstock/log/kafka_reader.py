@@ -145,8 +145,8 @@ class KafkaReader:
     def _ask_for(self, gather_s: float) -> None:
         """What the consumer's next requests ask for: an answer at once, or (under load) after `gather_s`.
 
-        Ideal: each request names all partitions. Departure: aiokafka leaves out those whose records are still to be
-        read, and has one request under way: one that names idle partitions only holds up the others for as long as
+        Ideal: each request names all partitions. Departure: aiokafka leaves out those whose records lie unread for
+        0.1 s, and has one request under way: one that names idle partitions only holds up the others for as long as
         the broker may wait. So the broker may not wait long while a reader of several partitions is busy.
         """
         if self._gathering is not None:
