@@ -1,8 +1,10 @@
-"""Terminal output of every command: console, borderless table, JSON on stdout."""
+"""Terminal output of every command: console, borderless table, progress bar, JSON on stdout."""
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import orjson
 from rich.console import Console
@@ -26,6 +28,43 @@ def plain_table(*columns: str, right: Sequence[str] = (), wrap: Sequence[str] = 
             name, justify="right" if name in right else "left", overflow="fold", no_wrap=name not in wrap
         )
     return table
+
+
+class Bar(Protocol):
+    def __call__(self, share: float, text: str = "") -> None:
+        """`share`: done, 0 … 1."""
+        ...
+
+
+@contextmanager
+def bar(errors: Console, what: str) -> Iterator[Bar]:
+    """Progress on a terminal: share done, a text, time elapsed and left.
+
+    It refreshes when it is called, not by a thread: processes are forked beside it.
+    """
+    from rich.progress import (  # 20 ms that most commands never need
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )  # fmt: skip
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("to go"),
+    )  # fmt: skip
+    shown = Progress(
+        *columns, console=errors, transient=True, disable=not errors.is_terminal, auto_refresh=False
+    )
+    with shown:
+        task = shown.add_task(what, total=1.0, text="")
+
+        def update(share: float, text: str = "") -> None:
+            shown.update(task, completed=min(1.0, share), text=text, refresh=True)
+
+        yield update
 
 
 def write_json(value: object) -> None:

@@ -10,7 +10,7 @@ import httpx
 
 from penstock.errors import LogError
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.port import Log, Message, Partition, Reader
+from penstock.log.port import Log, Message, Partition, Reader, Record
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.settings import Settings
@@ -87,8 +87,12 @@ class Cell:
     async def written(self, topic: Topic) -> list[Envelope]:
         """Everything on an input topic."""
         place = Partition(topic, 0)
+        end = (await self.log.inner.end_offsets([place]))[place]
         reader = self.log.inner.reader({place: 0})
-        records = await reader.read(timeout_ms=0)
+        records: list[Record] = []
+        async with asyncio.timeout(WITHIN_S):
+            while len(records) < end:
+                records += await reader.read()
         await reader.close()
         return [from_wire(record.headers, record.value, topic) for record in records]
 

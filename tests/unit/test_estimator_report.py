@@ -1,4 +1,4 @@
-"""`penstock estimator report` on a ledger and on the gateway's events: both tell the same."""
+"""`penstock estimator report` gives the same figures from a ledger and from the gateway's events."""
 
 import re
 from collections import Counter
@@ -84,8 +84,8 @@ def test_the_table_is_for_people(ledger: Path, capfd: pytest.CaptureFixture[str]
     ("name", "content", "problem"),
     [
         ("none", None, "No such file"),
-        ("empty", b"", "no line is a first record"),
-        ("text", b"hello\n", "no line is a first record"),
+        ("empty", b"", "empty: a ledger was expected"),
+        ("text", b"hello\n", "none of its 1 lines is a first record"),
     ],
 )
 def test_what_is_no_ledger_is_refused(

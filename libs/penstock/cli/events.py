@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
 from penstock.cli.client import Gateway
 from penstock.cli.output import remark
 from penstock.exits import Exit, Stop
-from penstock.screen import console
+from penstock.screen import bar, console
 
 
 def cell_events(client: Gateway, cell: str | None = None) -> Iterator[bytes]:
@@ -27,14 +25,11 @@ def cell_events(client: Gateway, cell: str | None = None) -> Iterator[bytes]:
 
 def events_until(client: Gateway, last_seq: int) -> Iterator[bytes]:
     """The events of all records up to this one. Raises `Stop` where the stream ends before it."""
-    columns = (TextColumn("reading the ledger"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    screen = console(stderr=True)
     seen = 0
     with (
-        Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar,
+        bar(console(stderr=True), "reading the ledger") as progress,
         client.lines("/v1/stream", after="0", until=last_seq) as chunks,
     ):
-        task = bar.add_task("", total=last_seq)
         rest = ""
         for chunk in chunks:
             *lines, rest = (rest + chunk).split("\n")
@@ -44,7 +39,7 @@ def events_until(client: Gateway, last_seq: int) -> Iterator[bytes]:
                     seen = int(value.partition(".")[0])
                 elif field == "data":
                     yield value.encode()
-            bar.update(task, completed=seen)
+            progress(seen / max(1, last_seq))
     if seen < last_seq:
         raise Stop(
             Exit.UNREACHABLE, f"{client.server} ended the stream at record {seen} of {last_seq}; try again"

@@ -2,38 +2,39 @@
 
 import penstock.runtime.single_thread  # noqa: F401, I001 - first: before anything imports numpy
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
 import typer
 
 from penstock.charts import files
 from penstock.charts.report import Table
 from penstock.exits import BadCommand
-from penstock.model.codec import decode_fact
-from penstock.model.errors import EventError
+from penstock.model.event import Event, wire_type
 from penstock.model.topics import Topic
-from penstock.runtime.json_lines import json_lines
+from penstock.runtime.csv_import import BadFile
+from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console, plain_table, write_json
 from penstock_services.estimator import report_tables
 from penstock_services.estimator.core.accuracy import Accuracy, accuracy_of
-from penstock_services.estimator.core.state import HANDLERS, At, State, evolve
+from penstock_services.estimator.core.state import At, State, evolve
 
 BARS = "▁▂▃▄▅▆▇█"
 FULL_BAR = math.log(4)  # a median that is off by a factor of four or more fills the bar
 
 
-class _Event(msgspec.Struct):
-    """One event as the gateway streams it; `type` carries no version: the gateway writes current ones."""
+class _Fold(NamedTuple):
+    """The estimator's state, fed by `read_ledger` or `read_events`."""
 
-    seq: int
-    at_ms: int
-    type: str
-    data: msgspec.Raw
+    state: State
+
+    def take(self, value: bytes) -> bool:
+        return self.state.fold(value)
+
+    def take_event(self, seq: int, at_ms: int, event: Event) -> None:
+        evolve(self.state, At(seq, at_ms), wire_type(type(event)), event)
 
 
 def report(
@@ -60,12 +61,15 @@ def report(
         option = "--report" if page else "--png"
         raise BadCommand(f"{option} needs altair, which is not installed; pip install 'penstock[charts]'")
     files.check(page, png)
-    fold = State(Topic.JOBS, 0)
-    runs, session = fold.finished, ctx.find_root().obj
-    if ledger is not None:
-        _fold_ledger(ledger, fold)
-    else:
-        _fold_events(session.events(), fold)
+    state, session = State(Topic.JOBS, 0), ctx.find_root().obj
+    errors, runs = console(stderr=True, soft_wrap=True), state.finished
+    try:
+        if ledger is None:
+            read_events(session.events(), _Fold(state))
+        elif remark := read_ledger(ledger, _Fold(state)):
+            errors.print(f"penstock: {remark}", markup=False)
+    except BadFile as error:
+        raise BadCommand(str(error)) from error
     found = accuracy_of(runs)
     if page or png:
         if not found.tiers:
@@ -74,37 +78,11 @@ def report(
             )
         from penstock_services.estimator.report_charts import page_of  # Altair takes 0.3 s
 
-        files.write(page_of(runs, found, session.line), page, png, console(stderr=True, soft_wrap=True))
+        files.write(page_of(runs, found, session.line), page, png, errors)
     if output == "json":
         write_json(plain(found))
     else:
         show(found)
-
-
-def _fold_ledger(path: Path, fold: State) -> None:
-    try:
-        for _, value in json_lines(path):
-            fold.fold(value)
-    except OSError as error:
-        raise BadCommand(f"{path}: {error.strerror or error}") from error
-    if not fold.seq:
-        raise BadCommand(f"{path}: no ledger: no line is a first record")
-    if fold.void:
-        text = f"penstock: {path}: {fold.void} records do not follow the one before and are void"
-        print(text, file=sys.stderr)
-
-
-def _fold_events(events: Iterable[bytes], fold: State) -> None:
-    decode = msgspec.json.Decoder(_Event).decode
-    versions = {name.rpartition(".v")[0]: name for name in HANDLERS}
-    for number, value in enumerate(events, start=1):
-        try:
-            event = decode(value)
-            name = versions.get(event.type)
-            if name is not None:
-                evolve(fold, At(event.seq, event.at_ms), name, decode_fact(name, event.data))
-        except (msgspec.DecodeError, EventError) as error:
-            raise BadCommand(f"the cell's events: line {number}: no event: {error}") from error
 
 
 def plain(found: Accuracy) -> Mapping[str, Any]:

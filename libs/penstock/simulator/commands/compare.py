@@ -13,7 +13,7 @@ from rich.console import Console
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
-from penstock.screen import console, write_json
+from penstock.screen import Bar, bar, console, write_json
 from penstock.simulator import comparison
 from penstock.simulator.commands.options import (
     Given,
@@ -26,7 +26,6 @@ from penstock.simulator.commands.output import (
     print_comparison,
     stdout,
 )
-from penstock.simulator.commands.progress import Bar, bar
 from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import Standing, deterministic
 from penstock.simulator.parallel import Look, Outcome, Task, run_all

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from penstock.exits import BadCommand
+from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console
 from penstock.simulator.commands.options import bad_input_stops
-from penstock.simulator.commands.past import read_events, read_ledger
 from penstock.simulator.traces.history import History, Left, PastJob, mixed, node_rows
 from penstock.simulator.traces.writing import trace_lines, write_lines
 

@@ -8,10 +8,10 @@ import typer
 
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
+from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console, write_json
 from penstock.simulator.commands.options import Output, bad_input_stops
 from penstock.simulator.commands.output import figures_table, stdout
-from penstock.simulator.commands.past import read_events, read_ledger
 from penstock.simulator.commands.reporting import ReportOptions
 from penstock.simulator.report.build import Background, ledger_report
 from penstock.simulator.report.figures import figures_of

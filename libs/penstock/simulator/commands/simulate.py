@@ -11,7 +11,7 @@ from rich.console import Console
 from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
-from penstock.screen import console, write_json
+from penstock.screen import bar, console, write_json
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
@@ -19,7 +19,6 @@ from penstock.simulator.commands.options import (
     begin,
 )
 from penstock.simulator.commands.output import figures_table, run_keys, stdout
-from penstock.simulator.commands.progress import bar
 from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import compare
 from penstock.simulator.report.build import report_of

@@ -108,12 +108,12 @@ class State:
         """Of the last valid record."""
         return self.head.seq
 
-    def fold(self, value: bytes) -> None:
-        """One record of the ledger's partition, in their order."""
+    def fold(self, value: bytes) -> bool:
+        """One record of the ledger's partition, in their order; False for a void one."""
         found = read_valid(self.head, value)
         if found is None:
             self.void += 1
-            return
+            return False
         self.head, record = found
         cause = record.cause
         if (cause.topic, cause.partition) == (self.jobs_topic, self.jobs_partition):
@@ -122,6 +122,7 @@ class State:
         for fact in record.facts:
             if fact.type in HANDLERS:
                 evolve(self, at, fact.type, fact.event())
+        return True
 
     def unestimated(self) -> list[tuple[str, LiveJob, JobSpec]]:
         """(job id, job, spec) of jobs without an estimate in the ledger, oldest first."""

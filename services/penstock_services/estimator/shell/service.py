@@ -43,9 +43,7 @@ from penstock_services.estimator.shell.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 
-BATCH_MS = (
-    20  # under load a poll costs more than the records that it brings; the first after idle never waits
-)
+BATCH_MS = 20  # under load a poll costs more than the records that it brings; after idle nothing waits
 
 
 class Estimator:

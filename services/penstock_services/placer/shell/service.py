@@ -46,16 +46,14 @@ logger = logging.getLogger(__name__)
 
 MAX_INPUTS_PER_READ = 256  # steps between two turns of the event loop, ≈ 20 ms
 MAX_TIMERS_PER_TURN = 256  # as above; after a long absence thousands are due at once
-MAX_APPEND_BYTES = (
-    1 << 18
-)  # of one append, beyond one read of inputs: the adapters hold a batch several times over
+MAX_APPEND_BYTES = 1 << 18  # beyond one read of inputs; the adapters hold several copies of a batch
 MAX_IN_FLIGHT = 4_096  # records appended and not read back
 INPUT_BATCH_MS = 10  # under load a poll costs more than the records that it brings
 TOPICS: dict[str, int] = {Topic.ORDERS: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
 
 
 def _bytes(messages: Sequence[Message]) -> int:
-    return sum(len(message.value or b"") for message in messages)
+    return sum(len(message.value) for message in messages)
 
 
 class Pending(NamedTuple):
@@ -196,8 +194,11 @@ class Term:
         """One append at a time, each with everything decided meanwhile (client-side group commit)."""
         while True:
             messages = await self._to_append.get()
-            while not self._to_append.empty() and _bytes(messages) < MAX_APPEND_BYTES:
-                messages += self._to_append.get_nowait()
+            size = _bytes(messages)
+            while not self._to_append.empty() and size < MAX_APPEND_BYTES:
+                more = self._to_append.get_nowait()
+                messages += more
+                size += _bytes(more)
             letters = [message for message in messages if message.partition.topic == Topic.DEAD_LETTERS]
             # Ideal: one commit with the record. On Kafka first: a crash in between leaves a letter twice, never none.
             if letters and self._next_offset is None:

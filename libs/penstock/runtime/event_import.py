@@ -1,4 +1,4 @@
-"""Import of a cell's past, event by event: from a ledger's file or from the event stream of the gateway."""
+"""Import of a cell's events, from a ledger's file or from the event stream of the gateway."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ TYPES = {model.TYPE: name for name, model in REGISTRY.items()}
 """Type of a fact as the gateway streams it → as the ledger has it."""
 
 
-class Past(Protocol):
+class Fold(Protocol):
     """What is derived from a ledger."""
 
     def take(self, value: bytes) -> bool:
@@ -56,7 +56,7 @@ def _blames(source: str) -> Iterator[list[int]]:
         raise BadFile(source, [Problem(lines[0], "", why)]) from error
 
 
-def read_ledger(path: Path, past: Past) -> str:
+def read_ledger(path: Path, fold: Fold) -> str:
     """Folds a ledger's file. Returns a remark on records that do not follow the chain (LAW 3), if any.
 
     Raises `BadFile`.
@@ -66,7 +66,7 @@ def read_ledger(path: Path, past: Past) -> str:
     with _blames(str(path)) as lines:
         for line, value in json_lines(path):
             lines[:] = [line]
-            if past.take(value):
+            if fold.take(value):
                 valid += 1
             else:
                 void.append(line)
@@ -82,7 +82,7 @@ def read_ledger(path: Path, past: Past) -> str:
     )
 
 
-def read_events(events: Iterable[bytes], past: Past) -> None:
+def read_events(events: Iterable[bytes], fold: Fold) -> None:
     """Folds the gateway's events; those of a type that this version does not know are ignored. Raises `BadFile`."""
     decode = msgspec.json.Decoder(Streamed).decode
     with _blames(CELL) as lines:
@@ -91,6 +91,6 @@ def read_events(events: Iterable[bytes], past: Past) -> None:
             streamed = decode(value)
             kind = TYPES.get(streamed.type)
             if kind is not None:
-                past.take_event(streamed.seq, streamed.at_ms, decode_fact(kind, streamed.data))
+                fold.take_event(streamed.seq, streamed.at_ms, decode_fact(kind, streamed.data))
     if not lines[0]:
         raise BadFile(CELL, [Problem(0, "", "empty: events were expected")])
