@@ -57,6 +57,9 @@ class Faulty:
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return await self.inner.end_offsets(partitions)
 
+    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return await self.inner.begin_offsets(partitions)
+
     async def close(self) -> None:
         return None
 

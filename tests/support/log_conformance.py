@@ -284,6 +284,7 @@ class LogConformance:
         await log.create({topic: 2})  # again: nothing changes
         await log.create({topic: 1})  # never shrinks
         assert await log.end_offsets([a, b]) == ends
+        assert await log.begin_offsets([a, b]) == {a: offsets[0], b: 0}
 
     async def test_a_record_that_must_get_an_offset(self, log_factory: LogFactory, topic: str) -> None:
         """A placer that was replaced writes a record and its orders in one commit: none of both may be seen."""

@@ -1,7 +1,7 @@
 """A log in memory: the whole contract of `Log`, without disk or network.
 
 One `MemoryBroker` is the shared truth; each `MemoryLog` is one connection to it under one identity. The
-broker has the hooks that tests need: failing appends before or after the write, and write rights per topic.
+broker has the hooks that tests need: failing appends before or after the write, write rights per topic, and loss of records.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ class MemoryBroker:
         self.allow: dict[str, set[str]] = dict(allow or {})
         self._clock = clock
         self._records: dict[Partition, list[Record]] = {}
+        self._first: dict[Partition, int] = {}
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order, so that a seeded run repeats
         self._faults: list[bool] = []
 
@@ -48,6 +49,20 @@ class MemoryBroker:
             return self._records[partition]
         except KeyError:
             raise LogError(f"{partition} does not exist: create its topic first") from None
+
+    def first(self, partition: Partition) -> int:
+        """Offset of the oldest record that is left."""
+        self.records(partition)
+        return self._first.get(partition, 0)
+
+    def expire(self, partition: Partition, before: int) -> None:
+        """Retention, or an administrator, removes all records before this offset."""
+        self._first[partition] = before
+
+    def restore(self, partition: Partition, end: int = 0) -> None:
+        """The partition is as it was when it ended at `end`; at 0: as if deleted and created again."""
+        del self.records(partition)[end:]
+        self._first[partition] = min(end, self.first(partition))
 
     def append(self, identity: str, messages: Sequence[Message]) -> list[int]:
         """Appends at once, or fails as asked by `fail_next_append`."""
@@ -134,6 +149,9 @@ class MemoryLog:
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return {partition: len(self._broker.records(partition)) for partition in partitions}
 
+    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return {partition: self._broker.first(partition) for partition in partitions}
+
     async def close(self) -> None:
         self._closed = True
 
@@ -171,9 +189,9 @@ class _MemoryReader:
     def _available(self) -> int:
         count = 0
         for partition, position in self._positions.items():
-            end = len(self._broker.records(partition))
-            if not 0 <= position <= end:
-                raise OffsetOutOfRange(f"{partition} holds offsets 0 to {end}, asked for {position}")
+            first, end = self._broker.first(partition), len(self._broker.records(partition))
+            if not first <= position <= end:
+                raise OffsetOutOfRange(f"{partition} holds offsets {first} to {end}, asked for {position}")
             count += end - position
         return count
 

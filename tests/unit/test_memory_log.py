@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.errors import AppendFailed, NotAllowed
+from penstock.errors import AppendFailed, NotAllowed, OffsetOutOfRange
 from penstock.log.port import Message, Partition
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
@@ -22,6 +22,23 @@ async def test_failed_append_may_or_may_not_have_happened() -> None:
     assert await log.append([Message(LEDGER, b"next")]) == [1]
     assert [record.value for record in broker.records(LEDGER)] == [b"written", b"next"]
     assert {record.timestamp_ms for record in broker.records(LEDGER)} == {7}
+
+
+async def test_records_are_lost() -> None:
+    """Retention takes the oldest records; a restored backup lacks the newest, a recreated topic all of them."""
+    broker = MemoryBroker()
+    log = await MemoryLog(broker, "placer").start()
+    await log.create({LEDGER.topic: 1})
+    await log.append([Message(LEDGER, str(n).encode()) for n in range(6)])
+    broker.expire(LEDGER, 2)
+    broker.restore(LEDGER, 5)
+    assert (await log.begin_offsets([LEDGER]), await log.end_offsets([LEDGER])) == ({LEDGER: 2}, {LEDGER: 5})
+    for position in (1, 6):
+        with pytest.raises(OffsetOutOfRange):
+            await log.reader({LEDGER: position}).read()
+    assert [record.value for record in await log.reader({LEDGER: 2}).read()] == [b"2", b"3", b"4"]
+    broker.restore(LEDGER)
+    assert (await log.begin_offsets([LEDGER]), await log.end_offsets([LEDGER])) == ({LEDGER: 0}, {LEDGER: 0})
 
 
 async def test_write_rights() -> None:

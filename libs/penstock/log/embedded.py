@@ -16,6 +16,7 @@ from penstock.log.embedded_reader import EmbeddedReader
 from penstock.log.embedded_schema import (
     ADD_PARTITIONS,
     APPEND,
+    BEGINNINGS,
     CHANNEL,
     EVERYTHING,
     HEADS,
@@ -104,6 +105,12 @@ class EmbeddedLog:
         ids = await self.partition_ids(wanted)
         heads = await self.read_heads(ids.values())
         return {partition: heads[ids[partition]] for partition in wanted}
+
+    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        wanted = list(partitions)
+        ids = await self.partition_ids(wanted)
+        first = {row["id"]: row["first"] for row in await self._query(BEGINNINGS, list(ids.values()))}
+        return {partition: first[ids[partition]] for partition in wanted}
 
     async def close(self) -> None:
         self._closed = True

@@ -74,6 +74,10 @@ END $body$;
 APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6, $7, $8)"
 PARTITIONS = "SELECT id, topic, index FROM penstock_log.partitions"
 HEADS = "SELECT id, head FROM penstock_log.partitions WHERE id = ANY($1::integer[])"
+BEGINNINGS = """
+SELECT p.id, coalesce((SELECT min(position) FROM penstock_log.records WHERE partition_id = p.id), p.head) AS first
+FROM penstock_log.partitions p WHERE p.id = ANY($1::integer[])
+"""
 ADD_PARTITIONS = """
 INSERT INTO penstock_log.partitions (topic, index)
 SELECT t.topic, i FROM unnest($1::text[], $2::integer[]) AS t(topic, n) CROSS JOIN generate_series(0, t.n - 1) AS i

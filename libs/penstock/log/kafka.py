@@ -208,20 +208,10 @@ class KafkaLog:
         return reader
 
     async def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        wanted = list(partitions)
-        await self.require(wanted)
-        async with self._control_lock:
-            if self._offsets_consumer is None:
-                self._offsets_consumer = await self.started_consumer()
-            try:
-                ends = await self._offsets_consumer.end_offsets(
-                    [TopicPartition(*partition) for partition in wanted]
-                )
-            except _DENIED as error:
-                raise NotAllowed(f"{self._identity} may not read {error}") from error
-            except KafkaError as error:
-                raise LogError(f"Kafka did not answer with the end offsets: {error!r}") from error
-        return {partition: ends[TopicPartition(*partition)] for partition in wanted}
+        return await self._offsets(partitions, lambda consumer, names: consumer.end_offsets(names))
+
+    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return await self._offsets(partitions, lambda consumer, names: consumer.beginning_offsets(names))
 
     async def close(self) -> None:
         self._closed = True
@@ -259,6 +249,26 @@ class KafkaLog:
                 raise LogError(f"{partition} does not exist: create its topic first")
 
     # --- inside ------------------------------------------------------------------------------------------
+
+    async def _offsets(
+        self,
+        partitions: Iterable[Partition],
+        ask: Callable[[AIOKafkaConsumer, list[TopicPartition]], Awaitable[dict[TopicPartition, int]]],
+    ) -> dict[Partition, int]:
+        wanted = list(partitions)
+        await self.require(wanted)
+        async with self._control_lock:
+            if self._offsets_consumer is None:
+                self._offsets_consumer = await self.started_consumer()
+            try:
+                found = await ask(
+                    self._offsets_consumer, [TopicPartition(*partition) for partition in wanted]
+                )
+            except _DENIED as error:
+                raise NotAllowed(f"{self._identity} may not read {error}") from error
+            except KafkaError as error:
+                raise LogError(f"Kafka did not answer with the offsets: {error!r}") from error
+        return {partition: found[TopicPartition(*partition)] for partition in wanted}
 
     def _writer(self, family: str) -> "_Writer":
         if family not in self._writers:

@@ -111,6 +111,10 @@ class Log(Protocol):
         """Per partition the offset that the next appended record will have (at least)."""
         ...
 
+    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Per partition the offset of its oldest record; of a partition without records its end."""
+        ...
+
     async def close(self) -> None:
         """Flushes nothing (appends are awaited by their callers), frees everything; idempotent."""
         ...

@@ -158,6 +158,10 @@ class Connection:
         await self.gate("ends")
         return {partition: self._broker.end(partition) for partition in partitions}
 
+    async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        await self.gate("ends")
+        return {partition: self._broker.first(partition) for partition in partitions}
+
     async def gate(self, what: str) -> None:
         """Where its process may be killed or asleep; while the broker is away, everybody waits here."""
         if self._process is not None:
