@@ -64,7 +64,7 @@ async def test_a_batch_is_written_whole_or_not_at_all(dsn: str, statements: int)
 
     again = await Store.open(dsn, SCHEMA, "default")
     try:
-        offset, _ = await again.position()
+        offset, _, _ = await again.position()
         rows = await again.connection.fetchval("SELECT count(*) FROM events")
         jobs = await again.connection.fetch("SELECT outcome FROM jobs")
         assert (offset > 0) == (rows > 0) == (len(jobs) > 0), f"position {offset}, {rows} events, {jobs}"

@@ -205,11 +205,11 @@ async def test_a_clean_stop_leaves_a_snapshot(
         await placer.send(log)
         await reached(dsn, len(placer.values))
     connection = await asyncpg.connect(dsn)
-    found = await load_latest(connection, "default")
+    found = await load_latest(connection, "default", log, LEDGER)
     assert found.head == placer.replica.head
     assert dump(found.state) == dump(placer.replica.state)
     assert found.offset == len(placer.values)
-    earlier = await load_latest(connection, "default", until_seq=len(placer.values) - 1)
+    earlier = await load_latest(connection, "default", log, LEDGER, until_seq=len(placer.values) - 1)
     assert earlier.head.seq == 0
     placer.run(["later"])
     async with projecting(cell, log):
@@ -231,13 +231,13 @@ async def test_a_damaged_snapshot_is_passed_over(dsn: str, cell: Settings, log: 
         replica.take(value, offset)
         if offset in (20, 40):
             await save_snapshot(connection, "default", replica)
-    assert (await load_latest(connection, "default")).head.seq == 41
+    assert (await load_latest(connection, "default", log, LEDGER)).head.seq == 41
     await connection.execute(
         "UPDATE penstock.snapshots SET body = set_byte(body, 30, get_byte(body, 30) # 1) WHERE seq = 41"
     )
-    assert (await load_latest(connection, "default")).head.seq == 21
+    assert (await load_latest(connection, "default", log, LEDGER)).head.seq == 21
     await connection.execute("UPDATE penstock.snapshots SET body = 'x', sha256 = $1", "0" * 64)
-    assert (await load_latest(connection, "default")).head.seq == 0
+    assert (await load_latest(connection, "default", log, LEDGER)).head.seq == 0
     placer.run(["later"])
     async with projecting(cell, log):
         await placer.send(log)
@@ -286,8 +286,8 @@ async def test_tables_of_another_log_are_refused(dsn: str, cell: Settings, log: 
     await connection.execute("TRUNCATE penstock.snapshots")
     with pytest.raises(ConfigurationError, match=r"another log.*projections rebuild"):
         await service.run(cell, asyncio.Event(), log=log)
-    await connection.execute("UPDATE penstock.positions SET next_offset = 10000")
-    with pytest.raises(ConfigurationError, match="longer ledger"):
+    await connection.execute("UPDATE penstock.positions SET next_offset = 10000, head_offset = 9999")
+    with pytest.raises(ConfigurationError, match=r"no record.*another log.*projections rebuild"):
         await service.run(cell, asyncio.Event(), log=log)
     assert (await rebuild(cell, log))["ok"]
     await assert_equals_replay(cell, log)

@@ -15,6 +15,8 @@ class Replica:
     head: Head = GENESIS
     offset: int = 0
     """In the ledger's partition, of the next record to read."""
+    head_offset: int = -1
+    """In the ledger's partition, of `head`'s record; -1: there is none."""
 
     def take(self, value: bytes, offset: int, hook: Hook | None = None) -> RawRecord | None:
         """Folds one record of the partition and returns it; None for a void one, which only advances the offset.
@@ -26,5 +28,6 @@ class Replica:
         if found is None:
             return None
         self.head, record = found
+        self.head_offset = offset
         fold(self.state, record, hook)
         return record

@@ -1,7 +1,8 @@
 """Snapshots of a cell's state, stored in Postgres beside the read models; every replica may start from one.
 
-A snapshot only spares time: one that is damaged, of another version, or not there at all is passed over for an
-older one, and in the end for the beginning of the ledger.
+A snapshot only spares time: one that is damaged, of another version, of another ledger, or not there at all is passed
+over for an older one, and in the end for the beginning of the ledger. Which ledger it is of is proven: its head is the
+digest of a record, which names its parent's, and so the whole ledger up to there (LAW 3).
 """
 
 import asyncio
@@ -12,9 +13,11 @@ from typing import NamedTuple, TypeAlias
 
 import asyncpg
 
-from penstock.ledger.record import Head
+from penstock.ledger.record import Head, record_id
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged, dump, format_id, load
+from penstock.log.lookup import records_at
+from penstock.log.port import Log, Partition
 from penstock.runtime.migrations import schema_of
 
 logger = logging.getLogger(__name__)
@@ -27,8 +30,10 @@ MAX_BODY_BYTES = 1 << 30  # decompressed; 100,000 live jobs with their specs nee
 Store: TypeAlias = asyncpg.Connection | asyncpg.Pool
 
 _SAVE = """
-INSERT INTO {schema}.snapshots (cell, seq, head_id, term, next_offset, format, sha256, body)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (cell, seq) DO NOTHING
+INSERT INTO {schema}.snapshots (cell, seq, head_id, term, head_offset, format, sha256, body)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (cell, seq) DO UPDATE SET
+    head_id = excluded.head_id, term = excluded.term, head_offset = excluded.head_offset,
+    format = excluded.format, sha256 = excluded.sha256, body = excluded.body
 """
 _PRUNE = """
 DELETE FROM {schema}.snapshots WHERE cell = $1 AND seq < (
@@ -36,7 +41,7 @@ DELETE FROM {schema}.snapshots WHERE cell = $1 AND seq < (
 )
 """
 _LATEST = """
-SELECT seq, head_id, term, next_offset, sha256, body FROM {schema}.snapshots
+SELECT seq, head_id, term, head_offset, sha256, body FROM {schema}.snapshots
 WHERE cell = $1 AND seq < $2 AND seq <= $3 AND format = $4 ORDER BY seq DESC LIMIT 1
 """
 FAR = (1 << 63) - 1
@@ -45,11 +50,19 @@ FAR = (1 << 63) - 1
 async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: str | None = None) -> int:
     """Stores the replica as it is at the call; returns the compressed size in bytes. Removes all but the newest `MAX_SNAPSHOTS`."""
     schema = schema or schema_of(cell)
-    raw, head, offset = dump(replica.state), replica.head, replica.offset
+    raw, head, head_offset = dump(replica.state), replica.head, replica.head_offset
     body = await asyncio.to_thread(zlib.compress, raw, COMPRESSION)
     digest = sha256(body).hexdigest()
     await store.execute(
-        _SAVE.format(schema=schema), cell, head.seq, head.id, head.term, offset, format_id(), digest, body
+        _SAVE.format(schema=schema),
+        cell,
+        head.seq,
+        head.id,
+        head.term,
+        head_offset,
+        format_id(),
+        digest,
+        body,
     )
     await store.execute(_PRUNE.format(schema=schema), cell, MAX_SNAPSHOTS)
     return len(body)
@@ -61,7 +74,7 @@ class Stored(NamedTuple):
     seq: int
     head_id: str
     term: int
-    next_offset: int
+    head_offset: int
     sha256: str
     body: bytes
 
@@ -69,15 +82,18 @@ class Stored(NamedTuple):
 async def latest_stored(
     store: Store,
     cell: str,
+    log: Log,
+    ledger: Partition,
     *,
     below: int = FAR,
     until_seq: int = FAR,
     until_offset: int = FAR,
     schema: str | None = None,
 ) -> Stored | None:
-    """The newest snapshot of this format before `below` and up to `until_seq`, unread; None: there is none.
+    """The newest snapshot of this format and this ledger before `below` and up to `until_seq`, unread; None: there is none.
 
-    `until_offset`: passes over snapshots that were taken further on in the ledger.
+    `until_offset`: passes over snapshots that were taken further on in the ledger. Those of another ledger are passed
+    over with a warning. Raises `LogError`.
     """
     query = _LATEST.format(schema=schema or schema_of(cell))
     while True:
@@ -85,9 +101,28 @@ async def latest_stored(
             row = await store.fetchrow(query, cell, below, until_seq, format_id())
         except asyncpg.UndefinedTableError:
             return None  # the projector has never run here
-        if row is None or row["next_offset"] <= until_offset:
-            return None if row is None else Stored(*row)
-        below = row["seq"]
+        if row is None:
+            return None
+        stored = Stored(*row)
+        if stored.head_offset < until_offset:
+            found = await head_id_at(log, ledger, stored.head_offset)
+            if found == stored.head_id:
+                return stored
+            logger.warning(
+                "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d lies %s); trying an "
+                "older one",
+                stored.seq, stored.head_id, stored.head_offset, *ledger, found or "no record",
+            )  # fmt: skip
+        below = stored.seq
+
+
+async def head_id_at(log: Log, ledger: Partition, head_offset: int) -> str | None:
+    """The id of the record at this offset, for comparison with that of the head which was read there; None: no record.
+
+    The one proof that something folded from a ledger is of this one. Raises `LogError`.
+    """
+    record = (await records_at(log, {ledger: head_offset}))[ledger]
+    return None if record is None else record_id(record.value)
 
 
 def restore(stored: Stored) -> Replica:
@@ -95,21 +130,36 @@ def restore(stored: Stored) -> Replica:
     state = load(_unpacked(stored.body, stored.sha256))
     if state.seq != stored.seq:
         raise Damaged(f"it is of seq {state.seq}")
-    return Replica(state, Head(stored.seq, stored.head_id, stored.term), stored.next_offset)
+    head = Head(stored.seq, stored.head_id, stored.term)
+    return Replica(state, head, stored.head_offset + 1, stored.head_offset)
 
 
 async def load_latest(
-    store: Store, cell: str, *, until_seq: int = FAR, until_offset: int = FAR, schema: str | None = None
+    store: Store,
+    cell: str,
+    log: Log,
+    ledger: Partition,
+    *,
+    until_seq: int = FAR,
+    until_offset: int = FAR,
+    schema: str | None = None,
 ) -> Replica:
     """The newest usable snapshot at or before `until_seq`, ready to be folded on; else an empty replica.
 
-    The replica's `offset` is where to read the ledger's partition from. Damaged snapshots are passed over with
-    a warning.
+    The replica's `offset` is where to read the ledger's partition from. Snapshots that are damaged or of another ledger
+    are passed over with a warning. Raises `LogError`.
     """
     below = FAR
     while True:
         stored = await latest_stored(
-            store, cell, below=below, until_seq=until_seq, until_offset=until_offset, schema=schema
+            store,
+            cell,
+            log,
+            ledger,
+            below=below,
+            until_seq=until_seq,
+            until_offset=until_offset,
+            schema=schema,
         )
         if stored is None:
             return Replica()
@@ -139,10 +189,12 @@ def _unpacked(body: bytes, digest: str) -> bytes:
     return raw
 
 
-async def load_latest_from(dsn: str, cell: str, *, until_offset: int = FAR) -> Replica:
+async def load_latest_from(
+    dsn: str, cell: str, log: Log, ledger: Partition, *, until_offset: int = FAR
+) -> Replica:
     """`load_latest` for a caller without a connection; a database that cannot be reached raises what asyncpg raises."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
-        return await load_latest(connection, cell, until_offset=until_offset)
+        return await load_latest(connection, cell, log, ledger, until_offset=until_offset)
     finally:
         await connection.close()

@@ -176,7 +176,9 @@ async def check(settings: Settings, log: Log, job: Recorded) -> dict[str, Any]:
         if any(version.startswith(STEPS.name) for version in versions):
             replica = Replica()  # these rest on the runs before, too
         else:
-            replica = await load_latest(connection, settings.cell, until_seq=since)
+            replica = await load_latest(
+                connection, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index), until_seq=since
+            )
     found = await _ask_again(settings, log, job, stored, replica, since)
     rows = [_verdict(version, stored[version], found.get(version)) for version in versions]
     return {

@@ -18,7 +18,7 @@ from penstock.errors import LogError
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
-from penstock.log.port import Message, Partition, Record
+from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.transitions import IllegalTransition
@@ -158,8 +158,9 @@ class Laboratory:
     def _placer(self, number: int) -> Service:
         name = f"placer-{number}"
 
-        async def load_replica(_: Settings) -> Replica:
+        async def load_replica(_: Settings, log: Log) -> Replica:
             """From the latest snapshot; now and then there is none to be had, and it folds from the beginning."""
+            del log
             self.replicas[name] = Replica()
             if self.snapshots and self.world.rng.random() >= 0.2:
                 latest = self.snapshots[-1]

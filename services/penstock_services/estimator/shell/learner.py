@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigurationError, PenstockError, StoreError
+from penstock.log.port import Log, Partition
 from penstock.model.event import Event
 from penstock.model.external_events import ModelTrained
 from penstock.retry import retry
@@ -88,11 +89,12 @@ class Learner:
         if self._runs or self._stages or next_offset - self._written >= POSITION_RECORDS:
             self._wake.set()
 
-    async def begin(self, state: State, end: int) -> int:
-        """Fills the state from snapshot and runs; returns where to read on. `end`: of the ledger.
+    async def begin(self, state: State, log: Log, ledger: Partition) -> int:
+        """Fills the state from snapshot and runs; returns where to read on.
 
         Raises `ConfigurationError` when the runs belong to a longer log, `StoreError` without Postgres.
         """
+        end = (await log.end_offsets([ledger]))[ledger]
         store = self._store = await RunStore.open(self._dsn, self._cell)
         self.learned_from = self._written = self._offset = await store.position()
         if end < self.learned_from:
@@ -100,7 +102,7 @@ class Learner:
                 f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, this one "
                 f"ends at {end}); give each log its own database"
             )
-        replica = await load_latest_from(self._dsn, self._cell, until_offset=self.learned_from)
+        replica = await load_latest_from(self._dsn, self._cell, log, ledger, until_offset=self.learned_from)
         begin_at(state, replica)
         known, trained = 0, [await store.trained_seq(due.kind.name) for due in self._due]
         async for run in store.runs():

@@ -105,7 +105,7 @@ class Estimator:
         start = known = 0
         if self.learner is not None:
             try:
-                start = await self.learner.begin(self.state, end)
+                start = await self.learner.begin(self.state, self._log, self._ledger_partition)
                 known = self.learner.learned_from
                 since = recall_from(self.state, start)
                 recall(self.state, [record.value async for record in self._ledger(since, start)])

@@ -44,7 +44,9 @@ async def explained(gateway: Gateway, job_id: str, at: int) -> Past:
     """The answer as of record `at`, which exists. Raises `Problem`."""
     below = at + 1
     while True:
-        stored = await latest_stored(gateway.store.pool, gateway.settings.cell, below=below)
+        stored = await latest_stored(
+            gateway.store.pool, gateway.settings.cell, gateway.log, _ledger(gateway), below=below
+        )
         values = await _records(gateway, stored, at)
         try:
             return await gateway.workers.run(explain_past, stored, values, job_id)
@@ -63,8 +65,7 @@ async def _records(gateway: Gateway, stored: Stored | None, at: int) -> list[byt
     head = GENESIS if stored is None else Head(stored.seq, stored.head_id, stored.term)
     if at - head.seq > MAX_PAST_RECORDS:
         raise _too_far(f"record {at} lies {at - head.seq} records behind the nearest snapshot")
-    ledger = Partition(Topic.LEDGER, gateway.settings.cell_index)
-    reader = gateway.log.reader({ledger: 0 if stored is None else stored.next_offset})
+    reader = gateway.log.reader({_ledger(gateway): 0 if stored is None else stored.head_offset + 1})
     values: list[bytes] = []
     try:
         async with asyncio.timeout(READ_WITHIN_S):
@@ -79,6 +80,10 @@ async def _records(gateway: Gateway, stored: Stored | None, at: int) -> list[byt
     finally:
         await reader.close()
     return values
+
+
+def _ledger(gateway: Gateway) -> Partition:
+    return Partition(Topic.LEDGER, gateway.settings.cell_index)
 
 
 def _too_far(detail: str) -> Problem:

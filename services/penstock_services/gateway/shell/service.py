@@ -10,7 +10,7 @@ import uvicorn
 
 from penstock.errors import ConfigurationError
 from penstock.log.open import open_log
-from penstock.log.port import Log
+from penstock.log.port import Log, Partition
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
 from penstock.runtime.pool import start_fork_server
@@ -104,7 +104,9 @@ async def _attempt(
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
         await store.start()
         with tracing("gateway", settings) as traces:
-            replica = await load_latest(store.pool, settings.cell)
+            replica = await load_latest(
+                store.pool, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index)
+            )
             gateway = Gateway(
                 settings=settings,
                 options=options,

@@ -232,7 +232,7 @@ class Start(NamedTuple):
 
     placer_id: str
     standing_by: bool
-    load: Callable[[Settings], Awaitable[Replica]]
+    load: Callable[[Settings, Log], Awaitable[Replica]]
     """The replica from which each of its terms folds on."""
 
 
@@ -265,7 +265,7 @@ class PlacerService:
     async def one_term(self) -> None:
         """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
         ledger = Partition(Topic.LEDGER, self._settings.cell_index)
-        replica = await self._load(self._settings)
+        replica = await self._load(self._settings, self._log)
         ledger_trace = LedgerTrace(self._traces)
         if self._standing_by:
             self._ready.set()
@@ -282,12 +282,13 @@ class PlacerService:
             await reader.close()
 
 
-async def load_replica(settings: Settings) -> Replica:
+async def load_replica(settings: Settings, log: Log) -> Replica:
     """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning."""
     if settings.dsn is None:
         return Replica()
     try:
-        return await load_latest_from(settings.dsn, settings.cell)
+        ledger = Partition(Topic.LEDGER, settings.cell_index)
+        return await load_latest_from(settings.dsn, settings.cell, log, ledger)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
         return Replica()

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import LogError, StoreError
+from penstock.ledger.record import GENESIS
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
@@ -83,7 +84,8 @@ async def rebuild(settings: Settings, log: Log) -> dict[str, Any]:
                 done = await connection.execute(f"INSERT INTO {schema}.{table} SELECT * FROM {side}.{table}")
                 counts[table] = int(done.rpartition(" ")[2])
             await connection.execute(f"DELETE FROM {schema}.snapshots WHERE cell = $1", settings.cell)
-            await save_snapshot(connection, settings.cell, replica, schema=schema)
+            if replica.head != GENESIS:
+                await save_snapshot(connection, settings.cell, replica, schema=schema)
             await connection.execute(f"DROP SCHEMA {side} CASCADE")
             await connection.execute(
                 "SELECT pg_notify('penstock_projected', $1)", f"{schema}:{replica.head.seq}"

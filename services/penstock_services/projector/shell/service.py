@@ -11,6 +11,7 @@ import asyncpg
 from pydantic import Field
 
 from penstock.errors import ConfigurationError, StoreError
+from penstock.ledger.record import GENESIS, NO_PARENT
 from penstock.ledger.replica import Replica
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
@@ -19,7 +20,7 @@ from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.settings import EnvironmentSettings, Settings
-from penstock.runtime.snapshots import load_latest, save_snapshot
+from penstock.runtime.snapshots import head_id_at, load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 
@@ -77,16 +78,23 @@ class Projector:
 
     async def _recover(self, store: Store) -> Replica:
         """The fold as it was at the stored position, from a snapshot and the ledger after it."""
-        offset, head = await store.position()
-        replica = await load_latest(
-            store.connection, self._settings.cell, until_offset=offset, schema=self._schema
-        )
+        offset, head, head_offset = await store.position()
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
-        if end < offset:
+        found = NO_PARENT if head == GENESIS else await head_id_at(self._log, self._ledger, head_offset)
+        if found != head.id or end < offset:
             raise ConfigurationError(
-                f"the read models in {self._schema} were made from a longer ledger (offset {offset}, this one ends "
-                f"at {end}). Give each log its own database, or run `penstock projections rebuild`"
+                f"the read models in {self._schema} stand at record {head.seq} ({head.id}), but at its offset {head_offset} "
+                f"this log, which ends at {end}, has {found or 'no record'}: they belong to another log. Give each log "
+                "its own database, or run `penstock projections rebuild`"
             )
+        replica = await load_latest(
+            store.connection,
+            self._settings.cell,
+            self._log,
+            self._ledger,
+            until_offset=offset,
+            schema=self._schema,
+        )
         reader = self._log.reader({self._ledger: replica.offset})
         try:
             while replica.offset < offset:
@@ -96,12 +104,6 @@ class Projector:
                     replica.offset = min(record.offset + 1, offset)
         finally:
             await reader.close()
-        if replica.head != head:
-            raise ConfigurationError(
-                f"the read models in {self._schema} stand at record {head.seq} ({head.id}), but this log's is "
-                f"{replica.head.id}: they belong to another log. Give each log its own database, or run "
-                "`penstock projections rebuild`"
-            )
         return replica
 
     async def _follow(self, store: Store, projection: Projection) -> None:
@@ -135,7 +137,7 @@ class Projector:
         if store.connection.is_closed() or replica.head.seq - saved_seq < MIN_SNAPSHOT_RECORDS:
             return
         try:
-            _, head = await store.position()
+            _, head, _ = await store.position()
             if head == replica.head:
                 await save_snapshot(store.connection, self._settings.cell, replica, schema=self._schema)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:

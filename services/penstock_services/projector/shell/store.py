@@ -39,14 +39,14 @@ Columns = dict[str, dict[str, str]]
 
 
 def _statement(columns: Columns) -> str:
-    """The one statement of a batch. Parameters: $1 cell, $2 … $7 the new position, $8 the expected offset, then
+    """The one statement of a batch. Parameters: $1 cell, $2 … $8 the new position, $9 the expected offset, then
     one JSON array for each of `REPLACED`, for `job_changes` and for `shrunk`, then one array for each column of each
     of `APPENDED`: most rows are theirs, and arrays spare Postgres the parsing."""
     parts = [
         "moved AS (UPDATE positions SET next_offset = $2, seq = $3, head_id = $4, term = $5, now_ms = $6, "
-        "frozen = $7 WHERE cell = $1 AND next_offset = $8 RETURNING cell)"
+        "frozen = $7, head_offset = $8 WHERE cell = $1 AND next_offset = $9 RETURNING cell)"
     ]
-    number = count(9)
+    number = count(10)
     for table, key in REPLACED.items():
         names = ", ".join(columns[table])
         news = ", ".join(f"excluded.{name}" for name in columns[table])
@@ -115,7 +115,7 @@ class Store:
         """On a connection whose search path is the migrated schema; enters the cell's first position."""
         store = cls(connection, schema, cell)
         await connection.execute(
-            "INSERT INTO positions VALUES ($1, 0, 0, $2, 0, 0, '') ON CONFLICT (cell) DO NOTHING",
+            "INSERT INTO positions VALUES ($1, 0, 0, $2, 0, 0, '', -1) ON CONFLICT (cell) DO NOTHING",
             cell,
             "0" * 32,
         )
@@ -133,10 +133,10 @@ class Store:
         )
         return {row["column_name"]: row["data_type"] for row in found}
 
-    async def position(self) -> tuple[int, Head]:
-        """(ledger offset to read next, head)."""
+    async def position(self) -> tuple[int, Head, int]:
+        """(ledger offset to read next, head, offset of the head's record)."""
         row = await self.connection.fetchrow("SELECT * FROM positions WHERE cell = $1", self._cell)
-        return row["next_offset"], Head(row["seq"], row["head_id"], row["term"])
+        return row["next_offset"], Head(row["seq"], row["head_id"], row["term"]), row["head_offset"]
 
     async def apply(self, replica: Replica, expected_offset: int, batch: Batch) -> None:
         """Position and effect in one transaction. Raises `Superseded`, `StoreError`."""
@@ -156,6 +156,7 @@ class Store:
                 head.term,
                 state.now_ms,
                 state.frozen,
+                replica.head_offset,
                 expected_offset,
                 *rows,
             )
