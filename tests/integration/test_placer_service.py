@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock import __version__
 from penstock.errors import OffsetTaken
 from penstock.ledger.check import check
+from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.kafka_setup import topics as penstock_topics
@@ -206,6 +208,27 @@ async def test_garbage_is_answered_and_stored(cell: Cell) -> None:
     outcomes = [r.value for r in cell.broker.records(LEDGER) if b'"dead_lettered"' in r.value]
     assert len(outcomes) == 4
     assert len(cell.broker.records(Partition(Topic.DEAD_LETTERS, 0))) == 4
+
+
+async def test_replay_says_what_another_version_decided(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release changed a reason's wording: replay finds the difference and names the release that wrote the record."""
+    with monkeypatch.context() as older:
+        older.setattr("penstock_services.placer.shell.term.__version__", "0.0.9")
+        older.setattr("penstock_services.placer.core.answer.MAX_REASON", 7)
+        async with cell.placer():
+            await cell.log("x").append([Message(Partition(Topic.JOBS, 0), b"\xff not json")])
+            await cell.until(lambda replica: replica.state.positions.get((Topic.JOBS, 0)) == 1)
+    async with cell.placer():
+        await cell.submit("now")
+        await cell.until(ended(1))
+    report = await Replayer(cell.log("replay"), 0).run()
+    then, now = f"0.0.9 (fold {FOLD_VERSION})", f"{__version__} (fold {FOLD_VERSION})"
+    assert (report.version, report.different, list(report.decided_by)) == (now, 1, [then, now])
+    [difference] = report.differences
+    assert (difference["field"], difference["decided_by"]) == ("reason", then)
+    assert report.decided_by[then]["different"] == 1
+    assert report.decided_by[now]["different"] == 0
+    assert report.decided_by[now]["last_seq"] == report.head_seq
 
 
 async def test_an_input_that_cannot_be_applied_is_set_aside(

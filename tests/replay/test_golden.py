@@ -9,12 +9,14 @@ is the state that the earlier version folded from it.
 import gzip
 import json
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.ledger.check import check
+from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.log.port import Message, Partition
@@ -56,6 +58,20 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
     assert (replica.head.id, replica.head.seq) == (golden["head"], golden["seq"])
     assert check(replica.state) == []
     assert json.loads(dump(replica.state)) == renamed(read("state.json.gz"))
+
+
+def test_a_changed_fold_has_a_new_version() -> None:
+    """Somebody changes what a fact means; without a new FOLD_VERSION services would go on from snapshots of the former meaning.
+
+    When this fails: raise `penstock.ledger.evolve.FOLD_VERSION` and add its digest to `golden/folds.json`.
+    """
+    golden, replica = read("ledger.json.gz"), Replica()
+    for record in golden["topics"][Topic.LEDGER]:
+        replica.take(record["value"].encode("latin1"), record["offset"])
+    digests = json.loads((GOLDEN / "folds.json").read_text())
+    assert digests.get(str(FOLD_VERSION)) == sha256(dump(replica.state)).hexdigest()
+    assert list(digests) == [str(version) for version in range(1, FOLD_VERSION + 1)]
+    assert len(set(digests.values())) == len(digests)
 
 
 def renamed(value: Any) -> Any:

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.ledger import snapshot
 from penstock.ledger.check import check
+from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged, dump, format_id, load
@@ -71,7 +73,13 @@ def test_a_cut_snapshot_is_refused() -> None:
         load(body[: len(body) // 2])
 
 
-def test_the_format_names_the_shape() -> None:
-    """Two versions whose states have other fields never read each other's snapshots."""
-    assert len(format_id()) == 16
-    assert format_id() == format_id()
+def test_the_format_names_the_shape_and_the_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions whose states have other fields, or that fold differently, never read each other's snapshots."""
+    ours = format_id()
+    assert (ours, len(ours)) == (format_id(), len(f"{FOLD_VERSION}-") + 16)
+    monkeypatch.setattr(snapshot, "FOLD_VERSION", FOLD_VERSION + 1)
+    format_id.cache_clear()
+    assert format_id() not in (ours, "")
+    monkeypatch.undo()
+    format_id.cache_clear()
+    assert format_id() == ours

@@ -34,6 +34,10 @@ from penstock.model.transitions import (
 )
 from penstock.model.types import NodeSpec
 
+FOLD_VERSION = 1
+"""Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
+meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
+
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
 LOSSES = frozenset({"node_lost", "refused"})
 

@@ -1,8 +1,8 @@
 """A cell's state as bytes and back. Canonical: equal states give equal bytes, whatever they were folded from.
 
 Only what cannot be derived is stored; the queue, the index of nodes and the heap of timers are built anew. The
-shape follows the state's own dataclasses, so a new field needs no change here; `FORMAT` identifies the shape
-of a version, and a snapshot of another format is not read at all: folding from an older one, or
+shape follows the state's own dataclasses, so a new field needs no change here; `format_id` identifies the shape and
+the fold's version, and a snapshot of another format is not read at all: folding from an older one, or
 from the beginning, is always right.
 """
 
@@ -17,6 +17,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.index import NOT_PLACEABLE
 from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
 from penstock.model.transitions import JobStatus, NodeStatus
@@ -80,8 +81,8 @@ def _shape(kind: Any) -> str:
 
 @cache
 def format_id() -> str:
-    """Names the shape of this version's snapshots."""
-    return sha256(_shape(_struct(CellState)).encode()).hexdigest()[:16]
+    """Names the meaning (`FOLD_VERSION`) and the shape of this version's snapshots."""
+    return f"{FOLD_VERSION}-{sha256(_shape(_struct(CellState)).encode()).hexdigest()[:16]}"
 
 
 def _fields(value: Any) -> dict[str, Any]:

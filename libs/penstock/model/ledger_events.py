@@ -76,10 +76,15 @@ class TermStarted(Event, frozen=True, kw_only=True):
     """A placer took over. Its record alone may raise the term (LAW 3)."""
 
     TYPE = "penstock.term.started"
+    OMITTED = ("code_version", "fold_version")
 
     term: Annotated[int, Meta(ge=1)]
     placer_id: Identifier
     settings: PlacerSettings
+    code_version: ShortText = ""
+    """Of the package that decides this term's records; empty: not recorded."""
+    fold_version: Annotated[int, Meta(ge=0)] = 0
+    """Its `penstock.ledger.evolve.FOLD_VERSION`; 0: not recorded."""
 
 
 @event

@@ -2,7 +2,8 @@
 
 Each valid ledger record names its cause. The input is read again from its topic, the very same core answers
 it, and the record so written must equal the one in the ledger,
-which is upcast where an earlier version wrote a fact in another form. Replay writes nothing and emits no trace.
+which is upcast where an earlier version wrote a fact in another form. Each term names the version that decided its records:
+where they differ, the report says whose they are. Replay writes nothing and emits no trace.
 """
 
 import asyncio
@@ -10,10 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from penstock import __version__
+from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import GENESIS, Head, RawFact, RawRecord, read, read_valid, write
 from penstock.ledger.state import CellState
 from penstock.log.open import open_log
@@ -33,6 +36,19 @@ PLACEMENT = wire_type(PlacementDecided)
 INPUT_WAIT_MS = 5_000  # an input that its ledger record names must be there; so long may the log take
 
 
+class Decider(NamedTuple):
+    """Which code decided a term's records."""
+
+    code_version: str = __version__
+    fold_version: int = FOLD_VERSION
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.code_version} (fold {self.fold_version})" if self.code_version else "an unnamed version"
+        )
+
+
 @dataclass(slots=True)
 class Report:
     """What a replay found. `identical` is the verdict."""
@@ -47,6 +63,10 @@ class Report:
     seconds: float = 0.0
     records_per_s: float = 0.0
     differences: list[dict[str, Any]] = field(default_factory=list)
+    version: str = field(default_factory=lambda: Decider().text)
+    """Ours: so it was decided again."""
+    decided_by: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Version, as each term names it → its records, those of them that differ, the first and the last."""
     decision: dict[str, Any] | None = None
     """The record asked for, as decided again."""
 
@@ -80,6 +100,7 @@ class Replayer:
         self._ledger = Partition(Topic.LEDGER, cell_index)
         self._core = PlacerCore(CellState())
         self._head = GENESIS
+        self._decider = Decider("", 0)
         self._inputs = {
             topic: (log.reader({Partition(topic, cell_index): 0}), deque[Record]()) for topic in INPUT_TOPICS
         }
@@ -120,22 +141,32 @@ class Replayer:
             return
         head, raw = found
         again = await self._again(raw)
-        report = self.report
-        report.records += 1
+        self._head = head
+        identical, report = again == upcast(record.value), self.report
         report.head_seq, report.head_id = head.seq, head.id
-        if again == upcast(record.value):
-            report.identical += 1
-        else:
-            report.different += 1
-            if len(report.differences) < MAX_DIFFERENCES:
-                report.differences.append(difference(raw.seq, record.value, again))
+        self._count(raw.seq, identical)
+        if not identical and len(report.differences) < MAX_DIFFERENCES:
+            differs = difference(raw.seq, record.value, again)
+            report.differences.append({**differs, "decided_by": self._decider.text})
         if decision is not None and asked_for(raw, decision):
             report.decision = {
                 "seq": raw.seq,
-                "identical": again == upcast(record.value),
+                "identical": identical,
+                "decided_by": self._decider.text,
                 "record": orjson.loads(again),
             }
-        self._head = head
+
+    def _count(self, seq: int, identical: bool) -> None:
+        report = self.report
+        report.records += 1
+        report.identical += identical
+        report.different += not identical
+        own = report.decided_by.setdefault(
+            self._decider.text, {"records": 0, "different": 0, "first_seq": seq}
+        )
+        own["records"] += 1
+        own["different"] += not identical
+        own["last_seq"] = seq
 
     async def _again(self, raw: RawRecord) -> bytes:
         """The record's bytes, decided anew after the same head at the same time."""
@@ -151,6 +182,7 @@ class Replayer:
         else:
             fact = decode(raw.facts[0].type, bytes(raw.facts[0].data))
             assert isinstance(fact, TermStarted), "only a term begins without input or timer"
+            self._decider = Decider(fact.code_version, fact.fold_version)
             draft = answer_term(self._core, moment, fact)
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 

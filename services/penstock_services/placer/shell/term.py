@@ -8,8 +8,10 @@ from types import MappingProxyType
 import orjson
 from pydantic import ValidationError
 
+from penstock import __version__
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Headers, Log, Message, Partition, Reader
@@ -104,7 +106,13 @@ async def acquire(
                 ledger_trace.fold(replica, record, end)
         term = replica.head.term + 1
         now_ms = max(replica.state.now_ms, wall_ms())
-        fact = TermStarted(term=term, placer_id=placer_id, settings=settings)
+        fact = TermStarted(
+            term=term,
+            placer_id=placer_id,
+            settings=settings,
+            code_version=__version__,
+            fold_version=FOLD_VERSION,
+        )
         _, value = write(
             replica.head, Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, [fact])
         )
