@@ -7,7 +7,7 @@ a GPU out twice therefore shows up as two living processes in the history, not a
     python -m tests.faults.judge_node --node-id n1 --gpus 4 --history FILE
 
 The history is append-only, one JSON object per line, written and fsynced before a start and after an exit
-(and before the exit is reported): `{at_ns, kind, node, boot, gpus, job, attempt, task, token, pid, code}`.
+(and before the exit is reported): `{at_ns, kind, node, boot, gpus (UUIDs), job, attempt, task, token, pid, code}`.
 `at_ns` is CLOCK_MONOTONIC, one clock for all processes of this machine. Kinds: `boot`, `start`, `exit`,
 `died` (the judge's own machine crashed: its children died with it, proven at the next boot), `refused`,
 `duplicate`. A kill -9 of the judge is a crash of its machine.
@@ -60,7 +60,7 @@ class History:
         entry: dict[str, Any] = {"at_ns": time.monotonic_ns(), "kind": kind, "node": self._node, **more}
         if isinstance(order, StartTask):
             entry |= {
-                "gpus": list(order.place.gpus), "job": order.job_id, "attempt": order.attempt,
+                "gpus": list(order.gpu_uuids), "job": order.job_id, "attempt": order.attempt,
                 "task": order.task_id, "token": order.token,
             }  # fmt: skip
         self._file.write(json.dumps(entry).encode() + b"\n")
@@ -108,7 +108,7 @@ class JudgeNode:
             ),
         )
         self._history = History(options.history, self._node_id)
-        self._highest: dict[int, int] = {}
+        self._highest: dict[str, int] = {}
         self._running: dict[tuple[str, int], Running] = {}
         self._answers: dict[tuple[str, int], Event] = {}
         self._never: dict[str, int] = {}
@@ -178,12 +178,12 @@ class JudgeNode:
             self._history.write("duplicate", order)
             self._repeat(key)
             return
-        highest = max((self._highest.get(gpu, 0) for gpu in order.place.gpus), default=0)
+        highest = max((self._highest.get(gpu, 0) for gpu in order.gpu_uuids), default=0)
         if order.token < max(highest, self._never.get(order.task_id, 0)):
             self._history.write("refused", order)
             self._refuse(order, max(highest, self._never.get(order.task_id, 0)))
             return
-        for gpu in order.place.gpus:
+        for gpu in order.gpu_uuids:
             self._highest[gpu] = order.token
         self._history.write("start", order, boot=self._boot)
         pid = _spawn(order.command)

@@ -1,7 +1,7 @@
 """A task that judges by itself where it runs: for nodes that keep no history of their own.
 
 Run as `python -I -S judge_task.py FOLDER SECONDS [EXIT_CODE]` with a node's task environment. It holds a lock
-per GPU, per task and per attempt for as long as it lives (the kernel lets go at its death, however it dies) and
+per GPU that the driver would give it, per task and per attempt for as long as it lives (the kernel lets go at its death, however it dies) and
 writes its start and end into `FOLDER/NODE.jsonl`, in the form of `judge_node`'s history. Whoever finds a lock
 taken writes `double` (GPU) or `twice` (job). Standard library only: it starts in a few milliseconds.
 """
@@ -18,7 +18,7 @@ def main() -> int:
     code = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     env = os.environ
     node, job, attempt = env["PENSTOCK_NODE_ID"], env["PENSTOCK_JOB_ID"], env["PENSTOCK_ATTEMPT"]
-    task, gpus = env["PENSTOCK_TASK_ID"], [int(gpu) for gpu in env["PENSTOCK_GPUS"].split(",") if gpu]
+    task, gpus = env["PENSTOCK_TASK_ID"], [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
     who = {
         "node": node, "job": job, "attempt": int(attempt), "task": task, "token": int(env["PENSTOCK_TOKEN"]),
         "pid": os.getpid(),

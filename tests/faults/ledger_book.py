@@ -12,6 +12,7 @@ import orjson
 NO_PARENT = "0" * 32
 TERM_STARTED = "penstock.term.started.v1"
 LOSSES = ("node_lost", "refused")
+MAX_GPUS_PER_NODE = 16
 
 
 @dataclass(slots=True)
@@ -48,9 +49,35 @@ class Node:
     status: str = "ready"
     faulted: dict[str, None] = field(default_factory=dict)
     """UUIDs of broken GPUs."""
+    slots: dict[int, str] = field(default_factory=dict)
+    """Slot → UUID."""
+    holders: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Task id → slots that it holds until it is proven dead."""
 
-    def uuid(self, gpu: int) -> str:
-        return str(self.spec["gpus"][gpu]["uuid"])
+    @property
+    def present(self) -> set[str]:
+        """UUIDs of the GPUs that the node has."""
+        return {gpu["uuid"] for gpu in self.spec["gpus"]}
+
+    def uuid(self, slot: int) -> str:
+        return self.slots.get(slot, f"no GPU in slot {slot}")
+
+    def bind(self) -> None:
+        """After a new inventory. While anything is held, what is known keeps its slot, and what is new takes one of a
+        GPU that is gone and not held, or the next one; else slots are indexes."""
+        found = [gpu["uuid"] for gpu in self.spec["gpus"]]
+        held = {slot for slots in self.holders.values() for slot in slots}
+        if not held:
+            self.slots = dict(enumerate(found))
+            return
+        known, present = {uuid: slot for slot, uuid in self.slots.items()}, set(found)
+        self.slots = {slot: uuid for slot, uuid in self.slots.items() if slot in held or uuid in present}
+        for uuid in found:
+            if uuid not in known:
+                free = (slot for slot in range(MAX_GPUS_PER_NODE) if slot not in self.slots)
+                slot = next(free, None)
+                if slot is not None:
+                    self.slots[slot] = uuid
 
 
 class Book:
@@ -106,6 +133,8 @@ class Book:
                 job.attempt, job.token = fact["attempt"], self.seq
                 job.places = {place["task_id"]: place for place in fact["tasks"]}
                 job.living = dict.fromkeys(job.places)
+                for task_id, place in job.places.items():
+                    self.nodes[place["node_id"]].holders[task_id] = tuple(place["gpus"])
             case "penstock.stop.decided" if job is not None:
                 job.stop_reason = fact["reason"]
             case "penstock.job.requeued" if job is not None:
@@ -120,10 +149,14 @@ class Book:
                 owner = self.job_of(fact["task_id"])
                 if owner is not None:
                     owner.living.pop(fact["task_id"], None)
+                if node is not None:
+                    node.holders.pop(fact["task_id"], None)
+                    node.faulted |= dict.fromkeys(fact.get("missing_gpus", ()))
             case "penstock.node.joined" | "penstock.node.changed":
                 name = fact["node"]["node_id"]
                 known = self.nodes.setdefault(name, Node(fact["node"]))
                 known.spec, known.faulted = fact["node"], {}
+                known.bind()
                 if kind == "penstock.node.joined":
                     known.status = "ready"
                     known.incarnation = max(known.incarnation, fact.get("incarnation", 0))
@@ -134,7 +167,7 @@ class Book:
             case "penstock.node.restored" if node is not None:
                 node.status = "ready"
             case "penstock.gpu.faulted" if node is not None:
-                node.faulted[node.uuid(fact["gpu"])] = None
+                node.faulted[fact.get("uuid") or node.spec["gpus"][fact["gpu"]]["uuid"]] = None
             case "penstock.cell.frozen":
                 self.frozen = fact["reason"]
             case "penstock.cell.thawed":

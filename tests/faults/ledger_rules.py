@@ -42,6 +42,8 @@ class Placed(NamedTuple):
 
     job_id: str
     place: Fact
+    gpus: tuple[str, ...]
+    """UUIDs."""
     boot_id: str
     incarnation: int
 
@@ -135,9 +137,10 @@ class LedgerRules:
         key = (order["token"], order["task_id"])
         if kind == START_TASK:
             own = self.placed.get(key)
-            follows = own is not None and (own.place, own.place["node_id"]) == (
+            follows = own is not None and (own.place, own.place["node_id"], list(own.gpus)) == (
                 order["place"],
                 order["node_id"],
+                order.get("gpu_uuids", []),
             )
         else:
             follows = kind == STOP_TASK and key in self._stops
@@ -173,10 +176,11 @@ class LedgerRules:
         faults = []
         for place in fact["tasks"]:
             node = book.nodes[place["node_id"]]
+            gpus = tuple(node.uuid(slot) for slot in place["gpus"])
             self.placed[book.seq, place["task_id"]] = Placed(
-                job_id, place, node.spec["boot_id"], node.incarnation
+                job_id, place, gpus, node.spec["boot_id"], node.incarnation
             )
-            faulted = [gpu for gpu in place["gpus"] if node.uuid(gpu) in node.faulted]
+            faulted = [gpu for gpu in gpus if gpu in node.faulted or gpu not in node.present]
             if node.status != "ready" or faulted:
                 faults.append(f"{place['node_id']} is {node.status}, faulted {faulted}")
         job = book.jobs.get(job_id)

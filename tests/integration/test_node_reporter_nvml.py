@@ -1,7 +1,9 @@
 """GPUs through the real nvidia-ml-py client, over a C library that pretends to be the driver's."""
 
 import os
-from collections.abc import AsyncIterator
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,29 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
+from penstock.model.ledger_events import PlacerSettings
 from penstock.model.topics import Topic, node_partition
+from penstock.model.transitions import JobStatus
+from penstock.model.types import JobSpec
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.faults import classify
 from penstock_services.node_reporter.shell.inventory import identifier
+from tests.faults import judge_task
+from tests.faults.judge import Verdict, judge_runs
+from tests.faults.judge_node import read_history
+from tests.support.driver import CellDriver, estimate
 from tests.support.fake_nvml import build_fake_nvml
-from tests.support.node_cell import NODE, TOPICS, Cell, reporter_process, start_order
+from tests.support.node_cell import (
+    NODE,
+    TOPICS,
+    WAIT_S,
+    Cell,
+    eventually,
+    ours,
+    reporter_process,
+    start_order,
+)
 
 pytestmark = pytest.mark.postgres
 XID, ECC = 8, 2
@@ -52,7 +70,16 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
             (2, 16_384),
         ]
         assert joined.node.gpus[0].model == "Tesla-V100-SXM2-fake"
-        await cell.order(start_order(1, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; sleep 4", gpus=(2,)))
+        await cell.order(
+            start_order(
+                1,
+                "sh",
+                "-c",
+                "echo $CUDA_VISIBLE_DEVICES; sleep 4",
+                gpus=(2,),
+                gpu_uuids=(joined.node.gpus[2].uuid,),
+            )
+        )
         exited = await cell.until(external_events.TaskExited)
         assert log_path(options.log_dir, "job-1", "job-1.1.0").read_text().strip() == joined.node.gpus[2].uuid
         assert exited.usage.gpu_utilisation_percent == 73
@@ -74,6 +101,94 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
         for sample in samples
         if isinstance(sample, external_events.TelemetrySampled)
     ]
+
+
+class Placer:
+    """The placer's core between one node's reports and its orders; the log is real."""
+
+    def __init__(self, cell: Cell, program: tuple[str, ...]) -> None:
+        self.core = CellDriver(PlacerSettings(profile="fifo"))
+        self._cell = cell
+        self._program = program
+        self._fed = 0
+        self._sent: set[tuple[str, int, int]] = set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Answers reports and sends orders until this holds."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            fresh, self._fed = self._cell.events()[self._fed :], len(self._cell.envelopes)
+            for event in fresh:
+                self.core.feed(event)
+            for order in self.core.orders():
+                key = (order.task_id, order.token, getattr(order, "incarnation", 0))
+                if key not in self._sent:
+                    self._sent.add(key)
+                    await self._cell.order(order)
+            if holds():
+                return
+            assert time.monotonic() < deadline, f"it never became so: {self.core.state.jobs}"
+            await self._cell.read(50)
+
+    async def run(self, job_id: str) -> None:
+        self.submit(job_id)
+        await self.until(lambda: self.core.job(job_id).status is JobStatus.RUNNING)
+
+    def submit(self, job_id: str) -> None:
+        self.core.submit(
+            job_id, JobSpec(command=self._program, grace_ms=0), estimate(1, cores=1, memory_mib=0)
+        )
+
+
+async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell, tmp_path: Path) -> None:
+    """B is hot-removed and the reporter restarted: C, where j3 runs, has B's index now.
+
+    Each program holds a lock per card that the driver would give it: whoever finds one taken writes that down.
+    """
+    cards, histories = tmp_path / "cards", tmp_path / "histories"
+    histories.mkdir()
+    cards.write_text("GPU-A\nGPU-B\nGPU-C\nGPU-D\n")
+    env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards)}
+    options = Options(NODE, tmp_path / "state", tmp_path / "logs")
+    placer = Placer(cell, (sys.executable, "-I", "-S", judge_task.__file__, str(histories), "600"))
+    jobs = placer.core.state.jobs
+
+    def ran() -> dict[str, list[str]]:
+        lines = read_history(histories / f"{NODE}.jsonl")
+        return {line["job"]: line["gpus"] for line in lines if line["kind"] == "ran"}
+
+    try:
+        async with reporter_process(options, dsn, env=env) as reporter:
+            await placer.until(lambda: NODE in placer.core.state.nodes)
+            for job_id in ("j1", "j2", "j3"):
+                await placer.run(job_id)
+            await eventually(lambda: ran() == {"j1": ["GPU-A"], "j2": ["GPU-B"], "j3": ["GPU-C"]})
+            placer.core.feed(external_events.JobCancelRequested(job_id="j2"))
+            await placer.until(lambda: "j2" not in jobs)
+            await reporter.kill()
+        cards.write_text("GPU-A\nGPU-C\nGPU-D\n")
+        async with reporter_process(options, dsn, env=env):
+            await placer.until(lambda: len(placer.core.state.nodes[NODE].spec.gpus) == 3)
+            await placer.run("k4")
+            await eventually(lambda: "k4" in ran())
+            assert judged(histories) == ([], 4)
+            assert ran()["k4"] == ["GPU-D"]
+            placer.submit("k5")
+            assert jobs["k5"].status is JobStatus.QUEUED
+            placer.core.feed(external_events.JobCancelRequested(job_id="j3"))
+            await placer.until(lambda: "k5" in jobs and jobs["k5"].status is JobStatus.RUNNING)
+            await eventually(lambda: ran().get("k5") == ["GPU-C"])
+    finally:
+        for process in ours(options):
+            process.kill()
+    assert judged(histories) == ([], 5)
+
+
+def judged(histories: Path) -> tuple[list[str], int]:
+    """What the tasks' own histories show: violations, and how many tasks ran."""
+    verdict = Verdict()
+    judge_runs(verdict, histories)
+    return verdict.problems, verdict.runs
 
 
 def test_only_broken_gpus_are_faults() -> None:

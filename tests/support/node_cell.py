@@ -42,6 +42,7 @@ def start_order(token: int, *command: str, gpus: Sequence[int] = (0,), task_id: 
     fields: dict[str, Any] = {
         "token": token, "node_id": NODE, "task_id": task_id, "job_id": f"job-{token}", "attempt": 1,
         "boot_id": boot_id(), "command": command or ("true",), "place": place,
+        "gpu_uuids": tuple(f"VIRTUAL-{NODE}-{gpu}" for gpu in gpus),
         "peers": (Peer(rank=0, role="worker", node_id=NODE, address="127.0.0.1"),),
         "rendezvous_port": 29500, "grace_ms": 500,
     }  # fmt: skip

@@ -31,6 +31,10 @@ from penstock_services.node_reporter.core.machine import (
 from penstock_services.node_reporter.core.state import MAX_ENDED_REMEMBERED, Forget, NodeState, Status, check
 
 
+def named(gpus: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"GPU-{gpu}" for gpu in gpus)
+
+
 def start(
     token: int, gpus: tuple[int, ...] = (0,), task_id: str = "", share_milli: int = 1_000, **more: Any
 ) -> StartTask:
@@ -46,7 +50,7 @@ def start(
     )
     fields: dict[str, Any] = {
         "token": token, "node_id": "n1", "task_id": task_id, "job_id": "j", "attempt": 1, "boot_id": "boot",
-        "command": ("train",), "place": place, "peers": (), "rendezvous_port": 29_500, "grace_ms": 10,
+"command": ("train",), "place": place, "gpu_uuids": named(gpus), "peers": (), "rendezvous_port": 29_500, "grace_ms": 10,
     }  # fmt: skip
     return StartTask(**{**fields, **more})
 
@@ -59,7 +63,7 @@ class World:
     """A node core whose instructions are recorded, not carried out."""
 
     def __init__(self) -> None:
-        self.state = NodeState("n1", "boot", 4)
+        self.state = NodeState("n1", "boot", named((0, 1, 2, 3)))
         self.spawned: list[tuple[str, int]] = []
         self.done: list[Any] = []
 
@@ -90,7 +94,7 @@ def test_a_start_is_written_down_before_it_is_carried_out(world: World) -> None:
     """LAW 4: the token is in the changes, which the shell makes durable before it acts."""
     decisions = world.feed(start(5))
     assert [type(decision).__name__ for decision in decisions] == ["Put", "Spawn"]
-    assert world.state.gpu_tokens == {0: 5}
+    assert world.state.gpu_tokens == {"GPU-0": 5}
 
 
 def test_the_dispatcher_repeats_itself_after_its_restart(world: World) -> None:
@@ -211,7 +215,7 @@ def test_a_waiting_order_can_be_cancelled(world: World) -> None:
     ("order", "reason"),
     [
         (start(5, (9,)), "unknown_gpu"),
-        (start(5, place=TaskPlacement(task_id="t5", role="worker", rank=0, node_id="n2")), "wrong_node"),
+        (start(5, (), place=TaskPlacement(task_id="t5", role="worker", rank=0, node_id="n2")), "wrong_node"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_for_good(world: World, order: StartTask, reason: str) -> None:
@@ -394,10 +398,37 @@ def test_a_start_of_before_the_last_joining_waits_for_its_repeat() -> None:
     Its reporter is started again on the same boot and finds that order in its partition. Were it obeyed, two
     attempts of one job would live. What still holds comes again, for the joining that the cell knows now.
     """
-    state = NodeState("n1", "boot", 2)
+    state = NodeState("n1", "boot", named((0, 1)))
     state.incarnation = 8
     late = step(state, OrderRead(start(5, incarnation=7), 0))
     assert [type(decision) for decision in late] == [Note]
     assert not state.tasks
     again = step(state, OrderRead(start(5, incarnation=8), 0))
     assert [decision.order.token for decision in again if isinstance(decision, Spawn)] == [5]
+
+
+def test_a_start_that_does_not_name_its_gpus_waits_for_an_upgrade(world: World) -> None:
+    """A placer of an earlier version sends indexes; which cards it means only the machine of then knew."""
+    late = world.feed(start(5, gpu_uuids=()))
+    assert [type(decision) for decision in late] == [Note]
+    assert world.spawned == []
+    world.feed(start(5))
+    assert world.spawned == [("t5", 5)]
+
+
+def test_a_gpu_keeps_its_token_and_its_task_under_another_index() -> None:
+    """A card was pulled and the reporter restarted: the next one has another index, and its task runs on."""
+    before = World()
+    before.run(start(7, (2,)))
+    after = World()
+    after.state = NodeState("n1", "boot", named((0, 2, 3)), 0, before.state.gpu_tokens, before.state.tasks)
+    order = start(8, (1,), gpu_uuids=("GPU-2",))
+    after.feed(order)
+    assert after.spawned == [], "it is another's"
+    after.feed(Gone("t7", 7, Outcome(2_000, exit_code=0)))
+    assert after.spawned == [("t8", 8)]
+    after.feed(start(9, (0,), gpu_uuids=("GPU-1",)))
+    (refused,) = after.reported()
+    assert isinstance(refused, OrderRefused)
+    assert (refused.reason, refused.missing_gpus) == ("unknown_gpu", ("GPU-1",))
+    assert "GPU-0, GPU-2, GPU-3" in refused.detail

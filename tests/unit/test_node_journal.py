@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from penstock.model.ledger_events import StartTask
 from penstock.model.types import TaskPlacement
 from penstock_services.node_reporter.core.state import Context, Forget, Put, Status, Task, check
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed, Outgoing
+from tests.support.driver import node_spec
 
 COUNTER = r"""
 #define _GNU_SOURCE
@@ -22,6 +24,10 @@ static int count;
 int fdatasync(int fd) { int (*real)(int) = dlsym(RTLD_NEXT, "fdatasync"); count++; return real(fd); }
 int fsync(int fd) { int (*real)(int) = dlsym(RTLD_NEXT, "fsync"); count++; return real(fd); }
 int penstock_syncs(void) { return count; }
+"""
+BY_INDEX = """
+CREATE TABLE gpu_tokens (gpu INTEGER PRIMARY KEY, token INTEGER NOT NULL);
+INSERT INTO gpu_tokens VALUES (0, 5), (1, 7), (2, 9);
 """
 WRITER = """
 import ctypes, json, sys
@@ -32,7 +38,7 @@ syncs = ctypes.CDLL(None).penstock_syncs
 journal, counts = Journal(Path(sys.argv[1])), []
 for number in range(20):
     before = syncs()
-    journal.write([Put(Task("t", number, "boot", Status.ENDED, (0,)))], [], {}, durable=number < 10)
+    journal.write([Put(Task("t", number, "boot", Status.ENDED, ("GPU-0",)))], [], {}, durable=number < 10)
     counts.append(syncs() - before)
 print(json.dumps(counts))
 """
@@ -42,7 +48,7 @@ def order(token: int) -> StartTask:
     place = TaskPlacement(task_id="t", role="worker", rank=0, node_id="n1", gpus=(0,))
     return StartTask(
         token=token, node_id="n1", task_id="t", job_id="j", attempt=1, boot_id="boot", command=("train",), place=place,
-        peers=(), rendezvous_port=29_500, grace_ms=10,
+        gpu_uuids=("GPU-0",), peers=(), rendezvous_port=29_500, grace_ms=10,
     )  # fmt: skip
 
 
@@ -67,17 +73,25 @@ def test_a_token_waits_for_the_disk_and_an_exit_does_not(tmp_path: Path) -> None
 def test_everything_is_as_it_was_after_a_restart(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     running = Task(
-        "t", 7, "boot", Status.RUNNING, (0, 1), order(7), Context("00-a-b-01", "cause", "j"), 42, 1_000
+        "t",
+        7,
+        "boot",
+        Status.RUNNING,
+        ("GPU-0", "GPU-1"),
+        order(7),
+        Context("00-a-b-01", "cause", "j"),
+        42,
+        1_000,
     )
     refused = OrderRefused(node_id="n1", task_id="u", token=3, reason="occupied", highest_token=3)
     ended = Task("u", 3, "boot", Status.ENDED, refusal=refused)
     journal.write([Put(running), Put(ended), Forget("v", 2)], [], {"next_offset": 12}, durable=True)
     journal.close()
     journal = Journal(tmp_path / "journal.sqlite")
-    state = journal.load("n1", "boot", 2)
+    state = journal.load(node_spec("n1", 2))
     assert state.tasks == {"t": running}
     assert state.ended == {"u": ended}
-    assert (state.gpu_tokens, state.forgotten_token) == ({0: 7, 1: 7}, 2)
+    assert (state.gpu_tokens, state.forgotten_token) == ({"GPU-0": 7, "GPU-1": 7}, 2)
     assert journal.number("next_offset", -1) == 12
     check(state)
 
@@ -85,8 +99,8 @@ def test_everything_is_as_it_was_after_a_restart(tmp_path: Path) -> None:
 def test_a_gpus_token_never_falls(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     for token in (9, 4):
-        journal.write([Put(Task(f"t{token}", token, "boot", Status.ENDED, (0,)))], [], {}, durable=True)
-    assert journal.load("n1", "boot", 1).gpu_tokens == {0: 9}
+        journal.write([Put(Task(f"t{token}", token, "boot", Status.ENDED, ("GPU-0",)))], [], {}, durable=True)
+    assert journal.load(node_spec("n1", 1)).gpu_tokens == {"GPU-0": 9}
 
 
 def test_events_stay_until_they_are_acknowledged(tmp_path: Path) -> None:
@@ -106,3 +120,26 @@ def test_a_damaged_journal_is_not_worked_with(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(JournalFailed):
         Journal(tmp_path / "journal.sqlite")
+
+
+def test_a_journal_of_indexes_gets_the_names_that_they_stand_for(tmp_path: Path) -> None:
+    """A node is upgraded while its tasks run: tokens and tasks stay, once more under the GPUs' UUIDs."""
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    journal.write([Put(Task("t", 7, "boot", Status.RUNNING, ("?",), order(7)))], [], {}, durable=True)
+    journal.close()
+    with sqlite3.connect(path) as database:
+        row = json.loads(database.execute("SELECT row FROM tasks").fetchone()[0]) | {"gpus": [1]}
+        del row["order"]["gpu_uuids"]
+        database.execute("UPDATE tasks SET row = ?", (json.dumps(row),))
+        database.executescript("DELETE FROM uuid_tokens;" + BY_INDEX)
+    database.close()
+    for _ in range(2):
+        journal = Journal(path)
+        state = journal.load(node_spec("n1", 2))
+        journal.close()
+        task = state.tasks["t"]
+        assert task.gpus == ("GPU-n1-1",)
+        assert task.order is not None
+        assert task.order.gpu_uuids == ("GPU-n1-1",)
+        assert state.gpu_tokens == {"GPU-n1-0": 5, "GPU-n1-1": 7, "gone-2": 9}

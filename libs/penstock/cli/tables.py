@@ -107,21 +107,28 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per GPU, by node and index."""
-    columns = ["NODE", "GPU", "MODEL", "MEMORY", "STATE", "JOB"]
+    """One line per GPU, by node and slot."""
+    columns = ["NODE", "GPU", "UUID", "MODEL", "MEMORY", "STATE", "JOB"]
     if wide:
-        columns += ["TASK", "UUID"]
+        columns.append("TASK")
     table = plain_table(*columns, right=("GPU", "MEMORY"))
     for gpu in sorted(gpus, key=lambda gpu: (gpu["node_id"], gpu["gpu"])):
         condition = "faulted" if gpu["faulted"] else "used" if gpu.get("job_id") else "free"
         cells = [
-            escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["model"]), memory(gpu["memory_mib"]),
-            state(condition), short_id(gpu.get("job_id") or "–"),
+            escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["uuid"] if wide else short_uuid(gpu["uuid"])),
+            escape(gpu["model"]), memory(gpu["memory_mib"]), state(condition), short_id(gpu.get("job_id") or "–"),
         ]  # fmt: skip
         if wide:
-            cells += [gpu.get("task_id") or "–", gpu["uuid"]]
+            cells.append(gpu.get("task_id") or "–")
         table.add_row(*cells)
     return table
+
+
+def short_uuid(uuid: str) -> str:
+    """`GPU-5d0f2b1e-…` as `GPU-5d0f2b1e`: enough to tell the GPUs of one cell apart; others stay as they are."""
+    kind, _, rest = uuid.partition("-")
+    first, _, more = rest.partition("-")
+    return f"{kind}-{first}" if kind in ("GPU", "MIG") and more else uuid
 
 
 def tasks_table(tasks: Iterable[Row]) -> Table:

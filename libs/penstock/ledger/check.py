@@ -45,13 +45,19 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
             core_owner[core] = task_id
         memory_mib -= place.host_memory_mib
         bandwidth_mbps -= place.bandwidth_mbps
+    uuids = node.gpu_uuids
+    named = [uuid for uuid in uuids if uuid]
+    if len(set(named)) < len(named):
+        yield f"node {name} has two slots for one GPU: {', '.join(named)}"
     for gpu, places in holders.items():
+        if gpu >= len(uuids) or not uuids[gpu]:
+            yield f"node {name}: {', '.join(place.task_id for place in places)} hold slot {gpu}, which is no GPU's"
         if sum(place.gpu_share_milli for place in places) > WHOLE_GPU:
             tasks = " and ".join(f"{place.task_id} ({place.gpu_share_milli}/1000)" for place in places)
             yield f"node {name} gpu {gpu} is given to both {tasks}"
-    if memory_mib < 0:
+    if memory_mib < -node.overdrawn_memory_mib:
         yield f"node {name} promises {-memory_mib} MiB more memory than it has"
-    if bandwidth_mbps < 0:
+    if bandwidth_mbps < -node.overdrawn_bandwidth_mbps:
         yield f"node {name} promises {-bandwidth_mbps} Mbit/s more than it has"
     free = (
         node.free_gpu_mask,
@@ -61,7 +67,7 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
         node.shared,
     )
     right = (
-        full_mask(len(spec.gpus)) & ~mask_of(tuple(holders)),
+        node.present_gpu_mask & ~mask_of(tuple(holders)),
         full_mask(spec.cores) & ~mask_of(tuple(core_owner)),
         memory_mib,
         bandwidth_mbps,
@@ -71,7 +77,7 @@ def _node(state: CellState, node: NodeState) -> Iterator[str]:
                 node.gpu_memory_mib - sum(place.gpu_memory_mib for place in places),
             )
             for gpu, places in holders.items()
-            if gpu < len(spec.gpus) and places[0].gpu_share_milli < WHOLE_GPU
+            if node.present_gpu_mask >> gpu & 1 and places[0].gpu_share_milli < WHOLE_GPU
         },
     )
     if free != right:

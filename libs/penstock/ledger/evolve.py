@@ -32,9 +32,9 @@ from penstock.model.transitions import (
     TaskStatus,
     transition,
 )
-from penstock.model.types import NodeSpec
+from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -309,6 +309,11 @@ def _task_lost(state: CellState, fact: ledger_events.TaskLost) -> None:
 def _order_refused(state: CellState, fact: external_events.OrderRefused) -> None:
     job, task = _end_task(state, fact.node_id, fact.task_id, "refused")
     _note_failure(job, fact.node_id, task, f"refused, {fact.reason}")
+    node = state.nodes[fact.node_id]
+    for uuid in fact.missing_gpus:
+        _fault(node, node.slot_of(uuid))
+    if fact.missing_gpus:
+        state.reindex(node)
 
 
 # ----------------------------------------------------------------------------------------------- nodes
@@ -316,16 +321,40 @@ def _order_refused(state: CellState, fact: external_events.OrderRefused) -> None
 
 def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
     """Takes over a (new) inventory; what living tasks hold stays taken."""
+    places = [state.jobs[job_id].tasks[task_id].place for task_id, job_id in node.tasks.items()]
+    held = {gpu for place in places for gpu in place.gpus}
+    node.slots = bound_slots(node.gpu_uuids, held, [gpu.uuid for gpu in spec.gpus])
     node.spec = spec
-    node.free_gpu_mask = full_mask(len(spec.gpus))
+    node.free_gpu_mask = node.present_gpu_mask
     node.free_core_mask = full_mask(spec.cores)
     node.free_host_memory_mib = spec.host_memory_mib
     node.free_bandwidth_mbps = spec.bandwidth_mbps
     node.shared = {}
-    for task_id, job_id in node.tasks.items():
-        node.give(state.jobs[job_id].tasks[task_id].place)
+    for place in places:
+        node.give(place)
+    node.overdrawn_memory_mib = max(0, -node.free_host_memory_mib)
+    node.overdrawn_bandwidth_mbps = max(0, -node.free_bandwidth_mbps)
     state.index.describe(node.bit, spec)
     state.capacity_version += 1
+
+
+def bound_slots(before: tuple[str, ...], held: set[int], found: list[str]) -> tuple[str, ...]:
+    """UUID by slot for the GPUs found now; empty: as found.
+
+    While anything is held, GPUs that are still there keep their slots, and so do held ones that are gone. A new GPU
+    takes the lowest slot that is nobody's; one that finds none waits for the next joining.
+    """
+    if not held or before == tuple(found):
+        return ()
+    present = set(found)
+    slots = [uuid if slot in held or uuid in present else "" for slot, uuid in enumerate(before)]
+    slots += [""] * (MAX_GPUS_PER_NODE - len(slots))
+    free = [slot for slot, uuid in enumerate(slots) if not uuid]
+    for uuid, slot in zip([uuid for uuid in found if uuid not in before], free, strict=False):
+        slots[slot] = uuid
+    while not slots[-1]:
+        slots.pop()
+    return () if slots == found else tuple(slots)
 
 
 def _withdraw(state: CellState, node: NodeState) -> None:
@@ -397,8 +426,14 @@ def _node_restored(state: CellState, fact: ledger_events.NodeRestored) -> None:
 
 def _gpu_faulted(state: CellState, fact: external_events.GpuFaulted) -> None:
     node = state.nodes[fact.node_id]
-    node.faulted_gpu_mask |= 1 << fact.gpu
+    _fault(node, fact.gpu if fact.uuid is None else node.slot_of(fact.uuid))
     state.reindex(node)
+
+
+def _fault(node: NodeState, slot: int | None) -> None:
+    """Nothing is placed on this GPU until its node joins or changes again."""
+    if slot is not None:
+        node.faulted_gpu_mask |= 1 << slot
 
 
 # ------------------------------------------------------------------------------------- cell and timers

@@ -139,7 +139,7 @@ def vector_key(vector: ResourceVector) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class NodeState:
-    """One node. Masks have bit i for GPU or core i."""
+    """One node. Masks have bit i for the GPU of slot i, or for core i."""
 
     spec: NodeSpec
     ordinal: int
@@ -150,6 +150,12 @@ class NodeState:
     free_host_memory_mib: int
     free_bandwidth_mbps: int
     faulted_gpu_mask: int = 0
+    slots: tuple[str, ...] = ()
+    """UUID by slot, where slots are not the inventory's indexes: a GPU keeps its slot, and a slot its GPU, while a task
+    holds it, whatever NVML calls it now and whether it is still there."""
+    overdrawn_memory_mib: int = 0
+    """Host memory that its tasks hold beyond the inventory: it was larger when they were placed."""
+    overdrawn_bandwidth_mbps: int = 0
     shared: dict[int, Share] = field(default_factory=dict)
     """GPU → what is left of it, of each partly given one."""
     leaving: bool = False
@@ -172,6 +178,24 @@ class NodeState:
         return 1 << self.ordinal
 
     @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The UUID of each slot's GPU, which the inventory may no longer have; empty for a slot that is nobody's."""
+        return self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
+
+    @property
+    def present_gpu_mask(self) -> int:
+        """Slots whose GPU the node has now."""
+        if not self.slots:
+            return full_mask(len(self.spec.gpus))
+        have = {gpu.uuid for gpu in self.spec.gpus}
+        return mask_of(tuple(slot for slot, uuid in enumerate(self.slots) if uuid in have))
+
+    def slot_of(self, uuid: str) -> int | None:
+        """The slot that belongs to this GPU; None if none does."""
+        uuids = self.gpu_uuids
+        return uuids.index(uuid) if uuid in uuids else None
+
+    @property
     def gpu_memory_mib(self) -> int:
         """Of its smallest GPU: so much of each is given out."""
         return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
@@ -192,10 +216,10 @@ class NodeState:
         return None if self.faulted_gpu_mask >> gpu & 1 else self.shared.get(gpu)
 
     def give(self, place: TaskPlacement) -> None:
-        """A task takes its place. A share of a GPU that a smaller inventory no longer has is dropped."""
+        """A task takes its place. Of a GPU that the inventory no longer has nothing is left for others."""
         for gpu in place.gpus:
             self.free_gpu_mask &= ~(1 << gpu)
-            if place.gpu_share_milli < WHOLE_GPU and gpu < len(self.spec.gpus):
+            if place.gpu_share_milli < WHOLE_GPU and self.present_gpu_mask >> gpu & 1:
                 left = self.shared.get(gpu) or Share(WHOLE_GPU, self.gpu_memory_mib)
                 self.shared[gpu] = Share(
                     left.milli - place.gpu_share_milli, left.memory_mib - place.gpu_memory_mib
@@ -206,7 +230,7 @@ class NodeState:
 
     def take_back(self, place: TaskPlacement) -> None:
         """The task is proven dead: undoes `give`."""
-        inventory = full_mask(len(self.spec.gpus))
+        inventory = self.present_gpu_mask
         if place.gpu_share_milli == WHOLE_GPU:
             self.free_gpu_mask |= mask_of(place.gpus) & inventory
         else:
@@ -228,7 +252,7 @@ class NodeState:
         """GPUs without fault, given or free; 0 while nothing may be placed on it."""
         if self.status is not NodeStatus.READY:
             return 0
-        return len(self.spec.gpus) - self.faulted_gpu_mask.bit_count()
+        return (self.present_gpu_mask & ~self.faulted_gpu_mask).bit_count()
 
     def free(self) -> Free:
         """What may be given out now. A node that shrank below what its tasks hold has nothing free."""

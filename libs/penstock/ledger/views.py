@@ -138,20 +138,24 @@ def node_row(node: NodeState, seq: int) -> Row:
 
 
 Owners = dict[tuple[str, int], dict[str, str]]
-"""(node id, GPU index) → task id → job id of the tasks that hold it; several only if they share it."""
+"""(node id, slot) → task id → job id of the tasks that hold it; several only if they share it."""
 
 
-def gpu_row(node: NodeState, index: int, owners: Owners) -> Row:
-    """One GPU. Of tasks that share it the ids stand side by side, with commas."""
-    gpu = node.spec.gpus[index]
-    holders = owners.get((node.spec.node_id, index), {})
+def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
+    """The GPU of one slot. Of tasks that share it the ids stand side by side, with commas.
+
+    A GPU that is gone, and held, has no memory; a slot that is nobody's has an empty UUID.
+    """
+    uuid = node.gpu_uuids[slot]
+    gpu = next((gpu for gpu in node.spec.gpus if gpu.uuid == uuid), None)
+    holders = owners.get((node.spec.node_id, slot), {})
     return {
         "node_id": node.spec.node_id,
-        "gpu": index,
-        "uuid": gpu.uuid,
-        "model": gpu.model,
-        "memory_mib": gpu.memory_mib,
-        "faulted": bool(node.faulted_gpu_mask >> index & 1),
+        "gpu": slot,
+        "uuid": uuid,
+        "model": "gone" if gpu is None else gpu.model,
+        "memory_mib": 0 if gpu is None else gpu.memory_mib,
+        "faulted": gpu is None or bool(node.faulted_gpu_mask >> slot & 1),
         "task_id": ",".join(holders) or None,
         "job_id": ",".join(holders.values()) or None,
     }

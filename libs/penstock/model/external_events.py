@@ -7,6 +7,7 @@ from msgspec import Meta, field
 from penstock.model.event import Event, event
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
+    MAX_GPUS_PER_NODE,
     Estimate,
     GpuIndex,
     Identifier,
@@ -219,8 +220,13 @@ class GpuFaulted(Event, frozen=True, kw_only=True):
     TYPE = "penstock.gpu.faulted"
     TOPIC = Topic.NODES
 
+    OMITTED = ("uuid",)
+
     node_id: Identifier
     gpu: GpuIndex
+    """Its index when it broke."""
+    uuid: Identifier | None = None
+    """Names the GPU. None, from earlier versions: the index does."""
     fault: Literal["xid", "ecc", "fell_off_bus", "thermal"]
     code: Annotated[int, Meta(ge=0)] = 0
     detail: ShortText = ""
@@ -365,8 +371,12 @@ class OrderRefused(Event, frozen=True, kw_only=True):
     node_id: Identifier
     task_id: Identifier
     token: Token
+    OMITTED = ("missing_gpus",)
+
     reason: Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
     highest_token: Token
+    missing_gpus: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
+    """UUIDs that the order names and the node does not have: nothing is placed there until it joins or changes again."""
     detail: ShortText = ""
 
 

@@ -388,6 +388,7 @@ class StartTask(Order, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
+    OMITTED = ("gpu_uuids",)
 
     job_id: Identifier
     attempt: Attempt
@@ -399,6 +400,8 @@ class StartTask(Order, frozen=True, kw_only=True):
     env: dict[str, str] = field(default_factory=dict)
     workdir: ShortText | None = None
     place: TaskPlacement
+    gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
+    """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""
     peers: tuple[Peer, ...]
     rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
     grace_ms: Annotated[int, Meta(ge=0)]

@@ -188,9 +188,10 @@ class JobSpec(Value, frozen=True, kw_only=True):
 
 
 class Gpu(Value, frozen=True, kw_only=True):
-    """One GPU of a node."""
+    """One GPU of a node. Its name is the UUID."""
 
     index: GpuIndex
+    """What NVML calls it this time: it may change with a restart, a repair or a setting of the driver."""
     uuid: Identifier
     model: Identifier
     memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -226,6 +227,7 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
     """Over the whole gang: workers first (rank 0 is the chief), then parameter servers."""
     node_id: Identifier
     gpus: tuple[GpuIndex, ...] = ()
+    """Slots of the node; each belongs to one UUID as long as a task holds it (`NodeState.slots` in the ledger)."""
     cores: tuple[CoreId, ...] = ()
     host_memory_mib: Mebibytes = 0
     gpu_memory_mib: Mebibytes = 0

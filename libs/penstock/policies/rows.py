@@ -46,7 +46,7 @@ class NodeRow:
 
     @classmethod
     def of(cls, state: CellState, node: NodeState) -> "NodeRow":
-        count, each = len(node.spec.gpus), node.gpu_memory_mib
+        count, each = len(node.gpu_uuids), node.gpu_memory_mib
         shares, memory = [0] * count, [each] * count
         for gpu in bits(node.healthy_gpu_mask):
             shares[gpu] = WHOLE_GPU

@@ -41,7 +41,10 @@ class SimulatedNodes:
     """All nodes of the cell. `later` gets what will happen on them by itself."""
 
     def __init__(self, specs: Iterable[NodeSpec], latency: Latency, later: Later) -> None:
-        self._nodes = {spec.node_id: NodeState(spec.node_id, spec.boot_id, len(spec.gpus)) for spec in specs}
+        self._nodes = {
+            spec.node_id: NodeState(spec.node_id, spec.boot_id, tuple(g.uuid for g in spec.gpus))
+            for spec in specs
+        }
         self._latency = latency
         self._later = later
         self._pid = 1

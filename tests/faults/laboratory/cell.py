@@ -286,6 +286,9 @@ class Laboratory:
         for node_id, node in self.nodes.items():
             node.machine.disk.full = node.machine.disk.sync_fails = node.machine.slow_start = False
             node.power_on()
+            if node.machine.pulled:
+                node.machine.put_gpus_back()
+                node.reporter.kill("restarted, since its GPUs are back")
             if node_id in self.nemesis.suspected:
                 node.reporter.kill("restarted by its operator")
             node.reporter.start()

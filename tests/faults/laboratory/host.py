@@ -7,6 +7,8 @@ from pathlib import Path
 
 from penstock.model.external_events import GpuFaulted
 from penstock.model.ledger_events import StartTask
+from penstock.model.types import NodeSpec
+from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
 from tests.faults.laboratory.machine import Machine
@@ -20,12 +22,14 @@ LOCK_PAUSE_S = 0.02
 class SimulatedLauncher:
     """Starts tasks after a while. Adapter of `ports.Launcher`."""
 
-    def __init__(self, machine: Machine, process: Process, callbacks: Callbacks) -> None:
+    def __init__(self, machine: Machine, process: Process, spec: NodeSpec, callbacks: Callbacks) -> None:
         self.pid = 1
         self.closed = False
         self._machine = machine
         self._process = process
         self._callbacks = callbacks
+        self._spec = spec
+        """As this reporter found the machine."""
         self._launching: dict[Key, StartTask] = {}
         self._attached: dict[Key, float] = {}
         """Since when, in seconds."""
@@ -52,7 +56,7 @@ class SimulatedLauncher:
         order = self._launching.pop(key, None)
         if order is None:
             return
-        self._machine.launch(order)
+        self._launch(order)
         started = self._machine.started.get(key)
         if started is not None:
             self._attached[key] = self._machine.world.now_s
@@ -60,6 +64,11 @@ class SimulatedLauncher:
         if key not in self._machine.processes:
             self._attached[key] = self._machine.world.now_s
             self.gone(key)
+
+    def _launch(self, order: StartTask) -> None:
+        """With the GPUs that the environment names: what the program really gets."""
+        visible = task_environment(order, self._spec, {}, virtual=False)["CUDA_VISIBLE_DEVICES"]
+        self._machine.launch(order, tuple(visible.split(",")) if visible else ())
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
         process = self._machine.processes.get(key)
@@ -98,7 +107,7 @@ class SimulatedLauncher:
         launching, self._launching = self._launching, {}
         for order in launching.values():
             if self._machine.world.rng.random() < 0.5:
-                self._machine.launch(order)
+                self._launch(order)
         if self._machine.launcher is self:
             self._machine.launcher = None
 
@@ -145,7 +154,7 @@ class SimulatedHost:
 
     def launch(self, lock: int, callbacks: Callbacks) -> SimulatedLauncher:
         del lock
-        return SimulatedLauncher(self._machine, self._process, callbacks)
+        return SimulatedLauncher(self._machine, self._process, self.spec, callbacks)
 
     def started(self, key: Key) -> Started | None:
         return self._machine.started.get(key)
@@ -182,8 +191,8 @@ class SimulatedHost:
         process = next((found for found in self._machine.processes.values() if found.shim == shim), None)
         return (0.0, 0) if process is None else (self._machine.world.now_s - process.started_s, 200)
 
-    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
-        return 50.0, 1_000 + gpu
+    def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
+        return 50.0, 1_000 + len(uuid)
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         self._machine.gpu_fault = deliver

@@ -214,6 +214,9 @@ class Judge:
             self._disowned[key] = None
         if order.boot_id != machine.spec.boot_id:
             raise Violation("attempt", f"{at} for the boot {order.boot_id}")
+        own = self.placed.get((order.token, order.task_id))
+        if own is not None and own.gpus != process.gpus:
+            raise Violation("gpu", f"{at} with {process.gpus}; the ledger gave it {own.gpus}")
         new = _running(process)
         rules.starts_once(new)
         if not machine.disk.has_synced(*key):

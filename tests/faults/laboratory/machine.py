@@ -14,7 +14,7 @@ from msgspec import structs
 
 from penstock.model.external_events import GpuFaulted
 from penstock.model.ledger_events import StartTask
-from penstock.model.types import NodeSpec
+from penstock.model.types import Gpu, NodeSpec
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.disk import Disk
 from tests.faults.laboratory.jobs import SimulatedJob
@@ -61,7 +61,7 @@ class TaskProcess:
     started_s: float
     started_ms: int
     gpus: tuple[str, ...]
-    """UUIDs."""
+    """UUIDs that its environment names."""
     signalled: bool = False
     """Its shim was asked to send a signal."""
     terminated: bool = False
@@ -96,6 +96,8 @@ class Machine:
         self.destroyed = False
         self.boots = 1
         self.processes: dict[Key, TaskProcess] = {}
+        self.pulled: list[Gpu] = []
+        """GPUs that were taken out."""
         self.started: dict[Key, Started] = {}
         self.exits: dict[Key, Exit] = {}
         self.streams: dict[Key, Stream] = {}
@@ -123,8 +125,8 @@ class Machine:
 
     # ---------------------------------------------------------------------------------- programs
 
-    def launch(self, order: StartTask) -> None:
-        """The shim starts the program, or writes down why it cannot."""
+    def launch(self, order: StartTask, gpus: tuple[str, ...]) -> None:
+        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot."""
         key = (order.task_id, order.token)
         if not self.up or key in self.started or key in self.exits:
             return
@@ -135,7 +137,6 @@ class Machine:
             self.exits[key] = Exit(now_ms, now_ms, None, None, 0, 0, False, Failure("exec", errno.ENOENT))
             return
         self._pids += 2
-        gpus = tuple(self.spec.gpus[index].uuid for index in order.place.gpus)
         process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus)
         self.world.guarded(lambda: self._starting(self, process))
         self.started[key] = Started(*key, self._pids, self.boots, self._pids + 1, now_ms)
@@ -242,6 +243,32 @@ class Machine:
         if process.order.place.rank == 0:
             ran_s = self.world.now_s - process.started_s
             program.done_s = min(program.job.duration_s, program.done_s + CHECKPOINTED * ran_s)
+
+    # --------------------------------------------------------------------------------------- GPUs
+
+    def pull_gpu(self) -> None:
+        """A GPU is taken out of the running machine; what runs on it hangs until its own end. One stays."""
+        gpus = list(self.spec.gpus)
+        if len(gpus) > 1:
+            self.pulled.append(gpus.pop(int(self.world.rng.integers(len(gpus)))))
+        self._renumber(gpus)
+
+    def put_gpus_back(self) -> None:
+        """Into any slots of the bus."""
+        gpus = list(self.spec.gpus)
+        while self.pulled:
+            gpus.insert(int(self.world.rng.integers(len(gpus) + 1)), self.pulled.pop())
+        self._renumber(gpus)
+
+    def shuffle_gpus(self) -> None:
+        """The driver was reloaded, or somebody changed CUDA_DEVICE_ORDER: another order on the bus."""
+        gpus = self.spec.gpus
+        self._renumber([gpus[int(index)] for index in self.world.rng.permutation(len(gpus))])
+
+    def _renumber(self, gpus: list[Gpu]) -> None:
+        numbered = tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(gpus))
+        self.spec = structs.replace(self.spec, gpus=numbered)
+        self.world.trace(f"{self.node_id} has the GPUs {', '.join(gpu.uuid for gpu in numbered)}")
 
     # -------------------------------------------------------------------------------------- power
 

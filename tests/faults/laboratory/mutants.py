@@ -332,6 +332,11 @@ def _() -> None:
     replace(real, free)
 
 
+@mutant("slots are NVML's indexes", faults="cards")
+def _() -> None:
+    replace(evolve.bound_slots, lambda before, held, found: ())
+
+
 @mutant("a share frees its whole GPU")
 def _() -> None:
     real = NodeState.take_back

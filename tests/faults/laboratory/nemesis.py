@@ -266,8 +266,8 @@ class Nemesis:
         if not machine.up or process is None or not process.alive or machine.gpu_fault is None:
             return
         self.suspected[machine.node_id] = None
-        gpu = int(self._world.rng.integers(len(machine.spec.gpus)))
-        fault = GpuFaulted(node_id=machine.node_id, gpu=gpu, fault="xid", code=79)
+        gpu = machine.spec.gpus[int(self._world.rng.integers(len(machine.spec.gpus)))]
+        fault = GpuFaulted(node_id=machine.node_id, gpu=gpu.index, uuid=gpu.uuid, fault="xid", code=79)
         self._world.loop.call_soon(machine.gpu_fault, fault, context=process.context)
         if self._world.rng.random() < 0.5:
             self._world.at(self._world.within(10, 100), lambda: self._repaired(machine))
@@ -275,6 +275,21 @@ class Nemesis:
     def _repaired(self, machine: Machine) -> None:
         if machine.up and self._lab.nodes[machine.node_id].reporter.alive and not self._world.calm:
             self._lab.send(message(NodeChanged(node=machine.spec), "repaired", "/operator"))
+
+    def cards(self) -> None:
+        """A GPU is pulled, put back, or all get other indexes; then the reporter restarts while tasks run."""
+        node = self._node()
+        machine = node.machine
+        if not machine.up:
+            return
+        how = self._world.rng.random()
+        if how < 0.4:
+            machine.pull_gpu()
+        elif how < 0.7 or machine.pulled:
+            machine.put_gpus_back()
+        else:
+            machine.shuffle_gpus()
+        node.reporter.kill("restarted, since its GPUs have moved")
 
     def shim(self) -> None:
         """The kernel kills a task's guardian; something of the task is left now and then, and may not die at once."""
@@ -439,6 +454,7 @@ class Nemesis:
             incarnation=own.incarnation,
             command=("train",),
             place=msgspec.convert(own.place, TaskPlacement),
+            gpu_uuids=own.gpus,
             peers=(),
             rendezvous_port=29_500,
             grace_ms=1_000,
@@ -482,7 +498,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
         name: getattr(Nemesis, name)
         for name in (
             "crash", "upgrade", "zombie", "rival", "duel", "clock", "outage", "retention", "reboot", "power", "vanish", "silence",
-            "disk", "full", "sync", "false_report", "gpu", "shim", "launcher", "drain", "garbage", "wrong_progress",
+            "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "garbage", "wrong_progress",
             "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )
     }

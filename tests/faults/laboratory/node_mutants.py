@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock_services.node_reporter.core import machine
@@ -21,6 +23,17 @@ from tests.faults.laboratory.patching import cut_before, filtered, mutant, nothi
 @mutant("a node compares no tokens", faults="overtake", log="kafka")
 def _() -> None:
     replace(machine._highest, lambda state, order, known: 0)
+
+
+@mutant("a node takes an index for a GPU's name", faults="cards")
+def _() -> None:
+    real = machine._start
+
+    def start(state: Any, order: Any, context: Any) -> Iterator[Any]:
+        wrong = tuple(state.gpus[slot % len(state.gpus)] for slot in order.place.gpus)
+        yield from real(state, msgspec.structs.replace(order, gpu_uuids=wrong), context)
+
+    replace(real, start)
 
 
 @mutant("a node obeys orders of before it joined")

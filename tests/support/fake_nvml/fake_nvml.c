@@ -1,6 +1,7 @@
 /* The NVML symbols that the node-reporter calls, for machines without a GPU: put first on the loader path.
  *
  * FAKE_NVML_GPUS      how many GPUs there are (default 2)
+ * FAKE_NVML_CARDS     path of a file, read once: one line per GPU, its UUID, and "lost" behind it if it fell off the bus
  * FAKE_NVML_EVENTS    path of a FIFO; each line "GPU TYPE DATA" becomes one event of nvmlEventSetWait_v2
  */
 #include <stdio.h>
@@ -13,11 +14,30 @@ typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned gpu, memory; } utilisation_t;
 typedef struct { device_t *device; unsigned long long type, data; unsigned gi, ci; } event_t;
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, TIMEOUT = 10 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15 };
 
 static device_t devices[16];
+static char uuids[16][80];
+static int lost[16];
+
+/* How many cards the file names; 0 without a file. */
+static unsigned card_count(void) {
+    static unsigned count;
+    const char *path = getenv("FAKE_NVML_CARDS");
+    char line[160], word[16];
+    FILE *file = count || !path ? NULL : fopen(path, "r");
+    if (!file) return count;
+    while (count < 16 && fgets(line, sizeof line, file)) {
+        int words = sscanf(line, "%79s %15s", uuids[count], word);
+        lost[count] = words == 2 && strcmp(word, "lost") == 0;
+        if (words >= 1) count++;
+    }
+    fclose(file);
+    return count;
+}
 
 static unsigned gpu_count(void) {
+    if (getenv("FAKE_NVML_CARDS")) return card_count();
     const char *text = getenv("FAKE_NVML_GPUS");
     return text ? (unsigned)atoi(text) : 2;
 }
@@ -27,13 +47,15 @@ int nvmlInit_v2(void) { return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }
 
 const char *nvmlErrorString(int code) {
-    return code == SUCCESS ? "Success" : code == TIMEOUT ? "Timeout" : "Invalid Argument";
+    return code == SUCCESS ? "Success" : code == TIMEOUT ? "Timeout" : code == NOT_FOUND ? "Not Found"
+        : code == GPU_IS_LOST ? "GPU is lost" : "Invalid Argument";
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpu_count(); return SUCCESS; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **device) {
     if (index >= gpu_count()) return INVALID_ARGUMENT;
+    if (lost[index]) return GPU_IS_LOST;
     devices[index].index = index;
     *device = &devices[index];
     return SUCCESS;
@@ -42,8 +64,19 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **device) {
 int nvmlDeviceGetIndex(device_t *device, unsigned *index) { *index = device->index; return SUCCESS; }
 
 int nvmlDeviceGetUUID(device_t *device, char *text, unsigned length) {
-    snprintf(text, length, "GPU-00000000-0000-0000-0000-00000000000%x", device->index);
+    if (card_count()) snprintf(text, length, "%s", uuids[device->index]);
+    else snprintf(text, length, "GPU-00000000-0000-0000-0000-00000000000%x", device->index);
     return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, device_t **device) {
+    char own[96];
+    for (unsigned index = 0; index < gpu_count(); index++) {
+        device_t found = {index};
+        nvmlDeviceGetUUID(&found, own, sizeof own);
+        if (strcmp(own, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2(index, device);
+    }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetName(device_t *device, char *text, unsigned length) {

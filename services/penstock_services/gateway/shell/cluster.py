@@ -37,7 +37,7 @@ async def node(node_id: str, request: Request) -> Response:
     await gateway.fresh()
     text = await gateway.store.row(
         "SELECT (to_jsonb(nodes) || jsonb_build_object('gpu_list', (SELECT coalesce(jsonb_agg(to_jsonb(g) "
-        "ORDER BY g.gpu), '[]') FROM gpus AS g WHERE g.node_id = nodes.node_id)))::text "
+        "ORDER BY g.gpu), '[]') FROM gpus AS g WHERE g.node_id = nodes.node_id AND g.uuid <> '')))::text "
         "FROM nodes WHERE node_id = $1",
         node_id,
     )
@@ -50,7 +50,7 @@ async def node(node_id: str, request: Request) -> Response:
 async def gpus(request: Request) -> Response:
     """All GPUs and the tasks that hold them."""
     rows = await gateway_of(request).fresh_rows(
-        "SELECT row_to_json(gpus)::text FROM gpus ORDER BY node_id, gpu"
+        "SELECT row_to_json(gpus)::text FROM gpus WHERE uuid <> '' ORDER BY node_id, gpu"
     )
     return answer({"gpus": rows})
 

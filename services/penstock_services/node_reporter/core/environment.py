@@ -40,7 +40,8 @@ def task_environment(
     neighbours = [
         rank for rank, peer in gang.items() if peer.node_id == node.node_id and peer.role == place.role
     ]
-    gpus = [str(gpu) if virtual else node.gpus[gpu].uuid for gpu in place.gpus]
+    indexes = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
+    visible = [indexes[gpu] if virtual else gpu for gpu in order.gpu_uuids]
     threads = str(max(1, len(place.cores)))
     return {
         **base,
@@ -49,14 +50,14 @@ def task_environment(
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
         **order.env,
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(visible),
         "PENSTOCK_JOB_ID": order.job_id,
         "PENSTOCK_TASK_ID": order.task_id,
         "PENSTOCK_NODE_ID": node.node_id,
         "PENSTOCK_ATTEMPT": str(order.attempt),
         "PENSTOCK_TOKEN": str(order.token),
         "PENSTOCK_ROLE": place.role,
-        "PENSTOCK_GPUS": ",".join(map(str, place.gpus)),
+        "PENSTOCK_GPUS": ",".join(order.gpu_uuids),
         "PENSTOCK_GPU_SHARE": f"{place.gpu_share_milli / WHOLE_GPU:g}",
         "PENSTOCK_CORES": ",".join(map(str, place.cores)),
         "PENSTOCK_HOST_MEMORY_MIB": str(place.host_memory_mib),

@@ -196,6 +196,9 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
     if 0 < order.incarnation < state.incarnation:  # the cell may have given it up when this node left
         yield Note(f"{order.task_id}: start order {order.token} is of before this node joined; ignored")
         return
+    if len(order.gpu_uuids) != len(order.place.gpus):  # it comes again once the placer names them
+        yield Note(f"{order.task_id}: start order {order.token} does not name its GPUs; upgrade the placer")
+        return
     known = state.find(order.task_id)
     if known is not None and known.token == order.token:
         yield from _repeat(known)
@@ -213,7 +216,7 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         yield Emit(refusal, context)
         return
     task = Task(
-        order.task_id, order.token, order.boot_id, Status.WAITING, order.place.gpus, order, context=context
+        order.task_id, order.token, order.boot_id, Status.WAITING, order.gpu_uuids, order, context=context
     )
     for other in state.waiting():
         if other.token < order.token and _exclude(other, task):
@@ -227,7 +230,7 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
 
 def _highest(state: NodeState, order: StartTask, known: Task | None) -> int:
     """The highest token that speaks against this order: of its GPUs, of the same task, of forgotten ones."""
-    tokens = [state.gpu_tokens.get(gpu, 0) for gpu in order.place.gpus]
+    tokens = [state.gpu_tokens.get(gpu, 0) for gpu in order.gpu_uuids]
     tokens.append(state.forgotten_token + 1 if known is None else max(known.token, known.refused_token + 1))
     return max(tokens)
 
@@ -240,10 +243,10 @@ def _unacceptable(
     if place.node_id != state.node_id or place.task_id != order.task_id:
         detail = f"the place names task {place.task_id} on node {place.node_id}"
         return _refusal(order, "wrong_node", highest, detail)
-    if max(place.gpus, default=-1) >= state.gpu_count:
-        unknown = min(gpu for gpu in place.gpus if gpu >= state.gpu_count)
-        detail = f"GPU {unknown} is not on this node, which has {state.gpu_count}"
-        return _refusal(order, "unknown_gpu", highest, detail)
+    missing = tuple(gpu for gpu in order.gpu_uuids if gpu not in state.gpus)
+    if missing:
+        detail = f"not on this node: {', '.join(missing)}; it has {', '.join(state.gpus) or 'no GPU'}"
+        return replace(_refusal(order, "unknown_gpu", highest, detail), missing_gpus=missing)
     if known is not None and known.status is not Status.ENDED:
         return _refusal(order, "occupied", highest, f"the same task is {known.status} under {known.token}")
     if len(state.tasks) >= MAX_TASKS:

@@ -45,7 +45,8 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     token: int
     boot_id: str
     status: Status
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """UUIDs."""
     order: StartTask | None = None
     """Kept until the task has ended."""
     context: Context = NO_CONTEXT
@@ -76,11 +77,12 @@ class NodeState:
 
     node_id: str
     boot_id: str
-    gpu_count: int
+    gpus: tuple[str, ...]
+    """UUIDs of the GPUs that it has."""
     incarnation: int = 0
     """Of its latest joining."""
-    gpu_tokens: dict[int, int] = field(default_factory=dict)
-    """Per GPU the highest token ever accepted (LAW 4)."""
+    gpu_tokens: dict[str, int] = field(default_factory=dict)
+    """Per GPU, by UUID, the highest token ever accepted (LAW 4); also of GPUs that it no longer has."""
     tasks: dict[str, Task] = field(default_factory=dict)
     """Waiting and live tasks by id."""
     ended: dict[str, Task] = field(default_factory=dict)
@@ -142,7 +144,7 @@ def evolve(state: NodeState, change: Change) -> None:
 
 def check(state: NodeState) -> None:
     """Raises AssertionError when an invariant is broken: no GPU given twice, no task older than its GPU's token."""
-    holders: dict[int, list[Task]] = {}
+    holders: dict[str, list[Task]] = {}
     for task in state.live():
         for gpu in task.gpus:
             holders.setdefault(gpu, []).append(task)

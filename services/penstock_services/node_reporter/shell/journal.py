@@ -9,7 +9,7 @@ Bounded: ended tasks beyond `MAX_ENDED_REMEMBERED` are forgotten by the core, ev
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +18,12 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
+from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.core.state import Change, NodeState, Put, Status, Task
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS gpu_tokens (gpu INTEGER PRIMARY KEY, token INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS uuid_tokens (uuid TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tasks (
     task_id TEXT PRIMARY KEY, token INTEGER NOT NULL, changed INTEGER NOT NULL, row TEXT NOT NULL
 ) WITHOUT ROWID;
@@ -81,16 +82,36 @@ class Journal:
         if busy:
             raise sqlite3.OperationalError("another process uses the journal")
 
-    def load(self, node_id: str, boot_id: str, gpu_count: int) -> NodeState:
+    def load(self, spec: NodeSpec) -> NodeState:
         """The state as of the last write; tasks keep the boot id that they were started under."""
-        state = NodeState(node_id, boot_id, gpu_count)
+        state = NodeState(spec.node_id, spec.boot_id, tuple(gpu.uuid for gpu in spec.gpus))
         with self._failing():
-            state.gpu_tokens = dict(self._db.execute("SELECT gpu, token FROM gpu_tokens"))
+            self._name_gpus(state.gpus)
+            state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM uuid_tokens"))
             for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
                 task = _TASK.decode(row)
                 (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
         state.forgotten_token = self.number("forgotten_token", -1)
         return state
+
+    def _name_gpus(self, uuids: Sequence[str]) -> None:
+        """A journal of a version that knew GPUs by index: they are what these indexes stand for now."""
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'gpu_tokens'").fetchone():
+            return
+
+        def named(index: int) -> str:
+            return uuids[index] if index < len(uuids) else f"gone-{index}"
+
+        with self._transaction(durable=True):
+            for index, token in self._db.execute("SELECT gpu, token FROM gpu_tokens").fetchall():
+                self._db.execute("INSERT OR REPLACE INTO uuid_tokens VALUES (?, ?)", (named(index), token))
+            for task_id, text in self._db.execute("SELECT task_id, row FROM tasks").fetchall():
+                row = json.loads(text)
+                row["gpus"] = [named(index) for index in row.get("gpus", [])]
+                if row.get("order"):
+                    row["order"]["gpu_uuids"] = row["gpus"]
+                self._db.execute("UPDATE tasks SET row = ? WHERE task_id = ?", (json.dumps(row), task_id))
+            self._db.execute("DROP TABLE gpu_tokens")
 
     def number(self, key: str, default: int) -> int:
         """A number that `write` was given, or the default."""
@@ -144,7 +165,7 @@ class Journal:
                 (task.task_id, task.token, self._changed, msgspec.json.encode(task).decode()),
             )
             self._db.executemany(
-                "INSERT INTO gpu_tokens VALUES (?, ?) ON CONFLICT (gpu) DO UPDATE SET token = max(token, excluded.token)",
+                "INSERT INTO uuid_tokens VALUES (?, ?) ON CONFLICT (uuid) DO UPDATE SET token = max(token, excluded.token)",
                 [(gpu, task.token) for gpu in task.gpus],
             )
         else:

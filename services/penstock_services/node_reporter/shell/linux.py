@@ -156,11 +156,11 @@ class LinuxHost:
                     pages += int(fields[21])
         return ticks / TICKS_PER_S, pages * PAGE_BYTES // BYTES_PER_MIB
 
-    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
+    def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
         if self.options.virtual_gpus is not None:
             return None
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
             return percent, pynvml.nvmlDeviceGetMemoryInfo(handle).used // BYTES_PER_MIB
         except pynvml.NVMLError:
@@ -168,7 +168,7 @@ class LinuxHost:
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:
         if self.options.virtual_gpus is None and self.spec.gpus:
-            watch_faults(self.spec.node_id, len(self.spec.gpus), deliver)
+            watch_faults(self.spec.node_id, self.spec.gpus, deliver)
 
 
 def read_record(path: Path, kind: type[Kind]) -> Kind | None:

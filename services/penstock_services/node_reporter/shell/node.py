@@ -73,7 +73,7 @@ class Node:
         self.spec = spec
         self.log = log
         self.journal = journal
-        self.state: NodeState = journal.load(spec.node_id, spec.boot_id, len(spec.gpus))
+        self.state: NodeState = journal.load(spec)
         self.orders = Partition(Topic.ORDERS, node_partition(spec.node_id))
         self._nodes = Partition(Topic.NODES, settings.cell_index)
         self._loop = asyncio.get_running_loop()
@@ -137,7 +137,7 @@ class Node:
         if started is not None and order is not None:
             parser = ProgressParser(self.spec.node_id, *key, leads=order.place.rank == 0)
             self._progress.follow(key, self.host.progress(key), parser)
-            self._sampler.follow(key, started.shim, order.place.gpus)
+            self._sampler.follow(key, started.shim, dict(zip(order.place.gpus, order.gpu_uuids, strict=True)))
 
     def _act(self, decision: machine.Action | Forget) -> None:
         match decision:
@@ -231,8 +231,8 @@ class Node:
     async def _report_faults(self, faults: "asyncio.Queue[GpuFaulted]") -> None:
         while True:
             fault = await faults.get()
-            logger.error("GPU %d: %s %d", fault.gpu, fault.fault, fault.code)
-            id_ = event_id(self.spec.node_id, "fault", self.spec.boot_id, fault.gpu, fault.fault, wall_ms())
+            logger.error("GPU %s: %s %d", fault.uuid, fault.fault, fault.code)
+            id_ = event_id(self.spec.node_id, "fault", self.spec.boot_id, fault.uuid, fault.fault, wall_ms())
             self._later(self._envelope(id_, fault))
 
     def _publish(self, sample: TelemetrySampled) -> None:

@@ -166,8 +166,8 @@ class Host(Protocol):
         """CPU seconds used by, and resident MiB of, everything below a shim."""
         ...
 
-    def measure_gpu(self, gpu: int) -> tuple[float, int] | None:
-        """Utilisation in percent and used MiB; None where it cannot be measured."""
+    def measure_gpu(self, uuid: str) -> tuple[float, int] | None:
+        """Utilisation in percent and used MiB of the GPU with this UUID; None where it cannot be measured."""
         ...
 
     def watch_gpus(self, deliver: Callable[[GpuFaulted], None]) -> None:

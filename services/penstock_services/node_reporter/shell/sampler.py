@@ -6,7 +6,7 @@ tasks has no timer.
 
 import asyncio
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.clock import wall_ms
@@ -24,7 +24,7 @@ MAX_SAMPLES = 4_096  # per task for mean and deviation; then every second one is
 @dataclass(slots=True)
 class _Followed:
     shim: int
-    gpus: tuple[int, ...]
+    gpus: Mapping[int, str]
     cpu_s: float = 0.0
     at_s: float = 0.0
     published: dict[str, float] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class Sampler:
         self._followed: dict[Key, _Followed] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, key: Key, shim: int, gpus: tuple[int, ...]) -> None:
-        """A task runs under this shim."""
+    def follow(self, key: Key, shim: int, gpus: Mapping[int, str]) -> None:
+        """A task runs under this shim. `gpus`: the slots that it holds, with their UUIDs."""
         self._followed[key] = _Followed(shim, gpus, at_s=self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(PERIOD_S, self._tick)
@@ -80,11 +80,11 @@ class Sampler:
             task.host_memory_mib = max(task.host_memory_mib, memory_mib)
             if _changed(task.published, "cpu", percent) | _changed(task.published, "memory", memory_mib):
                 self._sample(key[0], cpu_percent=percent, host_memory_mib=memory_mib)
-            for gpu in task.gpus:
-                self._gpu(key[0], task, gpu)
+            for slot, uuid in task.gpus.items():
+                self._gpu(key[0], task, slot, uuid)
 
-    def _gpu(self, task_id: str, task: _Followed, gpu: int) -> None:
-        measured = self._host.measure_gpu(gpu)
+    def _gpu(self, task_id: str, task: _Followed, slot: int, uuid: str) -> None:
+        measured = self._host.measure_gpu(uuid)
         if measured is None:
             return
         percent, memory_mib = measured
@@ -92,9 +92,9 @@ class Sampler:
         if len(task.utilisation) > MAX_SAMPLES:
             del task.utilisation[::2]
         task.gpu_memory_mib = max(task.gpu_memory_mib, memory_mib)
-        changed = _changed(task.published, f"gpu{gpu}", percent)
-        if _changed(task.published, f"memory{gpu}", memory_mib) or changed:
-            self._sample(task_id, gpu=gpu, gpu_utilisation_percent=percent, gpu_memory_mib=memory_mib)
+        changed = _changed(task.published, f"gpu{slot}", percent)
+        if _changed(task.published, f"memory{slot}", memory_mib) or changed:
+            self._sample(task_id, gpu=slot, gpu_utilisation_percent=percent, gpu_memory_mib=memory_mib)
 
     def _sample(self, task_id: str, **measured: float) -> None:
         fields = {"node_id": self._host.spec.node_id, "task_id": task_id, "at_ms": wall_ms(), **measured}

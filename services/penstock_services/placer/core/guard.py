@@ -13,7 +13,7 @@ from penstock.ledger.state import CellState, JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_JOB_ID_CHARS
+from penstock.model.types import MAX_JOB_ID_CHARS, NodeSpec
 
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout"})
 
@@ -107,13 +107,23 @@ def _changed(state: CellState, event: external_events.NodeChanged) -> str | None
         return "unknown_node"
     if node.spec.boot_id != event.node.boot_id:
         return "older_boot"
-    return "node_gone" if node.status is NodeStatus.GONE else None
+    if node.status is NodeStatus.GONE:
+        return "node_gone"
+    return _ambiguous(event.node)
 
 
 def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
     """A copy that comes late would declare dead what the node has started since."""
     node = state.nodes.get(event.node.node_id)
-    return "stale_join" if node is not None and 0 < event.incarnation <= node.incarnation else None
+    if node is not None and 0 < event.incarnation <= node.incarnation:
+        return "stale_join"
+    return _ambiguous(event.node)
+
+
+def _ambiguous(node: NodeSpec) -> str | None:
+    """A UUID is a GPU's only name."""
+    uuids = {gpu.uuid for gpu in node.gpus}
+    return "duplicate_gpu_uuid" if len(uuids) < len(node.gpus) else None
 
 
 def _left(state: CellState, event: external_events.NodeLeft) -> str | None:
@@ -133,7 +143,8 @@ def _gpu(state: CellState, event: external_events.GpuFaulted) -> str | None:
     node = state.nodes.get(event.node_id)
     if node is None:
         return "unknown_node"
-    return None if event.gpu < len(node.spec.gpus) else "unknown_gpu"
+    known = event.gpu < len(node.spec.gpus) if event.uuid is None else node.slot_of(event.uuid) is not None
+    return None if known else "unknown_gpu"
 
 
 def _timer(state: CellState, event: ledger_events.TimerFired) -> str | None:

@@ -93,6 +93,7 @@ def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
 def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...]) -> StartTask:
     place = task.place
     node = state.nodes[place.node_id]
+    uuids = node.gpu_uuids if place.gpus else ()
     return StartTask(
         token=job.token,
         node_id=place.node_id,
@@ -105,6 +106,7 @@ def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, 
         env=job.spec.env,
         workdir=job.spec.workdir,
         place=place,
+        gpu_uuids=tuple(uuids[slot] for slot in place.gpus),
         peers=peers,
         rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
         grace_ms=job.spec.grace_ms,

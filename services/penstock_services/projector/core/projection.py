@@ -130,7 +130,7 @@ class Projection:
             gpus=[
                 gpu_row(state.nodes[node_id], gpu, self._owners)
                 for node_id, gpu in self._gpus
-                if gpu < len(state.nodes[node_id].spec.gpus)
+                if gpu < len(state.nodes[node_id].gpu_uuids)
             ],
             shrunk=[{"node_id": node_id, "gpu": count} for node_id, count in self._shrunk.items()],
             decisions=self._decisions,
@@ -240,7 +240,7 @@ class Projection:
 
     def touch_inventory(self, node: NodeState) -> None:
         """A node joined or changed: all its GPUs, and those that it no longer has."""
-        node_id, count = node.spec.node_id, len(node.spec.gpus)
+        node_id, count = node.spec.node_id, len(node.gpu_uuids)
         self.touch_node(node_id)
         self._shrunk[node_id] = count
         for gpu in range(count):
@@ -325,7 +325,10 @@ def _node(to: Projection, event: Any, job: JobState | None) -> None:
 
 def _gpu(to: Projection, event: external_events.GpuFaulted, job: JobState | None) -> None:
     to.touch_node(event.node_id)
-    to._gpus[event.node_id, event.gpu] = None
+    node = to.replica.state.nodes[event.node_id]
+    slot = event.gpu if event.uuid is None else node.slot_of(event.uuid)
+    if slot is not None:
+        to._gpus[event.node_id, slot] = None
 
 
 TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
