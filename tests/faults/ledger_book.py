@@ -155,7 +155,8 @@ class Book:
             case "penstock.node.joined" | "penstock.node.changed":
                 name = fact["node"]["node_id"]
                 known = self.nodes.setdefault(name, Node(fact["node"]))
-                known.spec, known.faulted = fact["node"], {}
+                known.spec = fact["node"]
+                known.faulted = {fault["uuid"]: None for fault in fact.get("faults", ())}
                 known.bind()
                 if kind == "penstock.node.joined":
                     known.status = "ready"

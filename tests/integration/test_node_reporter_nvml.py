@@ -103,6 +103,39 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
     ]
 
 
+async def test_one_lost_gpu_stops_neither_the_reporter_nor_the_others(
+    dsn: str, cell: Cell, tmp_path: Path
+) -> None:
+    """B falls off the bus at work, and C has an ECC error: reported, and again at each joining of this boot.
+
+    At the next start NVML cannot even open B. Then somebody repairs C, and says so.
+    """
+    cards, events = tmp_path / "cards", tmp_path / "events"
+    os.mkfifo(events)
+    cards.write_text("GPU-A\nGPU-B\nGPU-C\n")
+    env = {
+        "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards), "FAKE_NVML_EVENTS": str(events),
+    }  # fmt: skip
+    options = Options(NODE, tmp_path / "state", tmp_path / "logs")
+    async with reporter_process(options, dsn, env=env):
+        assert (await cell.until(external_events.NodeJoined)).faults == ()
+        with events.open("w") as file:
+            file.write(f"1 0 0\n2 {ECC} 5\n")
+        await cell.until(external_events.GpuFaulted, count=2)
+    reported = [(e.uuid, e.fault) for e in cell.events() if isinstance(e, external_events.GpuFaulted)]
+    assert reported == [("GPU-B", "fell_off_bus"), ("GPU-C", "ecc")]
+    cards.write_text("GPU-A\nGPU-B lost\nGPU-C\n")
+    for count, arguments, faults in (
+        (2, (), [("GPU-C", "ecc", 5)]),
+        (3, ("--clear-gpu-faults",), []),
+        (4, (), []),
+    ):
+        async with reporter_process(options, dsn, *arguments, env=env):
+            joined = await cell.until(external_events.NodeJoined, count=count)
+            assert [gpu.uuid for gpu in joined.node.gpus] == ["GPU-A", "GPU-C"]
+            assert [(fault.uuid, fault.fault, fault.code) for fault in joined.faults] == faults
+
+
 class Placer:
     """The placer's core between one node's reports and its orders; the log is real."""
 

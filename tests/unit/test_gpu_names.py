@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import GpuFaulted, NodeChanged, NodeJoined, OrderRefused
+from penstock.model.external_events import (
+    GpuFault,
+    GpuFaulted,
+    NodeChanged,
+    NodeJoined,
+    OrderRefused,
+    RunningTask,
+)
 from penstock.model.ledger_events import PlacerSettings, StartTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Gpu, NodeSpec
@@ -102,6 +109,20 @@ def test_a_fault_is_of_the_card_and_not_of_the_index(cell: CellDriver) -> None:
     assert cell.job("l").status is JobStatus.QUEUED
     step = cell.feed(GpuFaulted(node_id="n1", gpu=0, uuid="X", fault="xid", code=79))
     assert (step.outcome, step.reason) == ("rejected", "unknown_gpu")
+
+
+def test_a_fault_outlives_its_reporter_and_ends_with_its_boot(cell: CellDriver) -> None:
+    """The node's journal knows what broke since the boot; each of its joinings says so, until a new boot."""
+    running(cell, "j1")
+    broken = (GpuFault(uuid="B", fault="ecc", code=5), GpuFault(uuid="X", fault="xid", code=79))
+    alive = tuple(RunningTask(task_id=task, token=cell.job("j1").token) for task in cell.job("j1").tasks)
+    cell.feed(NodeJoined(node=machine("DCBA"), tasks=alive, faults=broken))
+    cell.submit("k", need=estimate(3))
+    assert cell.job("k").status is JobStatus.QUEUED
+    running(cell, "j2")
+    assert cards_of(cell, "j2") == ("C",)
+    cell.feed(NodeJoined(node=machine("ABCD", boot="b2")))
+    assert cell.job("k").status is JobStatus.LAUNCHING
 
 
 def test_what_a_node_does_not_have_is_not_tried_again(cell: CellDriver) -> None:

@@ -382,6 +382,8 @@ def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     node.incarnation = max(node.incarnation, fact.incarnation)
     node.orphan_tasks = {task.task_id: state.seq for task in fact.tasks if task.task_id not in node.tasks}
     _enter_spec(state, node, spec)
+    for fault in fact.faults:
+        _fault(node, node.slot_of(fault.uuid))
     state.reindex(node)
 
 

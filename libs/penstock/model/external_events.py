@@ -158,17 +158,31 @@ class RunningTask(Value, frozen=True, kw_only=True):
     token: Token
 
 
+Fault = Literal["xid", "ecc", "fell_off_bus", "thermal"]
+
+
+class GpuFault(Value, frozen=True, kw_only=True):
+    """A GPU that broke since its machine booted, and was not repaired."""
+
+    uuid: Identifier
+    fault: Fault
+    code: Annotated[int, Meta(ge=0)] = 0
+
+
 @event
 class NodeJoined(Event, frozen=True, kw_only=True):
     """A node-reporter (re)started. `tasks`: everything of ours that is alive there."""
 
     TYPE = "penstock.node.joined"
     TOPIC = Topic.NODES
+    OMITTED = ("faults",)
 
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
     incarnation: Token = 0
     """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not reported."""
+    faults: Annotated[tuple[GpuFault, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
+    """They belong to the machine: a restart of its reporter repairs nothing."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -215,7 +229,7 @@ class NodeSuspected(Event, frozen=True, kw_only=True):
 
 @event
 class GpuFaulted(Event, frozen=True, kw_only=True):
-    """A GPU broke: nothing new is placed on it until its node joins or changes without the fault."""
+    """A GPU broke: nothing new is placed on it until its node joins without the fault, or changes."""
 
     TYPE = "penstock.gpu.faulted"
     TOPIC = Topic.NODES
@@ -227,7 +241,7 @@ class GpuFaulted(Event, frozen=True, kw_only=True):
     """Its index when it broke."""
     uuid: Identifier | None = None
     """Names the GPU. None, from earlier versions: the index does."""
-    fault: Literal["xid", "ecc", "fell_off_bus", "thermal"]
+    fault: Fault
     code: Annotated[int, Meta(ge=0)] = 0
     detail: ShortText = ""
 

@@ -60,6 +60,13 @@ class Options:
     ] = False
     drain_grace_ms: Annotated[int, typer.Option()] = DEFAULT_DRAIN_GRACE_MS
     log_limit_mib: Annotated[int, _memory("--log-limit", "64MiB")] = DEFAULT_LOG_LIMIT_MIB
+    clear_gpu_faults: Annotated[
+        bool,
+        typer.Option(
+            "--clear-gpu-faults",
+            help="Once, after a repair without a boot: forget the GPU faults of earlier starts.",
+        ),
+    ] = False
     cgroup: Annotated[
         Path | None,
         typer.Option(

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,9 +185,10 @@ class Laboratory:
             self.world, spec, clock, judge.programs, judge.starts, judge.signalled, judge.unstopped
         )
         nowhere = Path("nowhere")
-        options = NodeOptions(spec.node_id, nowhere, nowhere, drain=drain, drain_grace_ms=5_000)
+        plain = NodeOptions(spec.node_id, nowhere, nowhere, drain=drain, drain_grace_ms=5_000)
 
         async def work(process: Process) -> None:
+            options = replace(plain, clear_gpu_faults=machine.repaired)
             host = SimulatedHost(machine, process)
             await runner(options, host)(SETTINGS, process.stop, log=Connection(self.broker, process))
 
@@ -286,6 +288,9 @@ class Laboratory:
         for node_id, node in self.nodes.items():
             node.machine.disk.full = node.machine.disk.sync_fails = node.machine.slow_start = False
             node.power_on()
+            if node.machine.broken:
+                node.machine.repair_gpus()
+                node.reporter.kill("restarted by its operator, who has repaired GPUs")
             if node.machine.pulled:
                 node.machine.put_gpus_back()
                 node.reporter.kill("restarted, since its GPUs are back")

@@ -5,7 +5,7 @@ It believes no service: GPUs are identified by UUID, processes and faults are as
 
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
 `outcome` (each job ends rightly), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
-on the disk before it starts), `signal` (nobody is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
+on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (nobody is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
 (a node reports only what happened), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
 `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
@@ -52,6 +52,8 @@ class Judge:
         """Jobs that somebody asked to cancel."""
         self.may_stop: dict[tuple[str, str], None] = {}
         """(node, task id): tasks that an order or a drain stops."""
+        self.faults: dict[str, int] = {}
+        """UUID → seq of the record with its latest fault."""
         self._processes = ProcessRules()
         self._false_reports: dict[str, None] = {}
         """Machines that run although somebody reported them fenced, until they join again."""
@@ -128,6 +130,10 @@ class Judge:
         machine = self.machines[fact["node_id"]]
         if machine.up and machine.spec.boot_id == fact["boot_id"] and fact["proof"] == "fenced":
             self._false_reports[fact["node_id"]] = None
+
+    def _gpu_fault(self, fact: Fact) -> None:
+        if "uuid" in fact:
+            self.faults[fact["uuid"]] = self.book.seq
 
     def _freed(self, fact: Fact) -> None:
         """A task is reported dead, or never to live: it must be."""
@@ -217,6 +223,15 @@ class Judge:
         own = self.placed.get((order.token, order.task_id))
         if own is not None and own.gpus != process.gpus:
             raise Violation("gpu", f"{at} with {process.gpus}; the ledger gave it {own.gpus}")
+        broken = [
+            gpu
+            for gpu in process.gpus
+            if gpu in machine.broken and order.token > self.faults.get(gpu, order.token)
+        ]
+        if broken:
+            raise Violation(
+                "fault", f"{at} on {broken}, broken since seq {[self.faults[gpu] for gpu in broken]}"
+            )
         new = _running(process)
         rules.starts_once(new)
         if not machine.disk.has_synced(*key):
@@ -238,6 +253,7 @@ BEFORE: Mapping[str, Callable[[Judge, Fact], None]] = MappingProxyType(
         "penstock.placement.decided": Judge._placement,
         "penstock.node.joined": Judge._join,
         "penstock.node.left": Judge._departure,
+        "penstock.gpu.faulted": Judge._gpu_fault,
         "penstock.task.exited": Judge._freed,
         "penstock.order.refused": Judge._freed,
         "penstock.task.lost": Judge._freed,

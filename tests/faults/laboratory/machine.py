@@ -98,6 +98,10 @@ class Machine:
         self.processes: dict[Key, TaskProcess] = {}
         self.pulled: list[Gpu] = []
         """GPUs that were taken out."""
+        self.broken: dict[str, None] = {}
+        """UUIDs of GPUs that broke since the last boot or repair."""
+        self.repaired = False
+        """Since its last fault somebody has repaired its GPUs."""
         self.started: dict[Key, Started] = {}
         self.exits: dict[Key, Exit] = {}
         self.streams: dict[Key, Stream] = {}
@@ -265,6 +269,10 @@ class Machine:
         gpus = self.spec.gpus
         self._renumber([gpus[int(index)] for index in self.world.rng.permutation(len(gpus))])
 
+    def repair_gpus(self) -> None:
+        """Without a boot: the operator restarts the reporter and says so."""
+        self.broken, self.repaired = {}, True
+
     def _renumber(self, gpus: list[Gpu]) -> None:
         numbered = tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(gpus))
         self.spec = structs.replace(self.spec, gpus=numbered)
@@ -297,6 +305,7 @@ class Machine:
         """A new boot. With a new disk only its clock distinguishes its joinings, so that may not lie behind them."""
         self.up = True
         self.boots += 1
+        self.broken = {}
         self.spec = structs.replace(self.spec, boot_id=f"{self.node_id}-b{self.boots}")
         self.clock.error_ms += max(0, self._joined_ms + 1 - self.wall_ms())
         self.world.trace(f"{self.node_id} boots as {self.spec.boot_id}")

@@ -332,6 +332,12 @@ def _() -> None:
     replace(real, free)
 
 
+@mutant("a joining repairs GPUs", faults="gpu,crash")
+def _() -> None:
+    real = evolve._node_joined
+    replace(real, lambda state, fact: real(state, structs.replace(fact, faults=())))
+
+
 @mutant("slots are NVML's indexes", faults="cards")
 def _() -> None:
     replace(evolve.bound_slots, lambda before, held, found: ())

@@ -268,13 +268,18 @@ class Nemesis:
         self.suspected[machine.node_id] = None
         gpu = machine.spec.gpus[int(self._world.rng.integers(len(machine.spec.gpus)))]
         fault = GpuFaulted(node_id=machine.node_id, gpu=gpu.index, uuid=gpu.uuid, fault="xid", code=79)
+        machine.broken[gpu.uuid], machine.repaired = None, False
         self._world.loop.call_soon(machine.gpu_fault, fault, context=process.context)
         if self._world.rng.random() < 0.5:
             self._world.at(self._world.within(10, 100), lambda: self._repaired(machine))
 
     def _repaired(self, machine: Machine) -> None:
-        if machine.up and self._lab.nodes[machine.node_id].reporter.alive and not self._world.calm:
-            self._lab.send(message(NodeChanged(node=machine.spec), "repaired", "/operator"))
+        reporter = self._lab.nodes[machine.node_id].reporter
+        if machine.up and reporter.alive and not self._world.calm:
+            machine.repair_gpus()
+            if self._world.rng.random() < 0.5:
+                self._lab.send(message(NodeChanged(node=machine.spec), "repaired", "/operator"))
+            reporter.kill("restarted by its operator, who has repaired GPUs")
 
     def cards(self) -> None:
         """A GPU is pulled, put back, or all get other indexes; then the reporter restarts while tasks run."""

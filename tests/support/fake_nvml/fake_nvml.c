@@ -2,7 +2,8 @@
  *
  * FAKE_NVML_GPUS      how many GPUs there are (default 2)
  * FAKE_NVML_CARDS     path of a file, read once: one line per GPU, its UUID, and "lost" behind it if it fell off the bus
- * FAKE_NVML_EVENTS    path of a FIFO; each line "GPU TYPE DATA" becomes one event of nvmlEventSetWait_v2
+ * FAKE_NVML_EVENTS    path of a FIFO; each line "GPU TYPE DATA" becomes one event of nvmlEventSetWait_v2;
+ *                     with type 0 the GPU falls off the bus, and the wait fails as the real one does
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +87,7 @@ int nvmlDeviceGetName(device_t *device, char *text, unsigned length) {
 }
 
 int nvmlDeviceGetMemoryInfo(device_t *device, memory_t *memory) {
-    (void)device;
+    if (lost[device->index]) return GPU_IS_LOST;
     memory->total = 16384ULL << 20;
     memory->used = 1024ULL << 20;
     memory->free = memory->total - memory->used;
@@ -125,6 +126,7 @@ int nvmlEventSetWait_v2(void *set, event_t *event, unsigned timeout_ms) {
     memset(event, 0, sizeof *event);
     if (fscanf(events, "%u %llu %llu", &index, &event->type, &event->data) != 3 || index >= 16)
         return INVALID_ARGUMENT;
+    if (event->type == 0) { lost[index] = 1; return GPU_IS_LOST; }
     devices[index].index = index;
     event->device = &devices[index];
     return SUCCESS;

@@ -11,6 +11,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 | `Gone` | the whole process tree is proven dead: report the exit, start whoever waited |
 | `GraceOver` | SIGKILL |
 | `Drain` | stop everything |
+| `Faulted` | remember and report the fault |
 
 `OrderRefused` frees the task's place, so it is sent only for a StartTask that is not, and never will be, obeyed.
 """
@@ -23,12 +24,13 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.model.event import Event
-from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
+from penstock.model.external_events import GpuFault, GpuFaulted, OrderRefused, TaskExited, TaskStarted
 from penstock.model.ledger_events import CheckpointTask, Order, SetBandwidth, SetCores, StartTask, StopTask
 from penstock.model.types import WHOLE_GPU, Usage
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
+    Break,
     Change,
     Context,
     Forget,
@@ -100,7 +102,13 @@ class Drain(msgspec.Struct, frozen=True):
     grace_ms: int
 
 
-Input = OrderRead | Spawned | Gone | GraceOver | Drain
+class Faulted(msgspec.Struct, frozen=True):
+    """A GPU broke."""
+
+    event: GpuFaulted
+
+
+Input = OrderRead | Spawned | Gone | GraceOver | Drain | Faulted
 
 
 # ----------------------------------------------------------------------------------------------- actions
@@ -145,7 +153,7 @@ def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns everything in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
-        if isinstance(decision, Put):
+        if isinstance(decision, Put | Break):
             evolve(state, decision)
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -173,12 +181,21 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return _grace_over(state, given)
         case Drain():
             return _drain(state, given)
+        case Faulted():
+            return _faulted(state, given.event)
 
 
 def _grace_over(state: NodeState, given: GraceOver) -> Iterator[Decision]:
     task = state.tasks.get(given.task_id)
     if task is not None and task.token == given.token and task.status is Status.STOPPING:
         yield Signal(task.task_id, task.token, signal.SIGKILL)
+
+
+def _faulted(state: NodeState, event: GpuFaulted) -> Iterator[Decision]:
+    if event.uuid is not None:
+        fault = GpuFault(uuid=event.uuid, fault=event.fault, code=event.code)
+        yield Break(fault, state.boot_id)
+    yield Emit(event, NO_CONTEXT)
 
 
 def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:

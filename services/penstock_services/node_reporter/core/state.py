@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from penstock.model.external_events import OrderRefused, TaskExited
+from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
 from penstock.model.ledger_events import StartTask
 from penstock.model.types import WHOLE_GPU
 
@@ -87,6 +87,8 @@ class NodeState:
     """Waiting and live tasks by id."""
     ended: dict[str, Task] = field(default_factory=dict)
     """The latest ended ones, oldest first, at most MAX_ENDED_REMEMBERED."""
+    faults: dict[str, GpuFault] = field(default_factory=dict)
+    """GPUs, by UUID, that broke since the machine booted."""
     forgotten_token: int = -1
     """The highest token among forgotten tasks: an unknown task with such a token is not new, but old."""
 
@@ -121,7 +123,14 @@ class Forget(msgspec.Struct, frozen=True):
     token: int
 
 
-Change = Put | Forget
+class Break(msgspec.Struct, frozen=True):
+    """A GPU has this fault until the machine boots anew or somebody repairs it."""
+
+    fault: GpuFault
+    boot_id: str
+
+
+Change = Put | Forget | Break
 
 
 def evolve(state: NodeState, change: Change) -> None:
@@ -129,6 +138,9 @@ def evolve(state: NodeState, change: Change) -> None:
     if isinstance(change, Forget):
         state.ended.pop(change.task_id, None)
         state.forgotten_token = max(state.forgotten_token, change.token)
+        return
+    if isinstance(change, Break):
+        state.faults[change.fault.uuid] = change.fault
         return
     task = change.task
     for gpu in task.gpus:

@@ -33,32 +33,83 @@ def classify(event_type: int, data: int) -> tuple[str, int] | None:
 def watch_faults(node_id: str, gpus: Sequence[Gpu], deliver: Callable[[GpuFaulted], None]) -> None:
     """Starts the watching thread; `deliver` is called on the running event loop. Needs NVML initialised."""
     loop = asyncio.get_running_loop()
-    wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
-    events = pynvml.nvmlEventSetCreate()
-    known: dict[int | None, Gpu] = {}
-    for gpu in gpus:
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-            known[_address(handle)] = gpu
-            supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
-            pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
-        except pynvml.NVMLError as error:
-            logger.warning("GPU %s: its faults cannot be watched: %s", gpu.uuid, error)
 
-    def work() -> None:
+    def report(fault: GpuFaulted) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, fault)
+
+    watch = _Watch(node_id, gpus, report)
+    threading.Thread(target=watch.run, name="gpu-faults", daemon=True).start()
+
+
+class _Watch:
+    """The thread's work: one event set over the GPUs that answer, made anew without each one that is lost."""
+
+    def __init__(self, node_id: str, gpus: Sequence[Gpu], report: Callable[[GpuFaulted], None]) -> None:
+        self._node_id = node_id
+        self._gpus = list(gpus)
+        self._report = report
+
+    def run(self) -> None:
+        try:
+            while self._gpus:
+                events, known = self._registered()
+                self._wait(events, known)
+                pynvml.nvmlEventSetFree(events)
+                if not self._drop_lost():
+                    logger.error("GPU faults are no longer watched: a GPU is lost that cannot be told")
+                    return
+        except pynvml.NVMLError as error:
+            logger.error("GPU faults are no longer watched: %s", error)
+
+    def _registered(self) -> tuple[Any, dict[int | None, Gpu]]:
+        """The event set, and which GPU each handle is of."""
+        wanted = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+        events = pynvml.nvmlEventSetCreate()
+        known: dict[int | None, Gpu] = {}
+        for gpu in self._gpus:
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                known[_address(handle)] = gpu
+                supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
+            except pynvml.NVMLError as error:
+                logger.warning("GPU %s: its faults cannot be watched: %s", gpu.uuid, error)
+        return events, known
+
+    def _wait(self, events: Any, known: Mapping[int | None, Gpu]) -> None:
+        """Reports faults until a GPU is lost. Raises any other `NVMLError`."""
         while True:
             try:
                 found = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
             except pynvml.NVMLError_Timeout:
                 continue
-            except pynvml.NVMLError as error:
-                logger.error("GPU faults are no longer watched: %s", error)
+            except pynvml.NVMLError_GpuIsLost:
                 return
-            fault = _fault(node_id, known, found)
-            if fault is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(deliver, fault)
+            kind, gpu = classify(found.eventType, found.eventData), known.get(_address(found.device))
+            if kind is None or gpu is None:
+                name = "an unknown GPU" if gpu is None else gpu.uuid
+                logger.warning("event %#x, data %d of %s: no fault", found.eventType, found.eventData, name)
+            else:
+                self._report(_fault(self._node_id, gpu, *kind))
 
-    threading.Thread(target=work, name="gpu-faults", daemon=True).start()
+    def _drop_lost(self) -> bool:
+        """Reports GPUs that fell off the bus and watches them no more; whether there were any."""
+        lost = [gpu for gpu in self._gpus if _is_lost(gpu)]
+        self._gpus = [gpu for gpu in self._gpus if gpu not in lost]
+        for gpu in lost:
+            self._report(_fault(self._node_id, gpu, "fell_off_bus", FELL_OFF_BUS_XID))
+        return bool(lost)
+
+
+def _is_lost(gpu: Gpu) -> bool:
+    try:
+        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotFound):
+        return True
+    except pynvml.NVMLError:
+        return False
+    return False
 
 
 def _address(handle: Any) -> int | None:
@@ -66,14 +117,6 @@ def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _fault(node_id: str, known: Mapping[int | None, Gpu], found: Any) -> GpuFaulted | None:
-    kind = classify(found.eventType, found.eventData)
-    if kind is None:
-        logger.warning("GPU event %#x, data %d: caused by a program", found.eventType, found.eventData)
-        return None
-    gpu = known.get(_address(found.device))
-    if gpu is None:
-        logger.warning("GPU event %#x, data %d: of no GPU of this node", found.eventType, found.eventData)
-        return None
-    fields = {"node_id": node_id, "gpu": gpu.index, "uuid": gpu.uuid, "fault": kind[0], "code": kind[1]}
+def _fault(node_id: str, gpu: Gpu, fault: str, code: int) -> GpuFaulted:
+    fields = {"node_id": node_id, "gpu": gpu.index, "uuid": gpu.uuid, "fault": fault, "code": code}
     return checked(GpuFaulted, fields)

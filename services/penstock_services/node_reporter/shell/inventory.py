@@ -58,7 +58,7 @@ def virtual_gpus(options: Options) -> tuple[Gpu, ...]:
 
 
 def nvml_gpus() -> tuple[Gpu, ...]:
-    """The machine's GPUs in NVML's order; none, logged once, where there is no NVML."""
+    """The machine's GPUs that answer, in NVML's order; none, logged once, where there is no NVML."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -67,18 +67,17 @@ def nvml_gpus() -> tuple[Gpu, ...]:
     count = pynvml.nvmlDeviceGetCount()
     if count > MAX_GPUS_PER_NODE:
         logger.warning("%d GPUs found; the first %d are used", count, MAX_GPUS_PER_NODE)
-    return tuple(_nvml_gpu(index) for index in range(min(count, MAX_GPUS_PER_NODE)))
-
-
-def _nvml_gpu(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(
-        index=index,
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
-        model=identifier(pynvml.nvmlDeviceGetName(handle)),
-        memory_mib=max(1, memory.total // BYTES_PER_MIB),
-    )
+    found: list[Gpu] = []
+    for index in range(count):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory_mib = max(1, pynvml.nvmlDeviceGetMemoryInfo(handle).total // BYTES_PER_MIB)
+            uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+        except pynvml.NVMLError as error:
+            logger.error("GPU %d is left out: NVML says %s; mend it and restart", index, error)
+            continue
+        found.append(Gpu(index=len(found), uuid=uuid, model=identifier(name), memory_mib=memory_mib))
+    return tuple(found[:MAX_GPUS_PER_NODE])
 
 
 def identifier(name: str) -> str:

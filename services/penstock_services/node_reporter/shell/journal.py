@@ -18,12 +18,14 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
+from penstock.model.external_events import GpuFault
 from penstock.model.types import NodeSpec
-from penstock_services.node_reporter.core.state import Change, NodeState, Put, Status, Task
+from penstock_services.node_reporter.core.state import Break, Change, NodeState, Put, Status, Task
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uuid_tokens (uuid TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS faults (uuid TEXT PRIMARY KEY, boot_id TEXT NOT NULL, fault TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tasks (
     task_id TEXT PRIMARY KEY, token INTEGER NOT NULL, changed INTEGER NOT NULL, row TEXT NOT NULL
 ) WITHOUT ROWID;
@@ -35,6 +37,7 @@ CREATE TABLE IF NOT EXISTS outbox (
 
 
 _TASK = msgspec.json.Decoder(Task)
+_FAULT = msgspec.json.Decoder(GpuFault)
 
 
 class JournalFailed(PenstockError):
@@ -88,6 +91,8 @@ class Journal:
         with self._failing():
             self._name_gpus(state.gpus)
             state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM uuid_tokens"))
+            faults = self._db.execute("SELECT fault FROM faults WHERE boot_id = ?", (spec.boot_id,))
+            state.faults = {fault.uuid: fault for fault in (_FAULT.decode(text) for (text,) in faults)}
             for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
                 task = _TASK.decode(row)
                 (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
@@ -112,6 +117,11 @@ class Journal:
                     row["order"]["gpu_uuids"] = row["gpus"]
                 self._db.execute("UPDATE tasks SET row = ? WHERE task_id = ?", (json.dumps(row), task_id))
             self._db.execute("DROP TABLE gpu_tokens")
+
+    def clear_faults(self) -> None:
+        """The GPUs were repaired, or the machine has booted anew."""
+        with self._failing(), self._transaction(durable=True):
+            self._db.execute("DELETE FROM faults")
 
     def number(self, key: str, default: int) -> int:
         """A number that `write` was given, or the default."""
@@ -167,6 +177,12 @@ class Journal:
             self._db.executemany(
                 "INSERT INTO uuid_tokens VALUES (?, ?) ON CONFLICT (uuid) DO UPDATE SET token = max(token, excluded.token)",
                 [(gpu, task.token) for gpu in task.gpus],
+            )
+        elif isinstance(change, Break):
+            fault = change.fault
+            text = msgspec.json.encode(fault).decode()
+            self._db.execute(
+                "INSERT OR REPLACE INTO faults VALUES (?, ?, ?)", (fault.uuid, change.boot_id, text)
             )
         else:
             self._db.execute("DELETE FROM tasks WHERE task_id = ?", (change.task_id,))

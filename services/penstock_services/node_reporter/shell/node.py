@@ -35,7 +35,15 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
-from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState, Put
+from penstock_services.node_reporter.core.state import (
+    NO_CONTEXT,
+    Break,
+    Change,
+    Context,
+    Forget,
+    NodeState,
+    Put,
+)
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
@@ -116,9 +124,9 @@ class Node:
                 if isinstance(decision, machine.Emit):
                     outgoing.append(self._message(decision))
                     continue
-                if isinstance(decision, Put | Forget):
+                if isinstance(decision, Put | Forget | Break):
                     changes.append(decision)
-                if not isinstance(decision, Put):
+                if not isinstance(decision, Put | Break):
                     actions.append(decision)
         if changes or outgoing or numbers:
             self.journal.write(changes, outgoing, numbers or {}, durable=durable)
@@ -156,6 +164,9 @@ class Node:
 
     def _message(self, emit: machine.Emit) -> Outgoing:
         event = emit.event
+        if isinstance(event, GpuFaulted):
+            parts = (self.spec.boot_id, event.uuid, event.fault, wall_ms())
+            return self._envelope(event_id(self.spec.node_id, "fault", *parts), event)
         kind = event.TYPE.rpartition(".")[2]
         task_id, token = getattr(event, "task_id", ""), getattr(event, "token", "")
         context = replace(emit.context, traceparent=self._spans.on_event(event, emit.context))
@@ -232,8 +243,7 @@ class Node:
         while True:
             fault = await faults.get()
             logger.error("GPU %s: %s %d", fault.uuid, fault.fault, fault.code)
-            id_ = event_id(self.spec.node_id, "fault", self.spec.boot_id, fault.uuid, fault.fault, wall_ms())
-            self._later(self._envelope(id_, fault))
+            self.feed([machine.Faulted(fault)], durable=True)
 
     def _publish(self, sample: TelemetrySampled) -> None:
         """At most once: a sample that the log does not take is no loss, the next one is fresher."""
@@ -316,7 +326,8 @@ class Node:
         self.state.incarnation = number
         tasks = sorted(self.state.tasks.values(), key=lambda task: task.task_id)
         running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
-        joined = NodeJoined(node=self.spec, tasks=running, incarnation=number)
+        faults = tuple(fault for gpu in self.state.gpus if (fault := self.state.faults.get(gpu)) is not None)
+        joined = NodeJoined(node=self.spec, tasks=running, incarnation=number, faults=faults)
         self._join_id = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
         self.feed([self._envelope(self._join_id, joined)], durable=True, numbers={"incarnation": number})
 

@@ -56,6 +56,7 @@ async def _sessions(
     """One session after another until `stop`. Raises `ConfigurationError` when the state folder is another's."""
     backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     anew = False
+    cleared = asyncio.Event()
     faults: asyncio.Queue[GpuFaulted] = asyncio.Queue(MAX_WAITING_FAULTS)
 
     def deliver(fault: GpuFaulted) -> None:
@@ -66,7 +67,7 @@ async def _sessions(
     while not stop.is_set():
         started_s = asyncio.get_running_loop().time()
         try:
-            await _session(options, settings, host, log, traces, stop, ready, faults, anew=anew)
+            await _session(options, settings, host, log, traces, stop, ready, faults, cleared, anew=anew)
             return
         except (JournalFailed, LauncherLost, Immortal, LogError) as error:
             logger.error("no order is acted on until this is mended: %s; trying again", error)
@@ -78,14 +79,20 @@ async def _sessions(
 
 async def _session(
     options: Options, settings: Settings, host: Host, log: Log, traces: Tracing, stop: asyncio.Event,
-    ready: asyncio.Event | None, faults: "asyncio.Queue[GpuFaulted]", *, anew: bool,
+    ready: asyncio.Event | None, faults: "asyncio.Queue[GpuFaulted]", cleared: asyncio.Event, *, anew: bool,
 ) -> None:  # fmt: skip
-    """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end."""
+    """From the lock to the stop. `anew`: the journal's position is not in the log; start at the log's end.
+
+    `cleared`: the faults of earlier starts are forgotten, if that was asked for.
+    """
     with ExitStack() as stack:
         lock = await host.lock()
         stack.callback(host.unlock, lock)
         journal = host.open_journal()
         stack.callback(journal.close)
+        if options.clear_gpu_faults and not cleared.is_set():
+            journal.clear_faults()
+            cleared.set()
         node = Node(options, settings, host, log, journal, lock, traces)
         stack.callback(node.close)
         start = -1 if anew else journal.number("next_offset", -1)
