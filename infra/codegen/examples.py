@@ -329,6 +329,9 @@ _DECISIONS: tuple[Event, ...] = (
     ledger_events.NodeRestored(node_id=NEXT_NODE),
     ledger_events.CellFrozen(reason="33 of 48 nodes vanished within 60 s"),
     ledger_events.CellThawed(reason="31 of 33 nodes are back"),
+    ledger_events.ChoiceFailed(
+        profile="liquid", job_id=JOB, error="KeyError: 'rack-7' (penstock.policies.liquid, line 188)"
+    ),
     ledger_events.TimerSet(
         timer_id=f"{JOB}:queue_timeout",
         at_ms=START_MS + 10 * MINUTE_MS,

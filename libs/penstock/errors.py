@@ -11,6 +11,10 @@ PenstockError
 └── ConfigurationError        a setting is missing or unusable; names the setting and the remedy
 """
 
+from traceback import format_exception_only
+
+MAX_LINE = 1_024  # characters; as long as a short text of an event
+
 
 class PenstockError(Exception):
     """Base of every error that is raised on purpose."""
@@ -46,3 +50,13 @@ class StoreError(PenstockError):
 
 class ConfigurationError(PenstockError):
     """A setting is missing or unusable. The message names the setting and the remedy."""
+
+
+def one_line(error: BaseException) -> str:
+    """The last line of the error's traceback, and where it was raised; at most MAX_LINE characters."""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        where = f"{trace.tb_frame.f_globals.get('__name__', '?')}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    text = f"{format_exception_only(error)[-1].strip()} ({where})"
+    return text.encode("utf-8", "replace").decode()[:MAX_LINE]

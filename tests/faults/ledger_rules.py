@@ -66,10 +66,15 @@ class LedgerRules:
         """Of records that answer inputs."""
         self.letters: Counter[InputPlace] = Counter()
         """Dead letters of the placer, by input."""
+        self.injected: str | None = None
+        """Name of an exception that policies of this run raise on purpose."""
+        self.undecided = 0
+        """Records of which such an exception cost a choice."""
         self.freezes = 0
         self._next_input = next_input
         self._answered: dict[str, int] = {}
         self._dead_lettered: dict[InputPlace, None] = {}
+        self._lost_choices: dict[InputPlace, None] = {}
         self._submissions: dict[str, None] = {}
         self._estimates: dict[str, None] = {}
         self._started: dict[tuple[str, int], None] = {}
@@ -95,8 +100,17 @@ class LedgerRules:
             raise Violation("time", f"{at}: {book.now_ms} after {last_ms}")
         if found["outcome"] == "rejected" and found["facts"]:
             raise Violation("law2", f"{at} is rejected and has facts")
-        if str(found.get("reason") or "").startswith("failed: "):
-            raise Violation("crash", f"{at}: {found['reason']}")
+        self._failure(found, str(found.get("reason") or ""))
+
+    def _failure(self, found: Fact, reason: str) -> None:
+        """A bug is a finding; one that the run put into policies costs choices, and never the input's own fact."""
+        undecided = reason.startswith("undecided: ")
+        injected = undecided and self.injected is not None and self.injected in reason
+        if reason.startswith("failed: ") or (undecided and not injected):
+            raise Violation("crash", f"seq {self.book.seq}: {reason}")
+        self.undecided += undecided
+        if undecided and not found["facts"]:
+            raise Violation("law2", f"seq {self.book.seq} is undecided, and its input is lost with it")
 
     def _answer(self, topic: str, offset: int, found: Fact) -> None:
         self.outcomes[found["outcome"]] += 1
@@ -122,11 +136,18 @@ class LedgerRules:
         """One dead letter; before the record that answers for its input."""
         letter = orjson.loads(value)
         if letter["service"] == "placer":
-            self.letters[letter["source_topic"], letter["source_offset"]] += 1
+            place = letter["source_topic"], letter["source_offset"]
+            self.letters[place] += 1
+            if self.injected is not None and self.injected in letter["detail"]:
+                self._lost_choices[place] = None
 
     def unexplained_letters(self) -> list[InputPlace]:
-        """Dead letters of inputs that a valid record answered otherwise; at the end."""
-        return [place for place in self.letters if place not in self._dead_lettered]
+        """Dead letters of inputs that a valid record answered otherwise; at the end.
+
+        A policy that raised for a record that became void need not raise again for the one that counts.
+        """
+        explained = self._dead_lettered | self._lost_choices
+        return [place for place in self.letters if place not in explained]
 
     def order(self, headers: Headers, value: bytes) -> tuple[bytes, Fact] | None:
         """A node gets no order but what a valid record decided (LAW 4). Kind and order; None: it is not the placer's."""

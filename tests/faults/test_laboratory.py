@@ -46,6 +46,7 @@ def _was_bad(summary: Summary) -> None:
     assert summary.terms > 4 * summary.runs
     assert happened["refused commits"] > summary.runs, "no placer lost its offset to another"
     assert happened["freezes"] > summary.runs // 10
+    assert happened["undecided records"] > 4 * summary.runs
     assert happened["processes of reporters"] > 8 * summary.runs
     assert summary.jobs > 8 * summary.runs
 

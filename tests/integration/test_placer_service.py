@@ -234,7 +234,7 @@ async def test_replay_says_what_another_version_decided(cell: Cell, monkeypatch:
 async def test_an_input_that_cannot_be_applied_is_set_aside(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug makes one input fail every time: it is dead-lettered once, and the cell goes on without it."""
+    """A bug makes the answer to one input fail every time: it is dead-lettered once, and the cell goes on without it."""
     original = Decider._cancel
 
     def broken(self: Decider, state: object, event: JobCancelRequested) -> object:
@@ -250,7 +250,7 @@ async def test_an_input_that_cannot_be_applied_is_set_aside(
         await cell.send(JobCancelRequested(job_id="poison"))
         await cell.submit("after")
         replica = await cell.until(ended(2))
-    assert replica.state.term == 2
+    assert replica.state.term == 1
     [letter] = cell.broker.records(Partition(Topic.DEAD_LETTERS, 0))
     assert b"a bug" in letter.value
 

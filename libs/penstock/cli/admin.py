@@ -100,6 +100,14 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
     if status["frozen"]:
         remedy = "look at the nodes that vanished; placing resumes when they return"
         yield Finding("frozen", status["frozen"], remedy)
+    failed = status["failed_choices"]
+    if failed["count"]:
+        about = f", at last of {failed['job_id']}" if failed["job_id"] else ""
+        found = f"{failed['count']} failed{about} in record {failed['seq']}: {failed['error']}"
+        remedy = (
+            "this is a bug: read the placer's log; a restart under another PENSTOCK_PROFILE places meanwhile"
+        )
+        yield Finding("choices", found, remedy)
     for name, service in (("projector_lag", "read models"), ("gateway_lag", "gateway's view")):
         lag, late = status[name], f"it is behind the ledger: look at the log of the {name.partition('_')[0]}"
         found = f"{lag} records behind the ledger" if lag else "up to date"

@@ -147,6 +147,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.gpu.faulted": ("GPU fault", lambda d: f"{d['node_id']} GPU {d['gpu']}: {d['fault']} {d.get('detail', '')}"),
         "penstock.cell.frozen": ("frozen", lambda d: str(d["reason"])),
         "penstock.cell.thawed": ("thawed", lambda d: str(d["reason"])),
+        "penstock.choice.failed": ("undecided", lambda d: f"policy {d['profile']} raised {d['error']}"),
         "penstock.term.started": ("term", lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}"),
         "penstock.proposal.answered": ("proposal", lambda d: f"{d['proposer']}: {d['verdict']} {d.get('reason', '')}"),
     }

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
     HOLDING,
     MAX_EARLY_ESTIMATES,
     MAX_ENDED_REMEMBERED,
     CellState,
+    FailedChoices,
     JobState,
     NodeState,
     TaskState,
@@ -142,6 +145,8 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
     job.backfill_count = 0
     _clear_unschedulable(state, job)
     _drop_timers(state, job.job_id, "queue_timeout")
+    if state.failed_choices.in_a_row:
+        state.failed_choices = replace(state.failed_choices, in_a_row=0)
     job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
     for place in fact.tasks:
         node = state.nodes[place.node_id]
@@ -454,6 +459,19 @@ def _cell_thawed(state: CellState, fact: ledger_events.CellThawed) -> None:
     state.frozen = ""
 
 
+def _choice_failed(state: CellState, fact: ledger_events.ChoiceFailed) -> None:
+    before = state.failed_choices
+    state.failed_choices = FailedChoices(
+        before.count + 1,
+        before.in_a_row + 1,
+        state.seq,
+        state.now_ms,
+        fact.profile,
+        fact.job_id,
+        fact.error,
+    )
+
+
 def _timer_set(state: CellState, fact: ledger_events.TimerSet) -> None:
     state.timers[fact.timer_id] = Timer(fact.at_ms, fact.about)
     heapq.heappush(state.timer_heap, (fact.at_ms, fact.timer_id))
@@ -490,6 +508,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.TermStarted: _term_started,
         ledger_events.CellFrozen: _cell_frozen,
         ledger_events.CellThawed: _cell_thawed,
+        ledger_events.ChoiceFailed: _choice_failed,
         ledger_events.TimerSet: _timer_set,
         ledger_events.TimerFired: _timer_gone,
     }

@@ -15,7 +15,7 @@ from sortedcontainers import SortedDict
 from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
 from penstock.model.ledger_events import PlacerSettings, TimerSubject
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement, Value
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
@@ -338,6 +338,21 @@ class ChangeLog:
         return list(dict.fromkeys(islice(reversed(self._ids), new)))
 
 
+class FailedChoices(Value, frozen=True):
+    """Choices that were not taken because deciding raised."""
+
+    count: int = 0
+    """Since the cell began."""
+    in_a_row: int = 0
+    """Since the last placement."""
+    seq: int = 0
+    """The rest is of the latest."""
+    at_ms: int = 0
+    profile: str = ""
+    job_id: str | None = None
+    error: str = ""
+
+
 @dataclass(slots=True)
 class CellState:
     """The state folded from the ledger. `jobs` holds only jobs that have not ended."""
@@ -370,6 +385,7 @@ class CellState:
     index: NodeIndex = field(default_factory=NodeIndex)
     timers: dict[str, Timer] = field(default_factory=dict)
     timer_heap: list[tuple[int, str]] = field(default_factory=list)
+    failed_choices: FailedChoices = field(default_factory=FailedChoices)
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     """(input topic, partition) → offset of the next record to read."""
 

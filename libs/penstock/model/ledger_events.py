@@ -247,6 +247,20 @@ class CellThawed(Event, frozen=True, kw_only=True):
     reason: ShortText
 
 
+@event
+class ChoiceFailed(Event, frozen=True, kw_only=True):
+    """Deciding raised an exception: this choice was not taken. The other facts of its record stand."""
+
+    TYPE = "penstock.choice.failed"
+
+    profile: Identifier
+    """Whose policy was asked, or in whose term the placer itself failed."""
+    job_id: Identifier | None = None
+    """Whose placement was asked for. None: everything that would have followed in this record is missing."""
+    error: ShortText
+    """The last line of the traceback, and where it was raised."""
+
+
 class TimerSubject(Value, frozen=True, kw_only=True):
     """What a timer is about; enough to judge on firing whether it still matters."""
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import field
 
+from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.state import WAITING, CellState, Demand, JobState
@@ -83,10 +84,16 @@ def explain(state: CellState, job_id: str) -> Explanation:
     short = shortfall(state.index, job.demand)
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")
-    policy = policy_for(state.settings)
-    rng = LazyRng(state.settings.seed, f"why:{job.job_id}")
-    fits_now = not state.frozen and policy.place(state, job, rng) is not None
-    reason, detail = _reason(state, job, policy, fits_now)
+    try:
+        policy = policy_for(state.settings)
+        rng = LazyRng(state.settings.seed, f"why:{job.job_id}")
+        fits_now = not state.frozen and policy.place(state, job, rng) is not None
+        reason, detail = _reason(state, job, policy, fits_now)
+    except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
+        return _waiting(state, job, Reason.POLICY_FAILED, one_line(error), "later")
+    failed = state.failed_choices
+    if reason is Reason.ABOUT_TO_START and failed.in_a_row and failed.job_id in (job.job_id, None):
+        reason, detail = Reason.POLICY_FAILED, failed.error
     now = fits_now and reason is not Reason.OUTRANKED
     return _waiting(state, job, reason, detail, "now" if now else "later")
 

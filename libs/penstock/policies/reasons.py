@@ -20,6 +20,7 @@ class Reason(StrEnum):
     OVERTAKE_LIMIT = "overtake_limit"
     BEHIND_IN_QUEUE = "behind_in_queue"
     OUTRANKED = "outranked"
+    POLICY_FAILED = "policy_failed"
     NODES_SUSPECT = "nodes_suspect"
     GPUS_TOO_FEW = "gpus_too_few"
     GPU_MODEL = "gpu_model"
@@ -77,6 +78,10 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
             "The profile prefers other jobs, and they need the GPUs.",
             "Wait until one of them ends (`penstock top`), or ask for less: fewer GPUs or a shorter run rank earlier "
             "in most profiles.",
+        ),
+        Reason.POLICY_FAILED: Advice(
+            "The profile's policy raised an exception when it was asked for a place; it is asked again with growing pauses.",
+            "This is a bug: report it with the line above; another profile (PENSTOCK_PROFILE of the placer) may place the job.",
         ),
         Reason.NODES_SUSPECT: Advice(
             "Nodes that could take it are silent; nothing new is placed there until they report again.",

@@ -9,7 +9,7 @@ from penstock.model.ledger_events import Order, PlacerSettings, TermStarted, Tim
 from penstock.model.types import NodeSpec
 from penstock_services.placer.core.orders import ORDERS
 from penstock_services.placer.core.recorder import Recorder, Sink
-from penstock_services.placer.core.step import PlacerCore, Step
+from penstock_services.placer.core.step import Failure, PlacerCore, Step
 
 PLACER_ID = "simulated"
 Watch = Callable[[str, float], object]
@@ -52,8 +52,8 @@ class _Watched(PlacerCore):
     def __init__(self, core: PlacerCore, note: Watch) -> None:
         self.state, self.decider, self._note = core.state, core.decider, note
 
-    def step(self, event: Event, event_id: str) -> Step:
+    def step(self, event: Event, event_id: str, failure: Failure | None = None) -> Step:
         began = perf_counter()
-        step = super().step(event, event_id)
+        step = super().step(event, event_id, failure)
         self._note(event.TYPE, perf_counter() - began)
         return step

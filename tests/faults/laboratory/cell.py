@@ -38,6 +38,7 @@ from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
 from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
+from tests.faults.laboratory.policies import PolicyBug, raising_policies
 from tests.faults.laboratory.process import PROCESS, Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.wire import message
@@ -58,6 +59,8 @@ LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Prime to `REPLAY_EVERY`."""
 EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "OffsetTaken", "LogError")
 """What may end an attempt of a service."""
+POLICY_RATES = (0.0, 0.02, 0.3)
+"""How often a policy raises, by seed."""
 LOGGERS = ("penstock", "penstock_services", "asyncio")
 
 
@@ -122,7 +125,10 @@ class Laboratory:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((options.seed, 0x5CE))))
         faults = options.faults
         self.storm_s = float(rng.uniform(60, 300)) if options.storm_s is None else options.storm_s
-        self.world = World(options.seed, _rates(rng, faults))
+        rates = _rates(rng, faults)
+        if "policy" in faults:
+            rates = rates._replace(policy=POLICY_RATES[options.seed % len(POLICY_RATES)])
+        self.world = World(options.seed, rates)
         self.profile = options.profile or NAMES[int(rng.integers(len(NAMES)))]
         specs = nodes_of(rng, options.nodes or int(rng.integers(3, 7)))
         self.jobs = jobs_of(rng, options.jobs or int(rng.integers(8, 20)), specs, self.storm_s)
@@ -386,8 +392,9 @@ class _Findings(logging.Handler):
         process = PROCESS.get()
         if process is not None and not process.alive:
             return
-        if record.exc_info is not None and record.exc_info[1] is not None:
-            self._world.fail(record.exc_info[1])
+        error = record.exc_info[1] if record.exc_info is not None else None
+        if error is not None and not isinstance(error, PolicyBug):
+            self._world.fail(error)
         elif "starts again after" in record.msg and isinstance(record.args, tuple):
             self._attempt_ended(record.getMessage(), record.args[1])
 
@@ -408,7 +415,8 @@ def _environment(laboratory: Laboratory) -> Iterator[None]:
         logger.propagate = False
         logger.setLevel(logging.WARNING)
     try:
-        yield
+        with raising_policies(laboratory.world):
+            yield
     finally:
         os.environ.clear()
         os.environ.update(saved)
@@ -451,6 +459,7 @@ async def _live(options: Options) -> Outcome:
             "processes of reporters": sum(service.processes for service in reporters),
             "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
             "freezes": judge.rules.freezes,
+            "undecided records": judge.rules.undecided,
             "refused commits": laboratory.broker.refused,
         }
         world.calm = True

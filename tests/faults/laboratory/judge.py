@@ -24,6 +24,7 @@ from penstock_services.placer.core.decide import MAX_LOSSES
 from tests.faults.laboratory.jobs import CANCELLED, FAILED, SUCCEEDED, UNSCHEDULABLE
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.machine import Machine, Program, TaskProcess
+from tests.faults.laboratory.policies import PolicyBug
 from tests.faults.laboratory.world import World
 from tests.faults.ledger_book import TERM_STARTED
 from tests.faults.ledger_rules import PLACER, START_TASK, STOP_TASK, Fact, LedgerRules, Violation, kind_of
@@ -39,6 +40,7 @@ class Judge:
         self.world = world
         self.broker: Broker
         self.rules = LedgerRules(self._next_input)
+        self.rules.injected = PolicyBug.__name__
         self.book, self.placed, self.ended = self.rules.book, self.rules.placed, self.rules.ended
         self.replica = Replica()
         """The product's fold of the same records, for the rules that ask it, and for who chooses faults."""

@@ -496,7 +496,7 @@ def _rate(nemesis: Nemesis) -> None:
     """Is there all the time; see `Rates`."""
 
 
-RATES = ("late", "twice", "steps", "append")
+RATES = ("late", "twice", "steps", "append", "policy")
 FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     dict.fromkeys(RATES, _rate)
     | {

@@ -40,6 +40,8 @@ class Rates(NamedTuple):
     usual_s: float = 0.05
     twice: float = 0.0
     """Per message of a user or a watcher: it is sent once more."""
+    policy: float = 0.0
+    """Per question to a policy: it raises."""
 
 
 class World:

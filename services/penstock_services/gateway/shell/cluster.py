@@ -119,6 +119,7 @@ async def status(request: Request) -> Response:
             "now_ms": state.now_ms,
             "frozen": state.frozen,
             "profile": state.settings.profile,
+            "failed_choices": as_written(state.failed_choices),
             "projected_seq": gateway.store.projected_seq,
             "projector_lag": max(0, state.seq - gateway.store.projected_seq),
             "gateway_lag": max(0, ends[ledger] - gateway.follower.replica.offset),

@@ -1,15 +1,19 @@
 """From one input's bytes to the draft of its one ledger record (LAW 2). Shared by the shell and by replay."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.ledger.evolve import begin
-from penstock.ledger.record import Draft
+from penstock.ledger.record import Draft, RawRecord
 from penstock.model.envelope import Envelope, Headers, from_wire
 from penstock.model.errors import EventError, Reason
-from penstock.model.ledger_events import TermStarted, TimerFired
-from penstock_services.placer.core.step import PlacerCore
+from penstock.model.event import wire_type
+from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerFired
+from penstock_services.placer.core.step import MAX_REASON, UNDECIDED, Failure, PlacerCore, Step
 
-MAX_REASON = 1_024
+FAILED = "failed: "
+"""Begins the reason of a record whose input could not be folded."""
+CHOICE_FAILED = wire_type(ChoiceFailed)
 
 
 class Moment(NamedTuple):
@@ -35,15 +39,16 @@ class Input(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The record to write, and the reason and text of its dead letter, if there is one."""
+    """The record to write, the reason and text of its dead letter, if there is one, and what deciding raised."""
 
     draft: Draft
-    envelope: Envelope | None
+    envelope: Envelope | None = None
     letter: "tuple[Reason, str] | None" = None
+    errors: Sequence[Exception] = ()
 
 
-def answer_input(core: PlacerCore, moment: Moment, found: Input, poison: str | None = None) -> Answer:
-    """Folds and decides one input. `poison`: an earlier attempt failed on it with this; it is dead-lettered."""
+def answer_input(core: PlacerCore, moment: Moment, found: Input, failure: Failure | None = None) -> Answer:
+    """Folds and decides one input. `failure`: what an earlier attempt failed at."""
     begin(core.state, *_order(moment))
     core.state.positions[found.topic, found.partition] = found.offset + 1
     cause: dict[str, object] = {
@@ -62,36 +67,57 @@ def answer_input(core: PlacerCore, moment: Moment, found: Input, poison: str | N
             (error.reason, reason),
         )
     cause["event_id"] = envelope.id
-    if poison is not None:
-        reason = f"failed: {poison}"[:MAX_REASON]
+    if failure is not None and failure.unfoldable:
+        reason = f"{FAILED}{failure.error}"[:MAX_REASON]
         draft = Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, ())
         return Answer(draft, envelope, ("failed", reason))
-    step = core.step(envelope.data, envelope.id)
-    draft = Draft(moment.term, moment.now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
-    return Answer(draft, envelope)
+    step = core.step(envelope.data, envelope.id, failure)
+    letter: tuple[Reason, str] | None = None
+    if step.outcome == "dead_lettered":
+        letter = "failed", step.reason or ""
+    return Answer(_draft(moment, cause, step), envelope, letter, step.errors)
 
 
-def answer_timer(core: PlacerCore, moment: Moment, timer_id: str, poison: str | None = None) -> Draft:
-    """Folds and decides one due timer. A poisoned one is only removed."""
+def answer_timer(core: PlacerCore, moment: Moment, timer_id: str, failure: Failure | None = None) -> Answer:
+    """Folds and decides one due timer. One that cannot be folded is only removed."""
     begin(core.state, *_order(moment))
     fact = TimerFired(timer_id=timer_id)
     cause: dict[str, object] = {"timer_id": timer_id}
-    if poison is not None:
+    if failure is not None and failure.unfoldable:
         core.state.timers.pop(timer_id, None)
-        return Draft(
-            moment.term, moment.now_ms, cause, "dead_lettered", f"failed: {poison}"[:MAX_REASON], (fact,)
-        )
-    step = core.step(fact, f"timer-{timer_id}-{moment.seq}")
+        reason = f"{FAILED}{failure.error}"[:MAX_REASON]
+        return Answer(Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, (fact,)))
+    step = core.step(fact, f"timer-{timer_id}-{moment.seq}", failure)
+    return Answer(_draft(moment, cause, step), errors=step.errors)
+
+
+def _draft(moment: Moment, cause: dict[str, object], step: Step) -> Draft:
     return Draft(moment.term, moment.now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
+
+
+def failure_of(record: RawRecord) -> Failure | None:
+    """What this record's placer failed at, so that its input is answered the same way again."""
+    if record.outcome != "dead_lettered" or record.reason is None:
+        return None
+    if record.reason.startswith(FAILED):
+        return Failure(record.reason.removeprefix(FAILED))
+    if not record.reason.startswith(UNDECIDED):
+        return None
+    jobs: dict[str, str] = {}
+    for n, raw in enumerate(record.facts):
+        fact = raw.event() if raw.type == CHOICE_FAILED else None
+        if isinstance(fact, ChoiceFailed):
+            if fact.job_id is None:
+                return Failure(fact.error, n - 1, jobs)
+            jobs[fact.job_id] = fact.error
+    return Failure(jobs=jobs)
 
 
 def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted) -> Draft:
     """The record that begins a term (LAW 3)."""
     begin(core.state, *_order(moment))
     step = core.step(fact, f"term-{fact.term}")
-    return Draft(
-        moment.term, moment.now_ms, {"placer_id": fact.placer_id}, step.outcome, step.reason, step.facts
-    )
+    return _draft(moment, {"placer_id": fact.placer_id}, step)
 
 
 def _order(moment: Moment) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from penstock.errors import one_line
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
 from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
@@ -48,14 +49,35 @@ class Decider:
 
     def __init__(self, settings: PlacerSettings) -> None:
         self.settings = in_force(settings)
-        self.policy = policy_for(settings)
-        self._replanner = self.policy if isinstance(self.policy, Replanning) else None
+        self._take_policy()
         self._swept = -1
         """Capacity version at which `_sweep_unschedulable` last found no further job; only saves work."""
-        self._queueing = self.policy if isinstance(self.policy, Queueing) else None
         self.explanations: list[PlacementExplanation] = []
         """Of the placements decided in the current step, in order."""
+        self.errors: list[Exception] = []
+        """What was raised in the current step."""
+        self.failed_jobs: dict[str, str] = {}
+        """Job → error of those on which the policy has failed in the current step."""
+        self._known_failures: Mapping[str, str] = {}
         self._rng = LazyRng(self.settings.seed)
+
+    def begin_step(self, failed: Mapping[str, str]) -> None:
+        """`failed`: job → error of those on which the policy is known to fail in this very step."""
+        self.explanations = []
+        self.errors = []
+        self.failed_jobs = {}
+        self._known_failures = failed
+
+    def failed(self, error: Exception) -> str:
+        """Notes what deciding raised; returns it in one line. The policy, which may be in disorder, is made anew."""
+        self.errors.append(error)
+        self._take_policy()
+        return one_line(error)
+
+    def _take_policy(self) -> None:
+        self.policy = policy_for(self.settings)
+        self._replanner = self.policy if isinstance(self.policy, Replanning) else None
+        self._queueing = self.policy if isinstance(self.policy, Queueing) else None
 
     @property
     def used_rng(self) -> bool:
@@ -64,7 +86,6 @@ class Decider:
 
     def decide(self, state: CellState, event: Event, event_id: str) -> Iterator[Event]:
         """The decisions that follow from an event already folded. `event_id` seeds the random generator."""
-        self.explanations = []
         self._rng.seed(event_id)
         choose = CHOICES.get(type(event))
         return iter(()) if choose is None else choose(self, state, event)
@@ -160,22 +181,39 @@ class Decider:
             yield from self._park(state, job, reason)
         self._swept = state.capacity_version
 
+    def _holds_up(self, head: JobState) -> bool:
+        """Whether everybody waits for the head of the queue; never for one on which the policy has just failed."""
+        return head.backfill_count >= self.settings.max_overtakes and head.job_id not in self.failed_jobs
+
     def _may_try(self, state: CellState, job: JobState) -> bool:
         head = state.head_of_queue()
         if head is job:
             return True
-        if head is None or head.backfill_count >= self.settings.max_overtakes:
+        if head is None or self._holds_up(head):
             return False
         return state.queue.bisect_left(job.order) < self.settings.backfill_window
 
     def _try(self, state: CellState, job: JobState) -> Iterator[Event]:
-        plan = self.policy.place(state, job, self._rng)
-        if plan is not None:
-            yield from self._carry_out(state, job, plan)
+        """If its policy raises, this job waits on; that choice is lost and no other."""
+        plan = placement = None
+        error = self._known_failures.get(job.job_id)
+        if error is None:
+            try:
+                plan = self.policy.place(state, job, self._rng)
+                placement = None if plan is None else assign(state, job, plan)
+            except Exception as raised:  # noqa: BLE001 - nothing is swallowed: it becomes a fact and a dead letter
+                error = self.failed(raised)
+        if error is not None:
+            self.failed_jobs[job.job_id] = error
+            yield ledger_events.ChoiceFailed(profile=self.settings.profile, job_id=job.job_id, error=error)
+        elif plan is not None and placement is not None:
+            yield from self._carry_out(state, job, plan, placement)
 
-    def _carry_out(self, state: CellState, job: JobState, plan: Plan) -> Iterator[Event]:
+    def _carry_out(
+        self, state: CellState, job: JobState, plan: Plan, placement: ledger_events.PlacementDecided
+    ) -> Iterator[Event]:
         self.explanations.append(plan.explanation)
-        yield assign(state, job, plan)
+        yield placement
         yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
@@ -201,7 +239,7 @@ class Decider:
             head = state.head_of_queue()
             if passed >= self.settings.backfill_window:
                 return
-            if head is not None and head is not job and head.backfill_count >= self.settings.max_overtakes:
+            if head is not None and head is not job and self._holds_up(head):
                 return
             key = job.demand.key
             if key not in hopeless:
@@ -436,7 +474,7 @@ class Decider:
             return
         if self._swept != state.capacity_version:
             yield from self._sweep_unschedulable(state)
-        yield from carry_out_plan(state, self._replanner, self._rng, self._carry_out)
+        yield from carry_out_plan(state, self._replanner, self._try, self.failed_jobs)
 
     def _fired(self, state: CellState, event: ledger_events.TimerFired) -> Iterator[Event]:
         if event.timer_id == RESCHEDULE:

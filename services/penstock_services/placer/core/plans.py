@@ -8,14 +8,14 @@ take the very node on which a larger one would have fitted; that one would then 
 does not means placing the whole plan on a copy of the nodes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model import ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus
 from penstock.model.types import MAX_GANG_TASKS
-from penstock.policies.base import LazyRng, Plan, Replanning
+from penstock.policies.base import Replanning
 from penstock.policies.replan import make_room
 from penstock_services.placer.core.common import continuation, stop, wake_up
 
@@ -23,12 +23,17 @@ MAX_PLACED = 32  # in one record, which must stay under 64 KiB
 MAX_TASKS = MAX_GANG_TASKS  # placed in one record
 MAX_STOPPED = 32  # in one record; more wait for the next plan
 
-Place = Callable[[CellState, JobState, Plan], Iterator[Event]]
-"""The facts of one placement."""
+Place = Callable[[CellState, JobState], Iterator[Event]]
+"""The facts of one placement, if the job fits."""
 
 
-def carry_out_plan(state: CellState, policy: Replanning, rng: LazyRng, place: Place) -> Iterator[Event]:
-    """Stops who runs and shall not; if there is none to stop, places who shall run and waits."""
+def carry_out_plan(
+    state: CellState, policy: Replanning, place: Place, failed_jobs: Mapping[str, str]
+) -> Iterator[Event]:
+    """Stops who runs and shall not; if there is none to stop, places who shall run and waits.
+
+    `failed_jobs`: those on which the policy has failed by now; nobody is stopped for them.
+    """
     if state.frozen or not state.jobs:
         return
     plan = policy.plan(state)
@@ -47,15 +52,15 @@ def carry_out_plan(state: CellState, policy: Replanning, rng: LazyRng, place: Pl
     chosen_jobs = (state.jobs[job_id] for job_id in plan.chosen)
     waiting = [(job, job.demand) for job in chosen_jobs if job.status is JobStatus.QUEUED]
     waiting.sort(key=lambda found: -found[1].worker.gpus)
-    yield from _place_all(state, policy, waiting, rng, place)
+    yield from _place_all(state, policy, waiting, place, failed_jobs)
 
 
 def _place_all(
     state: CellState,
     policy: Replanning,
     waiting: Sequence[tuple[JobState, Demand]],
-    rng: LazyRng,
     place: Place,
+    failed_jobs: Mapping[str, str],
 ) -> Iterator[Event]:
     """Largest workers first, so that small jobs do not take the GPUs that the plan gives to a large one."""
     tasks = 0
@@ -64,9 +69,8 @@ def _place_all(
         if placed == MAX_PLACED or (placed and tasks > MAX_TASKS):
             yield continuation(state)
             return
-        plan = policy.place(state, job, rng)
-        if plan is not None:
-            yield from place(state, job, plan)
+        yield from place(state, job)
+        if job.status is JobStatus.LAUNCHING or job.job_id in failed_jobs:
             continue
         if any(other.status is JobStatus.STOPPING for other in state.holding.values()):
             return

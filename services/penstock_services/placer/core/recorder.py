@@ -19,14 +19,16 @@ Sink = Callable[[bytes], object]
 class Recorder:
     """One cell, begun empty. `sink` takes each record's bytes; a record counts as read back once it is written.
 
-    `partition`: of the input topics, in which the inputs count as read.
+    `partition`: of the input topics, in which the inputs count as read. `stops_at_bugs`: what deciding raises is
+    raised; a placer goes on.
     """
 
-    def __init__(self, sink: Sink | None = None, partition: int = 0) -> None:
+    def __init__(self, sink: Sink | None = None, partition: int = 0, *, stops_at_bugs: bool = True) -> None:
         self.core = PlacerCore(CellState())
         self.head: Head = GENESIS
         self._sink = sink
         self._partition = partition
+        self._stops_at_bugs = stops_at_bugs
 
     @property
     def state(self) -> CellState:
@@ -55,6 +57,8 @@ class Recorder:
             cause = {"topic": topic, "partition": partition, "offset": offset, "event_id": event_id}
         begin(state, seq, now_ms, term)
         step = self.core.step(event, event_id)
+        if step.errors and self._stops_at_bugs:
+            raise step.errors[0]
         draft = Draft(term, now_ms, cause, step.outcome, step.reason, step.facts, step.explanation)
         self.head, value = write(self.head, draft)
         if self._sink is not None:

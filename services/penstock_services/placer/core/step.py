@@ -1,15 +1,32 @@
-"""One input in, one record's content out (LAW 2): guard, fold, decide, fold each decision at once."""
+"""One input in, one record's content out (LAW 2): guard, fold, decide, fold each decision at once.
 
-from collections.abc import Sequence
+Ideal: deciding never fails. Departure: a policy has bugs. An exception costs the choice that raised it, not the fact:
+the input stays folded, with every decision taken before, and `ChoiceFailed` stands for what is missing. What a later
+attempt or a replay must do the same way, however chance or a mended policy would answer now, is in `Failure`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.errors import one_line
 from penstock.ledger.evolve import evolve
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
-from penstock.model.ledger_events import PlacementExplanation, TermStarted
+from penstock.model.ledger_events import ChoiceFailed, PlacementExplanation, TermStarted
+from penstock_services.placer.core.common import RESCHEDULE, wake_up
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.core.guard import refusal
+
+FIRST_RETRY_MS = 1_000
+MAX_RETRY_MS = 600_000  # between two tries while deciding fails and nothing else happens
+MAX_DOUBLINGS = 10
+MAX_REASON = 1_024
+UNDECIDED = "undecided: "
+"""Begins the reason of a record of which some choice is missing."""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -19,6 +36,31 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     reason: str | None
     facts: Sequence[Event]
     explanation: Sequence[PlacementExplanation]
+    errors: Sequence[Exception] = ()
+    """What deciding raised; `reason` and the facts say it in words."""
+
+
+class Failure(NamedTuple):
+    """What is known to fail in a step: from an earlier attempt at it, or from its record."""
+
+    error: str = ""
+    """Empty: nothing fails but the placements of `jobs`."""
+    decisions: int | None = None
+    """So many decisions stand, then deciding fails with `error`; None: folding the input itself does."""
+    jobs: Mapping[str, str] = MappingProxyType({})
+    """Job → error of each on which the policy fails."""
+
+    @property
+    def unfoldable(self) -> bool:
+        return bool(self.error) and self.decisions is None
+
+
+class DecisionNotFolded(Exception):
+    """The fold refuses a decision and has left the state half changed: it must be dropped. `decisions` were folded before."""
+
+    def __init__(self, decisions: int, error: str) -> None:
+        super().__init__(error)
+        self.decisions = decisions
 
 
 class PlacerCore:
@@ -28,10 +70,11 @@ class PlacerCore:
         self.state = state
         self.decider = Decider(state.settings)
 
-    def step(self, event: Event, event_id: str) -> Step:
+    def step(self, event: Event, event_id: str, failure: Failure | None = None) -> Step:
         """Answers one input. The caller has set the state's seq, time and term (`begin`).
 
-        Own decisions are folded here: waiting to read them back would place twice.
+        Own decisions are folded here: waiting to read them back would place twice. Raises what folding the input
+        raises, and `DecisionNotFolded`.
         """
         state = self.state
         reason = refusal(state, event)
@@ -40,8 +83,54 @@ class PlacerCore:
         evolve(state, event)
         if isinstance(event, TermStarted):
             self.decider = Decider(state.settings)
-        folded = [event]
-        for decision in self.decider.decide(state, event, event_id):
-            evolve(state, decision)
-            folded.append(decision)
-        return Step("committed", None, folded, self.decider.explanations)
+        decider = self.decider
+        decider.begin_step(failure.jobs if failure is not None else {})
+        decisions = decider.decide(state, event, event_id)
+        if failure is not None and failure.decisions is not None:
+            decisions = _until(decisions, failure)
+        folded, decision = [event], event
+        try:
+            for decision in decisions:
+                evolve(state, decision)
+                folded.append(decision)
+        except Exception as error:
+            if folded[-1] is not decision:
+                raise DecisionNotFolded(len(folded) - 1, one_line(error)) from error
+            text = str(error) if isinstance(error, _Recorded) else decider.failed(error)
+            failed = ChoiceFailed(profile=decider.settings.profile, error=text)
+            evolve(state, failed)
+            folded.append(failed)
+        return self._done(folded)
+
+    def _done(self, folded: list[Event]) -> Step:
+        """The content of the record. While choices fail, placing is tried again even if nothing happens."""
+        state, decider = self.state, self.decider
+        if state.failed_choices.seq != state.seq:
+            return Step("committed", None, folded, decider.explanations)
+        again_ms = state.now_ms + retry_ms(state.failed_choices.in_a_row)
+        requested = state.timers.get(RESCHEDULE)
+        if requested is None or requested.at_ms > again_ms:
+            retry = wake_up(state, again_ms)
+            evolve(state, retry)
+            folded.append(retry)
+        failed = state.failed_choices
+        reason = f"{UNDECIDED}policy {failed.profile}: {failed.error}"[:MAX_REASON]
+        return Step("dead_lettered", reason, folded, decider.explanations, decider.errors)
+
+
+class _Recorded(Exception):
+    """Stands for an exception that an earlier attempt met."""
+
+
+def _until(decisions: Iterator[Event], failure: Failure | None) -> Iterator[Event]:
+    """The decisions up to where deciding is known to fail. Raises `_Recorded` there."""
+    if failure is None or failure.decisions is None:
+        yield from decisions
+        return
+    yield from islice(decisions, failure.decisions)
+    raise _Recorded(failure.error)
+
+
+def retry_ms(failures: int) -> int:
+    """After how long placing is tried again although nothing has happened."""
+    return min(FIRST_RETRY_MS << min(max(0, failures - 1), MAX_DOUBLINGS), MAX_RETRY_MS)

@@ -27,7 +27,14 @@ from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.upcasters import SPLIT
 from penstock.runtime.settings import Settings
-from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_term, answer_timer
+from penstock_services.placer.core.answer import (
+    Input,
+    Moment,
+    answer_input,
+    answer_term,
+    answer_timer,
+    failure_of,
+)
 from penstock_services.placer.core.step import PlacerCore
 
 MAX_DIFFERENCES = 10  # reported; the count goes on
@@ -171,14 +178,12 @@ class Replayer:
     async def _again(self, raw: RawRecord) -> bytes:
         """The record's bytes, decided anew after the same head at the same time."""
         moment = Moment(raw.seq, raw.term, raw.now_ms)
-        poison = None
-        if raw.outcome == "dead_lettered" and raw.reason is not None and raw.reason.startswith("failed: "):
-            poison = raw.reason.removeprefix("failed: ")
+        failure = failure_of(raw)
         if raw.cause.topic is not None:
             found = await self._input(raw.cause.topic, raw.cause.offset)
-            draft = answer_input(self._core, moment, found, poison).draft
+            draft = answer_input(self._core, moment, found, failure).draft
         elif raw.cause.timer_id is not None:
-            draft = answer_timer(self._core, moment, raw.cause.timer_id, poison)
+            draft = answer_timer(self._core, moment, raw.cause.timer_id, failure).draft
         else:
             fact = decode(raw.facts[0].type, bytes(raw.facts[0].data))
             assert isinstance(fact, TermStarted), "only a term begins without input or timer"

@@ -20,12 +20,11 @@ import asyncpg
 
 from penstock.clock import LedgerClock
 from penstock.errors import OffsetTaken
-from penstock.ledger.record import Draft, Head, read_valid, write
+from penstock.ledger.record import Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.dead_letters import dead_letter
 from penstock.log.open import open_log
 from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
-from penstock.model.envelope import Envelope
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
 from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
@@ -35,8 +34,8 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest_from
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Tracing, tracing
-from penstock_services.placer.core.answer import Input, Moment, answer_input, answer_timer
-from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
+from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.standby import StandbySettings, stand_by
@@ -74,7 +73,7 @@ class Term:
         settings: Settings,
         log: Log,
         replica: Replica,
-        poisoned: dict[str, str],
+        poisoned: dict[str, Failure],
         ledger_trace: LedgerTrace,
     ) -> None:
         self._settings = settings
@@ -154,27 +153,32 @@ class Term:
     def _fire(self, timer_id: str) -> list[Message]:
         place = f"timer {timer_id}"
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
-        poison = self._poisoned.pop(place, None)
-        draft = applying(place, lambda: answer_timer(self._core, moment, timer_id, poison))
-        return self._record(place, draft, None)
+        failure = self._poisoned.pop(place, None)
+        answer = applying(place, lambda: answer_timer(self._core, moment, timer_id, failure))
+        return self._record(place, answer, failure)
 
     def _answer(self, record: Record) -> list[Message]:
         """Exactly one ledger record for one input record (LAW 2), and a dead letter where it cannot be applied."""
         found = Input(*record.partition, record.offset, record.headers, record.value)
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         place = found.place
-        poison = self._poisoned.pop(place, None)
-        answer = applying(place, lambda: answer_input(self._core, moment, found, poison))
-        messages = self._record(place, answer.draft, answer.envelope)
+        failure = self._poisoned.pop(place, None)
+        answer = applying(place, lambda: answer_input(self._core, moment, found, failure))
+        messages = self._record(place, answer, failure)
         if answer.letter is not None:
             messages.append(dead_letter(record, "placer", *answer.letter))
         return messages
 
-    def _record(self, place: str, draft: Draft, envelope: Envelope | None) -> list[Message]:
+    def _record(self, place: str, answer: Answer, failure: Failure | None) -> list[Message]:
         """The ledger record, and the orders that may be written in one commit with it."""
+        draft, envelope, _, errors = answer
+        for error in errors:
+            logger.error("%s, record %d: %s", place, self._tail.seq + 1, draft.reason, exc_info=error)
         self._tail, value = write(self._tail, draft)
         if len(value) > MAX_RECORD_BYTES:
-            raise Poisoned(place, f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}")
+            detail = f"its ledger record would take {len(value)} bytes of {MAX_RECORD_BYTES}"
+            decisions_are_large = failure is None and len(draft.facts) > 1
+            raise Poisoned(place, detail) from DecisionNotFolded(0, detail) if decisions_are_large else None
         self._pending.append(Pending(self._tail, value, draft.now_ms, draft.facts, draft.explanation))
         found = (
             (envelope.id, envelope.correlation_id, well_formed(envelope.traceparent))
@@ -227,6 +231,13 @@ class Term:
                 self._room.set()
 
 
+def failure_from(error: Poisoned) -> Failure:
+    """What the next attempt at this input must leave out."""
+    cause = error.__cause__
+    decisions = cause.decisions if isinstance(cause, DecisionNotFolded) else None
+    return Failure(str(cause) if decisions is not None else error.detail, decisions)
+
+
 class Start(NamedTuple):
     """How one placer begins."""
 
@@ -252,13 +263,13 @@ class PlacerService:
         self._log = log
         self._ready = ready
         self._traces = traces
-        self._poisoned: dict[str, str] = {}
+        self._poisoned: dict[str, Failure] = {}
         self._placer_id, self._standing_by, self._load = start
 
     def failed(self, error: BaseException) -> None:
         """What the next attempt must know of this one's end."""
         if isinstance(error, Poisoned):
-            self._poisoned[error.place] = error.detail
+            self._poisoned[error.place] = failure_from(error)
         if isinstance(error, Fenced | OffsetTaken):
             self._standing_by = True
 

@@ -48,6 +48,7 @@ DECISIONS = frozenset(
         ledger_events.NodeRestored,
         ledger_events.CellFrozen,
         ledger_events.CellThawed,
+        ledger_events.ChoiceFailed,
         ledger_events.ProposalAnswered,
     }
 )
