@@ -163,6 +163,10 @@ _NODES: tuple[Event, ...] = (
     ),
     external_events.NodeChanged(node=msgspec.structs.replace(NODE_SPEC, gpus=NODE_SPEC.gpus[:3])),
     external_events.NodeLeft(node_id=NEXT_NODE, boot_id=NEXT_BOOT, proof="deleted"),
+    external_events.NodeCordoned(
+        node_id=NEXT_NODE, drain=True, by="ada@workstation-7", reason="fans are to be replaced"
+    ),
+    external_events.NodeUncordoned(node_id=NEXT_NODE, by="ada@workstation-7", reason="fans are new"),
     external_events.NodeSuspected(node_id=NEXT_NODE, reason="its watch broke and did not come back"),
     external_events.GpuFaulted(
         node_id=NODE, gpu=3, fault="xid", code=79, detail="GPU has fallen off the bus"

@@ -49,6 +49,7 @@ class Node:
     status: str = "ready"
     faulted: dict[str, None] = field(default_factory=dict)
     """UUIDs of broken GPUs."""
+    cordoned: bool = False
     slots: dict[int, str] = field(default_factory=dict)
     """Slot → UUID."""
     holders: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -163,6 +164,10 @@ class Book:
                     known.incarnation = max(known.incarnation, fact.get("incarnation", 0))
             case "penstock.node.suspected" | "penstock.node.left" if node is not None:
                 node.status = "suspect" if node.status == "ready" else node.status
+            case "penstock.node.cordoned" if node is not None:
+                node.cordoned = True
+            case "penstock.node.uncordoned" if node is not None:
+                node.cordoned = False
             case "penstock.node.lost" if node is not None:
                 node.status = "gone"
             case "penstock.node.restored" if node is not None:

@@ -202,8 +202,9 @@ class LedgerRules:
                 job_id, place, gpus, node.spec["boot_id"], node.incarnation
             )
             faulted = [gpu for gpu in gpus if gpu in node.faulted or gpu not in node.present]
-            if node.status != "ready" or faulted:
-                faults.append(f"{place['node_id']} is {node.status}, faulted {faulted}")
+            if node.status != "ready" or node.cordoned or faulted:
+                how = ", cordoned" if node.cordoned else ""
+                faults.append(f"{place['node_id']} is {node.status}{how}, faulted {faulted}")
         job = book.jobs.get(job_id)
         if job is None or not job.waits:
             raise Violation("placement", f"{at} is not waiting")

@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).with_name("golden")
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
-ADDED_TO_NODES = {"slots": [], "overdrawn_memory_mib": 0, "overdrawn_bandwidth_mbps": 0}
+ADDED_TO_NODES = {"cordon": None, "slots": [], "overdrawn_memory_mib": 0, "overdrawn_bandwidth_mbps": 0}
 """Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
 ADDED = {"failed_choices": msgspec.structs.asdict(FailedChoices())}
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing of them happened."""

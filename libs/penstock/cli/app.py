@@ -117,6 +117,19 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
         ),
         "top": Entry("Watch nodes, GPUs and the jobs on them.", "penstock.cli.live:top"),
     },
+    "Nodes": {
+        "node": Entry("Take a node out of use, back into use, or declare it dead.", entries={
+            "cordon": Entry("Place nothing new on a node; what runs there runs on.", "penstock.cli.node:cordon"),
+            "drain": Entry(
+                "Cordon a node, stop its jobs with their grace and place them elsewhere.", "penstock.cli.node:drain",
+            ),
+            "uncordon": Entry("End a cordon, and a drain with it.", "penstock.cli.node:uncordon"),
+            "fence": Entry(
+                "State that a machine is dead for sure: its jobs are placed elsewhere at once.",
+                "penstock.cli.node:fence",
+            ),
+        }),
+    },
     "Checking": {
         "doctor": Entry(
             "Check this machine and the gateway behind it; exit code 1 when something is wrong.",

@@ -140,7 +140,9 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.ended": ("ended", reason_of),
         "penstock.node.joined": ("joined", lambda d: f"{d['node']['node_id']}: {count(len(d['node']['gpus']), 'GPU')}, {count(d['node']['cores'], 'core')}"),
         "penstock.node.changed": ("changed", lambda d: str(d["node"]["node_id"])),
-        "penstock.node.left": ("left", lambda d: f"{d['node_id']}: {d['proof']}"),
+        "penstock.node.left": ("left", lambda d: f"{d['node_id']}: {d['proof']}{_operator(d)}"),
+        "penstock.node.cordoned": ("cordoned", lambda d: f"{d['node_id']}{', its jobs leave it' if d.get('drain') else ''}{_operator(d)}"),
+        "penstock.node.uncordoned": ("uncordoned", lambda d: f"{d['node_id']}{_operator(d)}"),
         "penstock.node.suspected": ("suspected", lambda d: f"{d['node_id']}: {d['reason']}"),
         "penstock.node.lost": ("node lost", lambda d: str(d["node_id"])),
         "penstock.node.restored": ("restored", lambda d: str(d["node_id"])),
@@ -156,6 +158,12 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
 
 QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer.cancelled"})
 """The placer's timers: shown by `events -o wide` only."""
+
+
+def _operator(data: Data) -> str:
+    """`, by ada@workstation-7: fans`; empty where no person acted."""
+    by, reason = data.get("by"), data.get("reason")
+    return (f", by {by}" if by else "") + (f": {reason}" if reason else "")
 
 
 def _short(data: Data) -> str:

@@ -14,7 +14,17 @@ from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.event_text import count, needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, short_id, state
-from penstock.cli.tables import NO_JOBS, clock, gpus_table, jobs_table, nodes_table, status_of, tasks_table
+from penstock.cli.tables import (
+    NO_JOBS,
+    clock,
+    cordoned_by,
+    gpus_table,
+    jobs_table,
+    node_state,
+    nodes_table,
+    status_of,
+    tasks_table,
+)
 from penstock.exits import Exit, Stop
 from penstock.screen import plain_table
 
@@ -130,7 +140,8 @@ def describe_node(
     found = nodes[0]
     facts = {
         "Node": escape(found["node_id"]),
-        "State": state(found["status"]) + (" · leaving" if found["leaving"] else ""),
+        "State": node_state(found) + (" · leaving" if found["leaving"] else ""),
+        "Cordoned by": escape(cordoned_by(found)),
         "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
         "Cores": f"{found['cores_free']} of {found['cores']} free",
         "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",

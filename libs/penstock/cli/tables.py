@@ -82,16 +82,33 @@ def bar(used: int, whole: int, width: int = 12) -> str:
     return f"[cyan]{'█' * filled}[/][dim]{'░' * (width - filled)}[/]"
 
 
+def node_state(node: Row) -> str:
+    """`ready`; `ready, cordoned`; `suspect, draining`; `ready, drained` once nothing is left on it."""
+    cordon = node.get("cordon")
+    if not cordon:
+        return state(node["status"])
+    how = "cordoned" if not cordon["drain"] else "draining" if node["tasks"] else "drained"
+    return f"{state(node['status'])}, [yellow]{how}[/]"
+
+
+def cordoned_by(node: Row) -> str:
+    """`ada@workstation-7: fans are to be replaced`."""
+    cordon = node.get("cordon")
+    if not cordon:
+        return "–"
+    return f"{cordon['by']}: {shortened(cordon['reason'])}" if cordon["reason"] else str(cordon["by"])
+
+
 def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
     """One line per node, by id; used of all."""
     columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
     if wide:
-        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED"]
+        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "CORDONED BY"]
     table = plain_table(*columns, right=("GPUS", "CORES", "MEMORY", "TASKS", "FAULTED"))
     for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         gpus = node["gpus"] - node["gpus_free"]
         cells = [
-            escape(node["node_id"]), state(node["status"]), escape(node.get("gpu_model") or "–"),
+            escape(node["node_id"]), node_state(node), escape(node.get("gpu_model") or "–"),
             f"{gpus}/{node['gpus']}", bar(gpus, node["gpus"]),
             f"{node['cores'] - node['cores_free']}/{node['cores']}",
             f"{memory(node['host_memory_mib'] - node['host_memory_free_mib'])} of {memory(node['host_memory_mib'])}",
@@ -101,6 +118,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
             cells += [
                 escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
                 f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
+                escape(cordoned_by(node)),
             ]  # fmt: skip
         table.add_row(*cells)
     return table

@@ -126,6 +126,8 @@ def _index(state: CellState) -> Iterator[str]:
             yield f"node {node.spec.node_id} counts {state.sound_gpus[node.ordinal]} sound GPUs"
         if node.status is NodeStatus.GONE:
             fresh.gone |= node.bit
+        if node.cordon is not None:
+            fresh.cordoned |= node.bit
         if node.entered != node.free():
             yield f"node {node.spec.node_id} is indexed as {node.entered}, but is {node.free()}"
     for name in NodeIndex.__slots__:

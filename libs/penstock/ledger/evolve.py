@@ -17,6 +17,7 @@ from penstock.ledger.state import (
     MAX_EARLY_ESTIMATES,
     MAX_ENDED_REMEMBERED,
     CellState,
+    Cordon,
     FailedChoices,
     JobState,
     NodeState,
@@ -37,7 +38,7 @@ from penstock.model.transitions import (
 )
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -416,6 +417,20 @@ def _node_left(state: CellState, fact: external_events.NodeLeft) -> None:
     state.reindex(node)
 
 
+def _node_cordoned(state: CellState, fact: external_events.NodeCordoned) -> None:
+    node = state.nodes[fact.node_id]
+    node.cordon = Cordon(fact.drain, fact.by, fact.reason, state.now_ms)
+    state.index.cordoned |= node.bit
+    state.reindex(node)
+
+
+def _node_uncordoned(state: CellState, fact: external_events.NodeUncordoned) -> None:
+    node = state.nodes[fact.node_id]
+    node.cordon = None
+    state.index.cordoned &= ~node.bit
+    state.reindex(node)
+
+
 def _node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
     node = state.nodes[fact.node_id]
     node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.GONE, fact.node_id)
@@ -501,6 +516,8 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.NodeJoined: _node_joined,
         external_events.NodeChanged: _node_changed,
         external_events.NodeSuspected: _node_suspected,
+        external_events.NodeCordoned: _node_cordoned,
+        external_events.NodeUncordoned: _node_uncordoned,
         external_events.NodeLeft: _node_left,
         ledger_events.NodeLost: _node_lost,
         ledger_events.NodeRestored: _node_restored,

@@ -200,6 +200,8 @@ class NodeIndex:
     placeable: int = 0
     gone: int = 0
     """Nodes proven gone (`evolve` enters them); a node that joins or is restored leaves the set."""
+    cordoned: int = 0
+    """Nodes out of use by an operator's order (`evolve` enters them), whatever their status."""
     shape: dict[NodeShape, int] = field(default_factory=dict)
     gpus: Thermometer = field(default_factory=Thermometer)
     cores: Thermometer = field(default_factory=Thermometer)

@@ -147,5 +147,7 @@ def _derive(state: CellState) -> None:
         state.sound_gpus[node.ordinal] = node.sound_gpus()
         if node.status is NodeStatus.GONE:
             state.index.gone |= node.bit
+        if node.cordon is not None:
+            state.index.cordoned |= node.bit
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
     heapq.heapify(state.timer_heap)

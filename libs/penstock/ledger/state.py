@@ -137,6 +137,16 @@ def vector_key(vector: ResourceVector) -> tuple[float, ...]:
     )
 
 
+class Cordon(Value, frozen=True):
+    """An operator's order to place nothing new on a node."""
+
+    drain: bool
+    """Its jobs are to leave it, too."""
+    by: str
+    reason: str
+    at_ms: int
+
+
 @dataclass(slots=True)
 class NodeState:
     """One node. Masks have bit i for the GPU of slot i, or for core i."""
@@ -169,6 +179,8 @@ class NodeState:
     """Task id → job id of every task not proven ended."""
     orphan_tasks: dict[str, int] = field(default_factory=dict)
     """What it ran when it last joined and the cell had given up there: task id → seq of that joining."""
+    cordon: Cordon | None = None
+    """Stays however often the node joins."""
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""
@@ -248,15 +260,20 @@ class NodeState:
         self.free_host_memory_mib += place.host_memory_mib
         self.free_bandwidth_mbps += place.bandwidth_mbps
 
+    @property
+    def placeable(self) -> bool:
+        """Whether anything new may be placed here, given room."""
+        return self.status is NodeStatus.READY and self.cordon is None
+
     def sound_gpus(self) -> int:
         """GPUs without fault, given or free; 0 while nothing may be placed on it."""
-        if self.status is not NodeStatus.READY:
+        if not self.placeable:
             return 0
         return (self.present_gpu_mask & ~self.faulted_gpu_mask).bit_count()
 
     def free(self) -> Free:
         """What may be given out now. A node that shrank below what its tasks hold has nothing free."""
-        if self.status is not NodeStatus.READY:
+        if not self.placeable:
             return NOT_PLACEABLE
         return Free(
             self.healthy_gpu_mask.bit_count(),

@@ -133,6 +133,7 @@ def node_row(node: NodeState, seq: int) -> Row:
         "bandwidth_mbps": spec.bandwidth_mbps,
         "bandwidth_free_mbps": node.free_bandwidth_mbps,
         "leaving": node.leaving,
+        "cordon": fragment(node.cordon),
         "tasks": len(node.tasks),
     }
 

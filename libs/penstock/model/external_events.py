@@ -23,6 +23,8 @@ from penstock.model.types import (
 
 Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
+Operator = Annotated[str, Meta(min_length=1, max_length=255)]
+"""Who acted, as they named themselves: `ada@workstation-7`."""
 
 
 @event
@@ -207,6 +209,7 @@ class NodeLeft(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.node.left"
     TOPIC = Topic.NODES
+    OMITTED = ("by", "reason")
 
     node_id: Identifier
     boot_id: Identifier
@@ -214,6 +217,36 @@ class NodeLeft(Event, frozen=True, kw_only=True):
     """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
     incarnation: Token = 0
     """Of the joining that this ends, where the node itself reports it; 0: not known."""
+    by: ShortText = ""
+    """Who made sure, where a person did; `reason`: why."""
+    reason: ShortText = ""
+
+
+@event
+class NodeCordoned(Event, frozen=True, kw_only=True):
+    """An operator takes a node out of use: nothing new is placed there until it is uncordoned, however often it joins."""
+
+    TYPE = "penstock.node.cordoned"
+    TOPIC = Topic.NODES
+    OMITTED = ("drain",)
+
+    node_id: Identifier
+    drain: bool = False
+    """Its jobs are stopped, too, and placed elsewhere."""
+    by: Operator
+    reason: ShortText
+
+
+@event
+class NodeUncordoned(Event, frozen=True, kw_only=True):
+    """An operator ends a cordon, and a drain with it."""
+
+    TYPE = "penstock.node.uncordoned"
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+    by: Operator
+    reason: ShortText
 
 
 @event

@@ -106,8 +106,10 @@ class StopDecided(Event, frozen=True, kw_only=True):
 
     job_id: Identifier
     attempt: Attempt
-    reason: Literal["cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated", "completed"]
-    """`completed`: every worker succeeded; the parameter servers are no longer needed."""
+    reason: Literal[
+        "cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated", "completed", "drained"
+    ]
+    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is emptied."""
     grace_ms: Annotated[int, Meta(ge=0)]
 
 

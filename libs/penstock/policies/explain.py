@@ -10,7 +10,7 @@ from msgspec import field
 from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
-from penstock.ledger.state import WAITING, CellState, Demand, JobState
+from penstock.ledger.state import WAITING, CellState, Cordon, Demand, JobState
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus
 from penstock.model.types import ResourceVector, Value
@@ -21,6 +21,7 @@ from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.reasons import ADVICE, Reason, refusals
 
 WAITING_HELPS = (
+    Reason.NODES_CORDONED,
     Reason.NODES_SUSPECT,
     Reason.GPUS_BUSY,
     Reason.CORES,
@@ -201,6 +202,8 @@ def _dominant(
     counts = {reason: (refused.get(reason, 0) & suitable).bit_count() for reason in WAITING_HELPS}
     reason = max(WAITING_HELPS, key=counts.__getitem__)
     among = f"{counts[reason]} of {suitable.bit_count()} suitable nodes"
+    if reason is Reason.NODES_CORDONED:
+        return reason, f"{among} are cordoned"
     if reason is Reason.NODES_SUSPECT:
         return reason, f"{among} are silent"
     if reason is not Reason.GPUS_BUSY:
@@ -264,7 +267,16 @@ def _holding(state: CellState, job: JobState) -> Explanation:
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."
+    cordoned = [f"{name} {cordon_text(cordon)}" for name in nodes if (cordon := state.nodes[name].cordon)]
+    if cordoned:
+        text += f" Of its nodes {'; '.join(cordoned[:MAX_NAMED])}."
     return not_waiting(state, job.job_id, job.status, text, step)
+
+
+def cordon_text(cordon: Cordon) -> str:
+    """`is being drained by ada: fans are to be replaced`."""
+    what = "is being drained" if cordon.drain else "is cordoned"
+    return f"{what} by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else "")
 
 
 def not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:

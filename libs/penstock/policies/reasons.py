@@ -21,6 +21,7 @@ class Reason(StrEnum):
     BEHIND_IN_QUEUE = "behind_in_queue"
     OUTRANKED = "outranked"
     POLICY_FAILED = "policy_failed"
+    NODES_CORDONED = "nodes_cordoned"
     NODES_SUSPECT = "nodes_suspect"
     GPUS_TOO_FEW = "gpus_too_few"
     GPU_MODEL = "gpu_model"
@@ -82,6 +83,10 @@ ADVICE: Mapping[Reason, Advice] = MappingProxyType(
         Reason.POLICY_FAILED: Advice(
             "The profile's policy raised an exception when it was asked for a place; it is asked again with growing pauses.",
             "This is a bug: report it with the line above; another profile (PENSTOCK_PROFILE of the placer) may place the job.",
+        ),
+        Reason.NODES_CORDONED: Advice(
+            "Nodes that could take it are cordoned; nothing new is placed there until an operator ends that.",
+            "Ask whoever cordoned them (`penstock get nodes -o wide` names them), or end it with `penstock node uncordon`.",
         ),
         Reason.NODES_SUSPECT: Advice(
             "Nodes that could take it are silent; nothing new is placed there until they report again.",
@@ -173,7 +178,8 @@ def refusals(
 def _allowed(
     index: NodeIndex, need: ResourceVector, gpu_models: tuple[str, ...]
 ) -> Iterator[tuple[Reason, int]]:
-    """Reason → nodes that do not give it. Silence first, then what only another node can give, then what waiting can."""
+    """Reason → nodes that do not give it. Operators and silence first, then what only another node can give, then what waiting can."""
+    yield Reason.NODES_CORDONED, ~index.cordoned
     yield Reason.NODES_SUSPECT, index.placeable
     if need.gpus:
         too_few = wrong_model = too_small = 0

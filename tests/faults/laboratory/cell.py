@@ -310,6 +310,7 @@ class Laboratory:
 
     def _heal(self) -> None:
         """What was still under way has arrived: who was reported gone or silent by it reports again."""
+        self.nemesis.uncordon_all()
         for node_id, node in self.judge.book.nodes.items():
             wronged = node.status == "gone" or (
                 node.status == "suspect" and node_id in self.nemesis.suspected

@@ -6,7 +6,7 @@ It believes no service: GPUs are identified by UUID, processes and faults are as
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
 `outcome` (each job ends rightly), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
 on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (nobody is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
-(a node reports only what happened), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
+(a node reports only what happened), `drain` (a drained node's jobs are stopped), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
 `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
 
@@ -30,6 +30,7 @@ from tests.faults.ledger_book import TERM_STARTED
 from tests.faults.ledger_rules import PLACER, START_TASK, STOP_TASK, Fact, LedgerRules, Violation, kind_of
 from tests.faults.process_rules import ProcessRules, Running
 
+CORDONED = "penstock.node.cordoned."
 REPORTER = b"/penstock/node-reporter/"
 
 
@@ -100,6 +101,7 @@ class Judge:
             rules.fact(kind, fact)
             if kind in LINES:
                 self.world.trace(f"seq {book.seq}: {LINES[kind](fact)}")
+        self._drained_by(found["facts"])
         problems = check(self.replica.state)
         if problems:
             raise Violation("check", f"seq {book.seq}: {'; '.join(problems)}")
@@ -107,6 +109,17 @@ class Judge:
         if timers:
             raise Violation("rest", f"seq {book.seq}: {timers} have ended, their timers stay")
         return True
+
+    def _drained_by(self, facts: list[Fact]) -> None:
+        """The record that drains a node stops what runs there, unless the cell is frozen."""
+        drained = [
+            e["data"]["node_id"] for e in facts if e["type"].startswith(CORDONED) and e["data"].get("drain")
+        ]
+        for job_id, job in self.book.jobs.items():
+            living = [place for task_id, place in job.places.items() if task_id in job.living]
+            left = [place["node_id"] for place in living if place["node_id"] in drained]
+            if left and job.stop_reason is None and not self.book.frozen:
+                raise Violation("drain", f"seq {self.book.seq}: {job_id} is not stopped on {left}")
 
     def _void(self, record: Record) -> None:
         """Where record and orders are one commit, a placer that was replaced writes nothing (decision 19)."""
@@ -279,6 +292,10 @@ LINES: Mapping[str, Callable[[Fact], str]] = MappingProxyType(
         "penstock.job.ended": lambda fact: f"{fact['job_id']} ended {fact['outcome']}",
         "penstock.node.left": lambda fact: f"{fact['node_id']} left: {fact['proof']}",
         "penstock.node.joined": lambda fact: f"{fact['node']['node_id']} joined as {fact['node']['boot_id']}",
+        "penstock.node.cordoned": lambda fact: (
+            f"{fact['node_id']} is cordoned, drain: {fact.get('drain', False)}"
+        ),
+        "penstock.node.uncordoned": lambda fact: f"{fact['node_id']} is uncordoned",
         "penstock.node.suspected": lambda fact: f"{fact['node_id']} is suspect: {fact['reason']}",
         "penstock.cell.frozen": lambda fact: f"the cell freezes: {fact['reason']}",
         "penstock.cell.thawed": lambda fact: f"the cell thaws: {fact['reason']}",

@@ -321,6 +321,39 @@ def _as_ready(real: Function) -> Function:
     return broken
 
 
+@mutant("a cordoned node is still used", faults="cordon")
+def _() -> None:
+    for real in (NodeState.free, NodeState.sound_gpus):
+        replace(real, _uncordoned(real))
+
+
+def _uncordoned(real: Function) -> Function:
+    def broken(self: NodeState) -> Any:
+        with posing(self, "cordon", None):
+            return real(self)
+
+    return broken
+
+
+@mutant("a joining ends a cordon", faults="cordon,reboot,upgrade")
+def _() -> None:
+    real = evolve._node_joined
+
+    def joined(state: CellState, fact: Any) -> None:
+        real(state, fact)
+        node = state.nodes[fact.node.node_id]
+        node.cordon = None
+        state.index.cordoned &= ~node.bit
+        state.reindex(node)
+
+    replace(real, joined)
+
+
+@mutant("a drain stops nobody", faults="cordon")
+def _() -> None:
+    nothing(Decider._drain)
+
+
 @mutant("a faulted GPU is still counted", faults="gpu")
 def _() -> None:
     real = NodeState.free

@@ -14,9 +14,11 @@ from penstock.model.external_events import (
     JobCancelRequested,
     JobProgress,
     NodeChanged,
+    NodeCordoned,
     NodeJoined,
     NodeLeft,
     NodeSuspected,
+    NodeUncordoned,
     TaskExited,
     TaskStarted,
     WorkProgressed,
@@ -54,6 +56,8 @@ class Nemesis:
         self.happened: dict[str, int] = {}
         self.suspected: dict[str, None] = {}
         """Machines with a false report, or that were silent: their reporter must report before they are used again."""
+        self.cordoned: dict[str, None] = {}
+        """Nodes that an operator must take back into use."""
         self._sent = 0
         if self._faults:
             self._next()
@@ -323,6 +327,28 @@ class Nemesis:
 
             self._once(lambda: bool(launching()), lambda: self._lab.cancel(launching()[0]), until_s)
 
+    def cordon(self) -> None:
+        """An operator takes a node out of use, with or without its jobs, and back into use; now and then not before the calm."""
+        node_id = self._node().machine.node_id
+        drain = self._world.rng.random() < 0.5
+        self._operate(NodeCordoned(node_id=node_id, drain=bool(drain), by="operator", reason="fans"))
+        self.cordoned[node_id] = None
+        if self._world.rng.random() < 0.8:
+            self._world.at(self._world.within(1, 60), lambda: self._uncordon(node_id))
+
+    def _uncordon(self, node_id: str) -> None:
+        if not self._world.calm:
+            self._operate(NodeUncordoned(node_id=node_id, by="operator", reason="fans are new"))
+
+    def uncordon_all(self) -> None:
+        """The operator's last orders, after all that were under way."""
+        for node_id in self.cordoned:
+            self._operate(NodeUncordoned(node_id=node_id, by="operator", reason="fans are new"))
+
+    def _operate(self, event: NodeCordoned | NodeUncordoned) -> None:
+        self._sent += 1
+        self._send_maybe_twice(message(event, f"operator/{self._sent}", "/operator"))
+
     def drain(self) -> None:
         """A machine is taken out of service in good order, and comes back."""
         node = self._node()
@@ -503,7 +529,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
         name: getattr(Nemesis, name)
         for name in (
             "crash", "upgrade", "zombie", "rival", "duel", "clock", "outage", "retention", "reboot", "power", "vanish", "silence",
-            "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "garbage", "wrong_progress",
+            "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "cordon", "garbage", "wrong_progress",
             "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )
     }

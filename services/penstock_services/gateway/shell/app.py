@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem, invalid
-from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, stream, why
+from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, operators, stream, why
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
 
@@ -89,7 +89,7 @@ def build_app(gateway: Gateway) -> Any:
         responses={"default": _PROBLEM_RESPONSE},
     )
     app.state.gateway = gateway
-    for part in (jobs, why, logs, events, stream, cluster, admin):
+    for part in (jobs, why, logs, events, stream, cluster, operators, admin):
         app.include_router(part.router)
     app.get("/healthz", include_in_schema=False)(healthz)
     app.get("/readyz", include_in_schema=False)(readyz)

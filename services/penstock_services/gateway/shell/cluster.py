@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Annotated
 
+import orjson
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
@@ -14,7 +15,8 @@ from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.gateway import answer, gateway_of, row_json
+from penstock_services.gateway.shell.gateway import answer, gateway_of
+from penstock_services.gateway.shell.operators import jobs_on
 
 router = APIRouter(prefix="/v1", tags=["cell"])
 
@@ -32,7 +34,7 @@ async def nodes(request: Request) -> Response:
 
 @router.get("/nodes/{node_id:path}")
 async def node(node_id: str, request: Request) -> Response:
-    """One node with its GPUs."""
+    """One node with its GPUs, and the jobs on it as of the latest record."""
     gateway = gateway_of(request)
     await gateway.fresh()
     text = await gateway.store.row(
@@ -43,7 +45,8 @@ async def node(node_id: str, request: Request) -> Response:
     )
     if text is None:
         raise Problem(404, "no_node", f"no node {node_id!r}; GET /v1/nodes lists them")
-    return answer(row_json(text))
+    live = gateway.follower.state.nodes.get(node_id)
+    return answer({**orjson.loads(text), "jobs": [] if live is None else jobs_on(live)})
 
 
 @router.get("/gpus")

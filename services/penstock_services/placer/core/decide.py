@@ -30,7 +30,7 @@ from penstock_services.placer.core.common import (
     succeeded,
     timer,
 )
-from penstock_services.placer.core.plans import carry_out_plan
+from penstock_services.placer.core.plans import MAX_STOPPED, carry_out_plan
 
 MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 KiB
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
@@ -323,7 +323,7 @@ class Decider:
                 )
             case "completed":
                 yield succeeded(job)
-            case "preempted" | "migrated" as reason:
+            case "preempted" | "migrated" | "drained" as reason:
                 if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
                     # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
                     yield succeeded(job)
@@ -382,10 +382,42 @@ class Decider:
         yield from self._reconsider(state)
         yield from self._place_waiting(state)
 
+    def _cordoned(self, state: CellState, event: external_events.NodeCordoned) -> Iterator[Event]:
+        if event.drain:
+            yield from self._drain(state)
+
+    def _uncordoned(self, state: CellState, event: external_events.NodeUncordoned) -> Iterator[Event]:
+        yield from self._place_waiting(state)
+
+    def _drain(self, state: CellState) -> Iterator[Event]:
+        """Stops what runs on nodes that are being drained, a bounded number per record; nobody while the cell is frozen."""
+        if state.frozen:
+            return
+        stopped = 0
+        for ordinal in bits(state.index.cordoned):
+            node = state.node(ordinal)
+            if node.cordon is None or not node.cordon.drain:
+                continue
+            for job in [state.jobs[job_id] for job_id in dict.fromkeys(node.tasks.values())]:
+                if job.status is JobStatus.STOPPING:
+                    continue
+                if stopped == MAX_STOPPED:
+                    yield continuation(state)
+                    return
+                yield ledger_events.JobPreempted(
+                    job_id=job.job_id,
+                    attempt=job.attempt,
+                    by_job_id=None,
+                    reason=f"{node.spec.node_id} is being drained",
+                )
+                yield stop(job, "drained")
+                stopped += 1
+
     def _left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
         node = state.nodes[event.node_id]
         if event.proof == "fenced":
-            yield from self._accept_loss(state, node)
+            who = f"its node was fenced by {event.by}: {event.reason}" if event.by else "its node left"
+            yield from self._accept_loss(state, node, who[:MAX_TEXT])
             yield from self._thaw(state)
             yield from self._place_waiting(state)
             return
@@ -411,9 +443,11 @@ class Decider:
             there += not node.leaving
         return missing, missing + there
 
-    def _accept_loss(self, state: CellState, node: NodeState) -> Iterator[Event]:
+    def _accept_loss(
+        self, state: CellState, node: NodeState, reason: str = "its node left"
+    ) -> Iterator[Event]:
         for task_id in list(node.tasks):
-            yield from self._lose(state, node, task_id, "its node left")
+            yield from self._lose(state, node, task_id, reason)
         yield ledger_events.NodeLost(node_id=node.spec.node_id)
 
     def _lose(self, state: CellState, node: NodeState, task_id: str, reason: str) -> Iterator[Event]:
@@ -430,6 +464,8 @@ class Decider:
             return
         yield ledger_events.CellThawed(reason=f"{of - missing} of {of} nodes are there")
         yield from self._accept_losses(state)
+        if state.index.cordoned:
+            yield continuation(state)  # whom to drain was not stopped meanwhile
 
     def _accept_losses(self, state: CellState) -> Iterator[Event]:
         """Of the nodes that left while the cell was frozen, a bounded number; a timer brings the next ones."""
@@ -467,6 +503,8 @@ class Decider:
         """Everything that a full record left over, then the plan or the queue. Each part is empty when it is done."""
         if not state.frozen:
             yield from self._accept_losses(state)
+        if state.index.cordoned:
+            yield from self._drain(state)
         if state.unschedulable:
             yield from self._reconsider(state)
         if self._replanner is None:
@@ -519,6 +557,8 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.NodeJoined: Decider._joined,
         external_events.NodeChanged: Decider._changed,
         external_events.WorkProgressed: Decider._progressed,
+        external_events.NodeCordoned: Decider._cordoned,
+        external_events.NodeUncordoned: Decider._uncordoned,
         external_events.NodeLeft: Decider._left,
         external_events.PlanProposed: Decider._proposed,
         external_events.MigrationProposed: Decider._proposed,

@@ -101,6 +101,20 @@ def _node(state: CellState, event: external_events.NodeSuspected) -> str | None:
     return None if event.node_id in state.nodes else "unknown_node"
 
 
+def _cordoned(state: CellState, event: external_events.NodeCordoned) -> str | None:
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return "unknown_node"
+    return "already_cordoned" if node.cordon is not None and node.cordon.drain == event.drain else None
+
+
+def _uncordoned(state: CellState, event: external_events.NodeUncordoned) -> str | None:
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return "unknown_node"
+    return "not_cordoned" if node.cordon is None else None
+
+
 def _changed(state: CellState, event: external_events.NodeChanged) -> str | None:
     node = state.nodes.get(event.node.node_id)
     if node is None:
@@ -176,6 +190,8 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.NodeJoined: _joined,
         external_events.NodeChanged: _changed,
         external_events.NodeSuspected: _node,
+        external_events.NodeCordoned: _cordoned,
+        external_events.NodeUncordoned: _uncordoned,
         external_events.NodeLeft: _left,
         external_events.GpuFaulted: _gpu,
         ledger_events.TimerFired: _timer,

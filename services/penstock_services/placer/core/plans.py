@@ -43,6 +43,8 @@ def carry_out_plan(
         yield ledger_events.JobsRanked(ranks=plan.ranks)
     chosen = set(plan.chosen)
     surplus = {order: job for order, job in state.holding.items() if job.job_id not in chosen}
+    if state.index.known & ~state.index.gone & ~state.index.placeable:
+        surplus = {order: job for order, job in surplus.items() if _frees(state, job)}
     victims = [
         job.job_id for _, job in sorted(surplus.items(), reverse=True) if job.status is not JobStatus.STOPPING
     ]
@@ -53,6 +55,11 @@ def carry_out_plan(
     waiting = [(job, job.demand) for job in chosen_jobs if job.status is JobStatus.QUEUED]
     waiting.sort(key=lambda found: -found[1].worker.gpus)
     yield from _place_all(state, policy, waiting, place, failed_jobs)
+
+
+def _frees(state: CellState, job: JobState) -> bool:
+    """Whether its end would leave room for anybody: not on nodes that are silent or cordoned, which the plan leaves out."""
+    return any(state.nodes[task.place.node_id].placeable for task in job.tasks.values())
 
 
 def _place_all(

@@ -85,11 +85,11 @@ class PlacerCore:
             self.decider = Decider(state.settings)
         decider = self.decider
         decider.begin_step(failure.jobs if failure is not None else {})
-        decisions = decider.decide(state, event, event_id)
-        if failure is not None and failure.decisions is not None:
-            decisions = _until(decisions, failure)
         folded, decision = [event], event
         try:
+            decisions = decider.decide(state, event, event_id)
+            if failure is not None and failure.decisions is not None:
+                decisions = _until(decisions, failure)
             for decision in decisions:
                 evolve(state, decision)
                 folded.append(decision)

@@ -350,6 +350,8 @@ TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
         external_events.NodeJoined: _inventory,
         external_events.NodeChanged: _inventory,
         external_events.NodeSuspected: _node,
+        external_events.NodeCordoned: _node,
+        external_events.NodeUncordoned: _node,
         external_events.NodeLeft: _node,
         ledger_events.NodeLost: _node,
         ledger_events.NodeRestored: _node,

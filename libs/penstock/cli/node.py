@@ -1,0 +1,91 @@
+"""What operators do to nodes: cordon, drain, uncordon, fence. Who acted and why is stored with it."""
+
+import getpass
+import socket
+import sys
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.text import Text
+
+from penstock.cli.client import Gateway
+from penstock.cli.common import Output, gateway
+from penstock.cli.output import Format, present
+from penstock.exits import Exit, Stop
+
+MAX_NAMED = 10  # jobs in a question
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Stored with it; `why` shows it.")]
+
+
+def cordon(
+    ctx: typer.Context, node: NodeArgument, reason: Reason = "", output: Output = Format.TABLE
+) -> None:
+    """Place nothing new on a node; what runs there runs on."""
+    _order(gateway(ctx), "cordon", node, reason, output)
+
+
+def drain(ctx: typer.Context, node: NodeArgument, reason: Reason = "", output: Output = Format.TABLE) -> None:
+    """Cordon a node, stop its jobs with their grace and place them elsewhere."""
+    _order(gateway(ctx), "drain", node, reason, output)
+
+
+def uncordon(
+    ctx: typer.Context, node: NodeArgument, reason: Reason = "", output: Output = Format.TABLE
+) -> None:
+    """End a cordon, and a drain with it."""
+    _order(gateway(ctx), "uncordon", node, reason, output)
+
+
+def fence(
+    ctx: typer.Context,
+    node: NodeArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    reason: Reason = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """State that a machine is dead for sure: its jobs are placed elsewhere at once."""
+    client = gateway(ctx)
+    if not yes:
+        _confirm(node, client.get(f"/v1/nodes/{quote(node)}")["jobs"])
+    _order(client, "fence", node, reason, output)
+
+
+def _confirm(node: str, jobs: list[str]) -> None:
+    """Raises `Stop` unless a person agrees."""
+    named = ", ".join(jobs[:MAX_NAMED]) + (
+        f" and {len(jobs) - MAX_NAMED} more" if len(jobs) > MAX_NAMED else ""
+    )
+    effect = f"start anew elsewhere: {named}" if jobs else "no jobs are on it"
+    question = f"Is {node} dead for sure, its power cut or the machine destroyed? On yes, {effect}"
+    if not sys.stdin.isatty():
+        raise Stop(Exit.BAD_SPEC, f"{question}; nobody can answer here: give --yes if it is")
+    if not typer.confirm(question, err=True):
+        raise Stop(Exit.PROBLEM, f"node {node}: not fenced")
+
+
+def _order(client: Gateway, act: str, node: str, reason: str, output: Format) -> None:
+    body = {"by": f"{_user()}@{socket.gethostname()}", "reason": reason}
+    found: dict[str, Any] = client.post(f"/v1/nodes/{quote(node)}/{act}", body)
+    present(found, output, lambda: Text(_sentence(act, found)))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # this uid has no name
+        return "unknown"
+
+
+def _sentence(act: str, found: dict[str, Any]) -> str:
+    node, jobs = found["node_id"], found["jobs"]
+    if not found["applied"]:
+        return (
+            f"{node}: the order is in the log, and the placer has not answered yet; see `penstock get nodes`"
+        )
+    if act == "drain":
+        left = f"{len(jobs)} jobs are leaving it" if jobs else "nothing runs on it"
+        return f"{node}: {left}; `penstock get nodes` shows when it is drained"
+    return f"{node}: {found['status']}, {'cordoned' if found['cordon'] else 'not cordoned'}"

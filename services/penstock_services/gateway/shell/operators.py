@@ -1,0 +1,138 @@
+"""What operators may do to nodes: cordon, drain, uncordon, fence. Each is an event that names who acted and why."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import msgspec
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock.clock import wall_ms
+from penstock.ledger.state import NodeState
+from penstock.model.envelope import Envelope
+from penstock.model.event import Event
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, Operator
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import ShortText, Value
+from penstock.model.validation import checked
+from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, read_body
+
+router = APIRouter(prefix="/v1/nodes", tags=["operators"])
+
+SOURCE = "/penstock/gateway"
+APPLIED_WITHIN_S = 5.0  # an answer waits so long for the placer's record
+MAX_BODY_BYTES = 8_192
+Holds = Callable[[NodeState], bool]
+
+
+class Act(Value, frozen=True, kw_only=True):
+    """Who acts and why."""
+
+    by: Operator
+    reason: ShortText = ""
+
+
+@router.post("/{node_id:path}/cordon", status_code=202)
+async def cordon(node_id: str, request: Request) -> Response:
+    """Nothing new is placed on the node until it is uncordoned; what runs there runs on. Body: `{"by": …, "reason": …}`."""
+    return await _cordon(node_id, request, drain=False)
+
+
+@router.post("/{node_id:path}/drain", status_code=202)
+async def drain(node_id: str, request: Request) -> Response:
+    """A cordon, and the node's jobs are stopped with their grace and placed elsewhere."""
+    return await _cordon(node_id, request, drain=True)
+
+
+async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
+    act, node = await _asked(node_id, request)
+    if node.cordon is not None and node.cordon.drain == drain:
+        how = "being drained" if drain else "cordoned"
+        raise Problem(409, "already_cordoned", f"node {node_id} is {how} already, by {node.cordon.by}")
+    event = NodeCordoned(node_id=node_id, drain=drain, by=act.by, reason=act.reason)
+    return await _order(
+        gateway_of(request),
+        node_id,
+        event,
+        lambda found: found.cordon is not None and found.cordon.drain == drain,
+    )
+
+
+@router.post("/{node_id:path}/uncordon", status_code=202)
+async def uncordon(node_id: str, request: Request) -> Response:
+    """Ends a cordon, and a drain with it."""
+    act, node = await _asked(node_id, request)
+    if node.cordon is None:
+        raise Problem(409, "not_cordoned", f"node {node_id} is not cordoned; nothing was changed")
+    event = NodeUncordoned(node_id=node_id, by=act.by, reason=act.reason)
+    return await _order(gateway_of(request), node_id, event, lambda found: found.cordon is None)
+
+
+@router.post("/{node_id:path}/fence", status_code=202)
+async def fence(node_id: str, request: Request) -> Response:
+    """States that the machine is dead for sure (power cut, destroyed): its jobs are placed elsewhere at once.
+
+    If it is not dead, two attempts of a job run at the same time.
+    """
+    act, node = await _asked(node_id, request)
+    if node.status is NodeStatus.GONE:
+        raise Problem(409, "already_gone", f"node {node_id} is gone already; nothing was changed")
+    event = NodeLeft(node_id=node_id, boot_id=node.spec.boot_id, proof="fenced", by=act.by, reason=act.reason)
+    return await _order(gateway_of(request), node_id, event, lambda found: found.status is NodeStatus.GONE)
+
+
+async def _asked(node_id: str, request: Request) -> tuple[Act, NodeState]:
+    """The body, and the node as of the latest record. Raises `Problem`."""
+    try:
+        fields = orjson.loads(await read_body(request, MAX_BODY_BYTES) or b"{}")
+        act: Act = checked(Act, fields)
+    except orjson.JSONDecodeError as error:
+        raise invalid(
+            "this is no request", [BadField("body", str(error), 'send {"by": "…", "reason": "…"}')]
+        ) from error
+    except ValueError as error:
+        raise invalid("this is no request", bad_fields(error)) from error  # type: ignore[arg-type]
+    node = gateway_of(request).follower.state.nodes.get(node_id)
+    if node is None:
+        raise Problem(404, "no_node", f"no node {node_id!r}; GET /v1/nodes lists them")
+    return act, node
+
+
+async def _order(gateway: Gateway, node_id: str, event: Event, holds: Holds) -> Response:
+    """Appends the event and waits for its effect; `applied` is false if that does not come in time."""
+    envelope = Envelope(id=f"operator-{secrets.token_hex(8)}", source=SOURCE, time_ms=wall_ms(), data=event)
+    await gateway.appender.append([envelope])
+    applied = True
+    try:
+        async with asyncio.timeout(APPLIED_WITHIN_S):
+            await _until(gateway, node_id, holds)
+    except TimeoutError:
+        applied = False
+    node = gateway.follower.state.nodes.get(node_id)
+    cordon = None if node is None or node.cordon is None else msgspec.structs.asdict(node.cordon)
+    found = {
+        "node_id": node_id,
+        "event_id": envelope.id,
+        "applied": applied,
+        "status": None if node is None else str(node.status),
+        "cordon": cordon,
+        "jobs": [] if node is None else jobs_on(node),
+    }
+    return answer(found, 200 if applied else 202)
+
+
+async def _until(gateway: Gateway, node_id: str, holds: Holds) -> None:
+    while True:
+        changed = gateway.follower.next_change()
+        node = gateway.follower.state.nodes.get(node_id)
+        if node is not None and holds(node):
+            return
+        await changed.wait()
+
+
+def jobs_on(node: NodeState) -> list[str]:
+    """Ids of the jobs with a task on the node that is not proven ended."""
+    return sorted(set(node.tasks.values()))

@@ -1,0 +1,128 @@
+"""`penstock node cordon | drain | uncordon | fence`: real gateway, projector, placer and Postgres; nodes without processes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.cli.app import run as penstock
+from penstock.model.external_events import NodeLeft
+from penstock.model.topics import Topic
+from penstock.runtime.settings import Settings
+from penstock_services.estimator.shell.service import run as run_estimator
+from penstock_services.placer.shell.service import run as run_placer
+from tests.support.driver import node_spec
+from tests.support.fake_nodes import FakeNodes
+from tests.support.gateway_cell import JSON, SPEC, WITHIN_S, Cell, problem, running
+
+pytestmark = pytest.mark.postgres
+ACT = {"by": "ada@workstation-7", "reason": "fans"}
+HOUR_MS = 3_600_000.0
+
+
+@asynccontextmanager
+async def system(dsn: str) -> AsyncIterator[Cell]:
+    """Two nodes of four GPUs whose tasks run for an hour."""
+    async with running(dsn) as cell:
+        settings, stop = Settings(log_url=dsn, dsn=dsn), asyncio.Event()
+        nodes = FakeNodes(cell.log.inner, [node_spec("n1"), node_spec("n2")], run_ms=HOUR_MS)
+        tasks = [
+            asyncio.create_task(run_placer(settings, stop, log=cell.log.inner)),
+            asyncio.create_task(run_estimator(settings, stop, log=cell.log.inner)),
+        ]
+        obeying = asyncio.create_task(nodes.run())
+        try:
+            yield cell
+        finally:
+            stop.set()
+            obeying.cancel()
+            await asyncio.wait_for(asyncio.gather(*tasks, obeying, return_exceptions=True), WITHIN_S)
+
+
+async def until(cell: Cell, path: str, holds: Any) -> dict[str, Any]:
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            found = (await cell.http.get(path)).json()
+            if holds(found):
+                return dict(found)
+            await asyncio.sleep(0.02)
+
+
+async def submitted(cell: Cell) -> tuple[str, str]:
+    """Submits a job of three GPUs; its id, and the node where it then runs."""
+    spec = {**SPEC, "resources": {"gpus": 3, "cores": 1, "host_memory_mib": 64, "gpu_memory_mib": 64}}
+    answer = await cell.http.post("/v1/jobs", json=spec)
+    assert answer.status_code == 202, answer.text
+    found = await until(cell, f"/v1/jobs/{answer.json()['job_id']}", lambda job: job["status"] == "running")
+    return str(found["job_id"]), str(found["nodes"][0])
+
+
+async def command(cell: Cell, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """`penstock …` against this gateway: exit code, standard output and standard error."""
+    code = await asyncio.to_thread(penstock, ["--server", cell.url, *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fans of one machine are to be replaced, and then it burns: every step is stored with who and why."""
+    async with system(dsn) as cell:
+        await until(cell, "/v1/nodes", lambda found: len(found["nodes"]) == 2)
+        job_id, first = await submitted(cell)
+        other = {"n1": "n2", "n2": "n1"}[first]
+        problem(await cell.http.post("/v1/nodes/n9/drain", json=ACT), 404)
+        problem(await cell.http.post(f"/v1/nodes/{first}/drain", json={"reason": "fans"}), 400)
+        problem(await cell.http.post(f"/v1/nodes/{first}/drain", content=b"{", headers=JSON), 400)
+        problem(await cell.http.post(f"/v1/nodes/{first}/uncordon", json=ACT), 409)
+
+        drained = await cell.http.post(f"/v1/nodes/{first}/drain", json=ACT)
+        assert (drained.status_code, drained.json()["applied"]) == (200, True)
+        assert drained.json()["cordon"]["by"] == ACT["by"]
+        moved = await until(
+            cell, f"/v1/jobs/{job_id}", lambda job: job["status"] == "running" and job["attempt"] == 2
+        )
+        assert moved["nodes"] == [other]
+        problem(await cell.http.post(f"/v1/nodes/{first}/drain", json=ACT), 409)
+        code, out, _ = await command(cell, capsys, "get", "nodes", "-o", "wide")
+        assert code == 0
+        assert "ready, drained" in out
+        events = (await cell.http.get(f"/v1/jobs/{job_id}/events")).json()["events"]
+        assert [e["data"]["reason"] for e in events if e["type"] == "penstock.job.requeued"] == ["drained"]
+        why = (await cell.http.get("/v1/queue")).json()
+        assert why["waiting"] == 0
+
+        waits = (await cell.http.post("/v1/jobs", json={**SPEC, "resources": {"gpus": 2}})).json()["job_id"]
+        reason = await until(cell, f"/v1/jobs/{waits}/why", lambda found: found.get("histogram"))
+        assert reason["histogram"]["nodes_cordoned"] == 1
+        code, out, _ = await command(
+            cell, capsys, "node", "uncordon", first, "--reason", "new fans", "-o", "json"
+        )
+        assert code == 0
+        assert json.loads(out)["cordon"] is None
+        runs = await until(cell, f"/v1/jobs/{waits}", lambda job: job["status"] == "running")
+        assert runs["nodes"] == [first]
+
+        code, _, err = await command(cell, capsys, "node", "fence", other)
+        assert code != 0
+        assert job_id in err, "the question names the jobs"
+        assert "--yes" in err
+        code, out, _ = await command(
+            cell, capsys, "node", "fence", other, "--yes", "--reason", "burnt", "-o", "json"
+        )
+        assert code == 0, err
+        assert json.loads(out)["status"] == "gone"
+        [left] = [e.data for e in await cell.written(Topic.NODES) if isinstance(e.data, NodeLeft)]
+        assert (left.proof, left.reason, "@" in left.by) == ("fenced", "burnt", True)
+        lost = await until(
+            cell,
+            f"/v1/jobs/{job_id}/events",
+            lambda found: any(e["type"] == "penstock.task.lost" for e in found["events"]),
+        )
+        [fact] = [e["data"] for e in lost["events"] if e["type"] == "penstock.task.lost"]
+        assert fact["reason"] == f"its node was fenced by {left.by}: burnt"
+        problem(await cell.http.post(f"/v1/nodes/{other}/fence", json=ACT), 409)
+        verified = json.loads((await cell.http.post("/v1/projections/verify")).text)
+        assert verified["ok"], verified

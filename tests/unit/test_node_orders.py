@@ -1,0 +1,156 @@
+"""Stories of operators who take nodes out of use: cordon, drain, uncordon, fence."""
+
+import pytest
+
+from penstock.ledger.snapshot import dump, load
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskExited
+from penstock.model.ledger_events import JobRequeued, PlacerSettings, StopTask, TaskLost
+from penstock.model.transitions import JobStatus
+from penstock.policies.explain import explain
+from penstock.policies.reasons import Reason
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
+
+ADA = "ada@workstation-7"
+
+
+def cordon(node_id: str = "n1", *, drain: bool = False) -> NodeCordoned:
+    return NodeCordoned(node_id=node_id, drain=drain, by=ADA, reason="fans")
+
+
+def uncordon(node_id: str = "n1") -> NodeUncordoned:
+    return NodeUncordoned(node_id=node_id, by=ADA, reason="fans are new")
+
+
+def stopped(cell: CellDriver, task_id: str) -> TaskExited:
+    job = cell.job(task_id.rsplit(".", 2)[0])
+    return TaskExited(
+        node_id=job.tasks[task_id].place.node_id,
+        task_id=task_id,
+        token=job.token,
+        cause="stopped",
+        signal=15,
+        started_ms=1,
+        exited_ms=2,
+    )
+
+
+@pytest.mark.parametrize("profile", ["liquid", "drf", "srtf", "hived", "fgd"])
+def test_nothing_new_is_placed_on_a_cordoned_node_and_what_runs_there_runs_on(profile: str) -> None:
+    """Its reporter is upgraded meanwhile: a new joining does not end the cordon. Policies that preempt stop nobody for it."""
+    cell = CellDriver(PlacerSettings(profile=profile))
+    cell.join(node_spec("n1"))
+    cell.submit("runs")
+    cell.at(0)
+    cell.start("runs")
+    cell.feed(cordon())
+    cell.submit("waits")
+    cell.at(1_000)
+    assert cell.job("runs").status is JobStatus.RUNNING
+    assert cell.job("waits").status is JobStatus.QUEUED
+    why = explain(cell.state, "waits")
+    assert why.histogram == {Reason.NODES_CORDONED: 1}
+    assert why.now_or_never == "later"
+    assert f"n1 is cordoned by {ADA}: fans" in explain(cell.state, "runs").text
+    cell.join(node_spec("n1", boot="b2"))
+    cell.at(2_000)
+    assert not cell.job("waits").tasks, "the new boot does not end the cordon"
+    assert load(dump(cell.state)).index.cordoned == cell.state.index.cordoned
+    cell.feed(uncordon())
+    cell.at(3_000)
+    assert cell.job("waits").status is JobStatus.LAUNCHING
+
+
+def test_a_drained_node_empties_and_its_jobs_go_on_elsewhere() -> None:
+    """Two jobs and a gang on the node: each is stopped with its grace, and queues again at its old place."""
+    cell = CellDriver(PlacerSettings(profile="fifo"))
+    cell.join(node_spec("n1"))
+    cell.submit("a")
+    cell.submit("b", job_spec(workers=2))
+    cell.start("a")
+    cell.start("b")
+    cell.join(node_spec("n2"))
+    step = cell.feed(cordon(drain=True))
+    assert kinds(step) == [
+        "node.cordoned",
+        "job.preempted",
+        "stop.decided",
+        "job.preempted",
+        "stop.decided",
+    ]
+    assert {order.task_id for order in cell.orders() if isinstance(order, StopTask)} == {
+        "a.1.w0",
+        "b.1.w0",
+        "b.1.w1",
+    }
+    found = cell.feed(stopped(cell, "a.1.w0"))
+    requeued = [fact for fact in found.facts if isinstance(fact, JobRequeued)]
+    assert [fact.reason for fact in requeued] == ["drained"]
+    assert cell.job("a").tasks["a.2.w0"].place.node_id == "n2"
+    assert cell.job("a").infrastructure_retries == 1, "a drain costs no attempt of the user's"
+    for task_id in ("b.1.w0", "b.1.w1"):
+        cell.feed(stopped(cell, task_id))
+    assert {task.place.node_id for task in cell.job("b").tasks.values()} == {"n2"}
+    assert not cell.state.nodes["n1"].tasks
+
+
+def test_a_large_node_is_drained_in_bounded_records() -> None:
+    """Sixteen shares on each of sixteen GPUs are more jobs than one record may stop."""
+    cell = CellDriver()
+    cell.join(node_spec("n1", gpus=16, cores=1_000, memory_mib=65_536))
+    for number in range(16):
+        for share in range(4):
+            cell.submit(f"j{number}-{share}", need=shared())
+    assert len(cell.state.nodes["n1"].tasks) == 64
+    first = kinds(cell.feed(cordon(drain=True))).count("stop.decided")
+    rest = [kinds(step).count("stop.decided") for step in cell.at(0)]
+    assert (first, sum(rest)) == (32, 32)
+
+
+def shared() -> object:
+    from msgspec.structs import replace
+
+    whole = estimate(1, cores=1, memory_mib=64)
+    return replace(whole, worker=replace(whole.worker, gpu_share_milli=250))
+
+
+def test_a_fence_names_who_and_why_wherever_its_jobs_are_explained() -> None:
+    """A machine burnt: its jobs go on elsewhere at once, and their story names the operator."""
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    cell.submit("a")
+    cell.start("a")
+    cell.join(node_spec("n2"))
+    step = cell.feed(NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by=ADA, reason="it burnt"))
+    [lost] = [fact for fact in step.facts if isinstance(fact, TaskLost)]
+    assert lost.reason == f"its node was fenced by {ADA}: it burnt"
+    assert cell.job("a").tasks["a.2.w0"].place.node_id == "n2"
+
+
+def test_orders_that_change_nothing_are_refused() -> None:
+    """Two operators at once, and one who mistypes a name."""
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    assert cell.feed(cordon("n9")).reason == "unknown_node"
+    assert cell.feed(uncordon()).reason == "not_cordoned"
+    assert cell.feed(cordon()).outcome == "committed"
+    assert cell.feed(cordon()).reason == "already_cordoned"
+    assert cell.feed(cordon(drain=True)).outcome == "committed"
+    assert cell.feed(uncordon()).outcome == "committed"
+
+
+def test_a_frozen_cell_drains_nobody_until_it_thaws() -> None:
+    """Most nodes vanished while one was being drained: its jobs may be all that runs, and stay until the others return."""
+    cell = CellDriver()
+    cell.join(*(node_spec(f"n{number}") for number in range(4)))
+    cell.submit("a", need=estimate(4))
+    cell.start("a")
+    on = cell.job("a").tasks["a.1.w0"].place.node_id
+    others = [node_id for node_id in cell.state.nodes if node_id != on]
+    for node_id in others:
+        cell.feed(NodeLeft(node_id=node_id, boot_id="b1", proof="lease_outlived"))
+    assert cell.state.frozen
+    cell.feed(cordon(on, drain=True))
+    assert cell.job("a").status is JobStatus.RUNNING
+    cell.join(*(node_spec(node_id) for node_id in others))
+    cell.at(0)
+    assert cell.job("a").status is JobStatus.STOPPING
