@@ -67,7 +67,8 @@ def submit(
     workdir: Annotated[str | None, typer.Option(help="On the node; by default the current folder.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
     queue_timeout: Annotated[
-        str | None, typer.Option(metavar="10m", help="Give up after waiting so long.")
+        str | None,
+        typer.Option(metavar="10m", help="Give up after waiting so long, each time that it queues."),
     ] = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,

@@ -175,6 +175,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """Allowed GPU models; empty: any."""
     retry: RetryPolicy = RetryPolicy()
     queue_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """Of each wait in the queue: the first, and every one after a lost, failed or preempted attempt."""
     run_timeout_ms: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
     grace_ms: Annotated[int, Meta(ge=0, le=600_000)] = 10_000
     """Between SIGTERM and SIGKILL when the job is stopped."""

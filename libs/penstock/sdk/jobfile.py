@@ -172,7 +172,11 @@ class JobFile(_Section):
     )
     retry: Retry = Field(Retry(), description="How often a failed job is tried again.")
     queue_timeout: Duration | None = Field(
-        None, ge=1, le=1 << 40, description="Give up after waiting so long.", examples=["10m"]
+        None,
+        ge=1,
+        le=1 << 40,
+        description="Give up after waiting so long, each time that it queues.",
+        examples=["10m"],
     )
     run_timeout: Duration | None = Field(
         None, ge=1, le=1 << 40, description="Stop after running so long.", examples=["2h"]

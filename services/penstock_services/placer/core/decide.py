@@ -94,10 +94,15 @@ class Decider:
 
     def _submitted(self, state: CellState, event: external_events.JobSubmitted) -> Iterator[Event]:
         job = state.jobs[event.job_id]
-        if job.spec.queue_timeout_ms is not None:
-            yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms)
+        yield from self._patience(state, job)
         if job.status is JobStatus.QUEUED:
             yield from self._arrived(state, job)
+
+    @staticmethod
+    def _patience(state: CellState, job: JobState) -> Iterator[Event]:
+        """A wait in the queue begins: each has the whole queue time-out."""
+        if job.spec.queue_timeout_ms is not None:
+            yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms, job.attempt)
 
     def _estimated(self, state: CellState, event: external_events.JobEstimated) -> Iterator[Event]:
         job = state.jobs.get(event.job_id)
@@ -159,6 +164,7 @@ class Decider:
             reason=reason,
             not_before_ms=None,
         )
+        yield from self._patience(state, job)
         if self._replanner is not None and (why := never_fits(state, job.demand)) is not None:
             yield from self._park(state, job, why)
 
@@ -525,6 +531,7 @@ class Decider:
         match kind:
             case "backoff" if job.status is JobStatus.BACKOFF:
                 yield ledger_events.JobQueued(job_id=job.job_id)
+                yield from self._patience(state, job)
                 yield from self._arrived(state, job)
             case "queue_timeout" if job.status in WAITING:
                 yield ledger_events.JobEnded(
