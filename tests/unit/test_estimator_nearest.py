@@ -1,7 +1,7 @@
 """Estimates for a command that nobody has run, from runs of the same network by other commands."""
 
-import math
 import random
+from fractions import Fraction
 
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.limits import (
@@ -17,7 +17,6 @@ from penstock_services.estimator.core.resources.nearest import (
     NEAREST,
     Nearest,
     NearestTier,
-    distance,
 )
 from penstock_services.estimator.core.runs import JobInfo
 
@@ -105,6 +104,13 @@ def test_a_sweep_pushes_out_only_its_own_networks() -> None:
     assert nearest.to(spec(model="m0")) == []
 
 
+def ratio(one: int | None, other: int | None) -> Fraction:
+    """Of the larger batch size to the smaller."""
+    if one is None or other is None:
+        return Fraction(1) if one is other else Fraction(FARTHEST)
+    return Fraction(max(one, other), min(one, other))
+
+
 def test_near_runs_are_found_as_by_looking_at_all_of_them() -> None:
     """Many owners, batch sizes that repeat and that nobody told; runs come between the questions."""
     rng = random.Random(1)
@@ -117,14 +123,9 @@ def test_near_runs_are_found_as_by_looking_at_all_of_them() -> None:
             nearest.add(*runs[-1])
             asked = JobInfo(b"k", "me", "bert", rng.choice([None, 1, 7, 16, 32]), 1, 0, ())
             ranked = sorted(
-                (
-                    round(distance(one.batch_size, asked.batch_size), 9),
-                    abs(one.workers - 1),
-                    -run.seq,
-                    one.owner,
-                )
+                (far, abs(one.workers - 1), -run.seq, one.owner)
                 for one, run in runs
-                if distance(one.batch_size, asked.batch_size) <= math.log(FARTHEST)
+                if (far := ratio(one.batch_size, asked.batch_size)) <= FARTHEST
             )
             best = [
                 entry

@@ -85,13 +85,28 @@ def decode(type_name: str, value: bytes) -> Event:
 
 def decode_fact(type_name: str, value: bytes | msgspec.Raw) -> Event:
     """As `decode`, for an event inside a record, which has its own bound."""
+    read = _READERS.get(type_name)
+    if read is not None:
+        try:
+            return read(value)  # type: ignore[no-any-return]
+        except _UNREADABLE:
+            pass  # judged below, in words
     model = REGISTRY.get(type_name)
     if model is None:
         type_name, value = _upcast(type_name, bytes(value))
         model = REGISTRY[type_name]
     found = decode_as(model, value)
     split = SPLIT.get(type_name)
-    return found if split is None else split(found)
+    if split is not None:
+        return split(found)
+    if (reader := _decoder(model)) is not None:
+        _READERS[type_name] = reader
+    return found
+
+
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_READERS: dict[str, Callable[[bytes | msgspec.Raw], Any]] = {}
+"""Wire type → decoder, of the registered types that were read already: the first step of every fold."""
 
 
 def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:
@@ -100,7 +115,7 @@ def decode_as(model: type[E], value: bytes | msgspec.Raw) -> E:
     try:
         if read is not None:
             return read(value)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except _UNREADABLE:
         pass  # judged below, in words
     try:
         return checked_json(model, bytes(value), unknown="ignore")

@@ -8,6 +8,7 @@ as they are: nothing contradicts them.
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import itemgetter
 from statistics import median
 from typing import Literal, NamedTuple
@@ -33,14 +34,15 @@ from penstock_services.estimator.core.runs import JobInfo
 
 NEAREST = 8  # runs of all owners together; odd counts are as good, more are of other batch sizes
 FARTHEST = 4.0  # times the batch size, or a quarter: beyond, memory and time are others
-DIGITS = 9  # of a distance, so that twice and half as much are equally far
-MAX_DISTANCE = round(math.log(FARTHEST), DIGITS)
+DOUBLE = 1 << 30  # of a distance: twice the batch size; whole numbers, so that twice and half are equally far
+MAX_DISTANCE = round(math.log2(FARTHEST) * DOUBLE)
+MAX_CACHED = 1_024  # answers; each holds up to `NEAREST` runs, about 4 KiB
 RANK = itemgetter(0, 1, 2)
 DISCOUNT = 0.5  # of the confidence: another command, perhaps another person's
 
 
 class _Entry(NamedTuple):
-    log_batch: float | None
+    log_batch: int | None
     workers: int
     run: Run
     """Bounded, as in the history."""
@@ -69,9 +71,9 @@ class Nearest:
 
     def to(self, spec: JobSpec | JobInfo) -> list[tuple[str, Run]]:
         """The nearest runs with their owners, nearest first, few of each owner; [] if none is near enough."""
-        mine = _log(spec.batch_size)
+        mine, workers = _log(spec.batch_size), spec.workers
         ranked = [
-            (far, abs(entry.workers - spec.workers), -entry.run.seq, owner, entry.run)
+            (far, abs(entry.workers - workers), -entry.run.seq, owner, entry.run)
             for owner, entries in self._networks.of_key(spec.model or "").items()
             for entry in entries
             if (far := _distance(entry.log_batch, mine)) <= MAX_DISTANCE
@@ -86,19 +88,19 @@ class Nearest:
         return found[:NEAREST]
 
 
-def distance(one: int | None, other: int | None) -> float:
-    """Logarithm of the ratio of batch sizes; equal if both are unknown, as far as may be if one is."""
+def distance(one: int | None, other: int | None) -> int:
+    """Logarithm of the ratio of batch sizes, in parts of a doubling; equal if both are unknown, as far as may be if one is."""
     return _distance(_log(one), _log(other))
 
 
-def _log(batch_size: int | None) -> float | None:
-    return None if batch_size is None else math.log(batch_size)
+def _log(batch_size: int | None) -> int | None:
+    return None if batch_size is None else round(math.log2(batch_size) * DOUBLE)
 
 
-def _distance(one: float | None, other: float | None) -> float:
+def _distance(one: int | None, other: int | None) -> int:
     if one is None or other is None:
-        return 0.0 if one is other else MAX_DISTANCE
-    return round(abs(one - other), DIGITS)
+        return 0 if one is other else MAX_DISTANCE
+    return abs(one - other)
 
 
 class NearestTier:
@@ -110,10 +112,12 @@ class NearestTier:
 
     def guess(self, spec: JobSpec, key: bytes) -> Guess | None:
         found = self._nearest.to(spec)
-        return _guess(spec.model, found) if found else None
+        return _guess(spec.model, tuple(found)) if found else None
 
 
-def _guess(model: str | None, found: Sequence[tuple[str, Run]]) -> Guess:
+@lru_cache(MAX_CACHED)
+def _guess(model: str | None, found: tuple[tuple[str, Run], ...]) -> Guess:
+    """By the same runs for near batch sizes, which are asked about again and again."""
     caps = [(name, cap) for name in ("run_ms", "busy_cores") if (cap := believed(found, name)) is not None]
     runs = []
     for _, run in found:
