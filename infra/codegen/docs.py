@@ -16,7 +16,15 @@ import msgspec
 from infra.codegen.asyncapi import ABOUT_TOPIC, rights, topic_key
 from infra.codegen.schemas import ROOT
 from infra.devservers.kafka import acl_table
-from penstock.log import kafka_setup
+from penstock.log.topic_settings import (
+    DAY_MS,
+    FOR_EVER,
+    MAX_MESSAGE_BYTES,
+    RETENTION_MS,
+    suffices,
+    topic_partitions,
+    topic_settings,
+)
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.transitions import JOB_TRANSITIONS, NODE_TRANSITIONS, TASK_TRANSITIONS, mermaid
@@ -67,14 +75,38 @@ def _rights() -> str:
 
 def _topic_partitions() -> str:
     def rows() -> Iterator[tuple[str, ...]]:
-        for topic, count in kafka_setup.topics().items():
+        for topic, count in topic_partitions().items():
             yield (
                 f"`{topic}`",
                 "one per cell" if topic in CELL_TOPICS else str(count),
                 topic_key(Topic(topic)),
+                _retention(RETENTION_MS[topic]),
             )
 
-    return _table(("topic", "partitions", "keyed by"), rows())
+    return _table(("topic", "partitions", "keyed by", "retention"), rows())
+
+
+def _retention(retention_ms: int) -> str:
+    return "for ever" if retention_ms == FOR_EVER else f"{retention_ms // DAY_MS} days"
+
+
+def _topic_settings() -> str:
+    """What each topic is given and must have, with three copies and with one."""
+    three, one = topic_settings(Topic.LEDGER, 3), topic_settings(Topic.LEDGER, 1)
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for name, value in three.items():
+            wanted = (
+                f"`{value}`"
+                if one[name] == value
+                else f"`{value}` (with fewer than three copies `{one[name]}`)"
+            )
+            if name == "retention.ms":
+                wanted = "as above"
+            more = name == "retention.ms" or suffices(name, str(10 * MAX_MESSAGE_BYTES), value)
+            yield f"`{name}`", wanted, "more" if more else ""
+
+    return _table(("setting", "value", "also accepted"), rows())
 
 
 def _events() -> str:
@@ -137,6 +169,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "topics": _topics,
     "rights": _rights,
     "topic-partitions": _topic_partitions,
+    "topic-settings": _topic_settings,
     "events": _events,
     "settings": _settings,
     "job-file": _job_file,

@@ -20,20 +20,19 @@ import struct
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
 from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_told
 from penstock.errors import LogError
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_setup import grant_all
-from penstock.log.kafka_setup import topics as penstock_topics
+from penstock.log.topic_settings import topic_partitions
 
 Security = Literal["plain", "scram"]
 Result = TypeVar("Result")
@@ -54,8 +53,6 @@ FORMAT_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 1.0
 START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
-CLIENT_TIMEOUT_MS = 15_000
-TOPIC_EXISTS = 36  # Kafka error codes
 _API_VERSIONS_KEY = 18
 ADMIN = "admin"
 
@@ -189,7 +186,7 @@ class KafkaBroker:
 
     def create_topics(self, topics: Mapping[str, int] | None = None) -> None:
         """Topic name → partitions; Penstock's own by default. Existing ones are left as they are."""
-        _in_own_loop(self._create_topics(penstock_topics() if topics is None else topics))
+        _in_own_loop(self._create_topics(topic_partitions() if topics is None else topics))
 
     def _choose_ports(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -232,34 +229,24 @@ class KafkaBroker:
             raise
 
     async def _create_topics(self, topics: Mapping[str, int]) -> None:
-        async with self._admin() as admin:
-            wanted = [
-                NewTopic(name, count, 1, topic_configs={"retention.ms": "-1"})
-                for name, count in topics.items()
-            ]
-            answer = await admin.create_topics(wanted)
-            for topic, code, message in answer.topic_errors:
-                if code not in (0, TOPIC_EXISTS):
-                    raise LaunchError(f"Kafka refused the topic {topic}: error {code}, {message}")
+        async with self._administrator() as log:
+            await log.create(topics)
 
     async def _grant(self) -> None:
-        log = await KafkaLog(self.bootstrap, ADMIN, sasl=Sasl(ADMIN, self.passwords[ADMIN])).start()
-        try:
+        async with self._administrator() as log:
             await grant_all(log, acl_table())
+
+    @contextlib.asynccontextmanager
+    async def _administrator(self) -> AsyncIterator[KafkaLog]:
+        """Raises `LaunchError` for what Kafka refuses."""
+        sasl = Sasl(ADMIN, self.passwords[ADMIN]) if self.security == "scram" else None
+        log = KafkaLog(self.bootstrap, ADMIN, sasl=sasl)
+        try:
+            yield await log.start()
         except LogError as error:
             raise LaunchError(str(error)) from error
         finally:
             await log.close()
-
-    @contextlib.asynccontextmanager
-    async def _admin(self) -> Any:
-        identity = ADMIN if self.security == "scram" else None
-        admin = AIOKafkaAdminClient(request_timeout_ms=CLIENT_TIMEOUT_MS, **self.client_settings(identity))
-        await admin.start()
-        try:
-            yield admin
-        finally:
-            await admin.close()
 
 
 def answers_api_versions(port: int) -> bool:

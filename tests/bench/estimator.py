@@ -16,9 +16,9 @@ import psutil
 
 from penstock.clock import wall_ms
 from penstock.ledger.record import GENESIS, Draft, write
-from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
@@ -219,7 +219,7 @@ async def measure(
     jobs = fresh_jobs(Month(seed=2))
     async with servers("embedded") as servers_:
         log = await open_log(servers_.settings.log_url, "bench").start()
-        await log.create(penstock_topics())
+        await log.create(topic_partitions())
         cell, seen = Cell(log), servers_.folder / "seen.json"
         await fill(servers_, month, runs, await cell.begin(nodes))
         argv = ["-m", "tests.bench.watched_estimator", str(seen)]

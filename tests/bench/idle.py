@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
 from tests.bench.machine import Cpu
@@ -39,7 +39,7 @@ class Idle:
 async def measure(seconds: float, settle_s: float = SETTLE_S) -> Idle:
     async with servers("embedded") as found:
         log = await open_log(found.settings.log_url, "bench").start()
-        await log.create(penstock_topics())
+        await log.create(topic_partitions())
         argv = ["-m", "tests.bench.idle", str(found.folder / "node")]
         async with process("services", argv, found) as child:
             await asyncio.sleep(settle_s)
@@ -59,7 +59,7 @@ async def measure(seconds: float, settle_s: float = SETTLE_S) -> Idle:
 
 async def _records(log: Log) -> int:
     """On all topics together."""
-    partitions = [Partition(topic, i) for topic, count in penstock_topics().items() for i in range(count)]
+    partitions = [Partition(topic, i) for topic, count in topic_partitions().items() for i in range(count)]
     return sum((await log.end_offsets(partitions)).values())
 
 

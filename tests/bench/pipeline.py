@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import asyncpg
 
 from penstock.clock import wall_ms
-from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
@@ -166,7 +166,7 @@ async def on_embedded(
     """One process, one log, as `penstock up` runs it."""
     settings, stop = found.settings, asyncio.Event()
     log = await open_log(settings.log_url, "bench").start()
-    await log.create(penstock_topics())
+    await log.create(topic_partitions())
     cell = fake_nodes(log, nodes, GPUS_PER_NODE, run_ms)
     tasks = [asyncio.ensure_future(cell.run())]
     for service in (run_placer, run_estimator, run_projector):

@@ -15,9 +15,9 @@ import asyncpg
 from penstock.clock import wall_ms
 from penstock.ledger.record import read
 from penstock.ledger.replica import Replica
-from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.open import open_log
 from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
@@ -88,7 +88,7 @@ async def measure(records: int = LEDGER_RECORDS, nodes: int = NODES, repeats: in
     ledger = make_ledger(records, nodes)
     async with servers("embedded") as found:
         log = await open_log(found.settings.log_url, "bench").start()
-        await log.create(penstock_topics())
+        await log.create(topic_partitions())
         await write_ledger(log, found.settings.cell, ledger)
         without = [await restart_s(found, log, f"without-{number}") for number in range(repeats)]
         await write_snapshot(found, ledger, max(1, len(ledger) - SNAPSHOT_RECORDS + 1))

@@ -13,7 +13,7 @@ import psutil
 
 from infra.devservers.kafka import kafka_broker
 from infra.devservers.processes import Child
-from penstock.log.kafka_setup import topics as penstock_topics
+from penstock.log.topic_settings import topic_partitions
 from penstock.runtime.postgres import embedded_postgres
 from penstock.runtime.settings import Settings
 
@@ -59,7 +59,7 @@ class _Broker:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         broker = self._stack.enter_context(kafka_broker())
-        broker.create_topics(penstock_topics())
+        broker.create_topics(topic_partitions())
         self.pid, self.url = broker.pid, broker.url()
 
     def __enter__(self) -> "_Broker":

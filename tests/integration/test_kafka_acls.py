@@ -1,13 +1,16 @@
 """LAW 1 on real Kafka: the broker itself refuses a ledger record from anybody but the placer."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.devservers.kafka import ADMIN, KafkaBroker, acl_table
-from penstock.errors import LogError, NotAllowed
+from penstock.errors import ConfigurationError, LogError, NotAllowed
+from penstock.log.aiokafka_gaps import create_topic_acl
 from penstock.log.kafka import KafkaLog, Sasl
+from penstock.log.kafka_topics import OPERATIONS
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
 
@@ -69,3 +72,38 @@ async def test_a_wrong_password_gets_nowhere(
     monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
     with pytest.raises(LogError, match="placer"):
         await KafkaLog(guarded_kafka.bootstrap, "placer", sasl=Sasl("placer", "yesterday's")).start()
+
+
+async def test_a_service_that_may_not_read_settings_says_which_right_it_needs(
+    guarded_kafka: KafkaBroker, topic_name: Callable[[str], str]
+) -> None:
+    """Rights were given by hand, or before services read settings: READ alone does not show how long records stay."""
+    topic = topic_name("ledger")
+    async with connected(guarded_kafka, ADMIN) as admin, connected(guarded_kafka, "placer") as placer:
+        await admin.create({topic: 1})
+        client = AIOKafkaAdminClient(**guarded_kafka.client_settings(ADMIN))
+        await client.start()
+        await create_topic_acl(client, "placer", OPERATIONS["read"], topic)
+        await client.close()
+        with pytest.raises(
+            NotAllowed, match=f"placer may not read the settings of {topic}: .*DESCRIBE_CONFIGS"
+        ):
+            await placer.create({topic: 1})
+        await admin.topics.grant("placer", "read", topic)
+        await placer.create({topic: 1})
+
+
+async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
+    guarded_kafka: KafkaBroker, topic_name: Callable[[str], str]
+) -> None:
+    """A second cell is configured before the administrator has run the set-up again."""
+    topic = topic_name("ledger")
+    async with connected(guarded_kafka, ADMIN) as admin, connected(guarded_kafka, "placer") as placer:
+        await admin.create({topic: 1})
+        await admin.topics.grant("placer", "write", topic)
+        with pytest.raises(ConfigurationError, match=f"{topic}: partitions is 1, must be 2") as refused:
+            await placer.create({topic: 2})
+        assert "kafka://ADMIN:PASSWORD@" in str(refused.value)
+        assert "--cells 2" in str(refused.value)
+        await admin.create({topic: 2})
+        await placer.create({topic: 2})

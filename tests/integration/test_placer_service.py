@@ -12,8 +12,8 @@ from penstock.ledger.check import check
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
-from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.port import Log, Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
@@ -39,7 +39,7 @@ class Cell:
 
     def __init__(self, *, conditional: bool = False) -> None:
         self.broker = MemoryBroker(conditional=conditional)
-        self.broker.create(penstock_topics())
+        self.broker.create(topic_partitions())
         self.nodes = FakeNodes(self.log("node-reporter"), [node_spec(f"n{i}") for i in range(3)], run_ms=5)
         self._sent = 0
 

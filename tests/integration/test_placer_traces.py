@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.ledger.replica import Replica
-from penstock.log.kafka_setup import topics as penstock_topics
 from penstock.log.port import Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.external_events import JobSubmitted
 from penstock.model.ledger_events import StartTask
@@ -36,7 +36,7 @@ class TracedCell:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker = MemoryBroker()
-        self.broker.create(penstock_topics())
+        self.broker.create(topic_partitions())
         self.nodes = FakeNodes(self.log("nodes"), [node_spec(f"n{i}") for i in range(3)], run_ms=5)
         self.exporters: list[InMemorySpanExporter] = []
         self._patch = monkeypatch

@@ -1,8 +1,12 @@
 """Each workaround for aiokafka fails here once aiokafka no longer needs it; then it is to be removed."""
 
+import inspect
+
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol import admin as admin_protocol
+from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
@@ -42,3 +46,17 @@ def test_a_consumer_still_cannot_change_how_long_the_broker_gathers() -> None:
     """Hence `set_fetch_wait`."""
     public = [name for name in dir(AIOKafkaConsumer) if not name.startswith("_")]
     assert not [name for name in public if "fetch" in name or "min_bytes" in name or "max_wait" in name]
+
+
+@pytest.mark.parametrize("client", [AIOKafkaAdminClient, AIOKafkaConsumer, AIOKafkaProducer])
+def test_no_client_can_still_be_told_not_to_create_topics(client: type) -> None:
+    """Hence `never_create_topics`."""
+    options = [*inspect.signature(client.__init__).parameters, *inspect.signature(MetadataRequest).parameters]  # type: ignore[misc]
+    assert [name for name in options if "auto_topic" in name or "create_topic" in name] == [
+        "allow_auto_topic_creation"  # the request's
+    ]
+
+
+def test_aiokafka_still_changes_settings_only_by_replacing_them_all() -> None:
+    """Hence `alter_topic_configs`."""
+    assert not [name for name in dir(admin_protocol) if name.startswith("IncrementalAlterConfigs")]

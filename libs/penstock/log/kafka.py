@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
@@ -23,14 +23,14 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
-    for_code,
 )
 
 from penstock.clock import wall_ms
 from penstock.errors import AppendFailed, LogError, NotAllowed, PenstockError, TooLarge
-from penstock.log.aiokafka_gaps import abandon_producer, create_topic_acl, within_bound
+from penstock.log.aiokafka_gaps import abandon_producer, never_create_topics, within_bound
 from penstock.log.group_commit import GroupCommit, PartlyFailed
 from penstock.log.kafka_reader import FETCH_WAIT_MS, KafkaReader
+from penstock.log.kafka_topics import KafkaTopics
 from penstock.log.port import Message, Partition, Reader
 from penstock.retry import retry
 
@@ -41,25 +41,15 @@ START_LIMIT_S = 30.0  # a broker starts in 2–4 s, and comes back from kill -9 
 DELIVERY_TIMEOUT_S = 30.0  # a write not acknowledged by then is given up; covers a broker restart
 REQUEST_TIMEOUT_MS = 10_000  # one request; aiokafka repeats it
 RETRY_S = 0.2  # between attempts to reach a broker that is away
-LOOK_S = 0.05  # between two looks for a topic
-TOPIC_VISIBLE_LIMIT_S = 15.0  # a created topic has its leaders within 0.1 s
 FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
-MAX_REPLICAS = 3
-UNKNOWN_TOPIC, TOPIC_DENIED, CLUSTER_DENIED, TOPIC_EXISTS = 3, 29, 31, 36  # Kafka error codes
-ACL_OPERATIONS = {"read": 3, "write": 4}  # Kafka's AclOperation
-KEEP_FOR_EVER = {"retention.ms": "-1"}  # the ledger alone rebuilds the state: nothing of it may expire
 OWN_PRODUCERS = ("ledger", "orders")  # second part of a topic's name
 
 _DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
 _UNREACHABLE = (KafkaConnectionError, AuthenticationFailedError, OSError)
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 Result = TypeVar("Result")
-
-
-class _Absent(LogError):
-    """A created topic has no leaders yet."""
 
 
 class Sasl(NamedTuple):
@@ -94,6 +84,7 @@ class _Clients:
 
     def __init__(self, bootstrap: str, identity: str, sasl: Sasl | None) -> None:
         _pass_on_trouble()
+        never_create_topics()
         self._settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap,
             "client_id": f"penstock-{identity}",
@@ -139,6 +130,7 @@ class KafkaLog:
         self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
         self._clients = _Clients(bootstrap, identity, sasl)
         self._admin: AIOKafkaAdminClient | None = None
+        self._topics = KafkaTopics(self._identity, bootstrap, self._ask, secured=sasl is not None)
         self._offsets_consumer: AIOKafkaConsumer | None = None
         self._control_lock = asyncio.Lock()
         self._counts: dict[str, int] = {}
@@ -152,40 +144,15 @@ class KafkaLog:
         self._admin = await self._started(self._clients.admin, START_LIMIT_S)
         return self
 
-    async def create(self, topics: Mapping[str, int]) -> None:
-        """Topics that exist need no right to create; a missing one without that right is `NotAllowed`."""
-        there = await self._describe(topics)
-        missing = {topic: count for topic, count in topics.items() if topic not in there}
-        if missing:
-            brokers = (await self._ask(lambda admin: admin.describe_cluster()))["brokers"]
-            replicas = min(MAX_REPLICAS, max(1, len(brokers)))
-            # Acknowledged means: more than one copy, where there is more than one.
-            configs = KEEP_FOR_EVER | {"min.insync.replicas": str(max(1, replicas - 1))}
-            wanted = [
-                NewTopic(topic, count, replicas, topic_configs=configs) for topic, count in missing.items()
-            ]
-            answer = await self._ask(lambda admin: admin.create_topics(wanted))
-            for topic, code, *_ in answer.topic_errors:  # it does not raise
-                if code == TOPIC_DENIED:
-                    raise NotAllowed(f"{self._identity} may not create {topic}")
-                if code not in (0, TOPIC_EXISTS):
-                    raise LogError(f"Kafka did not create {topic}: {for_code(code).__name__}")
-        grow = {
-            topic: NewPartitions(count) for topic, count in topics.items() if there.get(topic, count) < count
-        }
-        if grow:
-            await self._ask(lambda admin: admin.create_partitions(grow))
-        await self._wait_visible(topics)
+    @property
+    def topics(self) -> KafkaTopics:
+        """For administrators: settings of topics, and rights on them."""
+        return self._topics
 
-    async def grant(self, identity: str, verb: str, topic: str) -> None:
-        """Lets another identity `read` or `write` a topic; idempotent. For administrators; raises `LogError`."""
-        operation = ACL_OPERATIONS[verb]
-        answer = await self._ask(lambda admin: create_topic_acl(admin, identity, operation, topic))
-        code, message = answer.creation_responses[0]
-        if code == CLUSTER_DENIED:
-            raise NotAllowed(f"{self._identity} may not give rights: {message}")
-        if code:
-            raise LogError(f"Kafka refused {identity}'s right to {verb} {topic}: {message or for_code(code)}")
+    async def create(self, topics: Mapping[str, int]) -> None:
+        """Raises `ConfigurationError` for a topic whose settings could lose records, with the remedy."""
+        found = await self._topics.create(topics)
+        self._counts |= {topic: described.partitions for topic, described in found.items()}
 
     async def append(self, messages: Sequence[Message]) -> list[int]:
         if self._closed:
@@ -243,7 +210,8 @@ class KafkaLog:
         async with self._counts_lock:  # first come, first served: appends keep their order
             unknown = {topic for topic, index in wanted if index >= self._counts.get(topic, 0)}
             if unknown:
-                self._counts |= await self._describe(unknown)
+                found = await self._topics.describe(unknown)
+                self._counts |= {topic: described.partitions for topic, described in found.items()}
         for partition in wanted:
             if partition.index >= self._counts.get(partition.topic, 0):
                 raise LogError(f"{partition} does not exist: create its topic first")
@@ -324,10 +292,10 @@ class KafkaLog:
                 "check the address, the name and the password"
             ) from error
 
-    async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> Any:
+    async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Result]]) -> Result:
         """One admin request; repeated while the cluster is away."""
 
-        async def attempt() -> Any:
+        async def attempt() -> Result:
             if self._admin is None:
                 raise LogError("the log is closed" if self._closed else "the log was not started")
             try:
@@ -342,29 +310,6 @@ class KafkaLog:
                 )
             except (KafkaError, OSError) as error:
                 raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
-
-    async def _describe(self, topics: Iterable[str]) -> dict[str, int]:
-        """Partition counts of those topics that exist and have their leaders."""
-        wanted = sorted(topics)
-        if not wanted:
-            return {}
-        counts = {}
-        for described in await self._ask(lambda admin: admin.describe_topics(wanted)):
-            code, topic = described["error_code"], described["topic"]
-            if code == TOPIC_DENIED:
-                raise NotAllowed(f"{self._identity} may neither read nor write {topic}")
-            if code == 0 and all(partition["leader"] >= 0 for partition in described["partitions"]):
-                counts[topic] = len(described["partitions"])
-        return counts
-
-    async def _wait_visible(self, topics: Mapping[str, int]) -> None:
-        async def look() -> None:
-            self._counts |= await self._describe(topics)
-            absent = sorted(topic for topic, count in topics.items() if self._counts.get(topic, 0) < count)
-            if absent:
-                raise _Absent(f"{', '.join(absent)} did not appear within {TOPIC_VISIBLE_LIMIT_S:.0f} s")
-
-        await retry(look, (_Absent,), first_s=LOOK_S, longest_s=LOOK_S, limit_s=TOPIC_VISIBLE_LIMIT_S)
 
 
 class _Writer:

@@ -1,8 +1,9 @@
 """Makes a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time.
 
-    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N]
+    python -m penstock.log.kafka_setup kafka://admin:password@host:9092 [--rights FILE] [--cells N] [--correct]
 
-Prints what the cluster has now. Exit status: 0 done, 1 the cluster refused or cannot be reached, 2 wrong arguments.
+Prints what the cluster has now, and what was changed. Exit status: 0 done, 1 the cluster refused or cannot be reached,
+2 wrong arguments, or a topic could lose records and `--correct` was not given.
 """
 
 import asyncio
@@ -17,19 +18,13 @@ from penstock import commandline
 from penstock.errors import ConfigurationError
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
-from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.log.topic_settings import topic_partitions
+from penstock.model.topics import Topic
 
 MAX_CELLS = 1_000  # PENSTOCK_CELL_INDEX is 0–999
 
 Rights = Mapping[str, Mapping[str, list[str]]]
 """Identity → "read" | "write" → topics, as infra/kafka/acls.yaml."""
-
-
-def topics(cells: int = 1) -> dict[str, int]:
-    """Topic → partitions of an installation with so many cells (≥ 1)."""
-    by_cell = {str(topic): cells for topic in CELL_TOPICS}
-    by_node = {str(topic): NODE_PARTITIONS for topic in (Topic.ORDERS, Topic.TELEMETRY)}
-    return {**by_cell, **by_node, str(Topic.DEAD_LETTERS): 1}
 
 
 async def grant_all(log: KafkaLog, rights: Rights) -> int:
@@ -38,7 +33,7 @@ async def grant_all(log: KafkaLog, rights: Rights) -> int:
     for identity, verbs in rights.items():
         for verb, names in verbs.items():
             for topic in names:
-                await log.grant(identity, verb, topic)
+                await log.topics.grant(identity, verb, topic)
                 count += 1
     return count
 
@@ -64,20 +59,31 @@ def read_rights(path: Path) -> Rights:
     return dict(table)
 
 
-async def prepare(url: str, rights: Rights, cells: int) -> str:
-    """Creates what is missing; returns a sentence about what there is. Raises `LogError`, `ConfigurationError`."""
+async def prepare(url: str, rights: Rights, cells: int, *, correct: bool) -> list[str]:
+    """Creates what is missing; returns what there is and what was changed, a line each.
+
+    `correct`: changes settings of topics that exist. Raises `LogError`; `ConfigurationError` for a topic that could lose
+    records.
+    """
     found = open_log(url, "setup")
     if not isinstance(found, KafkaLog):
         raise ConfigurationError("the URL must begin with kafka://; other logs need no preparation")
     log = await found.start()
     try:
-        wanted = topics(cells)
-        await log.create(wanted)
+        wanted = topic_partitions(cells)
+        corrected = await log.topics.correct(await log.topics.ensure(wanted)) if correct else []
+        there = await log.topics.create(wanted)
+        other = await log.topics.differences(there)
         granted = await grant_all(log, rights)
     finally:
         await log.close()
-    counts = ", ".join(f"{topic} ({count})" for topic, count in wanted.items())
-    return f"topics (partitions): {counts}\nrights: {granted} for {len(rights)} identities"
+    counts = ", ".join(f"{topic} ({each.partitions}, {each.replicas})" for topic, each in there.items())
+    return [
+        *(f"{each.topic}: {each.setting} was {each.found}, is now {each.wanted}" for each in corrected),
+        *(f"{each.topic}: {each.setting} is {each.found}, {each.wanted} would do" for each in other),
+        f"topics (partitions, copies): {counts}",
+        f"rights: {granted} for {len(rights)} identities",
+    ]
 
 
 app = commandline.new_app()
@@ -95,10 +101,15 @@ def prepare_kafka(
     cells: Annotated[
         int, typer.Option(min=1, max=MAX_CELLS, help="Scheduling domains: partitions of the cell topics.")
     ] = 1,
+    correct: Annotated[
+        bool,
+        typer.Option("--correct", help="Also change settings of topics that exist, where they are not ours."),
+    ] = False,
 ) -> None:
     """Make a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    print(asyncio.run(prepare(url, read_rights(rights) if rights is not None else {}, cells)))
+    table = read_rights(rights) if rights is not None else {}
+    print("\n".join(asyncio.run(prepare(url, table, cells, correct=correct))))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,10 @@ class Log(Protocol):
         ...
 
     async def create(self, topics: Mapping[str, int]) -> None:
-        """Creates topics (name → partition count) that do not exist; idempotent; never shrinks one."""
+        """Creates topics (name → partition count) that do not exist; idempotent; never shrinks one.
+
+        Nothing else creates a topic. Raises `ConfigurationError` for one that exists and could lose records.
+        """
         ...
 
     async def append(self, messages: Sequence[Message]) -> list[int]:

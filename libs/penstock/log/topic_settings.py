@@ -1,0 +1,54 @@
+"""Topic configuration: retention and durability of each topic, as Kafka names them.
+
+One table for creating topics, for verifying those that exist, and for the documentation.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+
+DAY_MS = 86_400_000
+FOR_EVER = -1
+MAX_REPLICAS = 3
+MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default; our largest record with its headers is below
+
+RETENTION_MS: Mapping[str, int] = MappingProxyType(dict.fromkeys(map(str, Topic), FOR_EVER))
+"""Topic → how long its records stay at least. The ledger alone rebuilds the state, and a replay reads the inputs again."""
+
+_AT_LEAST = frozenset({"min.insync.replicas", "max.message.bytes"})
+_AT_LEAST_OR_FOR_EVER = frozenset({"retention.ms", "retention.bytes"})
+
+
+def topic_partitions(cells: int = 1) -> dict[str, int]:
+    """Topic → partitions of an installation with so many cells (≥ 1)."""
+    by_cell = {str(topic): cells for topic in CELL_TOPICS}
+    by_node = {str(topic): NODE_PARTITIONS for topic in (Topic.ORDERS, Topic.TELEMETRY)}
+    return {**by_cell, **by_node, str(Topic.DEAD_LETTERS): 1}
+
+
+def topic_settings(topic: str, replicas: int) -> dict[str, str]:
+    """Every setting that decides whether an acknowledged record stays, for a topic with so many copies (≥ 1).
+
+    A topic that is not in the table keeps its records for ever.
+    """
+    return {
+        "retention.ms": str(RETENTION_MS.get(topic, FOR_EVER)),
+        "retention.bytes": str(FOR_EVER),
+        "cleanup.policy": "delete",
+        # Acknowledged means: in more than one copy, where one may be missing. With two copies that would end all writes.
+        "min.insync.replicas": str(max(1, min(replicas, MAX_REPLICAS) - 1)),
+        "unclean.leader.election.enable": "false",  # a copy that missed records must not become the one that counts
+        "max.message.bytes": str(MAX_MESSAGE_BYTES),
+    }
+
+
+def suffices(setting: str, found: str, wanted: str) -> bool:
+    """Whether a topic with this value loses nothing that it would retain with the wanted one."""
+    if found == wanted:
+        return True
+    if setting in _AT_LEAST:
+        return int(found) >= int(wanted)
+    if setting in _AT_LEAST_OR_FOR_EVER:
+        return found == str(FOR_EVER) or (wanted != str(FOR_EVER) and int(found) >= int(wanted))
+    return False
