@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -99,9 +99,12 @@ def obtain_jars() -> Path:
 class KafkaBroker:
     """One broker in `folder`, on the same ports for all its lives, so that clients find it again."""
 
-    def __init__(self, folder: Path, *, security: Security = "plain", granted: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, security: Security = "plain", granted: bool = True, node_id: int = 1
+    ) -> None:
         """`granted`: with identities, each has its rights from the start; else they have none yet."""
         self.folder = folder
+        self.node_id = node_id
         self.security = security
         self._granted = granted
         self.passwords: dict[str, str] = {}
@@ -112,7 +115,7 @@ class KafkaBroker:
         self._java = require("java", JAVA_REMEDY)
         self._classpath = f"{obtain_jars()}/*"
         self._child: Child | None = None
-        self.port = 0
+        self.port = self.controller_port = 0
 
     @property
     def bootstrap(self) -> str:
@@ -156,9 +159,8 @@ class KafkaBroker:
             self._launch()
             return
         for attempt in range(1, START_ATTEMPTS + 1):
-            shutil.rmtree(self.folder / "data", ignore_errors=True)
-            self._choose_ports()
-            self._format()
+            self.choose_ports()
+            self.prepare([self], new_cluster_id())
             try:
                 self._launch()
             except LaunchError as error:
@@ -188,12 +190,19 @@ class KafkaBroker:
         """Topic name → partitions; Penstock's own by default. Existing ones are left as they are."""
         _in_own_loop(self._create_topics(topic_partitions() if topics is None else topics))
 
-    def _choose_ports(self) -> None:
+    def choose_ports(self) -> None:
+        """Before `prepare`: free ones at this moment, for clients and for the other controllers."""
+        self.port, self.controller_port = free_port(), free_port()
+
+    def prepare(self, voters: "Sequence[KafkaBroker]", cluster_id: str) -> None:
+        """Writes the settings and an empty disk for one cluster of these brokers, whose ports are chosen."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, controller_port = free_port(), free_port()
         words = {
+            "@NODE_ID@": str(self.node_id),
             "@PORT@": str(self.port),
-            "@CONTROLLER_PORT@": str(controller_port),
+            "@CONTROLLER_PORT@": str(self.controller_port),
+            "@VOTERS@": ",".join(f"{each.node_id}@127.0.0.1:{each.controller_port}" for each in voters),
             "@FOLDER@": str(self.folder),
             "@ADMIN_PASSWORD@": self.passwords.get(ADMIN, ""),
             "@CONTROLLER_PASSWORD@": self._controller_password,
@@ -205,13 +214,13 @@ class KafkaBroker:
             text = text.replace(word, meaning)
         self._properties.touch(mode=0o600)  # before the passwords are in it
         self._properties.write_text(text)
+        self._format(cluster_id)
 
     @property
     def _properties(self) -> Path:
         return self.folder / "server.properties"
 
-    def _format(self) -> None:
-        cluster_id = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+    def _format(self, cluster_id: str) -> None:
         argv = [self._java, *JVM_OPTIONS, "-cp", self._classpath, "kafka.tools.StorageTool", "format"]
         # "=": an id may begin with a dash and would be read as another option
         argv += [f"--cluster-id={cluster_id}", "--config", str(self._properties)]
@@ -247,6 +256,61 @@ class KafkaBroker:
             raise LaunchError(str(error)) from error
         finally:
             await log.close()
+
+
+class KafkaCluster:
+    """Brokers that hold copies of each other's records, each of them a controller as well; without identities."""
+
+    def __init__(self, folder: Path, count: int = 3) -> None:
+        self.brokers = [
+            KafkaBroker(folder / f"broker-{number}", node_id=number) for number in range(1, count + 1)
+        ]
+
+    def url(self) -> str:
+        """For `PENSTOCK_LOG`: names every broker, since any of them may be away."""
+        return f"kafka://{','.join(broker.bootstrap for broker in self.brokers)}"
+
+    def broker(self, node_id: int) -> KafkaBroker:
+        """The broker that Kafka names so."""
+        return next(broker for broker in self.brokers if broker.node_id == node_id)
+
+    def start(self) -> None:
+        """The first start, of all at once. Raises `LaunchError` with the log's tail."""
+        cluster_id = new_cluster_id()
+        for broker in self.brokers:
+            broker.choose_ports()
+
+        def start(broker: KafkaBroker) -> None:
+            broker.prepare(self.brokers, cluster_id)
+            broker.start()
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(start, self.brokers))
+
+    def start_stopped(self) -> None:
+        """Starts those that do not run, on their ports and records."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(KafkaBroker.start, self.brokers))
+
+    def kill9(self) -> None:
+        """SIGKILL to all."""
+        for broker in self.brokers:
+            broker.kill9()
+
+
+@contextlib.contextmanager
+def kafka_cluster(count: int = 3) -> Iterator[KafkaCluster]:
+    """A started cluster; afterwards no process and no file is left. Raises `LaunchError`."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kafka-")))
+        cluster = KafkaCluster(folder, count)
+        stack.callback(cluster.kill9)
+        cluster.start()
+        yield cluster
+
+
+def new_cluster_id() -> str:
+    return base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
 
 
 def answers_api_versions(port: int) -> bool:

@@ -15,8 +15,8 @@ from infra.devservers.build_cache import INFRA, REPOSITORY
 from infra.devservers.compose import obtain_compose
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
-CONTAINERS_OWN = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
-"""Kafka settings that hold ports and folders, which a container has of its own."""
+CONTAINERS_OWN = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs", "node.id"}
+"""Kafka settings that hold ports, folders and the number among several nodes, which a container has of its own."""
 
 
 def services() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,228 @@
+"""Three brokers that hold copies of each other's records: each dies, restarts and hands its leadership over under load.
+
+A record counts once it is in two copies (`min.insync.replicas=2`), so any one broker may go. Two at once end all writes until
+one is back, and nothing that was acknowledged is lost then either.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from infra.devservers.kafka import KafkaBroker, KafkaCluster, kafka_cluster
+from penstock.errors import ConfigurationError
+from penstock.log.aiokafka_gaps import alter_topic_configs
+from penstock.log.kafka import KafkaLog
+from penstock.log.open import open_log
+from penstock.log.port import Log, Partition, Record
+from penstock.model.topics import Topic
+from penstock.runtime.settings import Settings
+from tests.support.log_load import WRITERS, Load, judge, until
+
+from .conftest import MakeCell
+from .test_outages import live_through
+
+pytestmark = pytest.mark.kafka
+
+LEDGER = Partition(Topic.LEDGER, 0)
+UNAVAILABLE_S = 10.0  # reach: a dead broker's session ends after 2 s, a controller's after as long again
+PATIENCE_S = 60.0
+DEAD_S = 4.0  # a broker's session ends after 2 s; then its leaders are elsewhere
+FLOWING = 200  # acknowledged records that show that writes go on
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    with kafka_cluster() as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def raw_admin(cluster: KafkaCluster) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Connected to a broker that lives."""
+    living = next(broker for broker in cluster.brokers if broker.running)
+    admin = AIOKafkaAdminClient(**living.client_settings())
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def described(cluster: KafkaCluster) -> Any:
+    """The ledger's only partition: its leader and its copies in sync."""
+    async with raw_admin(cluster) as admin:
+        [topic] = await admin.describe_topics([str(LEDGER.topic)])
+    return topic["partitions"][0]
+
+
+async def leader(cluster: KafkaCluster) -> KafkaBroker:
+    return cluster.broker((await described(cluster))["leader"])
+
+
+async def in_sync(cluster: KafkaCluster, led_by: KafkaBroker | None = None) -> None:
+    """Returns once all three copies are whole again, under this leader."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = await described(cluster)
+            if len(found["isr"]) == len(cluster.brokers) and led_by in (
+                None,
+                cluster.broker(found["leader"]),
+            ):
+                return
+            await asyncio.sleep(0.1)
+
+
+class Watched(Load):
+    """Remembers the longest time without any acknowledgement."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log, LEDGER)
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        count, since_s = 0, time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            if len(self.acknowledged) > count:
+                count, since_s = len(self.acknowledged), now_s
+            self.longest_s = max(self.longest_s, now_s - since_s)
+            await asyncio.sleep(0.01)
+
+    async def flows(self) -> None:
+        before = len(self.acknowledged)
+        await until(lambda: len(self.acknowledged) >= before + FLOWING, PATIENCE_S)
+
+
+@contextlib.asynccontextmanager
+async def under_load(cluster: KafkaCluster) -> AsyncIterator[Watched]:
+    """Writers on one connection, readers on two; at the end everything acknowledged is there once, in order, for both."""
+    logs = [open_log(cluster.url(), name) for name in ("one", "two")]
+    seen: tuple[list[Record], list[Record]] = ([], [])
+    for log in logs:
+        await log.start()
+    await logs[0].create({Topic.LEDGER: 1})
+    start = (await logs[0].end_offsets([LEDGER]))[LEDGER]
+    load = Watched(logs[0])
+    readers = [log.reader({LEDGER: start}) for log in logs]
+
+    async def read(index: int) -> None:
+        while True:
+            seen[index].extend(await readers[index].read())
+
+    reading = [asyncio.create_task(read(index)) for index in range(2)]
+    writing = [asyncio.create_task(load.write(writer)) for writer in range(WRITERS)]
+    watching = asyncio.create_task(load.watch())
+    try:
+        await load.flows()
+        yield load
+        await load.flows()
+        load.stopping = True
+        await asyncio.gather(*writing)
+        watching.cancel()
+        end = (await logs[1].end_offsets([LEDGER]))[LEDGER]
+        await until(lambda: all(records and records[-1].offset == end - 1 for records in seen), PATIENCE_S)
+        assert not any(task.done() for task in reading), "a reader did not sit the outage out"
+    finally:
+        for task in (*writing, *reading, watching):
+            task.cancel()
+        await asyncio.gather(*writing, *reading, watching, return_exceptions=True)
+        for log in logs:
+            await log.close()
+    judge(load, *seen)
+
+
+async def test_a_topic_of_three_brokers_has_three_copies_and_counts_two(cluster: KafkaCluster) -> None:
+    """What the set-up makes here is what the next test rests on; one copy in sync would be refused."""
+    log = await KafkaLog(cluster.url().removeprefix("kafka://"), "admin").start()
+    await log.create({Topic.LEDGER: 1})
+    found = await log.topics.describe([Topic.LEDGER])
+    assert (found[Topic.LEDGER].replicas, found[Topic.LEDGER].partitions) == (3, 1)
+    async with raw_admin(cluster) as admin:
+        await alter_topic_configs(admin, {Topic.LEDGER: {"min.insync.replicas": "1"}})
+    with pytest.raises(ConfigurationError, match=r"ledger.v1: min.insync.replicas is 1, must be 2"):
+        await until_refused(log)
+    [corrected] = await log.topics.correct(found)
+    assert (corrected.found, corrected.wanted) == ("1", "2")
+    await log.create({Topic.LEDGER: 1})
+    await log.close()
+
+
+async def until_refused(log: KafkaLog) -> None:
+    """A changed setting reaches the brokers one after the other."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            await log.create({Topic.LEDGER: 1})
+
+
+@pytest.mark.timeout(180)
+async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaCluster, scale: int) -> None:
+    """Its machine dies, another one leads, the first comes back and leads again; then one is stopped for an upgrade."""
+    async with under_load(cluster) as load:
+        for number in range(scale):
+            await asyncio.to_thread(cluster.start_stopped)
+            await in_sync(cluster)
+            first = await leader(cluster) if number % 2 == 0 else cluster.brokers[number % 3]
+            first.kill9()
+            await load.flows()
+            assert await leader(cluster) is not first
+            await asyncio.to_thread(first.start)
+            await in_sync(cluster, led_by=cluster.brokers[(await described(cluster))["replicas"][0] - 1])
+            second = await leader(cluster)
+            await asyncio.to_thread(second.stop)
+            await load.flows()
+            assert await leader(cluster) is not second
+    report(load)
+    assert load.longest_s <= UNAVAILABLE_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_two_brokers_die_at_once(cluster: KafkaCluster, scale: int) -> None:
+    """A rack loses its power: the copy that is left does not count alone, and goes on when another one is back."""
+    async with under_load(cluster) as load:
+        for number in range(scale):
+            await asyncio.to_thread(cluster.start_stopped)
+            await in_sync(cluster)
+            await load.flows()
+            victims = [cluster.brokers[number % 3], cluster.brokers[(number + 1) % 3]]
+            for victim in victims:
+                victim.kill9()
+            await asyncio.sleep(DEAD_S)
+            before = len(load.acknowledged)
+            await asyncio.sleep(DEAD_S)
+            assert len(load.acknowledged) == before, "a record counts that only one machine holds"
+            await asyncio.to_thread(victims[1].start)
+            await load.flows()
+    report(load)
+
+
+def report(load: Watched) -> None:
+    print(
+        f"\n{len(load.acknowledged)} acknowledged, {len(load.unknown)} unknown, "
+        f"at most {load.longest_s:.1f} s without an acknowledgement"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.timeout(300)
+async def test_jobs_while_brokers_die(make_cell: MakeCell, dsn: str, scale: int) -> None:
+    """The whole system over three brokers, of which one after the other is killed and comes back."""
+    with kafka_cluster() as cluster:
+        cell = await make_cell(cluster.url(), dsn)
+        victims = itertools.cycle(cluster.brokers)
+
+        async def outage() -> None:
+            victim = next(victims)
+            victim.kill9()
+            await asyncio.sleep(DEAD_S)
+            await asyncio.to_thread(victim.start)
+            await in_sync(cluster)
+
+        await live_through(cell, outage, 3 * scale, Settings(log_url=cluster.url(), dsn=dsn))
