@@ -60,20 +60,82 @@ def test_a_clock_that_was_ahead_once_stops_no_timer(monkeypatch: pytest.MonkeyPa
     assert run_virtually(scenario()).state.ended == {"j1": "timed_out_queued"}
 
 
-def test_the_ledgers_clock_follows_the_later_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward with the wall clock; on by the monotonic one when the wall clock was set back; never backwards."""
-    wall, mono = [10_000], [0.0]
+def test_the_ledgers_clock_goes_on_by_the_time_since_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It follows a wall clock that is a little ahead, slowly; not one that jumps by minutes or years; and never goes back."""
+    wall, booted = [10_000], [0.0]
     monkeypatch.setattr(clock, "wall_ms", lambda: wall[0])
-    ledger = LedgerClock(9_000, lambda: mono[0])
-    assert ledger.now_ms() == 10_000
-    wall[0] = 60_000  # stepped forward
-    assert ledger.now_ms() == 60_000
-    wall[0] = 20_000  # and back
+    ledger = LedgerClock(9_000, lambda: booted[0])
+    assert ledger.now_ms() == 9_000
+    booted[0] = 100.0
+    wall[0] += 100_000
+    assert (ledger.now_ms(), ledger.wall_ahead_ms) == (109_100, 0)  # a thousandth faster
+    wall[0] += YEAR_MS
+    booted[0] = 200.0
+    assert ledger.now_ms() == 209_100
+    assert ledger.wall_ahead_ms > YEAR_MS - 1_000_000
+    wall[0] = 0  # and back
     for _ in range(1_000):
-        mono[0] += 0.000_4
+        booted[0] += 0.000_4
         last = ledger.now_ms()
-    assert last == 60_400
-    assert ledger.now_ms(70_000) == 70_000
+    assert last == 209_500
+    assert ledger.now_ms(300_000) == 300_000
+
+
+def test_a_clock_that_jumps_by_years_fires_no_deadline(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a placer runs, and again before the next one begins; the log stands on a machine whose clock is right."""
+
+    async def scenario() -> Replica:
+        broker = MemoryBroker()
+        broker.create(TOPICS)
+        await submit(MemoryLog(broker), "j1", 60_000)
+        with monkeypatch.context() as wrong:
+            working = asyncio.ensure_future(one_placer(broker, 10))
+            await asyncio.sleep(5)
+            wrong.setattr(clock, "wall_ms", lambda: wall_ms() + YEAR_MS)
+            await submit(MemoryLog(broker), "j2", 60_000)
+            await working
+            wrong.setattr(term, "wall_ms", lambda: wall_ms() + YEAR_MS)
+            await one_placer(broker, 10)
+        assert not folded(broker).state.ended
+        await one_placer(broker, 60)
+        return folded(broker)
+
+    assert set(run_virtually(scenario()).state.ended) == {"j1", "j2"}
+    assert any("ahead of the ledger's time" in record.message for record in caplog.records)
+
+
+def test_time_passes_while_nobody_writes() -> None:
+    """The placer was away for two hours, on a machine whose clock is years behind; a deadline of one hour is over."""
+
+    async def scenario() -> Replica:
+        broker = MemoryBroker()
+        broker.create(TOPICS)
+        await submit(MemoryLog(broker), "j1", 3_600_000)
+        await one_placer(broker, 1)
+        await asyncio.sleep(7_200)
+        await one_placer(broker, 1)
+        return folded(broker)
+
+    assert run_virtually(scenario()).state.ended == {"j1": "timed_out_queued"}
+
+
+def test_a_log_whose_clock_stepped_by_years_while_nobody_wrote(caplog: pytest.LogCaptureFixture) -> None:
+    """Log and placer on one machine, which comes back from the workshop in the wrong decade: an alarm, and no deadline."""
+    error_ms = [0]
+
+    async def scenario() -> Replica:
+        broker = MemoryBroker()
+        broker.create(TOPICS)
+        await submit(MemoryLog(broker), "j1", 3_600_000)
+        await one_placer(broker, 1)
+        error_ms[0] = 10 * YEAR_MS
+        await one_placer(broker, 1)
+        return folded(broker)
+
+    assert not run_virtually(scenario(), lambda: error_ms[0]).state.ended
+    assert any("no deadline fires" in record.message for record in caplog.records)
 
 
 def test_thousands_of_due_timers_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

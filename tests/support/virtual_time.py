@@ -59,7 +59,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def _wall_clock(loop: VirtualLoop, error_ms: Callable[[], int]) -> Iterator[None]:
     """`penstock.clock` shows the loop's time, wrong by `error_ms()`."""
     real = getattr(clock, "time")  # noqa: B009 - as below
-    virtual = SimpleNamespace(time_ns=lambda: (EPOCH_MS + error_ms()) * 1_000_000 + int(loop.time() * 1e9))
+    virtual = SimpleNamespace(
+        time_ns=lambda: (EPOCH_MS + error_ms()) * 1_000_000 + int(loop.time() * 1e9),
+        clock_gettime=lambda which: loop.time(),
+        CLOCK_BOOTTIME=None,
+    )
     setattr(clock, "time", virtual)  # noqa: B010 - a module's import is no attribute to a type checker
     try:
         yield

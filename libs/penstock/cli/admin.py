@@ -15,12 +15,13 @@ from rich.text import Text
 
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.output import Format, dump, present
+from penstock.cli.output import Format, dump, duration, present
 from penstock.exits import Exit, Stop
 from penstock.screen import plain_table
 
 MIN_PYTHON = (3, 11)
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
+MAX_CLOCK_STEP_MS = 120_000  # beyond what records are under way
 REPLAY_PATIENCE_S = 600.0  # a replay folds tens of thousands of records per second, and decides on each
 NVIDIA_SMI_TIMEOUT_S = 10.0
 
@@ -100,6 +101,7 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
     if status["frozen"]:
         remedy = "look at the nodes that vanished; placing resumes when they return"
         yield Finding("frozen", status["frozen"], remedy)
+    yield from _clock(status)
     failed = status["failed_choices"]
     if failed["count"]:
         about = f", at last of {failed['job_id']}" if failed["job_id"] else ""
@@ -115,6 +117,22 @@ def _services(status: dict[str, Any]) -> Iterator[Finding]:
     letters = status["dead_letters"]
     remedy = "read the topic penstock.deadletters.v1: each holds its reason" if letters else ""
     yield Finding("dead letters", str(letters or "none"), remedy)
+
+
+def _clock(status: dict[str, Any]) -> Iterator[Finding]:
+    """The ledger's time against the log's clock, at the latest record: it does not follow steps."""
+    if status["log_ms"] is None:
+        return
+    ahead_ms = status["now_ms"] - status["log_ms"]
+    if abs(ahead_ms) <= MAX_CLOCK_STEP_MS:
+        yield Finding("clock", "the ledger's time is the log's")
+        return
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    yield Finding(
+        "clock",
+        f"the ledger's time is {duration(abs(ahead_ms))} {way} the log's clock; deadlines go by the time since boot",
+        "a clock was or is wrong: look at the placer's log, and set the clocks of its machine and of the log's (NTP)",
+    )
 
 
 def _gpus_here() -> Finding:

@@ -30,6 +30,7 @@ from tests.faults.ledger_book import TERM_STARTED
 from tests.faults.ledger_rules import PLACER, START_TASK, STOP_TASK, Fact, LedgerRules, Violation, kind_of
 from tests.faults.process_rules import ProcessRules, Running
 
+MAX_UNDERWAY_S = 120.0  # of a record, between its stamp and its landing: placers sleep, and appends are late
 CORDONED = "penstock.node.cordoned."
 REPORTER = b"/penstock/node-reporter/"
 
@@ -57,6 +58,8 @@ class Judge:
         """(node, task id): tasks that an order or a drain stops."""
         self.faults: dict[str, int] = {}
         """UUID → seq of the record with its latest fault."""
+        self._since: tuple[int, float] | None = None
+        """The ledger's time and the real one at the first record of those behind which a deadline was always pending."""
         self._processes = ProcessRules()
         self._false_reports: dict[str, None] = {}
         """Machines that run although somebody reported them fenced, until they join again."""
@@ -92,6 +95,7 @@ class Judge:
         if found is None:
             self._void(record)
             return False
+        self._time(found["now_ms"])
         rules.record(found)
         for entry in found["facts"]:
             kind, fact = kind_of(entry["type"]), entry["data"]
@@ -109,6 +113,21 @@ class Judge:
         if timers:
             raise Violation("rest", f"seq {book.seq}: {timers} have ended, their timers stay")
         return True
+
+    def _time(self, now_ms: int) -> None:
+        """While a deadline is pending, the ledger's time goes on no faster than time itself, whatever clocks show."""
+        now_s = self.world.now_s
+        if self._since is not None:
+            since_ms, since_s = self._since
+            passed_ms = (now_s - since_s + MAX_UNDERWAY_S) * 1_000
+            if now_ms - since_ms > passed_ms:
+                raise Violation(
+                    "time", f"seq {self.book.seq}: {now_ms - since_ms} ms in {now_s - since_s:.1f} s"
+                )
+        if not any(timer.about.kind != "place_more" for timer in self.replica.state.timers.values()):
+            self._since = None
+        elif self._since is None:
+            self._since = now_ms, now_s
 
     def _drained_by(self, facts: list[Fact]) -> None:
         """The record that drains a node stops what runs there, unless the cell is frozen."""

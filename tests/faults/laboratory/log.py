@@ -12,13 +12,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
-from penstock.clock import wall_ms
 from penstock.errors import AppendFailed, LogError, OffsetOutOfRange, OffsetTaken
 from penstock.log.group_commit import check_sizes
 from penstock.log.port import MAX_READ_RECORDS, Message, Partition, Reader, Record
 from penstock.model.topics import INPUT_TOPICS, Topic
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.world import World
+from tests.support.virtual_time import EPOCH_MS
 
 LATE_S = 5.0  # at most, between the failure of an append and its landing all the same
 LANE_GAP_S = (
@@ -67,10 +67,11 @@ class Broker:
     def put(self, messages: Iterable[Message]) -> list[int]:
         """They land, now. Returns their offsets."""
         offsets = []
+        now_ms = EPOCH_MS + int(self.world.now_s * 1_000)  # by the log's own clock
         for message in messages:
             records = self.records(message.partition)
             record = Record(
-                message.partition, len(records), message.value, tuple(message.headers), message.key, wall_ms()
+                message.partition, len(records), message.value, tuple(message.headers), message.key, now_ms
             )
             records.append(record)
             offsets.append(record.offset)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tests.faults.laboratory.cell import Laboratory
 
 HOUR_MS = 3_600_000
+YEAR_MS = 365 * 24 * HOUR_MS
 DOUBTFUL = (NodeSuspected.TYPE.encode(), GpuFaulted.TYPE.encode())
 """What makes a node unused until it reports again, also when it comes late."""
 LATEST = 40  # placements whose orders may still be under way
@@ -149,6 +150,17 @@ class Nemesis:
         jump_ms = int(self._world.rng.integers(-2 * HOUR_MS, 2 * HOUR_MS))
         clock.error_ms += jump_ms if self._world.rng.random() < 0.3 else jump_ms // 1_000
         self._world.trace(f"a clock jumps by {jump_ms} ms or a thousandth of it")
+
+    def years(self) -> None:
+        """A machine's battery dies, or a time server errs: its clock jumps by up to forty years, and now and then back."""
+        clocks = self._lab.clocks
+        clock = clocks[int(self._world.rng.integers(len(clocks)))]
+        usual_ms, years = clock.error_ms, int(self._world.rng.integers(-40, 41))
+        clock.error_ms += years * YEAR_MS
+        self._world.trace(f"a clock jumps by {years} years")
+        if self._world.rng.random() < 0.5:
+            mended_s = self._world.within(1, 60)
+            self._world.at(mended_s, lambda: setattr(clock, "error_ms", usual_ms))
 
     def outage(self) -> None:
         """Nobody reaches the log for a while."""
@@ -528,7 +540,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     | {
         name: getattr(Nemesis, name)
         for name in (
-            "crash", "upgrade", "zombie", "rival", "duel", "clock", "outage", "retention", "reboot", "power", "vanish", "silence",
+            "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "reboot", "power", "vanish", "silence",
             "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "cordon", "garbage", "wrong_progress",
             "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )

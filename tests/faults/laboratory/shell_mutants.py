@@ -13,7 +13,7 @@ from penstock.model.topics import Topic
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders
-from penstock_services.placer.shell import service
+from penstock_services.placer.shell import ledger_time, service
 from tests.faults.laboratory.log import Connection
 from tests.faults.laboratory.patching import filtered, mutant, posing, replace
 
@@ -129,6 +129,14 @@ def _() -> None:
 @mutant("the ledger's clock may go back")
 def _() -> None:
     replace(LedgerClock.now_ms, lambda self, last_ms=0: wall_ms())
+
+
+@mutant("a term begins by its machine's clock", faults="years,rival")
+def _() -> None:
+    def begin_time(state: CellState, before_ms: int | None, log_ms: int) -> LedgerClock:
+        return LedgerClock(max(state.now_ms, wall_ms()))
+
+    replace(ledger_time.begin_time, begin_time)
 
 
 @mutant("the estimator forgets what it had not estimated")

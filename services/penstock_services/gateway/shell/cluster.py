@@ -120,6 +120,7 @@ async def status(request: Request) -> Response:
             "seq": state.seq,
             "term": state.term,
             "now_ms": state.now_ms,
+            "log_ms": gateway.follower.log_ms,
             "frozen": state.frozen,
             "profile": state.settings.profile,
             "failed_choices": as_written(state.failed_choices),

@@ -27,6 +27,8 @@ class Follower:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.pending: OrderedDict[str, Row] = OrderedDict()
+        self.log_ms: int | None = None
+        """When the log took the latest valid record, by its own clock; None: none was read yet."""
         self._ended: OrderedDict[str, Row] = OrderedDict()
         self._changed = asyncio.Event()
 
@@ -45,7 +47,11 @@ class Follower:
                     caught_up.set()
                 for record in await reader.read():
                     place = f"ledger offset {record.offset}"
-                    applying(place, partial(self.replica.take, record.value, record.offset, self._fold))
+                    taken = applying(
+                        place, partial(self.replica.take, record.value, record.offset, self._fold)
+                    )
+                    if taken is not None:
+                        self.log_ms = record.timestamp_ms
                 self._wake()
         finally:
             await reader.close()

@@ -37,6 +37,7 @@ from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
 from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.placer.shell.ledger_time import ClockAlarm
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.standby import StandbySettings, stand_by
 from penstock_services.placer.shell.term import Fenced, acquire, ledger_headers
@@ -75,6 +76,7 @@ class Term:
         replica: Replica,
         poisoned: dict[str, Failure],
         ledger_trace: LedgerTrace,
+        clock: LedgerClock,
     ) -> None:
         self._settings = settings
         self._log = log
@@ -83,7 +85,8 @@ class Term:
         self._term = replica.head.term
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._poisoned = poisoned
-        self._clock = LedgerClock(replica.state.now_ms, asyncio.get_running_loop().time)
+        self._clock = clock
+        self._clock_alarm = ClockAlarm()
         self._pending: deque[Pending] = deque()
         self._to_append: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=16)
         self._room = asyncio.Event()
@@ -133,7 +136,9 @@ class Term:
 
     def _now_ms(self) -> int:
         """The ledger's time."""
-        return self._clock.now_ms(self._core.state.now_ms)
+        now_ms = self._clock.now_ms(self._core.state.now_ms)
+        self._clock_alarm.look(self._clock)
+        return now_ms
 
     def _until_timer(self) -> int | None:
         due = self._core.state.next_timer()
@@ -283,11 +288,11 @@ class PlacerService:
             await stand_by(self._log, replica, self._settings.cell_index, ledger_trace)
         reader = self._log.reader({ledger: replica.offset})
         try:
-            await acquire(
+            clock = await acquire(
                 self._log, reader, replica, ledger, self._settings.cell, self._placer_id, ledger_trace
             )
             self._standing_by = False
-            term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace)
+            term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace, clock)
             await term.serve(reader, self._ready)
         finally:
             await reader.close()

@@ -56,7 +56,7 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, ledger_trace: Le
     start = {Partition(topic, cell_index): positions.get((topic, cell_index), 0) for topic in INPUT_TOPICS}
     reader = log.reader({**start, ledger: replica.offset})
     loop = asyncio.get_running_loop()
-    clock = LedgerClock(replica.state.now_ms, loop.time)
+    clock = LedgerClock(replica.state.now_ms)
     waiting: dict[Partition, Unanswered] = {}
     heard_s = loop.time()
     try:

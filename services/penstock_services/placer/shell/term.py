@@ -9,17 +9,19 @@ import orjson
 from pydantic import ValidationError
 
 from penstock import __version__
-from penstock.clock import wall_ms
+from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
+from penstock.log.lookup import records_at
 from penstock.log.port import Headers, Log, Message, Partition, Reader
 from penstock.model.envelope import headers
 from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStarted
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import UnknownProfile, policy_for
 from penstock.runtime.failpoints import hit
+from penstock_services.placer.shell.ledger_time import begin_time
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
@@ -92,20 +94,23 @@ async def acquire(
     cell: str,
     placer_id: str,
     ledger_trace: LedgerTrace,
-) -> None:
-    """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record.
+) -> LedgerClock:
+    """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record; returns the term's clock.
 
     Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when another
     placer's term came first: two that tried again would supersede each other for ever, so the loser stands by.
     """
     settings = placer_settings()
     end = (await log.end_offsets([ledger]))[ledger]
+    head = (await records_at(log, {ledger: replica.head_offset}))[ledger]
+    stamp_ms = before_ms = None if head is None else head.timestamp_ms
     while True:
         while reader.position(ledger) < end:
             for record in await reader.read():
-                ledger_trace.fold(replica, record, end)
+                if ledger_trace.fold(replica, record, end) is not None:
+                    stamp_ms = record.timestamp_ms
         term = replica.head.term + 1
-        now_ms = max(replica.state.now_ms, wall_ms())
+        now_ms = replica.state.now_ms or wall_ms()
         fact = TermStarted(
             term=term,
             placer_id=placer_id,
@@ -125,10 +130,12 @@ async def acquire(
                 taken = ledger_trace.fold(replica, record, end)
                 if record.value == value:
                     ours = taken is not None
+                if taken is not None:
+                    before_ms, stamp_ms = stamp_ms, record.timestamp_ms
         if ours and replica.head.term == term:
             ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
-            return
+            return begin_time(replica.state, before_ms, stamp_ms or 0)
         if replica.head.term >= term:
             raise Fenced(f"another placer began term {replica.head.term} first")
         end = reader.position(ledger)

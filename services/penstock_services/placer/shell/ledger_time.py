@@ -1,0 +1,64 @@
+"""The ledger's time when a term begins: how long nobody wrote, by the log's own clock.
+
+Within a term time goes on by the boot-time clock (`penstock.clock.LedgerClock`). Between two terms only the log knows how
+long it was: it has stamped the last record, and ours. The difference counts, whatever both clocks show, so a log whose clock
+is wrong by years costs nothing; only a step of it while nobody writes does, and is not taken beyond `MAX_ABSENCE_MS`.
+
+Ideal: the ledger's time is the time of day. Departure: catching up with it would fire deadlines, so that is done only
+when none is pending.
+"""
+
+import logging
+
+from penstock.clock import LedgerClock, wall_ms
+from penstock.ledger.state import CellState
+
+logger = logging.getLogger(__name__)
+
+MAX_ABSENCE_MS = 30 * 86_400_000  # nobody wrote for so long: more likely the log's clock has stepped
+
+
+def begin_time(state: CellState, before_ms: int | None, log_ms: int) -> LedgerClock:
+    """The clock of a term. `before_ms`, `log_ms`: when the log took the last record of before, and the term's first one.
+
+    `before_ms` is None where that record is no longer in the log. `state` is as of the term's first record.
+    """
+    absent_ms = 0 if before_ms is None else max(0, log_ms - before_ms)
+    if absent_ms > MAX_ABSENCE_MS:
+        logger.error(
+            "the log's clock went on by %.1f days between the last record and this term's first, more than %d: the ledger's "
+            "time stands still for that, and no deadline fires; set the clock of the log's machines (NTP)",
+            absent_ms / 86_400_000,
+            MAX_ABSENCE_MS // 86_400_000,
+        )
+        absent_ms = 0
+    start_ms = state.now_ms + absent_ms
+    if not pending_deadlines(state):
+        start_ms = max(start_ms, min(log_ms, wall_ms()))
+    return LedgerClock(start_ms)
+
+
+def pending_deadlines(state: CellState) -> bool:
+    """Whether time alone can end or stop something."""
+    return any(timer.about.kind != "place_more" for timer in state.timers.values())
+
+
+class ClockAlarm:
+    """Logs once per step that a machine's clock is not followed."""
+
+    def __init__(self) -> None:
+        self._alarmed = False
+
+    def look(self, clock: LedgerClock) -> None:
+        """After each reading; costs a comparison."""
+        if bool(clock.wall_ahead_ms) is self._alarmed:
+            return
+        self._alarmed = not self._alarmed
+        if self._alarmed:
+            logger.error(
+                "this machine's clock is %d s ahead of the ledger's time; deadlines go by the time since boot. Set the clock (NTP). "
+                "If it is right, the ledger's time catches up when a term begins while no deadline is pending",
+                clock.wall_ahead_ms // 1_000,
+            )
+        else:
+            logger.warning("this machine's clock agrees with the ledger's time again")
