@@ -19,7 +19,7 @@ import orjson
 from penstock.log.port import Headers
 from tests.faults.ledger_book import Book
 
-FINAL_STOPS = ("cancelled", "completed", "run_timeout")
+FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
 UNSCHEDULABLE = "unschedulable"
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
 PLACER = b"/penstock/placer"

@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000.0
 
 
 @asynccontextmanager
-async def system(dsn: str) -> AsyncIterator[Cell]:
+async def system(dsn: str) -> AsyncIterator[tuple[Cell, "asyncio.Task[None]"]]:
     """Two nodes of four GPUs whose tasks run for an hour."""
     async with running(dsn) as cell:
         settings, stop = Settings(log_url=dsn, dsn=dsn), asyncio.Event()
@@ -35,7 +35,7 @@ async def system(dsn: str) -> AsyncIterator[Cell]:
         ]
         obeying = asyncio.create_task(nodes.run())
         try:
-            yield cell
+            yield cell, obeying
         finally:
             stop.set()
             obeying.cancel()
@@ -69,7 +69,7 @@ async def command(cell: Cell, capsys: pytest.CaptureFixture[str], *arguments: st
 
 async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Fans of one machine are to be replaced, and then it burns: every step is stored with who and why."""
-    async with system(dsn) as cell:
+    async with system(dsn) as (cell, machines):
         await until(cell, "/v1/nodes", lambda found: len(found["nodes"]) == 2)
         job_id, first = await submitted(cell)
         other = {"n1": "n2", "n2": "n1"}[first]
@@ -124,5 +124,34 @@ async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureF
         [fact] = [e["data"] for e in lost["events"] if e["type"] == "penstock.task.lost"]
         assert fact["reason"] == f"its node was fenced by {left.by}: burnt"
         problem(await cell.http.post(f"/v1/nodes/{other}/fence", json=ACT), 409)
+
+        event = {
+            "specversion": "1.0",
+            "id": "watch-1",
+            "source": "/watch",
+            "type": "penstock.node.suspected.v1",
+        }
+        silent = {**event, "data": {"node_id": first, "reason": "its connection broke"}}
+        posted = await cell.http.post(
+            "/v1/events", json=silent, headers={"content-type": "application/cloudevents+json"}
+        )
+        assert posted.status_code == 202, posted.text
+        row = {"task_id": f"{waits}.1.w0", "node_id": first, "node": "suspect", "task": "running"}
+        await until(cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])
+        assert (await cell.http.get(f"/v1/jobs/{waits}/eta")).json()["unproven"] == [row]
+        listed = (await cell.http.get("/v1/jobs")).json()["jobs"]
+        assert {job["job_id"]: job["unproven"] for job in listed} == {job_id: [], waits: [row]}
+        code, out, _ = await command(cell, capsys, "get", "jobs")
+        assert f"({first} silent)" in out
+        code, out, _ = await command(cell, capsys, "eta", waits)
+        assert f"not proven: {row['task_id']} on {first}" in out
+        machines.cancel()  # they die
+        await cell.http.post(f"/v1/jobs/{waits}/cancel", json={})
+        why = await until(cell, f"/v1/jobs/{waits}/why", lambda found: found["status"] == "stopping")
+        assert "It ends as cancelled" in why["text"]
+        assert why["unproven"] == [{**row, "task": "stopping"}]
+        code, _, err = await command(cell, capsys, "node", "fence", first, "--yes")
+        assert code == 0, err
+        await until(cell, f"/v1/jobs/{waits}", lambda job: job["outcome"] == "cancelled")
         verified = json.loads((await cell.http.post("/v1/projections/verify")).text)
         assert verified["ok"], verified

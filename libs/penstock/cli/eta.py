@@ -90,6 +90,10 @@ def shown(answer: Answer, job: Answer, now: int | None = None) -> RenderableType
     lines = [f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  {escape(str(job['name']))}"]
     lines.append(f"[bold]{escape(_headline(answer))}[/]")
     lines += [escape(line) for line in _details(answer)]
+    lines += [
+        f"[yellow]not proven:[/] {row['task_id']} on {row['node_id']}, which is {row['node']}"
+        for row in answer.get("unproven") or []
+    ]
     if answer["next_step"]:
         lines.append(f"[bold]Next:[/] {escape(answer['next_step'])}")
     return Group(*(Text.from_markup(line) for line in lines))

@@ -35,6 +35,11 @@ def status_of(job: Row) -> str:
     shown = state(job["status"])
     if job["status"] == "failed" and job.get("exit_code"):
         shown += f" [dim]({job['exit_code']})[/]"
+    silent = list(dict.fromkeys(row["node_id"] for row in job.get("unproven") or []))
+    if silent:
+        shown += (
+            f" [yellow]({escape(silent[0])}{f' +{len(silent) - 1}' if len(silent) > 1 else ''} silent)[/]"
+        )
     return shown
 
 

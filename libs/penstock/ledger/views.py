@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from penstock.ledger.state import JobState, NodeState, TaskState
-from penstock.model.transitions import TaskStatus
+from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.model.types import Value
 
 Row = dict[str, Any]
@@ -66,6 +66,20 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
         "estimate": fragment(job.estimate),
         "spec": fragment(spec),
     }
+
+
+def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, str]]:
+    """The job's tasks on nodes that are silent: whether they run, and whether a stop has come, nobody knows."""
+    return [
+        {
+            "task_id": task_id,
+            "node_id": task.place.node_id,
+            "node": str(nodes[task.place.node_id].status),
+            "task": str(task.status),
+        }
+        for task_id, task in job.tasks.items()
+        if task.status is not TaskStatus.EXITED and nodes[task.place.node_id].status is not NodeStatus.READY
+    ]
 
 
 class TaskOf(NamedTuple):

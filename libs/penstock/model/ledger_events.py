@@ -107,9 +107,17 @@ class StopDecided(Event, frozen=True, kw_only=True):
     job_id: Identifier
     attempt: Attempt
     reason: Literal[
-        "cancelled", "preempted", "run_timeout", "gang_member_failed", "migrated", "completed", "drained"
+        "cancelled",
+        "preempted",
+        "run_timeout",
+        "gang_member_failed",
+        "migrated",
+        "completed",
+        "drained",
+        "queue_timeout",
     ]
-    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is emptied."""
+    """`completed`: every worker succeeded; the parameter servers are no longer needed. `drained`: its node is emptied.
+    `queue_timeout`: no answer came to its start while it might wait."""
     grace_ms: Annotated[int, Meta(ge=0)]
 
 

@@ -51,9 +51,7 @@ JOB_TRANSITIONS = MappingProxyType(
         # What holds resources ends by its own exit, or through STOPPING: never straight by a cancel or timer.
         _J.LAUNCHING: frozenset({_J.RUNNING, _J.STOPPING, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
         _J.RUNNING: frozenset({_J.STOPPING, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
-        _J.STOPPING: frozenset(
-            {_J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED, _J.CANCELLED, _J.TIMED_OUT_RUNNING}
-        ),
+        _J.STOPPING: frozenset({_J.QUEUED, _J.BACKOFF, *_ENDINGS - {_J.UNSCHEDULABLE}}),
         **{ending: frozenset[JobStatus]() for ending in JobStatus if ending in _ENDINGS},
     }
 )

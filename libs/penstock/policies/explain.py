@@ -3,16 +3,19 @@
 Nothing here is ever written to the ledger (architecture §3, Reasons). The state is read only.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
-from msgspec import field
+from msgspec import field, structs
 
 from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.state import WAITING, CellState, Cordon, Demand, JobState
+from penstock.ledger.views import unproven
 from penstock.model.ledger_events import PlacerSettings
-from penstock.model.transitions import JobStatus
+from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import ResourceVector, Value
 from penstock.policies.base import LazyRng, Policy, Queueing, Replanning
 from penstock.policies.capacity import shortfall, suits
@@ -66,6 +69,8 @@ class Explanation(Value, frozen=True, kw_only=True):
     """Jobs before it in the queue."""
     waited_ms: int | None = None
     """Since its submission, for a job that waits."""
+    unproven: list[dict[str, str]] = field(default_factory=list)
+    """Its tasks on silent nodes (`penstock.ledger.views.unproven`)."""
 
 
 def explain(state: CellState, job_id: str) -> Explanation:
@@ -267,10 +272,33 @@ def _holding(state: CellState, job: JobState) -> Explanation:
     else:
         text = f"It is being stopped {where} ({job.stop_reason})."
         step = "Wait; its resources are freed when every exit is proven."
+        if outcome := ENDS_AS.get(job.stop_reason or ""):
+            text += f" It ends as {outcome} when every exit is proven."
     cordoned = [f"{name} {cordon_text(cordon)}" for name in nodes if (cordon := state.nodes[name].cordon)]
     if cordoned:
         text += f" Of its nodes {'; '.join(cordoned[:MAX_NAMED])}."
-    return not_waiting(state, job.job_id, job.status, text, step)
+    missing = unproven(state.nodes, job)
+    if missing:
+        text += f" {'; '.join(silence_text(row) for row in missing[:MAX_NAMED])}."
+        step = (
+            "Its end is proven by a report or a new boot of the node. If that machine is dead for sure, say so: "
+            f"`penstock node fence {missing[0]['node_id']}`."
+        )
+    answer = not_waiting(state, job.job_id, job.status, text, step)
+    return structs.replace(answer, unproven=missing)
+
+
+ENDS_AS = MappingProxyType(
+    {"cancelled": "cancelled", "run_timeout": "timed out running", "queue_timeout": "timed out queued"}
+)
+"""Reason of a stop → the outcome that follows from it, in words."""
+
+
+def silence_text(row: Mapping[str, str]) -> str:
+    """`n1 is silent: whether w0 still runs there is not proven`."""
+    name = row["task_id"].rpartition(".")[2]
+    doubt = "was started" if row["task"] == TaskStatus.ASSIGNED else "still runs"
+    return f"{row['node_id']} is silent: whether {name} {doubt} there is not proven"
 
 
 def cordon_text(cordon: Cordon) -> str:

@@ -40,6 +40,7 @@ def eta_of(gateway: Gateway, row: Row, report: EtaReport | None) -> dict[str, An
     """The answer as of now. `row`: the job's, from memory or table."""
     now_ms = max(wall_ms(), gateway.follower.state.now_ms)  # the ledger is never ahead of now
     if row["outcome"] is not None:
-        return ended(row["job_id"], row["outcome"], row["ended_ms"], now_ms)
+        return ended(row["job_id"], row["outcome"], row["ended_ms"], now_ms) | {"unproven": []}
     job = gateway.follower.state.jobs.get(row["job_id"])
-    return remaining(row, None if job is None else job.estimate, report, now_ms)
+    found = remaining(row, None if job is None else job.estimate, report, now_ms)
+    return found | {"unproven": gateway.follower.unproven(row["job_id"])}

@@ -9,7 +9,7 @@ from penstock.ledger.evolve import evolve
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
-from penstock.ledger.views import Ending, Row, job_row
+from penstock.ledger.views import Ending, Row, job_row, unproven
 from penstock.log.port import Log, Partition
 from penstock.model.external_events import JobSubmitted
 from penstock.model.ledger_events import JobEnded
@@ -83,6 +83,11 @@ class Follower:
             self.pending[job_id] = row
             if len(self.pending) > MAX_PENDING:
                 self.pending.popitem(last=False)
+
+    def unproven(self, job_id: str) -> list[dict[str, str]]:
+        """The job's tasks on silent nodes, as of the latest record."""
+        job = self.state.jobs.get(job_id)
+        return [] if job is None else unproven(self.state.nodes, job)
 
     def job(self, job_id: str) -> Row | None:
         """The job's row from memory: live, ended lately, or just acknowledged; else None."""

@@ -259,8 +259,16 @@ async def jobs(
         limit,
     )
     last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
-    listed = await _with_eta(gateway, rows) if eta else [row_json(row) for row in rows]
+    listed = await _with_eta(gateway, rows) if eta else [_with_unproven(gateway, row) for row in rows]
     return answer({"jobs": listed, "next_cursor": last})
+
+
+def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
+    """The row with the key `unproven`; it is read only while some node is silent."""
+    state = gateway.follower.state
+    silent = state.index.known & ~state.index.gone & ~state.index.placeable
+    found = gateway.follower.unproven(orjson.loads(row)["job_id"]) if silent else []
+    return row_json(f'{row[:-1]},"unproven":{orjson.dumps(found).decode()}}}')
 
 
 async def _with_eta(gateway: Gateway, rows: Sequence[str]) -> list[Row]:
@@ -270,6 +278,7 @@ async def _with_eta(gateway: Gateway, rows: Sequence[str]) -> list[Row]:
     return [
         {
             **job,
+            "unproven": gateway.follower.unproven(job["job_id"]),
             "eta": eta_of(gateway, job, latest.get(job_id)) if (job_id := job["job_id"]) in running else None,
         }
         for job in found
@@ -278,9 +287,11 @@ async def _with_eta(gateway: Gateway, rows: Sequence[str]) -> list[Row]:
 
 @router.get("/{job_id}")
 async def job(job_id: str, request: Request) -> Response:
-    """One job: what was asked, what was given, when; and `trace_id`, null when no trace of it is exported."""
+    """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces."""
     gateway = gateway_of(request)
-    return answer({**await find_job(gateway, job_id), "trace_id": gateway.traces.trace_id(job_id)})
+    found = await find_job(gateway, job_id)
+    more = {"unproven": gateway.follower.unproven(job_id), "trace_id": gateway.traces.trace_id(job_id)}
+    return answer(found | more)
 
 
 @router.get("/{job_id}/eta")

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import one_line
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
-from penstock.ledger.state import HOLDING, WAITING, CellState, JobState, NodeState
+from penstock.ledger.state import HOLDING, CellState, JobState, NodeState
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
@@ -327,6 +327,12 @@ class Decider:
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="timed_out_running", reason="ran longer than run_timeout"
                 )
+            case "queue_timeout":
+                yield ledger_events.JobEnded(
+                    job_id=job.job_id,
+                    outcome="timed_out_queued",
+                    reason="waited longer than queue_timeout, for a node that did not answer",
+                )
             case "completed":
                 yield succeeded(job)
             case "preempted" | "migrated" | "drained" as reason:
@@ -533,11 +539,13 @@ class Decider:
                 yield ledger_events.JobQueued(job_id=job.job_id)
                 yield from self._patience(state, job)
                 yield from self._arrived(state, job)
-            case "queue_timeout" if job.status in WAITING:
+            case "queue_timeout" if job.status in (JobStatus.SUBMITTED, JobStatus.QUEUED):
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="timed_out_queued", reason="waited longer than queue_timeout"
                 )
                 yield from self._place_waiting(state)
+            case "queue_timeout" if job.status is JobStatus.LAUNCHING:
+                yield stop(job, "queue_timeout")
             case "run_timeout" if job.status is JobStatus.RUNNING:
                 yield stop(job, "run_timeout")
             case "launch_timeout" if job.status is JobStatus.LAUNCHING:
@@ -547,6 +555,9 @@ class Decider:
                         yield external_events.NodeSuspected(
                             node_id=node_id, reason=f"no answer to the start of {job.job_id}"
                         )
+                if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
+                    left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
+                    yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
             case "unschedulable" if job.unschedulable:
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable

@@ -15,7 +15,7 @@ from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, NodeSpec
 
-FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout"})
+FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout", "queue_timeout"})
 
 
 def refusal(state: CellState, event: Event) -> str | None:
