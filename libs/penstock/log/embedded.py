@@ -6,6 +6,7 @@ memory; others are woken by the notification and read them from the table.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -15,10 +16,13 @@ from penstock.errors import AppendFailed, LogError, NotAllowed, OffsetTaken
 from penstock.log.embedded_reader import EmbeddedReader
 from penstock.log.embedded_schema import (
     ADD_PARTITIONS,
+    ANY_EXPIRED,
     APPEND,
     BEGINNINGS,
     CHANNEL,
     EVERYTHING,
+    EXPIRE,
+    EXPIRE_ALONE,
     HEADS,
     PARTITIONS,
     READ,
@@ -27,12 +31,19 @@ from penstock.log.embedded_schema import (
 )
 from penstock.log.group_commit import GroupCommit
 from penstock.log.port import Message, Partition, Reader, Record
+from penstock.log.topic_settings import FOR_EVER, RETENTION_MS
 from penstock.retry import retry
+
+logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0  # one attempt; Postgres on the same machine answers within 50 ms
 OUTAGE_LIMIT_S = 60.0  # a crash recovery takes seconds; beyond this the log counts as lost
 WRITE_BATCH_MS = 4  # under load; a transaction costs 1 ms of CPU besides its records
 WRITE_TIMEOUT_S = 30.0  # one batch; an fsync on a struggling disk can take seconds
+EXPIRE_EVERY = 20_000  # records appended between two looks for expired ones; so many stay too long at most
+EXPIRE_BATCH = (
+    2_000  # oldest records per partition and transaction; a batch takes about 20 ms beside the writer
+)
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.02, 1.0
 
 # What a restarting, recovering or vanished server looks like to its clients.
@@ -67,6 +78,8 @@ class EmbeddedLog:
         self._feeds: dict[Partition, list[EmbeddedReader]] = {}
         self._lost: LogError | None = None
         self._closed = False
+        self._expiring: asyncio.Task[None] | None = None
+        self._appended = 0
 
     async def start(self) -> Self:
         """Connects and creates the tables; raises `LogError` when the database stays away."""
@@ -76,6 +89,7 @@ class EmbeddedLog:
             self._writer_pid = self._writer.get_server_pid()
             await self._listen()
             await self._load_ids()
+            self._expire_soon()
         except (*OUTAGES, asyncpg.PostgresError) as error:
             await self.close()
             raise LogError(f"the embedded log cannot be prepared: {error}") from error
@@ -115,9 +129,10 @@ class EmbeddedLog:
     async def close(self) -> None:
         self._closed = True
         await self._commit.close()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.gather(self._reconnecting, return_exceptions=True)
+        for task in (self._reconnecting, self._expiring):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         for connection in (self._writer, self._listener):
             if connection is not None and not connection.is_closed():
                 connection.terminate()  # nothing is in flight that anybody still waits for
@@ -193,9 +208,9 @@ class EmbeddedLog:
 
     # --- connections -------------------------------------------------------------------------------------
 
-    async def _connect(self) -> asyncpg.Connection:
+    async def _connect(self, purpose: str = "") -> asyncpg.Connection:
         """Connects with back-off. Raises `LogError` after `OUTAGE_LIMIT_S`, or at once when retrying cannot help."""
-        settings = {"application_name": f"penstock {self._identity}", "synchronous_commit": "on"}
+        settings = {"application_name": f"penstock {self._identity}{purpose}", "synchronous_commit": "on"}
         try:
             return await retry(
                 lambda: asyncpg.connect(self._dsn, timeout=CONNECT_TIMEOUT_S, server_settings=settings),
@@ -269,6 +284,35 @@ class EmbeddedLog:
             self._ids[partition] = row["id"]
             self._names[row["id"]] = partition
 
+    # --- retention ---------------------------------------------------------------------------------------
+
+    def _expire_soon(self) -> None:
+        """Begins to delete what is older than its topic's retention, beside everything else."""
+        if self._expiring is None or self._expiring.done():
+            self._expiring = asyncio.create_task(
+                self._expire(), name=f"expire embedded log ({self._identity})"
+            )
+
+    async def _expire(self) -> None:
+        """Deletes the oldest records of each partition, as far as all of them have expired. Failing costs disk only."""
+        limited = {topic: ms for topic, ms in RETENTION_MS.items() if ms != FOR_EVER}
+        terms = (list(limited), list(limited.values()))
+        try:
+            if not (await self._query(ANY_EXPIRED, *terms))[0]["expired"]:
+                return
+            connection = await self._connect(" (retention)")
+            try:
+                while True:
+                    async with connection.transaction():
+                        if not await connection.fetchval(EXPIRE_ALONE):
+                            return
+                        if not await connection.fetchval(EXPIRE, *terms, EXPIRE_BATCH):
+                            return
+            finally:
+                connection.terminate()
+        except (LogError, *OUTAGES, asyncpg.PostgresError) as error:
+            logger.warning("expired records stay until the next try: %s", error)
+
     # --- the writer --------------------------------------------------------------------------------------
 
     async def _write(self, batch: list[Message]) -> list[int]:
@@ -314,6 +358,10 @@ class EmbeddedLog:
             self._look_again()  # should it have been committed, no notification will wake our readers
             raise AppendFailed(f"{type(error).__name__}: {error}") from error
         offsets = [bases[slot - 1] + rank for slot, rank in zip(slots, ranks, strict=True)]
+        self._appended += len(batch)
+        if self._appended >= EXPIRE_EVERY:
+            self._appended = 0
+            self._expire_soon()
         self._fan_out(batch, offsets, slot_of, bases, stamp_ms)
         return offsets
 

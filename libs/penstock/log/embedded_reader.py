@@ -171,6 +171,9 @@ class EmbeddedReader:
                 [ids[partition] for partition in wanted], first, MAX_READ_RECORDS
             )
             self._store(rows)
+            for partition, asked in zip(wanted, first, strict=True):
+                if len(rows) < MAX_READ_RECORDS and self._ends[partition] == asked:
+                    raise OffsetOutOfRange(f"{partition} no longer holds offset {asked}, nor any after it")
         for partition in ids:  # a partition that is still behind goes to the end of the queue
             self._behind.pop(partition, None)
             if partition in self._unsure or self._ends[partition] < self._heads[partition]:
@@ -196,7 +199,7 @@ class EmbeddedReader:
             if offset < end:
                 continue  # came through memory while the query ran
             if offset != end:
-                raise LogError(f"{partition} has no offset {end}, but {offset}: the table was altered")
+                raise OffsetOutOfRange(f"{partition} no longer holds offset {end}; the oldest is {offset}")
             self._buffer.append(Record(partition, offset, value, unpack_headers(headers), key, timestamp_ms))
             self._buffer_bytes += len(value)
             self._ends[partition] = offset + 1

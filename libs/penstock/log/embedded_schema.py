@@ -84,6 +84,35 @@ SELECT t.topic, i FROM unnest($1::text[], $2::integer[]) AS t(topic, n) CROSS JO
 ORDER BY t.topic, i
 ON CONFLICT (topic, index) DO NOTHING
 """
+EXPIRE = """
+WITH oldest AS (
+    SELECT p.id, r.position, r.timestamp_ms < extract(epoch FROM clock_timestamp()) * 1000 - t.retention_ms AS expired
+    FROM unnest($1::text[], $2::bigint[]) AS t(topic, retention_ms)
+    JOIN penstock_log.partitions p ON p.topic = t.topic
+    CROSS JOIN LATERAL (
+        SELECT position, timestamp_ms FROM penstock_log.records
+        WHERE partition_id = p.id ORDER BY position LIMIT $3
+    ) AS r
+), first_to_stay AS (
+    SELECT id, min(position) AS position FROM oldest WHERE NOT expired GROUP BY id
+), gone AS (
+    DELETE FROM penstock_log.records r USING oldest o LEFT JOIN first_to_stay s ON s.id = o.id
+    WHERE r.partition_id = o.id AND r.position = o.position AND o.expired AND o.position < coalesce(s.position, o.position + 1)
+    RETURNING 1
+)
+SELECT count(*) FROM gone
+"""
+EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
+ANY_EXPIRED = """
+SELECT EXISTS (
+    SELECT FROM unnest($1::text[], $2::bigint[]) AS t(topic, retention_ms)
+    JOIN penstock_log.partitions p ON p.topic = t.topic
+    CROSS JOIN LATERAL (
+        SELECT timestamp_ms FROM penstock_log.records WHERE partition_id = p.id ORDER BY position LIMIT 1
+    ) AS r
+    WHERE r.timestamp_ms < extract(epoch FROM clock_timestamp()) * 1000 - t.retention_ms
+) AS expired
+"""
 READ = """
 SELECT w.id, r.position, r.timestamp_ms, r.key, r.headers, r.value
 FROM unnest($1::integer[], $2::bigint[]) WITH ORDINALITY AS w(id, first, turn)

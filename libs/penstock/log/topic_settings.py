@@ -6,15 +6,25 @@ One table for creating topics, for verifying those that exist, and for the docum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
 
 DAY_MS = 86_400_000
 FOR_EVER = -1
 MAX_REPLICAS = 3
 MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default; our largest record with its headers is below
 
-RETENTION_MS: Mapping[str, int] = MappingProxyType(dict.fromkeys(map(str, Topic), FOR_EVER))
-"""Topic → how long its records stay at least. The ledger alone rebuilds the state, and a replay reads the inputs again."""
+RETENTION_MS: Mapping[str, int] = MappingProxyType(
+    {
+        # The ledger alone rebuilds the state. An input must be there until the ledger has answered it, however long the
+        # placer stood still: no period of time is safe.
+        **dict.fromkeys((str(Topic.LEDGER), *map(str, INPUT_TOPICS)), FOR_EVER),
+        # Derived from the ledger: a node whose position is gone joins again, and its orders are repeated then.
+        str(Topic.ORDERS): 7 * DAY_MS,
+        str(Topic.TELEMETRY): 7 * DAY_MS,  # only looked at
+        str(Topic.DEAD_LETTERS): 90 * DAY_MS,  # only looked at, by people
+    }
+)
+"""Topic → how long a record stays at least, in ms, or `FOR_EVER`."""
 
 _AT_LEAST = frozenset({"min.insync.replicas", "max.message.bytes"})
 _AT_LEAST_OR_FOR_EVER = frozenset({"retention.ms", "retention.bytes"})
@@ -38,6 +48,9 @@ def topic_settings(topic: str, replicas: int) -> dict[str, str]:
         "cleanup.policy": "delete",
         # Acknowledged means: in more than one copy, where one may be missing. With two copies that would end all writes.
         "min.insync.replicas": str(max(1, min(replicas, MAX_REPLICAS) - 1)),
+        # The broker's clock, for retention by a client's would follow the client's mistakes, and by default a broker refuses
+        # records that are stamped an hour ahead.
+        "message.timestamp.type": "LogAppendTime",
         "unclean.leader.election.enable": "false",  # a copy that missed records must not become the one that counts
         "max.message.bytes": str(MAX_MESSAGE_BYTES),
     }
