@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 import pytest_asyncio
@@ -18,8 +19,9 @@ from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.log.embedded import EmbeddedLog
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import Topic
+from penstock.runtime.migrations import schema_of
 from tests.support.gateway_cell import JSON, SPEC, WITHIN_S, Cell, Faulty, problem, running
-from tests.support.hand_placer import HandPlacer
+from tests.support.hand_placer import HandPlacer, node_spec
 
 pytestmark = pytest.mark.postgres
 
@@ -56,6 +58,35 @@ async def test_the_same_key_and_job_give_the_same_job(cell: Cell) -> None:
     assert (first.status_code, again.status_code) == (202, 200)
     assert first.json() == again.json()
     assert len(await cell.written(Topic.JOBS)) == 1
+
+
+async def test_a_key_that_was_never_marked_keeps_its_promise_when_the_ledger_has_forgotten_the_job(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway died between log and mark. The client repeats after 100,000 other jobs (here: one) have ended."""
+    monkeypatch.setattr("penstock.ledger.evolve.MAX_ENDED_REMEMBERED", 1)
+    key = {"Idempotency-Key": "build-18"}
+    job_id = (await cell.http.post("/v1/jobs", json=SPEC, headers=key)).json()["job_id"]
+    [event] = await cell.written(Topic.JOBS)
+    cell.placer.join(node_spec("n0"))
+    cell.placer.feed(event.data, event.id)
+    cell.placer.feed(JobCancelRequested(job_id=job_id))
+    cell.placer.run(["other"])
+    assert job_id not in cell.placer.state.ended
+    await cell.tell()
+    await cell.caught_up()
+    keys = f"{schema_of('default')}_gateway.idempotency"
+    connection = await asyncpg.connect(cell.dsn)
+    await connection.execute(f"UPDATE {keys} SET appended = false")
+    again = await cell.http.post("/v1/jobs", json=SPEC, headers=key)
+    assert (again.status_code, again.json()["job_id"]) == (200, job_id)
+    assert len(await cell.written(Topic.JOBS)) == 1, "it would run a second time"
+    monkeypatch.setattr("penstock_services.gateway.shell.store.PRUNE_EVERY_KEYS", 1)
+    await connection.execute(f"UPDATE {keys} SET created_at = created_at - make_interval(days => 31)")
+    await cell.http.post("/v1/jobs", json=SPEC, headers={"Idempotency-Key": "build-19"})
+    left = [row["key"] for row in await connection.fetch(f"SELECT key FROM {keys}")]
+    assert left == ["build-19"], "a gateway that runs for years forgets keys, too"
+    await connection.close()
 
 
 async def test_the_same_key_and_another_job_conflict(cell: Cell) -> None:

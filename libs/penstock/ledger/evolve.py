@@ -43,6 +43,7 @@ FOLD_VERSION = 3
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
+MIN_TIMER_HEAP = 64  # entries below which nothing is gained by compacting
 LOSSES = frozenset({"node_lost", "refused"})
 
 
@@ -236,6 +237,7 @@ def _job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
     _drop_timers(
         state, job.job_id, "queue_timeout", "run_timeout", "launch_timeout", "backoff", "unschedulable"
     )
+    _compact_timers(state)
     _set_job(state, job, JobStatus(fact.outcome))
     state.ended[fact.job_id] = fact.outcome
     if len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -490,6 +492,14 @@ def _choice_failed(state: CellState, fact: ledger_events.ChoiceFailed) -> None:
 def _timer_set(state: CellState, fact: ledger_events.TimerSet) -> None:
     state.timers[fact.timer_id] = Timer(fact.at_ms, fact.about)
     heapq.heappush(state.timer_heap, (fact.at_ms, fact.timer_id))
+    _compact_timers(state)
+
+
+def _compact_timers(state: CellState) -> None:
+    """Entries of timers that are gone leave the heap before they are due, once they are most of it. Amortised O(log timers)."""
+    if len(state.timer_heap) > MIN_TIMER_HEAP and len(state.timer_heap) > 2 * len(state.timers):
+        state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
+        heapq.heapify(state.timer_heap)
 
 
 def _timer_gone(state: CellState, fact: ledger_events.TimerFired) -> None:

@@ -104,7 +104,8 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
     """One append per key, whatever is sent at once, and after whatever crash.
 
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
-    then appends the same event (same job id, same event id) again, and the placer rejects the duplicate.
+    then appends the same event (same job id, same event id) again unless the tables know the job, and the placer
+    rejects the duplicate.
     """
     lock = gateway.submitting.setdefault(key, asyncio.Lock())
     await lock.acquire()
@@ -113,7 +114,7 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
         known = await gateway.store.enter_key(key, digest, event.job_id)
         if known.spec_sha256 != digest:
             raise _conflict(key, known, digest)
-        if known.appended:
+        if known.appended or (not known.fresh and await _exists(gateway, known.job_id)):
             lock.release()
             return _accepted(known.job_id, 200)
         await _append_submission(gateway, event, caller)
@@ -126,6 +127,18 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
     gateway.marking.add(marking)
     marking.add_done_callback(gateway.marking.discard)
     return _accepted(event.job_id, 202 if known.fresh else 200)
+
+
+async def _exists(gateway: Gateway, job_id: str) -> bool:
+    """Whether this job was ever taken in: the ledger's fold forgets ended jobs, the tables do not."""
+    await gateway.fresh()
+    try:
+        await find_job(gateway, job_id)
+    except Problem as problem:
+        if problem.kind not in ("no_job", "no_read_models"):
+            raise
+        return False
+    return True
 
 
 async def _mark(gateway: Gateway, key: str, lock: asyncio.Lock) -> None:

@@ -19,6 +19,7 @@ CHANNEL = "penstock_projected"  # the projector's; payload `schema:seq`
 POOL = 8  # connections; reads are short
 TIMEOUT_S = 10.0
 KEY_DAYS = 30  # an idempotency key is remembered for so long
+PRUNE_EVERY_KEYS = 1_000  # keys entered between two looks for older ones; at least one look per start
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 
 OUTAGES = (
@@ -52,6 +53,10 @@ class Store:
         self._commit = "off" if log_url == dsn else "on"
         self.schema = schema_of(cell)
         self._own = f"{self.schema[:50]}_gateway"
+        self._prune_keys = (
+            f"DELETE FROM {self._own}.idempotency WHERE created_at < now() - make_interval(days => $1)"
+        )
+        self._entered = 0
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -64,10 +69,7 @@ class Store:
             connection = await asyncpg.connect(self._dsn, timeout=TIMEOUT_S)
             try:
                 await migrate(connection, self._own, load_migrations(MIGRATIONS))
-                await connection.execute(
-                    f"DELETE FROM {self._own}.idempotency WHERE created_at < now() - make_interval(days => $1)",
-                    KEY_DAYS,
-                )
+                await connection.execute(self._prune_keys, KEY_DAYS)
             finally:
                 await connection.close()
             self._pool = await asyncpg.create_pool(
@@ -199,6 +201,9 @@ class Store:
             spec_sha256,
             job_id,
         )  # empty: entered by another request between the two halves of the statement
+        self._entered += 1
+        if self._entered % PRUNE_EVERY_KEYS == 0:
+            await self.fetch(self._prune_keys, KEY_DAYS)
         return Key(*(rows or await self.fetch(known, key))[0])
 
     async def mark_appended(self, key: str) -> None:
