@@ -331,6 +331,9 @@ _DECISIONS: tuple[Event, ...] = (
     ),
     ledger_events.NodeLost(node_id=NEXT_NODE),
     ledger_events.NodeRestored(node_id=NEXT_NODE),
+    ledger_events.NodeJoinRefused(
+        node_id=NODE, boot_id="77b0aa12-boot", incarnation=START_MS, reason="other_machine"
+    ),
     ledger_events.CellFrozen(reason="33 of 48 nodes vanished within 60 s"),
     ledger_events.CellThawed(reason="31 of 33 nodes are back"),
     ledger_events.ChoiceFailed(
@@ -391,6 +394,15 @@ _ORDERS: tuple[Event, ...] = (
         ),
         rendezvous_port=29_411,
         grace_ms=SPEC.grace_ms,
+    ),
+    ledger_events.AnswerJoin(
+        token=TOKEN + 9,
+        node_id=NODE,
+        boot_id="77b0aa12-boot",
+        incarnation=START_MS,
+        verdict="other_machine",
+        machine_id="4c4c4544004b3510",
+        highest_incarnation=START_MS - MINUTE_MS,
     ),
     ledger_events.StopTask(
         token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"

@@ -21,6 +21,7 @@ from tests.faults.ledger_book import Book
 
 FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
 UNSCHEDULABLE = "unschedulable"
+ANSWER_JOIN = b"penstock.order.answer_join.v1"
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
 PLACER = b"/penstock/placer"
 Fact = dict[str, Any]
@@ -79,6 +80,8 @@ class LedgerRules:
         self._estimates: dict[str, None] = {}
         self._started: dict[tuple[str, int], None] = {}
         self._stops: dict[tuple[int, str], None] = {}
+        self._answers: dict[int, tuple[str, str, int, str]] = {}
+        """Seq → (node, boot, incarnation, verdict) of the joining that it answers."""
         self._left: dict[str, int] = {}
         """Node → ledger time of its latest departure."""
         self._cause: Fact = {}
@@ -155,6 +158,11 @@ class LedgerRules:
         if labels.get("ce_source") != PLACER:
             return None
         kind, order = labels["ce_type"], orjson.loads(value)
+        if kind == ANSWER_JOIN:
+            joining = (order["node_id"], order["boot_id"], order["incarnation"], order["verdict"])
+            if self._answers.get(order["token"]) != joining:
+                raise Violation("order", f"{joining} is answered; seq {order['token']} did not decide that")
+            return kind, order
         key = (order["token"], order["task_id"])
         if kind == START_TASK:
             own = self.placed.get(key)
@@ -229,7 +237,23 @@ class LedgerRules:
 
     def _join(self, fact: Fact) -> None:
         self._stops |= dict.fromkeys((self.book.seq, task["task_id"]) for task in fact["tasks"])
-        self._left.pop(fact["node"]["node_id"], None)
+        node = fact["node"]
+        self._left.pop(node["node_id"], None)
+        self._answers[self.book.seq] = (
+            node["node_id"],
+            node["boot_id"],
+            fact.get("incarnation", 0),
+            "accepted",
+        )
+
+    def _join_refused(self, fact: Fact) -> None:
+        known = self.book.nodes[fact["node_id"]]
+        if fact["reason"] == "stale_join" and fact["incarnation"] > known.incarnation:
+            raise Violation(
+                "join", f"seq {self.book.seq}: {fact} is refused; the last was {known.incarnation}"
+            )
+        joining = (fact["node_id"], fact["boot_id"], fact["incarnation"], fact["reason"])
+        self._answers[self.book.seq] = joining
 
     def _departure(self, fact: Fact) -> None:
         self._left[fact["node_id"]] = self.book.now_ms
@@ -276,6 +300,7 @@ BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
         "penstock.task.started": LedgerRules._start,
         "penstock.stop.decided": LedgerRules._stop,
         "penstock.node.joined": LedgerRules._join,
+        "penstock.node.join_refused": LedgerRules._join_refused,
         "penstock.node.left": LedgerRules._departure,
         "penstock.task.lost": LedgerRules._lost,
         "penstock.node.lost": LedgerRules._node_lost,

@@ -125,15 +125,23 @@ async def test_one_lost_gpu_stops_neither_the_reporter_nor_the_others(
     reported = [(e.uuid, e.fault) for e in cell.events() if isinstance(e, external_events.GpuFaulted)]
     assert reported == [("GPU-B", "fell_off_bus"), ("GPU-C", "ecc")]
     cards.write_text("GPU-A\nGPU-B lost\nGPU-C\n")
-    for count, arguments, faults in (
-        (2, (), [("GPU-C", "ecc", 5)]),
-        (3, ("--clear-gpu-faults",), []),
-        (4, (), []),
-    ):
+    before = (await cell.until(external_events.NodeJoined)).incarnation
+    for arguments, faults in (((), [("GPU-C", "ecc", 5)]), (("--clear-gpu-faults",), []), ((), [])):
         async with reporter_process(options, dsn, *arguments, env=env):
-            joined = await cell.until(external_events.NodeJoined, count=count)
+            joined = await joining_after(cell, before)
+            before = joined.incarnation
             assert [gpu.uuid for gpu in joined.node.gpus] == ["GPU-A", "GPU-C"]
             assert [(fault.uuid, fault.fault, fault.code) for fault in joined.faults] == faults
+
+
+async def joining_after(cell: Cell, incarnation: int) -> external_events.NodeJoined:
+    """The next joining; copies of earlier ones, which a killed reporter has left unacknowledged, are passed over."""
+    count = 0
+    while True:
+        count += 1
+        joined: external_events.NodeJoined = await cell.until(external_events.NodeJoined, count=count)
+        if joined.incarnation > incarnation:
+            return joined
 
 
 class Placer:
@@ -187,7 +195,8 @@ async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell
     jobs = placer.core.state.jobs
 
     def ran() -> dict[str, list[str]]:
-        lines = read_history(histories / f"{NODE}.jsonl")
+        path = histories / f"{NODE}.jsonl"
+        lines = read_history(path) if path.exists() else []
         return {line["job"]: line["gpus"] for line in lines if line["kind"] == "ran"}
 
     try:

@@ -95,6 +95,8 @@ class FakeNodes:
 
     def _obey(self, record: Record) -> None:
         kind = dict(record.headers)["ce_type"]
+        if kind not in (START_TASK, STOP_TASK):
+            return
         order = _order(record.value)
         if order.node_id not in self._specs:
             return

@@ -66,7 +66,7 @@ class Cell:
         partition = Partition(Topic.ORDERS, node_partition(NODE))
         messages = []
         for order in orders:
-            id_ = f"order/{order.task_id}/{order.token}/{order.TYPE}"
+            id_ = f"order/{getattr(order, 'task_id', '')}/{order.token}/{order.TYPE}"
             headers, value = to_wire(Envelope(id=id_, source="/test", time_ms=1, data=order))
             messages.append(Message(partition, value, headers, order.node_id.encode()))
         await self.log.append(messages)

@@ -51,6 +51,12 @@ def count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
+JOIN_REFUSALS = {
+    "other_machine": "another machine has this node id and is not proven gone; fence that one, or rename this one",
+    "stale_join": "its incarnation is not above the last one; the node joins again",
+}
+
+
 def gpu_list(indexes: list[int]) -> str:
     """`GPU 0`, `GPUs 0–3`, `GPUs 0, 2`, `no GPU`."""
     return f"GPU{'s' if len(indexes) > 1 else ''} {numbers(indexes, ', ')}" if indexes else "no GPU"
@@ -146,6 +152,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.node.suspected": ("suspected", lambda d: f"{d['node_id']}: {d['reason']}"),
         "penstock.node.lost": ("node lost", lambda d: str(d["node_id"])),
         "penstock.node.restored": ("restored", lambda d: str(d["node_id"])),
+        "penstock.node.join_refused": ("join refused", lambda d: f"{d['node_id']}: {JOIN_REFUSALS[d['reason']]}"),
         "penstock.gpu.faulted": ("GPU fault", lambda d: f"{d['node_id']} GPU {d['gpu']}: {d['fault']} {d.get('detail', '')}"),
         "penstock.cell.frozen": ("frozen", lambda d: str(d["reason"])),
         "penstock.cell.thawed": ("thawed", lambda d: str(d["reason"])),

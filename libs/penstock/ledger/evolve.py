@@ -38,7 +38,7 @@ from penstock.model.transitions import (
 )
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
-FOLD_VERSION = 3
+FOLD_VERSION = 4
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 

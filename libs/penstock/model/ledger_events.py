@@ -231,6 +231,21 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
 
 @event
+class NodeJoinRefused(Event, frozen=True, kw_only=True):
+    """A joining does not count, and its node is to know: nothing of it is folded."""
+
+    TYPE = "penstock.node.join_refused"
+
+    node_id: Identifier
+    boot_id: Identifier
+    incarnation: Token
+    """Of the joining that is refused."""
+    reason: Literal["stale_join", "other_machine"]
+    """`stale_join`: its incarnation is not above the last one. `other_machine`: another one has this node id and is not
+    proven gone."""
+
+
+@event
 class NodeRestored(Event, frozen=True, kw_only=True):
     """A Suspect node spoke again."""
 
@@ -395,7 +410,28 @@ class Order(Event, frozen=True, kw_only=True):
     token: Token
     """The ledger seq of the decision; a node refuses tokens older than the highest it has obeyed."""
     node_id: Identifier
+
+
+class TaskOrder(Order, frozen=True, kw_only=True):
+    """Base of orders about one task."""
+
     task_id: Identifier
+
+
+@event
+class AnswerJoin(Order, frozen=True, kw_only=True):
+    """What the cell makes of a joining: read by every machine that goes by this node id."""
+
+    TYPE = "penstock.order.answer_join"
+
+    boot_id: Identifier
+    incarnation: Token
+    """Of the joining that is answered."""
+    verdict: Literal["accepted", "stale_join", "other_machine"]
+    machine_id: Identifier | None = None
+    """Of the machine that has the node id now."""
+    highest_incarnation: Token
+    """Of the latest joining that counts: the next must be above it."""
 
 
 class Peer(Value, frozen=True, kw_only=True):
@@ -408,7 +444,7 @@ class Peer(Value, frozen=True, kw_only=True):
 
 
 @event
-class StartTask(Order, frozen=True, kw_only=True):
+class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
@@ -432,7 +468,7 @@ class StartTask(Order, frozen=True, kw_only=True):
 
 
 @event
-class StopTask(Order, frozen=True, kw_only=True):
+class StopTask(TaskOrder, frozen=True, kw_only=True):
     """SIGTERM, `grace_ms`, SIGKILL. For a task that never started: make sure that it never will."""
 
     TYPE = "penstock.order.stop_task"
@@ -442,14 +478,14 @@ class StopTask(Order, frozen=True, kw_only=True):
 
 
 @event
-class CheckpointTask(Order, frozen=True, kw_only=True):
+class CheckpointTask(TaskOrder, frozen=True, kw_only=True):
     """Ask the training script to save its state."""
 
     TYPE = "penstock.order.checkpoint_task"
 
 
 @event
-class SetCores(Order, frozen=True, kw_only=True):
+class SetCores(TaskOrder, frozen=True, kw_only=True):
     """Pin a running task to these cores."""
 
     TYPE = "penstock.order.set_cores"
@@ -458,7 +494,7 @@ class SetCores(Order, frozen=True, kw_only=True):
 
 
 @event
-class SetBandwidth(Order, frozen=True, kw_only=True):
+class SetBandwidth(TaskOrder, frozen=True, kw_only=True):
     """Cap a running task's memory bandwidth; None lifts the cap."""
 
     TYPE = "penstock.order.set_bandwidth"

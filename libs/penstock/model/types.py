@@ -201,7 +201,11 @@ class Gpu(Value, frozen=True, kw_only=True):
 class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter found it."""
 
+    OMITTED = ("machine_id",)
+
     node_id: Identifier
+    machine_id: Identifier | None = None
+    """Names the machine whatever its node is called and however often it boots. None: not known."""
     boot_id: Identifier
     """Changes when the machine boots: processes of an older boot are proven dead (LAW 5)."""
     rack: Identifier = "rack-0"

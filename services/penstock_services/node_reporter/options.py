@@ -46,6 +46,13 @@ class Options:
     ] = None
     virtual_gpu_model: Annotated[str, typer.Option()] = "virtual"
     virtual_gpu_memory_mib: Annotated[int, _memory("--virtual-gpu-memory", "16GiB")] = 16_384
+    machine_id: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_MACHINE_ID",
+            help="Names this machine for ever; default: /etc/machine-id, if any.",
+        ),
+    ] = None
     cores: Annotated[int | None, typer.Option()] = None
     host_memory_mib: Annotated[int | None, _memory("--host-memory", "8GiB")] = None
     rack: Annotated[str, typer.Option()] = "rack-0"

@@ -61,6 +61,7 @@ def nodes_of(rng: np.random.Generator, count: int) -> list[NodeSpec]:
         name = f"n{number}"
         specs.append(
             NodeSpec(
+                machine_id=f"machine-{number}",
                 node_id=name,
                 boot_id=f"{name}-b1",
                 rack=f"rack-{number % 2}",

@@ -116,8 +116,6 @@ class Machine:
         self.gpu_fault: Callable[[GpuFaulted], None] | None = None
         """Reports a fault to the reporter that runs."""
         self._pids = 100
-        self._joined_ms = 0
-        """The latest joining that its disk forgot."""
 
     @property
     def node_id(self) -> str:
@@ -295,19 +293,16 @@ class Machine:
 
     def lose_disk(self) -> None:
         """A new disk: journal and folders are gone."""
-        joined_ms = self.disk.ask("SELECT value FROM meta WHERE key = 'incarnation'")
-        self._joined_ms = max(self._joined_ms, joined_ms)
         self.disk.versions = []
         self.started, self.exits, self.streams = {}, {}, {}
         self.world.trace(f"{self.node_id} has a new disk")
 
     def come_up(self) -> None:
-        """A new boot. With a new disk only its clock distinguishes its joinings, so that may not lie behind them."""
+        """A new boot."""
         self.up = True
         self.boots += 1
         self.broken = {}
         self.spec = structs.replace(self.spec, boot_id=f"{self.node_id}-b{self.boots}")
-        self.clock.error_ms += max(0, self._joined_ms + 1 - self.wall_ms())
         self.world.trace(f"{self.node_id} boots as {self.spec.boot_id}")
 
 

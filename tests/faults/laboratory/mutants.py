@@ -365,6 +365,11 @@ def _() -> None:
     replace(real, free)
 
 
+@mutant("a node is not told that its joining is stale", faults="disk,clock")
+def _() -> None:
+    replace(guard.join_refusal, lambda state, event, reason: None)
+
+
 @mutant("a joining repairs GPUs", faults="gpu,crash")
 def _() -> None:
     real = evolve._node_joined

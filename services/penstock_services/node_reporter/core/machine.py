@@ -10,6 +10,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 | `Spawned` | report the start; if it was to be stopped meanwhile, stop it |
 | `Gone` | the whole process tree is proven dead: report the exit, start whoever waited |
 | `GraceOver` | SIGKILL |
+| `OrderRead` AnswerJoin | join again, or make way for the machine that has this node id |
 | `Drain` | stop everything |
 | `Faulted` | remember and report the fault |
 
@@ -25,7 +26,16 @@ from msgspec.structs import replace
 
 from penstock.model.event import Event
 from penstock.model.external_events import GpuFault, GpuFaulted, OrderRefused, TaskExited, TaskStarted
-from penstock.model.ledger_events import CheckpointTask, Order, SetBandwidth, SetCores, StartTask, StopTask
+from penstock.model.ledger_events import (
+    AnswerJoin,
+    CheckpointTask,
+    Order,
+    SetBandwidth,
+    SetCores,
+    StartTask,
+    StopTask,
+    TaskOrder,
+)
 from penstock.model.types import WHOLE_GPU, Usage
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
@@ -145,7 +155,19 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-Action = Emit | Spawn | Signal | KillAt | SetAffinity | Note
+class JoinAgain(msgspec.Struct, frozen=True):
+    """The joining did not count: the journal was lost, and the clock is behind what it was. Join above this incarnation."""
+
+    above: int
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """Another machine is this node: stop every task and end."""
+
+    why: str
+
+
+Action = Emit | Spawn | Signal | KillAt | SetAffinity | Note | JoinAgain | Fence
 Decision = Change | Action
 
 
@@ -171,6 +193,8 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
             return _start(state, order, given.context)
         case OrderRead(order=StopTask() as order):
             return _stop_ordered(state, order, given.now_ms, given.context)
+        case OrderRead(order=AnswerJoin() as order):
+            return _join_answered(state, order)
         case OrderRead(order=order):
             return _adjust(state, order)
         case Spawned():
@@ -196,6 +220,18 @@ def _faulted(state: NodeState, event: GpuFaulted) -> Iterator[Decision]:
         fault = GpuFault(uuid=event.uuid, fault=event.fault, code=event.code)
         yield Break(fault, state.boot_id)
     yield Emit(event, NO_CONTEXT)
+
+
+def _join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:
+    """An answer to an older joining of this machine means nothing any more."""
+    own = (order.boot_id, order.incarnation) == (state.boot_id, state.incarnation)
+    others = None not in (order.machine_id, state.machine_id) and order.machine_id != state.machine_id
+    if own and order.verdict == "stale_join":
+        yield JoinAgain(order.highest_incarnation)
+    elif own and order.verdict == "other_machine":
+        yield Fence(f"{order.machine_id} has it, and is not proven gone")
+    elif others and order.verdict == "accepted" and order.incarnation > state.incarnation:
+        yield Fence(f"{order.machine_id} has joined under it")
 
 
 def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:
@@ -445,6 +481,7 @@ def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
 
 
 def _adjust(state: NodeState, order: Order) -> Iterator[Decision]:
+    assert isinstance(order, TaskOrder), order
     task = state.tasks.get(order.task_id)
     if task is None or task.status is not Status.RUNNING or order.token < task.token:
         yield Note(f"{order.task_id}: {order.TYPE} {order.token} finds no running task; ignored")

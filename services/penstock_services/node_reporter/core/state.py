@@ -89,6 +89,7 @@ class NodeState:
     """The latest ended ones, oldest first, at most MAX_ENDED_REMEMBERED."""
     faults: dict[str, GpuFault] = field(default_factory=dict)
     """GPUs, by UUID, that broke since the machine booted."""
+    machine_id: str | None = None
     forgotten_token: int = -1
     """The highest token among forgotten tasks: an unknown task with such a token is not new, but old."""
 

@@ -24,12 +24,21 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def machine_id() -> str | None:
+    """Stays over boots; None where the system has none (a container, say)."""
+    try:
+        return Path("/etc/machine-id").read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def find_node(options: Options) -> NodeSpec:
     """The node's inventory. Raises `ConfigurationError` naming the option that does not fit."""
     gpus = nvml_gpus() if options.virtual_gpus is None else virtual_gpus(options)
     try:
         fields = {
             "node_id": options.node_id,
+            "machine_id": options.machine_id or machine_id(),
             "boot_id": boot_id(),
             "rack": options.rack,
             "domain": options.domain,

@@ -87,7 +87,8 @@ class Journal:
 
     def load(self, spec: NodeSpec) -> NodeState:
         """The state as of the last write; tasks keep the boot id that they were started under."""
-        state = NodeState(spec.node_id, spec.boot_id, tuple(gpu.uuid for gpu in spec.gpus))
+        uuids = tuple(gpu.uuid for gpu in spec.gpus)
+        state = NodeState(spec.node_id, spec.boot_id, uuids, machine_id=spec.machine_id)
         with self._failing():
             self._name_gpus(state.gpus)
             state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM uuid_tokens"))

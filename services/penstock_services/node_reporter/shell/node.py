@@ -48,7 +48,15 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
 from penstock_services.node_reporter.shell.outbox import Outbox
-from penstock_services.node_reporter.shell.ports import Callbacks, Host, Immortal, Key, LauncherLost
+from penstock_services.node_reporter.shell.ports import (
+    Callbacks,
+    Host,
+    Immortal,
+    JoinStale,
+    Key,
+    LauncherLost,
+    OtherMachine,
+)
 from penstock_services.node_reporter.shell.progress_reader import ProgressReader
 from penstock_services.node_reporter.shell.sampler import Sampler
 from penstock_services.node_reporter.shell.spans import TaskSpans
@@ -159,6 +167,11 @@ class Node:
                 self.host.set_affinity((task_id, token), cores)
             case machine.Note(text):
                 logger.warning("%s", text)
+            case machine.JoinAgain(above):
+                self.journal.write([], [], {"incarnation": above}, durable=True)
+                raise JoinStale(f"this node's joining {self.state.incarnation} is not above {above}")
+            case machine.Fence(why):
+                raise OtherMachine(f"node id {self.spec.node_id} is another machine's: {why}")
             case Forget(task_id, token):
                 self.host.forget((task_id, token))
 
@@ -293,10 +306,17 @@ class Node:
         """Stops all tasks, reports that the node leaves for good, and waits for the log to have it."""
         await first_of(self.outbox.run(), self._apply(), self._leave())
 
-    async def _leave(self) -> None:
+    async def fence(self) -> None:
+        """Stops all tasks, for a machine that may not be this node; returns when they are proven dead."""
+        await first_of(self.outbox.run(), self._apply(), self._stop_all())
+
+    async def _stop_all(self) -> None:
         self._nothing_lives.clear()
         self.feed([machine.Drain(wall_ms(), self.options.drain_grace_ms)], durable=True)
         await self._nothing_lives.wait()
+
+    async def _leave(self) -> None:
+        await self._stop_all()
         number = self.journal.number("incarnation", 0)
         left = NodeLeft(
             node_id=self.spec.node_id, boot_id=self.spec.boot_id, proof="shutdown", incarnation=number

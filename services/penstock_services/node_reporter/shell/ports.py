@@ -24,6 +24,14 @@ class LauncherLost(PenstockError):
     """The launcher ended under us: which requests it took is known again after a new start (the lock)."""
 
 
+class JoinStale(PenstockError):
+    """The cell knows a later joining of this node: the next session joins above it."""
+
+
+class OtherMachine(PenstockError):
+    """Another machine is this node."""
+
+
 class Immortal(PenstockError):
     """Processes that SIGKILL did not end in time (uninterruptible sleep): what they hold may not be given out."""
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from contextlib import ExitStack, suppress
 
-from penstock.errors import LogError, OffsetOutOfRange
+from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.external_events import GpuFaulted
@@ -17,11 +17,15 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.journal import JournalFailed
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.node import SERVICE, Node
-from penstock_services.node_reporter.shell.ports import Host, Immortal, LauncherLost
+from penstock_services.node_reporter.shell.ports import Host, Immortal, JoinStale, LauncherLost, OtherMachine
 from penstock_services.node_reporter.shell.recovery import recover
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
+OTHER_MACHINE = (
+    "give this one another --node-id, or fence the other first; if it is the same machine with a new /etc/machine-id, "
+    "give it the former --machine-id"
+)
 MAX_WAITING_FAULTS = 256  # between two sessions
 
 logger = logging.getLogger(__name__)
@@ -69,7 +73,7 @@ async def _sessions(
         try:
             await _session(options, settings, host, log, traces, stop, ready, faults, cleared, anew=anew)
             return
-        except (JournalFailed, LauncherLost, Immortal, LogError) as error:
+        except (JournalFailed, LauncherLost, Immortal, JoinStale, LogError) as error:
             logger.error("no order is acted on until this is mended: %s; trying again", error)
             anew = isinstance(error, OffsetOutOfRange)
         if asyncio.get_running_loop().time() - started_s > LONGEST_PAUSE_S:
@@ -104,6 +108,11 @@ async def _session(
         logger.info("node %s: %d GPUs, %d cores", node.spec.node_id, len(node.spec.gpus), node.spec.cores)
         if ready is not None:
             ready.set()
-        await first_of(node.live(start, faults), stop.wait())
+        try:
+            await first_of(node.live(start, faults), stop.wait())
+        except OtherMachine as error:
+            logger.error("%s; its tasks here are stopped", error)
+            await node.fence()
+            raise ConfigurationError(f"{error}; {OTHER_MACHINE}") from error
         if options.drain:
             await node.drain()

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.ledger.evolve import job_of_task
-from penstock.ledger.state import CellState, JobState
+from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
@@ -129,9 +129,32 @@ def _changed(state: CellState, event: external_events.NodeChanged) -> str | None
 def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
     """A copy that comes late would declare dead what the node has started since."""
     node = state.nodes.get(event.node.node_id)
+    if node is not None and _other_machine(node, event.node):
+        return "other_machine"
     if node is not None and 0 < event.incarnation <= node.incarnation:
         return "stale_join"
     return _ambiguous(event.node)
+
+
+def _other_machine(node: NodeState, found: NodeSpec) -> bool:
+    """Whether a machine joins under the id of another one that is not proven gone: its boot proves nothing (LAW 5)."""
+    ids = (node.spec.machine_id, found.machine_id)
+    return None not in ids and ids[0] != ids[1] and node.status is not NodeStatus.GONE and not node.leaving
+
+
+def join_refusal(state: CellState, event: Event, reason: str) -> ledger_events.NodeJoinRefused | None:
+    """What a node is to know of its refused joining; None for a copy of the joining that counts, and for other inputs."""
+    if not isinstance(event, external_events.NodeJoined) or reason not in ("stale_join", "other_machine"):
+        return None
+    node, boot_id = state.nodes[event.node.node_id], event.node.boot_id
+    if (boot_id, event.incarnation) == (node.spec.boot_id, node.incarnation):
+        return None
+    return ledger_events.NodeJoinRefused(
+        node_id=event.node.node_id,
+        boot_id=boot_id,
+        incarnation=event.incarnation,
+        reason=reason,  # type: ignore[arg-type]
+    )
 
 
 def _ambiguous(node: NodeSpec) -> str | None:

@@ -2,16 +2,26 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from penstock.ledger.state import CellState, JobState, TaskState
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import Order, Peer, PlacementDecided, StartTask, StopDecided, StopTask
+from penstock.model.ledger_events import (
+    AnswerJoin,
+    NodeJoinRefused,
+    Order,
+    Peer,
+    PlacementDecided,
+    StartTask,
+    StopDecided,
+    StopTask,
+)
 from penstock.model.transitions import TaskStatus
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
+Verdict = Literal["accepted", "stale_join", "other_machine"]
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
 
@@ -77,6 +87,28 @@ def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]
             )
 
 
+def _joined(state: CellState, fact: NodeJoined, seq: int) -> Iterator[Order]:
+    """Another machine under this id that reads the answer stops its tasks."""
+    if fact.node.machine_id is not None:
+        yield _answer(state, fact.node.node_id, fact.node.boot_id, fact.incarnation, "accepted", seq)
+    yield from outstanding(state, [fact.node.node_id], seq)
+
+
+def _answer(
+    state: CellState, node_id: str, boot_id: str, incarnation: int, verdict: Verdict, seq: int
+) -> AnswerJoin:
+    node = state.nodes[node_id]
+    return AnswerJoin(
+        token=seq,
+        node_id=node_id,
+        boot_id=boot_id,
+        incarnation=incarnation,
+        verdict=verdict,
+        machine_id=node.spec.machine_id,
+        highest_incarnation=node.incarnation,
+    )
+
+
 def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
     nodes = state.nodes
     return tuple(
@@ -127,6 +159,9 @@ ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] =
     {
         PlacementDecided: lambda state, fact, seq: start_orders(state, fact.job_id, seq),
         StopDecided: lambda state, fact, seq: stop_orders(state, fact.job_id, seq),
-        NodeJoined: lambda state, fact, seq: outstanding(state, [fact.node.node_id], seq),
+        NodeJoined: _joined,
+        NodeJoinRefused: lambda state, fact, seq: [
+            _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, seq)
+        ],
     }
 )

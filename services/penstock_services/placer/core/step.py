@@ -19,7 +19,7 @@ from penstock.model.event import Event
 from penstock.model.ledger_events import ChoiceFailed, PlacementExplanation, TermStarted
 from penstock_services.placer.core.common import RESCHEDULE, wake_up
 from penstock_services.placer.core.decide import Decider
-from penstock_services.placer.core.guard import refusal
+from penstock_services.placer.core.guard import join_refusal, refusal
 
 FIRST_RETRY_MS = 1_000
 MAX_RETRY_MS = 600_000  # between two tries while deciding fails and nothing else happens
@@ -79,7 +79,10 @@ class PlacerCore:
         state = self.state
         reason = refusal(state, event)
         if reason is not None:
-            return Step("rejected", reason, (), ())
+            refused = join_refusal(state, event, reason)
+            if refused is None:
+                return Step("rejected", reason, (), ())
+            return Step("committed", reason, (refused,), ())
         evolve(state, event)
         if isinstance(event, TermStarted):
             self.decider = Decider(state.settings)

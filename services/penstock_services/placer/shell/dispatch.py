@@ -13,7 +13,7 @@ from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
-from penstock.model.ledger_events import Order, PlacementExplanation, StartTask
+from penstock.model.ledger_events import Order, PlacementExplanation, StartTask, TaskOrder
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
@@ -57,16 +57,23 @@ class Dispatcher:
         return [self._message(order) for fact in facts for order in orders_of(self._state, fact, seq)]
 
     def _message(self, order: Order) -> Message:
+        if not isinstance(order, TaskOrder):
+            return self._addressed(order, f"order-{order.token}-{order.TYPE}", None, None)
         job_id = order.task_id.rsplit(".", 2)[0]
         traces = self._trace.traces
         starts = isinstance(order, StartTask)  # its token is the seq of the record that placed it
+        parent = traces.decided(job_id, order.token) if starts else traces.start_job_trace(job_id)
+        return self._addressed(order, f"order-{order.token}-{order.task_id}", parent, job_id)
+
+    def _addressed(self, order: Order, id_: str, traceparent: str | None, job_id: str | None) -> Message:
+        """To its node's partition."""
         headers, value = to_wire(
             Envelope(
-                id=f"order-{order.token}-{order.task_id}",
+                id=id_,
                 source="/penstock/placer",
                 time_ms=wall_ms(),
                 data=order,
-                traceparent=traces.decided(job_id, order.token) if starts else traces.start_job_trace(job_id),
+                traceparent=traceparent,
                 causation_id=f"ledger-{self._cell}-{order.token}",
                 correlation_id=job_id,
             )

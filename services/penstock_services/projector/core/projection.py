@@ -46,6 +46,7 @@ DECISIONS = frozenset(
         ledger_events.TaskLost,
         ledger_events.NodeLost,
         ledger_events.NodeRestored,
+        ledger_events.NodeJoinRefused,
         ledger_events.CellFrozen,
         ledger_events.CellThawed,
         ledger_events.ChoiceFailed,
