@@ -70,6 +70,7 @@ def order(folder: Path) -> StartTask:
         boot_id=boot_id(),
         command=("/bin/touch", str(folder / "ran")),
         place=TaskPlacement(task_id="a.1.w0", role="worker", rank=0, node_id=NODE, gpus=(0,), cores=(0,)),
+        gpu_uuids=(f"VIRTUAL-{NODE}-0",),
         peers=(),
         rendezvous_port=29_500,
         grace_ms=100,
