@@ -20,6 +20,7 @@ from penstock.ledger.snapshot import dump
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
+from penstock.model.external_events import NodeLeft
 from penstock.model.topics import Topic
 from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
 from penstock.runtime.settings import Settings
@@ -192,6 +193,27 @@ async def test_void_records_move_the_position_and_nothing_else(
     await assert_equals_replay(cell, log)
     connection = await asyncpg.connect(dsn)
     assert await connection.fetchval("SELECT next_offset FROM penstock.positions") == len(placer.values) + 2
+    await connection.close()
+
+
+async def test_rows_of_forgotten_nodes_go(
+    dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines have a new name each day: the tables hold those that the ledger's fold still knows, and replay agrees."""
+    monkeypatch.setattr("penstock.ledger.evolve.MAX_GONE_NODES", 2)
+    placer = busy(20)
+    async with projecting(cell, log):
+        for number in range(12):
+            placer.join(node_spec(f"day-{number}", 2))
+            placer.feed(NodeLeft(node_id=f"day-{number}", boot_id="boot-1", proof="deleted"))
+            await placer.send(log)
+        await reached(dsn, len(placer.values))
+    await assert_equals_replay(cell, log)
+    connection = await asyncpg.connect(dsn)
+    for table in ("nodes", "gpus"):
+        rows = await connection.fetch(f"SELECT DISTINCT node_id FROM penstock.{table}")
+        assert {row["node_id"] for row in rows} == set(placer.state.nodes)
+    assert len(placer.state.nodes) < 9
     await connection.close()
 
 

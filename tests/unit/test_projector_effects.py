@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.replica import Replica
-from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeJoined
+from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeJoined, NodeLeft
 from penstock.model.types import JobSpec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json
@@ -35,6 +35,9 @@ def project(values: list[bytes], cuts: list[int]) -> Tables:
                     for key in gone:
                         del tables["gpus"][key]
                     continue
+                if table == "forgotten":
+                    tables["nodes"].pop((row["node_id"],), None)
+                    continue
                 if table == "job_changes":
                     tables["jobs"][row["job_id"],] |= row
                     continue
@@ -57,6 +60,20 @@ def test_tables_do_not_depend_on_batches(seed: int, data: st.DataObject) -> None
     placer.wander(np.random.default_rng(seed), 40)
     cuts = data.draw(st.lists(st.integers(0, len(placer.values)), max_size=12))
     assert project(placer.values, cuts) == project(placer.values, list(range(len(placer.values))))
+
+
+def test_forgotten_nodes_have_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines come and go under new names, and one comes back: whatever the batches, its row is there and theirs are not."""
+    monkeypatch.setattr("penstock.ledger.evolve.MAX_GONE_NODES", 2)
+    placer = HandPlacer()
+    for number in [*range(8), 1, 8, 9]:
+        placer.join(node_spec(f"n{number}", 2))
+        placer.feed(NodeLeft(node_id=f"n{number}", boot_id="boot-1", proof="deleted"))
+    every = [project(placer.values, cuts) for cuts in ([], [5, 11, 16], list(range(len(placer.values))))]
+    assert every[0] == every[1] == every[2]
+    assert {key[0] for key in every[0]["nodes"]} == set(placer.state.nodes)
+    assert {key[0] for key in every[0]["gpus"]} == set(placer.state.nodes)
+    assert len(placer.state.nodes) <= 4
 
 
 def test_a_job_from_submission_to_exit() -> None:

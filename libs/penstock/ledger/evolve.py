@@ -11,11 +11,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.ledger.index import bits
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
     HOLDING,
     MAX_EARLY_ESTIMATES,
     MAX_ENDED_REMEMBERED,
+    MAX_FORGOTTEN_NODES,
     CellState,
     Cordon,
     FailedChoices,
@@ -38,11 +40,14 @@ from penstock.model.transitions import (
 )
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
-FOLD_VERSION = 4
+FOLD_VERSION = 5
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
+MAX_GONE_NODES = (
+    1_000  # nodes proven gone that stay known; beyond, the next node that joins takes the place of the oldest
+)
 MIN_TIMER_HEAP = 64  # entries below which nothing is gained by compacting
 LOSSES = frozenset({"node_lost", "refused"})
 
@@ -372,14 +377,41 @@ def _withdraw(state: CellState, node: NodeState) -> None:
     state.index.forget(node.bit, node.spec)
 
 
+def _free_ordinal(state: CellState) -> int:
+    """A new one; once many nodes are gone, that of the one that left first, which is forgotten.
+
+    Ideal: every node stays known, and a copy of an old joining that comes late is told from a new node. Departure: of the
+    forgotten ones only the incarnation stays, of so many.
+    """
+    gone = _forgettable(state) if state.index.gone.bit_count() > MAX_GONE_NODES else None
+    if gone is None:
+        state.node_at.append("")
+        state.sound_gpus.append(0)
+        return len(state.node_at) - 1
+    _withdraw(state, gone)
+    del state.nodes[gone.spec.node_id]
+    state.forgotten_nodes[gone.spec.node_id] = gone.incarnation
+    if len(state.forgotten_nodes) > MAX_FORGOTTEN_NODES:
+        state.forgotten_nodes.popitem(last=False)
+    return gone.ordinal
+
+
+def _forgettable(state: CellState) -> NodeState | None:
+    """Of the nodes that are gone, not cordoned and named by no living job, the one that left first."""
+    named = {task.place.node_id for job in state.holding.values() for task in job.tasks.values()}
+    gone = (state.node(ordinal) for ordinal in bits(state.index.gone))
+    found = (node for node in gone if node.cordon is None and node.spec.node_id not in named)
+    return min(found, key=lambda node: (node.left_ms, node.ordinal), default=None)
+
+
 def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     spec = fact.node
     node = state.nodes.get(spec.node_id)
     if node is None:
-        node = NodeState(spec, len(state.node_at), NodeStatus.READY, 0, 0, 0, 0)
-        state.node_at.append(spec.node_id)
-        state.sound_gpus.append(0)
+        node = NodeState(spec, _free_ordinal(state), NodeStatus.READY, 0, 0, 0, 0)
+        state.node_at[node.ordinal] = spec.node_id
         state.nodes[spec.node_id] = node
+        node.incarnation = state.forgotten_nodes.pop(spec.node_id, 0)
     else:
         _withdraw(state, node)
         node.rebooted = node.spec.boot_id != spec.boot_id

@@ -194,7 +194,7 @@ def shape_of(spec: NodeSpec) -> NodeShape:
 
 @dataclass(slots=True)
 class NodeIndex:
-    """All bit sets of one cell. Ordinals are never reused while the node is known."""
+    """All bit sets of one cell. An ordinal is reused when its node is forgotten."""
 
     known: int = 0
     placeable: int = 0

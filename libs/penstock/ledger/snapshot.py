@@ -115,6 +115,7 @@ def load(value: bytes) -> CellState:
     state.timers = {timer_id: _object(Timer, timer) for timer_id, timer in found.timers.items()}
     state.ended = OrderedDict(found.ended)
     state.early_estimates = OrderedDict(found.early_estimates)
+    state.forgotten_nodes = OrderedDict(found.forgotten_nodes)
     state.positions = {tuple(key): offset for key, offset in found.positions}
     _derive(state)
     return state

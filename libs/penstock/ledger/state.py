@@ -18,6 +18,7 @@ from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement, Value
 
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
+MAX_FORGOTTEN_NODES = 100_000  # incarnations of nodes gone long ago
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
 MAX_MASKS = 1 << 14  # cached results of each function of masks: nodes are in few different states
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
@@ -393,6 +394,8 @@ class CellState:
     unschedulable: dict[str, None] = field(default_factory=dict)
     """Ids of jobs that would not fit even an empty cell: QUEUED, but beside the queue."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
+    forgotten_nodes: "OrderedDict[str, int]" = field(default_factory=OrderedDict)
+    """Node id → incarnation, of nodes gone long ago, oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)
     """ordinal → node id."""
     sound_gpus: list[int] = field(default_factory=list)

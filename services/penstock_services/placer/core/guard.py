@@ -131,7 +131,8 @@ def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
     node = state.nodes.get(event.node.node_id)
     if node is not None and _other_machine(node, event.node):
         return "other_machine"
-    if node is not None and 0 < event.incarnation <= node.incarnation:
+    known = state.forgotten_nodes.get(event.node.node_id, 0) if node is None else node.incarnation
+    if 0 < event.incarnation <= known:
         return "stale_join"
     return _ambiguous(event.node)
 
@@ -146,8 +147,8 @@ def join_refusal(state: CellState, event: Event, reason: str) -> ledger_events.N
     """What a node is to know of its refused joining; None for a copy of the joining that counts, and for other inputs."""
     if not isinstance(event, external_events.NodeJoined) or reason not in ("stale_join", "other_machine"):
         return None
-    node, boot_id = state.nodes[event.node.node_id], event.node.boot_id
-    if (boot_id, event.incarnation) == (node.spec.boot_id, node.incarnation):
+    node, boot_id = state.nodes.get(event.node.node_id), event.node.boot_id
+    if node is not None and (boot_id, event.incarnation) == (node.spec.boot_id, node.incarnation):
         return None
     return ledger_events.NodeJoinRefused(
         node_id=event.node.node_id,

@@ -97,15 +97,15 @@ def _joined(state: CellState, fact: NodeJoined, seq: int) -> Iterator[Order]:
 def _answer(
     state: CellState, node_id: str, boot_id: str, incarnation: int, verdict: Verdict, seq: int
 ) -> AnswerJoin:
-    node = state.nodes[node_id]
+    node = state.nodes.get(node_id)
     return AnswerJoin(
         token=seq,
         node_id=node_id,
         boot_id=boot_id,
         incarnation=incarnation,
         verdict=verdict,
-        machine_id=node.spec.machine_id,
-        highest_incarnation=node.incarnation,
+        machine_id=None if node is None else node.spec.machine_id,
+        highest_incarnation=state.forgotten_nodes.get(node_id, 0) if node is None else node.incarnation,
     )
 
 

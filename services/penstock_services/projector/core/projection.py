@@ -84,6 +84,8 @@ class Projection:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self._owners = gpu_owners(replica.state.jobs)
+        self._listed = set(replica.state.nodes)
+        """Nodes that have a row."""
         self._forget()
 
     def _forget(self) -> None:
@@ -93,6 +95,7 @@ class Projection:
         self._nodes: dict[str, int] = {}
         self._gpus: dict[tuple[str, int], None] = {}
         self._shrunk: dict[str, int] = {}
+        self._forgotten: dict[str, None] = {}
         self._decisions: list[Row] = []
         self._events: list[Row] = []
 
@@ -128,13 +131,18 @@ class Projection:
             jobs=jobs,
             job_changes=changes,
             tasks=[task_row(*found) for found in self._tasks.values()],
-            nodes=[node_row(state.nodes[node_id], seq) for node_id, seq in self._nodes.items()],
+            nodes=[
+                node_row(state.nodes[node_id], seq)
+                for node_id, seq in self._nodes.items()
+                if node_id in state.nodes
+            ],
             gpus=[
                 gpu_row(state.nodes[node_id], gpu, self._owners)
                 for node_id, gpu in self._gpus
-                if gpu < len(state.nodes[node_id].gpu_uuids)
+                if node_id in state.nodes and gpu < len(state.nodes[node_id].gpu_uuids)
             ],
             shrunk=[{"node_id": node_id, "gpu": count} for node_id, count in self._shrunk.items()],
+            forgotten=[{"node_id": node_id} for node_id in self._forgotten],
             decisions=self._decisions,
             events=self._events,
         )
@@ -240,6 +248,17 @@ class Projection:
             self._gpus[place.node_id, gpu] = None
         self.touch_node(place.node_id)
 
+    def touch_joined(self, node: NodeState) -> None:
+        """A node joined. One that was never seen may have taken the place of one that is gone, which is forgotten."""
+        forgotten = next(reversed(self.replica.state.forgotten_nodes), None)
+        if forgotten in self._listed:
+            self._listed.discard(forgotten)
+            self._forgotten[forgotten] = None
+            self._shrunk[forgotten] = 0
+        self._listed.add(node.spec.node_id)
+        self._forgotten.pop(node.spec.node_id, None)
+        self.touch_inventory(node)
+
     def touch_inventory(self, node: NodeState) -> None:
         """A node joined or changed: all its GPUs, and those that it no longer has."""
         node_id, count = node.spec.node_id, len(node.gpu_uuids)
@@ -317,6 +336,10 @@ def _exited(to: Projection, event: Any, job: JobState | None) -> None:
     to.disown(job, event.task_id)
 
 
+def _joined(to: Projection, event: external_events.NodeJoined, job: JobState | None) -> None:
+    to.touch_joined(to.replica.state.nodes[event.node.node_id])
+
+
 def _inventory(to: Projection, event: Any, job: JobState | None) -> None:
     to.touch_inventory(to.replica.state.nodes[event.node.node_id])
 
@@ -348,7 +371,7 @@ TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
         external_events.TaskExited: _exited,
         ledger_events.TaskLost: _exited,
         external_events.OrderRefused: _exited,
-        external_events.NodeJoined: _inventory,
+        external_events.NodeJoined: _joined,
         external_events.NodeChanged: _inventory,
         external_events.NodeSuspected: _node,
         external_events.NodeCordoned: _node,

@@ -40,7 +40,7 @@ Columns = dict[str, dict[str, str]]
 
 def _statement(columns: Columns) -> str:
     """The one statement of a batch. Parameters: $1 cell, $2 … $8 the new position, $9 the expected offset, then
-    one JSON array for each of `REPLACED`, for `job_changes` and for `shrunk`, then one array for each column of each
+    one JSON array for each of `REPLACED`, for `job_changes`, `shrunk` and `forgotten`, then one array for each column of each
     of `APPENDED`: most rows are theirs, and arrays spare Postgres the parsing."""
     parts = [
         "moved AS (UPDATE positions SET next_offset = $2, seq = $3, head_id = $4, term = $5, now_ms = $6, "
@@ -62,6 +62,10 @@ def _statement(columns: Columns) -> str:
     parts.append(
         f"shrunk AS (DELETE FROM gpus USING moved, json_populate_recordset(NULL::gpus, ${next(number)}::json) AS r "
         "WHERE gpus.node_id = r.node_id AND gpus.gpu >= r.gpu)"
+    )
+    parts.append(
+        f"forgotten AS (DELETE FROM nodes USING moved, json_populate_recordset(NULL::nodes, ${next(number)}::json) AS r "
+        "WHERE nodes.node_id = r.node_id)"
     )
     for table in APPENDED:
         names = ", ".join(columns[table])
@@ -141,7 +145,7 @@ class Store:
     async def apply(self, replica: Replica, expected_offset: int, batch: Batch) -> None:
         """Position and effect in one transaction. Raises `Superseded`, `StoreError`."""
         state, head = replica.state, replica.head
-        rows: list[Any] = [_json(batch[table]) for table in (*REPLACED, "job_changes", "shrunk")]
+        rows: list[Any] = [_json(batch[table]) for table in (*REPLACED, "job_changes", "shrunk", "forgotten")]
         for table in APPENDED:
             for name, kind in self._columns[table].items():
                 values = [row[name] for row in batch[table]]
