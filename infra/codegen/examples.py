@@ -14,6 +14,7 @@ import msgspec
 from penstock.model import external_events, ledger_events
 from penstock.model.codec import as_written, encode
 from penstock.model.event import Event, wire_type
+from penstock.model.topics import Topic
 from penstock.model.types import (
     Estimate,
     Gpu,
@@ -351,6 +352,9 @@ _DECISIONS: tuple[Event, ...] = (
         verdict="refused",
         reason="stale",
         detail=f"{JOB} is at version 4, the plan was made at 3",
+    ),
+    ledger_events.InputAccepted(
+        topic=Topic.JOBS, partition=0, position=4_711, offset=0, end=12, reason="the topic was created anew"
     ),
 )
 

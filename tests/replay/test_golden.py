@@ -34,8 +34,17 @@ RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "o
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
 ADDED_TO_NODES = {"cordon": None, "slots": [], "overdrawn_memory_mib": 0, "overdrawn_bandwidth_mbps": 0}
 """Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
-ADDED = {"failed_choices": msgspec.structs.asdict(FailedChoices()), "forgotten_nodes": {}}
-"""Fields of the state that the earlier version had not, as they are in a cell to which nothing of them happened."""
+LAST_INPUTS = [
+    [["penstock.estimates.v1", 0], "u35"],
+    [["penstock.jobs.v1", 0], "u34"],
+    [["penstock.nodes.v1", 0], "started-open-running.1.w1"],
+]
+ADDED = {
+    "failed_choices": msgspec.structs.asdict(FailedChoices()),
+    "forgotten_nodes": {},
+    "last_inputs": LAST_INPUTS,
+}
+"""Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
 TRACE3_SRTF = "92b3635550cf62ea9cd6316ad800c523"
 
 

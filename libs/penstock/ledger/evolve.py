@@ -40,7 +40,7 @@ from penstock.model.transitions import (
 )
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
-FOLD_VERSION = 5
+FOLD_VERSION = 6
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -62,7 +62,7 @@ def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
     begin(state, record.seq, record.now_ms, record.term)
     cause = record.cause
     if cause.topic is not None:
-        state.positions[cause.topic, cause.partition] = cause.offset + 1
+        answered(state, cause.topic, cause.partition, cause.offset, cause.event_id or "")
     for n, raw in enumerate(record.facts):
         if hook is None:
             evolve(state, raw.event())
@@ -75,6 +75,13 @@ def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
     state.seq = seq
     state.now_ms = now_ms
     state.term = term
+
+
+def answered(state: CellState, topic: str, partition: int, offset: int, event_id: str) -> None:
+    """The record answers this input."""
+    place = (topic, partition)
+    state.positions[place] = offset + 1
+    state.last_inputs[place] = event_id
 
 
 def evolve(state: CellState, fact: Event) -> None:
@@ -500,6 +507,12 @@ def _term_started(state: CellState, fact: ledger_events.TermStarted) -> None:
     state.settings = fact.settings
 
 
+def _input_accepted(state: CellState, fact: ledger_events.InputAccepted) -> None:
+    place = (fact.topic, fact.partition)
+    state.positions[place] = fact.offset
+    state.last_inputs[place] = ""
+
+
 def _cell_frozen(state: CellState, fact: ledger_events.CellFrozen) -> None:
     state.frozen = fact.reason
 
@@ -565,6 +578,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         ledger_events.NodeRestored: _node_restored,
         external_events.GpuFaulted: _gpu_faulted,
         ledger_events.TermStarted: _term_started,
+        ledger_events.InputAccepted: _input_accepted,
         ledger_events.CellFrozen: _cell_frozen,
         ledger_events.CellThawed: _cell_thawed,
         ledger_events.ChoiceFailed: _choice_failed,

@@ -99,6 +99,7 @@ def dump(state: CellState) -> bytes:
     body = _fields(state)
     body["nodes"] = {node_id: _fields(node) for node_id, node in state.nodes.items()}
     body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
+    body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())
     body["timers"] = dict(sorted(state.timers.items()))
     return msgspec.json.encode(body)
 
@@ -117,6 +118,7 @@ def load(value: bytes) -> CellState:
     state.early_estimates = OrderedDict(found.early_estimates)
     state.forgotten_nodes = OrderedDict(found.forgotten_nodes)
     state.positions = {tuple(key): offset for key, offset in found.positions}
+    state.last_inputs = {tuple(key): event_id for key, event_id in found.last_inputs}
     _derive(state)
     return state
 

@@ -408,6 +408,8 @@ class CellState:
     failed_choices: FailedChoices = field(default_factory=FailedChoices)
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     """(input topic, partition) → offset of the next record to read."""
+    last_inputs: dict[tuple[str, int], str] = field(default_factory=dict)
+    """(input topic, partition) → id of the event before that position; empty: it has none, or is not known."""
 
     def node(self, ordinal: int) -> NodeState:
         return self.nodes[self.node_at[ordinal]]

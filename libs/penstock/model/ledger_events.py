@@ -88,6 +88,26 @@ class TermStarted(Event, frozen=True, kw_only=True):
 
 
 @event
+class InputAccepted(Event, frozen=True, kw_only=True):
+    """An operator accepts that an input is not the one that was answered so far: it was truncated or created anew.
+
+    Stands behind the `TermStarted` of a term of its own.
+    """
+
+    TYPE = "penstock.input.accepted"
+
+    topic: ShortText
+    partition: Annotated[int, Meta(ge=0)]
+    position: Annotated[int, Meta(ge=0)]
+    """Offset of the next record to answer, as the ledger had it."""
+    offset: Annotated[int, Meta(ge=0)]
+    """As it is from now on."""
+    end: Annotated[int, Meta(ge=0)]
+    """Where the partition ended then."""
+    reason: ShortText = ""
+
+
+@event
 class PlacementDecided(Event, frozen=True, kw_only=True):
     """A gang's tasks get their places, all or nothing; the orders' token is this record's seq."""
 

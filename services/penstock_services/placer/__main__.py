@@ -1,15 +1,22 @@
-"""`penstock-placer [replay]`, or `python -m penstock_services.placer`: the placer as a process of its own, or its replay."""
+"""`penstock-placer [replay | accept-input]`, or `python -m penstock_services.placer`: the placer, and what is done in its name."""
 
+import asyncio
 import sys
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any
 
 import orjson
 import typer
 
 from penstock import commandline
 from penstock.exits import Exit, Stop
+from penstock.log.open import open_log
+from penstock.log.port import Log
+from penstock.model.topics import Topic
 from penstock.runtime.service import main as serve
 from penstock.runtime.settings import Settings
+from penstock_services.placer.shell import accept
 from penstock_services.placer.shell import replay as replaying
 from penstock_services.placer.shell.service import run
 
@@ -43,6 +50,31 @@ def replay(
         raise Stop(Exit.PROBLEM, str(error)) from error
     print(orjson.dumps(found).decode())
     return Exit.OK if found["ok"] else Exit.PROBLEM
+
+
+@app.command("accept-input")
+def accept_input(
+    topic: Annotated[Topic, typer.Argument(help="The input that was truncated or created anew.")],
+    offset: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="Of the next record to answer.")
+    ],
+    reason: Annotated[str, typer.Option(help="Stored with it.")] = "",
+) -> None:
+    """Go on with an input topic that is not the one that was answered; the ledger says so from then on.
+
+    Exit codes: 0 accepted; 1 another placer came first, or the log failed; 2 a wrong setting or offset.
+    """
+    settings = Settings.from_env()
+    found = asyncio.run(_with_log(settings, partial(accept.accept_input, settings, topic, offset, reason)))
+    print(orjson.dumps(found).decode())
+
+
+async def _with_log(settings: Settings, work: Callable[[Log], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    log = await open_log(settings.log_url, "placer").start()
+    try:
+        return await work(log)
+    finally:
+        await log.close()
 
 
 def _show_progress(records: int) -> None:

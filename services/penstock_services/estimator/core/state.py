@@ -179,6 +179,11 @@ def begin_at(state: State, replica: Replica) -> None:
             state.job_of_task.update(dict.fromkeys(workers, job.job_id))
 
 
+def _input_accepted(state: State, at: At, fact: ledger_events.InputAccepted) -> None:
+    if (fact.topic, fact.partition) == (state.jobs_topic, state.jobs_partition):
+        state.jobs_offset = fact.offset
+
+
 def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None:
     early = state.early.pop(fact.job_id, None)
     if state.forgotten_early.pop(fact.job_id, "") is None:
@@ -356,6 +361,7 @@ def whole_job(exits: list[Run]) -> Run:
 
 HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
     {
+        wire_type(ledger_events.InputAccepted): _input_accepted,
         wire_type(external_events.JobSubmitted): _submitted,
         wire_type(external_events.JobEstimated): _estimated,
         wire_type(ledger_events.PlacementDecided): _placed,

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.ledger.evolve import begin
+import msgspec
+
+from penstock.ledger.evolve import answered, begin, evolve
 from penstock.ledger.record import Draft, RawRecord
 from penstock.model.envelope import Envelope, Headers, from_wire
 from penstock.model.errors import EventError, Reason
-from penstock.model.event import wire_type
+from penstock.model.event import Event, wire_type
 from penstock.model.ledger_events import ChoiceFailed, TermStarted, TimerFired
 from penstock_services.placer.core.step import MAX_REASON, UNDECIDED, Failure, PlacerCore, Step
 
@@ -50,7 +52,7 @@ class Answer(NamedTuple):
 def answer_input(core: PlacerCore, moment: Moment, found: Input, failure: Failure | None = None) -> Answer:
     """Folds and decides one input. `failure`: what an earlier attempt failed at."""
     begin(core.state, *_order(moment))
-    core.state.positions[found.topic, found.partition] = found.offset + 1
+    place = (found.topic, found.partition, found.offset)
     cause: dict[str, object] = {
         "topic": found.topic,
         "partition": found.partition,
@@ -60,12 +62,14 @@ def answer_input(core: PlacerCore, moment: Moment, found: Input, failure: Failur
     try:
         envelope = from_wire(found.headers, found.value, found.topic)
     except EventError as error:
+        answered(core.state, *place, "")
         reason = f"{error.reason}: {error}"[:MAX_REASON]
         return Answer(
             Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, ()),
             None,
             (error.reason, reason),
         )
+    answered(core.state, *place, envelope.id)
     cause["event_id"] = envelope.id
     if failure is not None and failure.unfoldable:
         reason = f"{FAILED}{failure.error}"[:MAX_REASON]
@@ -113,10 +117,13 @@ def failure_of(record: RawRecord) -> Failure | None:
     return Failure(jobs=jobs)
 
 
-def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted) -> Draft:
-    """The record that begins a term (LAW 3)."""
+def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted, accepted: Sequence[Event] = ()) -> Draft:
+    """The record that begins a term (LAW 3). `accepted`: what an operator accepts with it."""
     begin(core.state, *_order(moment))
     step = core.step(fact, f"term-{fact.term}")
+    for other in accepted:
+        evolve(core.state, other)
+    step = msgspec.structs.replace(step, facts=[*step.facts, *accepted])
     return _draft(moment, {"placer_id": fact.placer_id}, step)
 
 

@@ -6,7 +6,7 @@ For everything that drives the core without the placer's shell: the simulator, t
 from collections.abc import Callable
 from functools import cache
 
-from penstock.ledger.evolve import begin
+from penstock.ledger.evolve import answered, begin
 from penstock.ledger.record import GENESIS, Draft, Head, write
 from penstock.ledger.state import CellState
 from penstock.model.event import Event
@@ -52,8 +52,8 @@ class Recorder:
             place = _place(type(event), self._partition)
             topic, partition = place
             offset = state.positions.get(place, 0)
-            state.positions[place] = offset + 1
             event_id = event_id or f"{topic}-{offset}"
+            answered(state, *place, offset, event_id)
             cause = {"topic": topic, "partition": partition, "offset": offset, "event_id": event_id}
         begin(state, seq, now_ms, term)
         step = self.core.step(event, event_id)

@@ -185,10 +185,10 @@ class Replayer:
         elif raw.cause.timer_id is not None:
             draft = answer_timer(self._core, moment, raw.cause.timer_id, failure).draft
         else:
-            fact = decode(raw.facts[0].type, bytes(raw.facts[0].data))
+            fact, *accepted = [decode(fact.type, bytes(fact.data)) for fact in raw.facts]
             assert isinstance(fact, TermStarted), "only a term begins without input or timer"
             self._decider = Decider(fact.code_version, fact.fold_version)
-            draft = answer_term(self._core, moment, fact)
+            draft = answer_term(self._core, moment, fact, accepted)
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 
     async def _input(self, topic: str, offset: int) -> Input:

@@ -27,7 +27,7 @@ from penstock.log.open import open_log
 from penstock.log.port import MAX_RECORD_BYTES, Log, Message, Partition, Reader, Record
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation
-from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
+from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
@@ -37,6 +37,7 @@ from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
 from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.placer.shell.inputs import input_positions
 from penstock_services.placer.shell.ledger_time import ClockAlarm
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.standby import StandbySettings, stand_by
@@ -99,12 +100,7 @@ class Term:
         await self._dispatcher.repeat_outstanding(self._valid.seq)
         if self._log.conditional:
             self._next_offset = ledger_reader.position(self._ledger)
-        start = {
-            Partition(topic, self._settings.cell_index): self._core.state.positions.get(
-                (topic, self._settings.cell_index), 0
-            )
-            for topic in INPUT_TOPICS
-        }
+        start = input_positions(self._core.state, self._settings.cell_index)
         inputs = self._log.reader(start, batch_ms=INPUT_BATCH_MS)
         ready.set()
         try:

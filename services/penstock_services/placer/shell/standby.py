@@ -14,8 +14,9 @@ from pydantic import Field
 from penstock.clock import LedgerClock
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.topics import Topic
 from penstock.runtime.settings import EnvironmentSettings
+from penstock_services.placer.shell.inputs import check_inputs, input_positions
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,10 @@ class Unanswered(NamedTuple):
 
 
 async def stand_by(log: Log, replica: Replica, cell_index: int, ledger_trace: LedgerTrace) -> None:
-    """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date."""
+    """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date.
+
+    Raises `ConfigurationError` where an input is not the one that the ledger has answered.
+    """
     ledger = Partition(Topic.LEDGER, cell_index)
     reader = log.reader({ledger: replica.offset})
     try:
@@ -52,9 +56,9 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, ledger_trace: Le
     finally:
         await reader.close()
     logger.info("standing by at seq %d", replica.head.seq)
+    await check_inputs(log, replica.state, cell_index)
     positions = replica.state.positions
-    start = {Partition(topic, cell_index): positions.get((topic, cell_index), 0) for topic in INPUT_TOPICS}
-    reader = log.reader({**start, ledger: replica.offset})
+    reader = log.reader({**input_positions(replica.state, cell_index), ledger: replica.offset})
     loop = asyncio.get_running_loop()
     clock = LedgerClock(replica.state.now_ms)
     waiting: dict[Partition, Unanswered] = {}

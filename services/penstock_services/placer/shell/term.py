@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import orjson
@@ -14,13 +14,16 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
+from penstock.ledger.state import CellState
 from penstock.log.lookup import records_at
 from penstock.log.port import Headers, Log, Message, Partition, Reader
 from penstock.model.envelope import headers
+from penstock.model.event import Event
 from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStarted
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import UnknownProfile, policy_for
 from penstock.runtime.failpoints import hit
+from penstock_services.placer.shell.inputs import check_inputs
 from penstock_services.placer.shell.ledger_time import begin_time
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
@@ -94,8 +97,12 @@ async def acquire(
     cell: str,
     placer_id: str,
     ledger_trace: LedgerTrace,
+    accepted: Callable[[CellState], Sequence[Event]] | None = None,
 ) -> LedgerClock:
     """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record; returns the term's clock.
+
+    `accepted`: what an operator accepts with it. Else nothing is written unless the inputs are those that the ledger has
+    answered; raises `ConfigurationError` where they are not.
 
     Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when another
     placer's term came first: two that tried again would supersede each other for ever, so the loser stands by.
@@ -109,6 +116,8 @@ async def acquire(
             for record in await reader.read():
                 if ledger_trace.fold(replica, record, end) is not None:
                     stamp_ms = record.timestamp_ms
+        if accepted is None:
+            await check_inputs(log, replica.state, ledger.index)
         term = replica.head.term + 1
         now_ms = replica.state.now_ms or wall_ms()
         fact = TermStarted(
@@ -118,9 +127,9 @@ async def acquire(
             code_version=__version__,
             fold_version=FOLD_VERSION,
         )
-        _, value = write(
-            replica.head, Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, [fact])
-        )
+        facts = [fact, *(accepted(replica.state) if accepted is not None else ())]
+        draft = Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, facts)
+        _, value = write(replica.head, draft)
         seq = replica.head.seq + 1
         await log.append([Message(ledger, value, ledger_headers(cell, seq))])
         hit("placer.term_appended")

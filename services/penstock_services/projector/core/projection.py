@@ -36,6 +36,7 @@ DEAD_LETTERED = "penstock.input.dead_lettered"
 DECISIONS = frozenset(
     {
         ledger_events.TermStarted,
+        ledger_events.InputAccepted,
         ledger_events.PlacementDecided,
         ledger_events.StopDecided,
         ledger_events.JobPreempted,

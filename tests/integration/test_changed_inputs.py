@@ -1,0 +1,195 @@
+"""Input topics that are truncated or created anew: nothing is lost in silence, and going on is a decision on record."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from infra.devservers.kafka import KafkaBroker
+from penstock.errors import ConfigurationError
+from penstock.ledger.record import read
+from penstock.log.open import open_log
+from penstock.log.port import Log, Message, Partition, Reader
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.event import Event
+from penstock.model.external_events import JobSubmitted
+from penstock.model.ledger_events import InputAccepted
+from penstock.model.topics import CELL_TOPICS, Topic
+from penstock.model.types import JobSpec
+from penstock.runtime.settings import Settings
+from penstock_services.placer.shell.accept import accept_input
+from penstock_services.placer.shell.service import run as run_placer
+from tests.integration.test_placer_service import SETTINGS, Cell
+
+JOBS = Partition(Topic.JOBS, 0)
+WITHIN_S = 10.0
+_cells = itertools.count(60)
+
+
+async def submit(log: Log, *job_ids: str, index: int = 0) -> None:
+    for job_id in job_ids:
+        event: Event = JobSubmitted(job_id=job_id, spec=JobSpec(command=("true",)))
+        headers, value = to_wire(Envelope(id=f"submit-{job_id}", source="/test", time_ms=1, data=event))
+        await log.append([Message(Partition(Topic.JOBS, index), value, headers)])
+
+
+async def submitted(cell: Cell, *job_ids: str) -> None:
+    await submit(cell.log("gateway"), *job_ids)
+    await cell.until(lambda replica: set(job_ids) <= set(replica.state.jobs))
+
+
+async def refused(cell: Cell) -> str:
+    """How a placer that is started now ends."""
+    with pytest.raises(ConfigurationError) as found:
+        await asyncio.wait_for(run_placer(SETTINGS, asyncio.Event(), log=cell.log("placer")), WITHIN_S)
+    return str(found.value)
+
+
+LOSSES: dict[str, tuple[Callable[[Cell], None], tuple[str, ...], str]] = {
+    "created anew": (lambda cell: cell.broker.restore(JOBS), (), "begins at 0 and ends at 0"),
+    "created anew and shorter": (lambda cell: cell.broker.restore(JOBS), ("x",), "begins at 0 and ends at 1"),
+    "created anew and longer": (
+        lambda cell: cell.broker.restore(JOBS),
+        ("x", "y", "z", "last"),
+        "holds event 'submit-y' before that position, not 'submit-b'",
+    ),
+    "restored from a copy": (lambda cell: cell.broker.restore(JOBS, 1), (), "begins at 0 and ends at 1"),
+    "truncated": (lambda cell: cell.broker.expire(JOBS, 4), (), "begins at 4 and ends at 4"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_a_placer_does_not_begin_with_another_topic(loss: str) -> None:
+    """Two jobs were answered, two more acknowledged while no placer ran, and then the topic is lost."""
+    lose, later, how = LOSSES[loss]
+    cell = Cell()
+    async with cell.placer():
+        await submitted(cell, "a", "b")
+    await submit(cell.log("gateway"), "acknowledged-1", "acknowledged-2")
+    lose(cell)
+    await submit(cell.log("gateway"), *later)
+    before = len(cell.broker.records(Partition(Topic.LEDGER, 0)))
+    for standby in ("0", "1"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PENSTOCK_STANDBY", standby)
+            told = await refused(cell)
+    for part in (
+        "penstock.jobs.v1 partition 0",
+        "stands at its offset 2",
+        how,
+        "accept-input penstock.jobs.v1 --from",
+    ):
+        assert part in told
+    assert len(cell.broker.records(Partition(Topic.LEDGER, 0))) == before, "nothing was written"
+    first = cell.broker.first(JOBS)
+    with pytest.raises(ConfigurationError, match="--from"):
+        await accept_input(SETTINGS, Topic.JOBS, first + 9, "", cell.log("placer"))
+    found = await accept_input(SETTINGS, Topic.JOBS, first, "the disk was lost", cell.log("placer"))
+    assert found["seq"] == before + 1
+    async with cell.placer():
+        await submitted(cell, "after")
+    state = cell.fold().state
+    assert set(state.jobs) == {"a", "b", "after", *later}
+    assert state.positions[JOBS] == len(cell.broker.records(JOBS))
+
+
+@pytest.fixture(params=[False, True], ids=["read-back", "one-commit"])
+def cell(request: pytest.FixtureRequest) -> Cell:
+    return Cell(conditional=request.param)
+
+
+async def test_a_topic_is_lost_under_a_running_placer(cell: Cell) -> None:
+    """An administrator deletes a topic in the middle of the day: the placer stops and says so."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(run_placer(SETTINGS, stop, log=cell.log("placer")))
+    await submitted(cell, "a", "b")
+    cell.broker.restore(JOBS)
+    await submit(cell.log("gateway"), "lost")
+    with pytest.raises(
+        ConfigurationError, match="stands at its offset 2, the partition begins at 0 and ends at 1"
+    ):
+        await asyncio.wait_for(running, WITHIN_S)
+
+
+async def test_what_was_accepted_is_on_record(cell: Cell) -> None:
+    """A year later somebody asks why jobs were answered twice from offset 0 on: the ledger says who went on, and from where."""
+    async with cell.placer():
+        await submitted(cell, "a", "b")
+    cell.broker.restore(JOBS)
+    await submit(cell.log("gateway"), "a")
+    await accept_input(SETTINGS, Topic.JOBS, 0, "a new cluster", cell.log("placer"))
+    last = read(cell.broker.records(Partition(Topic.LEDGER, 0))[-1].value)
+    facts = [fact.event() for fact in last.facts]
+    expected = InputAccepted(
+        topic=Topic.JOBS, partition=0, position=2, offset=0, end=1, reason="a new cluster"
+    )
+    assert facts[1:] == [expected]
+    async with cell.placer():
+        await cell.until(lambda replica: replica.state.positions[JOBS] == 1)
+    assert set(cell.fold().state.jobs) == {"a", "b"}, "a repeat is rejected as before"
+
+
+async def recreate(admin: AIOKafkaAdminClient, settings: Settings) -> None:
+    """Deletes the topic of submissions and creates it again with as many partitions, as the product would."""
+    [described] = await admin.describe_topics([Topic.JOBS])
+    await admin.delete_topics([Topic.JOBS])
+    while Topic.JOBS in await admin.list_topics():
+        await asyncio.sleep(0.05)
+    log = await open_log(settings.log_url, "test").start()
+    await log.create({Topic.JOBS: len(described["partitions"])})
+    await log.close()
+
+
+async def truncate(admin: AIOKafkaAdminClient, index: int) -> None:
+    await admin.delete_records({TopicPartition(Topic.JOBS, index): RecordsToDelete(-1)})
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("how", ["created anew", "truncated"])
+async def test_on_a_real_broker(kafka: KafkaBroker, how: str) -> None:
+    """`kafka-topics.sh --delete` and `--create`, or `kafka-delete-records.sh`, on the wrong cluster; a placer is at work, or
+    comes back to it."""
+    index = next(_cells)
+    settings = Settings(log_url=f"kafka://{kafka.bootstrap}", cell_index=index)
+    log = await open_log(settings.log_url, "test").start()
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    ledger = log.reader({Partition(Topic.LEDGER, index): 0})
+    try:
+        await log.create(dict.fromkeys(CELL_TOPICS, index + 1))
+        running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
+        await submit(log, "a", "b", index=index)
+        await answered(ledger, "submit-b")
+        if how == "created anew":
+            await recreate(admin, settings)
+            text = "stands at its offset 2, the partition begins at 0 and ends at "
+        else:
+            stop.set()
+            await running
+            await submit(log, "lost", index=index)
+            await truncate(admin, index)
+            running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
+            text = "stands at its offset 2, the partition begins at 3 and ends at 3"
+        with pytest.raises(ConfigurationError, match=text):
+            await asyncio.wait_for(running, 4 * WITHIN_S)
+        first = 0 if how == "created anew" else 3
+        await accept_input(settings, Topic.JOBS, first, "", log)
+        running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
+        await submit(log, "after", index=index)
+        await answered(ledger, "submit-after")
+        stop.set()
+        await running
+    finally:
+        await admin.close()
+        await log.close()
+
+
+async def answered(ledger: Reader, event_id: str) -> None:
+    """Waits for the record that answers this event."""
+    async with asyncio.timeout(4 * WITHIN_S):
+        while True:
+            if any(read(record.value).cause.event_id == event_id for record in await ledger.read()):
+                return
