@@ -30,16 +30,18 @@ import yaml
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
 from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_told
 from penstock.errors import LogError
-from penstock.log.kafka import KafkaLog, Sasl
+from penstock.log.kafka import KafkaLog, Sasl, tls_context
 from penstock.log.kafka_setup import grant_all
 from penstock.log.topic_settings import topic_partitions
 
-Security = Literal["plain", "scram"]
+Security = Literal["plain", "scram", "tls"]
+"""Without identities; with names and passwords; the same over encrypted connections."""
 Result = TypeVar("Result")
 
 POM = INFRA / "kafka" / "pom.xml"
 ACLS = INFRA / "kafka" / "acls.yaml"
 JAVA_REMEDY = "Install a Java 17 runtime (Debian: apt-get install openjdk-17-jdk-headless)"
+OPENSSL_REMEDY = "Install OpenSSL 3 (Debian: apt-get install openssl)"
 MAVEN_REMEDY = "Install Maven (Debian: apt-get install maven)"
 JVM_OPTIONS = (
     "-Xmx256m",
@@ -109,7 +111,7 @@ class KafkaBroker:
         self._granted = granted
         self.passwords: dict[str, str] = {}
         """Identity → password; empty without identities."""
-        if security == "scram":
+        if security != "plain":
             self.passwords = {name: secrets.token_urlsafe(18) for name in (ADMIN, *acl_table())}
         self._controller_password = secrets.token_urlsafe(18)
         self._java = require("java", JAVA_REMEDY)
@@ -135,16 +137,21 @@ class KafkaBroker:
 
     def url(self, identity: str | None = None) -> str:
         """For `PENSTOCK_LOG`: `kafka://[identity:password@]127.0.0.1:PORT`. Passwords are URL-safe."""
-        if identity is None:
-            return f"kafka://{self.bootstrap}"
-        return f"kafka://{identity}:{self.passwords[identity]}@{self.bootstrap}"
+        names = "" if identity is None else f"{identity}:{self.passwords[identity]}@"
+        return f"kafka://{names}{self.bootstrap}" + (f"?ca={self.ca}" if self.ca else "")
+
+    @property
+    def ca(self) -> str | None:
+        """PEM file of the authority that signed this broker's certificate; None without encryption."""
+        return str(self.folder / "ca.pem") if self.security == "tls" else None
 
     def client_settings(self, identity: str | None = None) -> dict[str, Any]:
         """Keyword arguments with which an aiokafka client connects as this identity."""
         settings: dict[str, Any] = {"bootstrap_servers": self.bootstrap}
         if identity is not None:
             settings |= {
-                "security_protocol": "SASL_PLAINTEXT",
+                "security_protocol": "SASL_SSL" if self.ca else "SASL_PLAINTEXT",
+                "ssl_context": tls_context(self.ca) if self.ca else None,
                 "sasl_mechanism": "SCRAM-SHA-256",
                 "sasl_plain_username": identity,
                 "sasl_plain_password": self.passwords[identity],
@@ -168,7 +175,7 @@ class KafkaBroker:
                     raise
             else:
                 break
-        if self.security == "scram" and self._granted:
+        if self.security != "plain" and self._granted:
             _in_own_loop(self._grant())
 
     def stop(self) -> None:
@@ -204,12 +211,15 @@ class KafkaBroker:
             "@CONTROLLER_PORT@": str(self.controller_port),
             "@VOTERS@": ",".join(f"{each.node_id}@127.0.0.1:{each.controller_port}" for each in voters),
             "@FOLDER@": str(self.folder),
+            "@CLIENT_PROTOCOL@": "SASL_SSL" if self.ca else "SASL_PLAINTEXT",
             "@ADMIN_PASSWORD@": self.passwords.get(ADMIN, ""),
             "@CONTROLLER_PASSWORD@": self._controller_password,
         }
-        text = "".join(
-            (INFRA / "kafka" / f"{name}.properties").read_text() for name in ("broker", self.security)
-        )
+        files = ["broker", "plain"] if self.security == "plain" else ["broker", "scram"]
+        if self.ca:
+            files.append("tls")
+            make_certificates(self.folder)
+        text = "".join((INFRA / "kafka" / f"{name}.properties").read_text() for name in files)
         for word, meaning in words.items():
             text = text.replace(word, meaning)
         self._properties.touch(mode=0o600)  # before the passwords are in it
@@ -232,7 +242,7 @@ class KafkaBroker:
         argv = [self._java, *JVM_OPTIONS, "-cp", self._classpath, "kafka.Kafka", str(self._properties)]
         self._child = Child("kafka", argv, log_path=self.folder / "kafka.log")
         try:
-            self._child.wait_ready(lambda: answers_api_versions(self.port), READY_TIMEOUT_S)
+            self._child.wait_ready(lambda: answers_api_versions(self.port, self.ca), READY_TIMEOUT_S)
         except BaseException:
             self._child.kill9()
             raise
@@ -248,8 +258,8 @@ class KafkaBroker:
     @contextlib.asynccontextmanager
     async def _administrator(self) -> AsyncIterator[KafkaLog]:
         """Raises `LaunchError` for what Kafka refuses."""
-        sasl = Sasl(ADMIN, self.passwords[ADMIN]) if self.security == "scram" else None
-        log = KafkaLog(self.bootstrap, ADMIN, sasl=sasl)
+        sasl = Sasl(ADMIN, self.passwords[ADMIN]) if self.passwords else None
+        log = KafkaLog(self.bootstrap, ADMIN, sasl=sasl, ca=self.ca)
         try:
             yield await log.start()
         except LogError as error:
@@ -313,17 +323,47 @@ def new_cluster_id() -> str:
     return base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
 
 
-def answers_api_versions(port: int) -> bool:
+def answers_api_versions(port: int, ca: str | None = None) -> bool:
     """Whether a broker on 127.0.0.1:`port` answers Kafka's first request; it does so before any login."""
     client_id = b"penstock-probe"
     body = struct.pack(">hhih", _API_VERSIONS_KEY, 0, 1, len(client_id)) + client_id
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=PROBE_TIMEOUT_S) as connection:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=PROBE_TIMEOUT_S)
+            )
+            if ca is not None:
+                encrypted = tls_context(ca).wrap_socket(connection, server_hostname="127.0.0.1")
+                connection = stack.enter_context(encrypted)
             connection.sendall(struct.pack(">i", len(body)) + body)
-            answer = connection.recv(10, socket.MSG_WAITALL)  # size, correlation id, error code
+            answer = connection.makefile("rb").read(10)  # size, correlation id, error code
     except OSError:
         return False
     return len(answer) == 10 and struct.unpack(">ih", answer[4:]) == (1, 0)
+
+
+def make_certificates(folder: Path) -> None:
+    """A self-made authority (`ca.pem`), and key and certificate of a broker on 127.0.0.1 (`broker.pem`), for a day."""
+    program = [
+        require("openssl", OPENSSL_REMEDY),
+        "req",
+        "-config",
+        str(INFRA / "kafka" / "certificates.cnf"),
+    ]
+    program += ["-x509", "-nodes", "-days", "1", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    ca, ca_key, key, certificate = (
+        str(folder / name) for name in ("ca.pem", "ca.key", "key.pem", "certificate.pem")
+    )
+    for arguments in (
+        ["-extensions", "authority", "-keyout", ca_key, "-out", ca],
+        ["-extensions", "broker", "-CA", ca, "-CAkey", ca_key, "-keyout", key, "-out", certificate],
+    ):
+        run_bounded(
+            "openssl", [*program, *arguments], log_path=folder / "openssl.log", timeout_s=FORMAT_TIMEOUT_S
+        )
+    both = folder / "broker.pem"
+    both.touch(mode=0o600)
+    both.write_text(Path(key).read_text() + Path(certificate).read_text())
 
 
 def _in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:

@@ -1,5 +1,5 @@
-"""The whole system as separate processes on a real Kafka that knows each of them by name and gives it only the
-rights of infra/kafka/acls.yaml."""
+"""The whole system as separate processes on a real Kafka that knows each of them by name, gives it only the rights of
+infra/kafka/acls.yaml, and encrypts every connection with a certificate of a self-made authority."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ import asyncpg
 import pytest
 
 from infra.devservers.build_cache import INFRA, REPOSITORY
-from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker
+from infra.devservers.kafka import ADMIN, KafkaBroker, kafka_broker, make_certificates
 from infra.devservers.processes import Child, free_port
-from penstock.errors import NotAllowed
+from penstock.errors import LogError, NotAllowed
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
@@ -109,7 +109,7 @@ def system(postgres_dsn: str) -> Iterator[System]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp")))
         dsn = stack.enter_context(database(postgres_dsn, "kafka_system"))
-        broker = stack.enter_context(kafka_broker(folder / "broker", security="scram", granted=False))
+        broker = stack.enter_context(kafka_broker(folder / "broker", security="tls", granted=False))
         assert set_up(broker) == 0
         assert set_up(broker) == 0, "it may be run again at any time"
         found = System(broker, dsn, folder)
@@ -204,6 +204,27 @@ def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> No
     )
     assert done.returncode == 1
     assert done.stderr == "placer: placer (as estimator) may neither read nor write penstock.nodes.v1\n"
+
+
+def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path: Path) -> None:
+    """Somebody between us and the broker shows a certificate of his own, or a new authority was not given out everywhere."""
+    make_certificates(tmp_path)
+    url = system.broker.url("projector").replace(str(system.broker.ca), str(tmp_path / "ca.pem"))
+    argv = [sys.executable, "-m", "penstock_services.projector"]
+    env = system.environment("projector") | {"PENSTOCK_LOG": url}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"the certificate of {system.broker.bootstrap} is not accepted" in done.stderr
+    assert str(tmp_path / "ca.pem") in done.stderr
+    assert system.broker.passwords["projector"] not in done.stderr
+
+
+async def test_nothing_is_said_in_clear(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL without `?ca=` meets a listener that encrypts: it gets nowhere, with the password of an administrator."""
+    monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)
+    url, _, _ = system.broker.url(ADMIN).partition("?")
+    with pytest.raises(LogError, match="cannot be reached as admin"):
+        await open_log(url, "admin").start()
 
 
 def complaints(system: System) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ outcome is unknown (`AppendFailed`), and its producer is dropped with everything
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
@@ -26,7 +27,7 @@ from aiokafka.errors import (
 )
 
 from penstock.clock import wall_ms
-from penstock.errors import AppendFailed, LogError, NotAllowed, PenstockError, TooLarge
+from penstock.errors import AppendFailed, ConfigurationError, LogError, NotAllowed, PenstockError, TooLarge
 from penstock.log.aiokafka_gaps import abandon_producer, never_create_topics, within_bound
 from penstock.log.group_commit import GroupCommit, PartlyFailed
 from penstock.log.kafka_reader import FETCH_WAIT_MS, KafkaReader
@@ -44,8 +45,15 @@ RETRY_S = 0.2  # between attempts to reach a broker that is away
 FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
+SYSTEM_CA = "system"  # the authorities that the machine trusts
 OWN_PRODUCERS = ("ledger", "orders")  # second part of a topic's name
 
+_PROTOCOLS = {  # by name and password?, encrypted? → Kafka's name for it
+    (False, False): "PLAINTEXT",
+    (True, False): "SASL_PLAINTEXT",
+    (False, True): "SSL",
+    (True, True): "SASL_SSL",
+}
 _DENIED = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
 _UNREACHABLE = (KafkaConnectionError, AuthenticationFailedError, OSError)
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -82,17 +90,18 @@ def _pass_on_trouble() -> None:
 class _Clients:
     """Constructs every aiokafka object, so that no setting differs by accident."""
 
-    def __init__(self, bootstrap: str, identity: str, sasl: Sasl | None) -> None:
+    def __init__(self, bootstrap: str, identity: str, sasl: Sasl | None, tls: ssl.SSLContext | None) -> None:
         _pass_on_trouble()
         never_create_topics()
         self._settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap,
             "client_id": f"penstock-{identity}",
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            "security_protocol": _PROTOCOLS[sasl is not None, tls is not None],
+            "ssl_context": tls,
         }
         if sasl is not None:
             self._settings |= {
-                "security_protocol": "SASL_PLAINTEXT",
                 "sasl_mechanism": "SCRAM-SHA-256",
                 "sasl_plain_username": sasl.user,
                 "sasl_plain_password": sasl.password,
@@ -125,12 +134,20 @@ class KafkaLog:
 
     conditional = False  # Kafka has no compare-and-append
 
-    def __init__(self, bootstrap: str, identity: str, *, sasl: Sasl | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, identity: str, *, sasl: Sasl | None = None, ca: str | None = None
+    ) -> None:
+        """`ca`: PEM file of the authorities that may have signed a broker's certificate, "system", or None: not encrypted.
+
+        Raises `ConfigurationError` for a file that cannot be used.
+        """
         self._bootstrap = bootstrap
+        self._ca = ca
+        self._tls = None if ca is None else tls_context(ca)
         self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
-        self._clients = _Clients(bootstrap, identity, sasl)
+        self._clients = _Clients(bootstrap, identity, sasl, self._tls)
         self._admin: AIOKafkaAdminClient | None = None
-        self._topics = KafkaTopics(self._identity, bootstrap, self._ask, secured=sasl is not None)
+        self._topics = KafkaTopics(self._identity, self._admin_url(sasl), self._ask)
         self._offsets_consumer: AIOKafkaConsumer | None = None
         self._control_lock = asyncio.Lock()
         self._counts: dict[str, int] = {}
@@ -140,7 +157,12 @@ class KafkaLog:
         self._closed = False
 
     async def start(self) -> Self:
-        """Waits for the cluster; raises `LogError` with the address and the identity that were tried."""
+        """Waits for the cluster; raises `LogError` with the address and the identity that were tried.
+
+        Raises `ConfigurationError` at once where encryption does not fit: waiting would not help.
+        """
+        if self._tls is not None:
+            await self._shake_hands(self._tls)
         self._admin = await self._started(self._clients.admin, START_LIMIT_S)
         return self
 
@@ -238,6 +260,31 @@ class KafkaLog:
                 raise LogError(f"Kafka did not answer with the offsets: {error!r}") from error
         return {partition: found[TopicPartition(*partition)] for partition in wanted}
 
+    def _admin_url(self, sasl: Sasl | None) -> str:
+        """The form of an administrator's URL, for commands in messages."""
+        names = "" if sasl is None else "ADMIN:PASSWORD@"
+        return f"kafka://{names}{self._bootstrap}" + (f"?ca={self._ca}" if self._ca else "")
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        """Tells a wrong certificate from a broker that is away: aiokafka reports both alike, after `START_LIMIT_S`."""
+        for address in self._bootstrap.split(","):
+            host, _, port = address.rpartition(":")
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                    _, writer = await asyncio.open_connection(host, int(port), ssl=tls)
+            except ssl.SSLCertVerificationError as error:
+                raise ConfigurationError(
+                    f"the certificate of {address} is not accepted ({error.verify_message}): ?ca= must name the authority "
+                    f"that signed it, and the certificate must name {host}; it is {self._ca}"
+                ) from error
+            except ssl.SSLError as error:
+                raise ConfigurationError(
+                    f"{address} does not speak TLS as we do ({error.reason}): leave out ?ca= for a listener without"
+                ) from error
+            except OSError:
+                continue  # away, as one of several may be
+            writer.close()
+
     def _writer(self, family: str) -> "_Writer":
         if family not in self._writers:
             self._writers[family] = _Writer(
@@ -310,6 +357,16 @@ class KafkaLog:
                 )
             except (KafkaError, OSError) as error:
                 raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
+
+
+def tls_context(ca: str) -> ssl.SSLContext:
+    """Checks certificates and names of brokers. Raises `ConfigurationError`."""
+    try:
+        return ssl.create_default_context(cafile=None if ca == SYSTEM_CA else ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"?ca={ca}: {error}; name a PEM file with the authority's certificate, or {SYSTEM_CA}"
+        ) from error
 
 
 class _Writer:

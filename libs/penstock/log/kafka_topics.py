@@ -65,11 +65,11 @@ class Difference(NamedTuple):
 
 
 class KafkaTopics:
-    """The topics, seen by one identity. `address`: `HOST:PORT,…`; `secured`: whether the cluster knows names."""
+    """The topics, seen by one identity. `admin_url`: what commands in messages name."""
 
-    def __init__(self, identity: str, address: str, ask: Ask, *, secured: bool) -> None:
+    def __init__(self, identity: str, admin_url: str, ask: Ask) -> None:
         self._identity = identity
-        self._admin_url = f"kafka://ADMIN:PASSWORD@{address}" if secured else f"kafka://{address}"
+        self._admin_url = admin_url
         self._ask = ask
 
     async def create(self, topics: Mapping[str, int]) -> dict[str, Found]:

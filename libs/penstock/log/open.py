@@ -1,33 +1,42 @@
 """From a URL to the log it names."""
 
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from penstock.errors import ConfigurationError
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.port import Log
 
-_FORMS = "kafka://[user:password@]host:port[,host:port] or postgresql://user:password@host:port/database"
+_FORMS = (
+    "kafka://[user:password@]host:port[,host:port][?ca=FILE] or postgresql://user:password@host:port/database"
+)
 
 
 def open_log(url: str, identity: str) -> Log:
     """The log, not yet started. `identity` names the service; on Kafka the URL's user is who it is to the broker.
 
-    Raises `ConfigurationError`; the message never holds the password.
+    `ca`: the connection is encrypted, and the broker proves its name by a certificate of the authorities in this PEM file, or
+    of those that the machine trusts (`ca=system`). Raises `ConfigurationError`; the message never holds the password.
     """
     scheme, mark, rest = url.partition("://")
     if mark and scheme in ("postgresql", "postgres"):
         return EmbeddedLog(url, identity)
     if not mark or scheme != "kafka":
         raise ConfigurationError(f"a log URL begins with {scheme!r}; use {_FORMS}")
-    credentials, at, address = rest.rstrip("/").rpartition("@")
+    credentials, at, address = rest.rpartition("@")
+    address, _, query = address.partition("?")
+    address = address.rstrip("/")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    ca = options.pop("ca", None)
+    if options or ca == "":
+        raise ConfigurationError(f"?{query} after {address}: ca=FILE is the only option; use {_FORMS}")
     for host_and_port in address.split(","):
         host, _, port = host_and_port.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigurationError(f"{host_and_port!r} is not host:port; use {_FORMS}")
     if not at:
-        return KafkaLog(address, identity)
+        return KafkaLog(address, identity, ca=ca)
     user, colon, password = credentials.partition(":")
     if not user or not colon:
         raise ConfigurationError(f"a name without a password before @{address}; use {_FORMS}")
-    return KafkaLog(address, identity, sasl=Sasl(unquote(user), unquote(password)))
+    return KafkaLog(address, identity, sasl=Sasl(unquote(user), unquote(password)), ca=ca)

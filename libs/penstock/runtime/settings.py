@@ -2,7 +2,7 @@
 
 | variable | meaning | default |
 |---|---|---|
-| `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…]` or `postgresql://…` (the embedded log) | the value of `PENSTOCK_DSN` |
+| `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…][?ca=FILE]` or `postgresql://…` (the embedded log) | the value of `PENSTOCK_DSN` |
 | `PENSTOCK_DSN` | Postgres for projections and snapshots | required by projector and gateway; spares the placer folding from the beginning |
 | `PENSTOCK_CELL` | name of the cell that this service works for | `default` |
 | `PENSTOCK_CELL_INDEX` | its partition in the cell topics, 0–999 | `0` |
