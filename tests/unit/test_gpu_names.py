@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.tables import short_uuid
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import (
     GpuFault,
@@ -163,6 +164,12 @@ def test_a_snapshot_keeps_the_slots(cell: CellDriver) -> None:
     assert loaded.nodes["n1"].gpu_uuids == ("A", "B", "C", "D")
     assert loaded.nodes["n1"].present_gpu_mask == 0b1100
     assert dump(loaded) == dump(cell.state)
+
+
+def test_people_see_short_names() -> None:
+    """`get gpus` names real GPUs in short; the names of pretended ones stay whole."""
+    assert short_uuid("GPU-5d0f2b1e-77aa-4f3c-9d0b-0123456789ab") == "GPU-5d0f2b1e"
+    assert short_uuid("VIRTUAL-n1-0") == "VIRTUAL-n1-0"
 
 
 @settings(max_examples=150, deadline=None)

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ledger.replica import Replica
-from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeJoined, NodeLeft
+from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeChanged, NodeJoined, NodeLeft
 from penstock.model.types import JobSpec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json
@@ -169,6 +170,28 @@ def test_a_node_that_returns_with_fewer_gpus_loses_their_rows() -> None:
     assert sorted(tables["gpus"]) == [("n0", 0), ("n0", 1)]
     assert tables["gpus"]["n0", 1]["faulted"] is False
     assert tables["nodes"]["n0",]["boot_id"] == "boot-2"
+
+
+def test_a_gpu_that_is_gone_is_listed_while_it_is_held() -> None:
+    """GPU 1 is pulled under its task: the table says whose it is, and that it is gone."""
+    placer = HandPlacer()
+    spec = node_spec("n0", 3)
+    placer.join(spec)
+    for job_id in ("a", "b", "c"):
+        placer.submit(job_id)
+        placer.start(job_id)
+    left = tuple(msgspec.structs.replace(spec.gpus[old], index=new) for new, old in enumerate((2, 0)))
+    placer.feed(NodeChanged(node=msgspec.structs.replace(spec, gpus=left)))
+    tables = project(placer.values, [])
+    rows = [tables["gpus"]["n0", slot] for slot in range(3)]
+    assert [(row["uuid"], row["model"], row["faulted"], row["job_id"]) for row in rows] == [
+        ("n0-gpu-0", "V100", False, "a"),
+        ("n0-gpu-1", "gone", True, "b"),
+        ("n0-gpu-2", "V100", False, "c"),
+    ]
+    placer.finish("b")
+    placer.feed(NodeChanged(node=msgspec.structs.replace(spec, gpus=left)))
+    assert project(placer.values, [])["gpus"]["n0", 1]["uuid"] == ""
 
 
 def test_a_refused_input_is_in_the_stream() -> None:
