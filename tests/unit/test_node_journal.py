@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +23,6 @@ static int count;
 int fdatasync(int fd) { int (*real)(int) = dlsym(RTLD_NEXT, "fdatasync"); count++; return real(fd); }
 int fsync(int fd) { int (*real)(int) = dlsym(RTLD_NEXT, "fsync"); count++; return real(fd); }
 int penstock_syncs(void) { return count; }
-"""
-BY_INDEX = """
-CREATE TABLE gpu_tokens (gpu INTEGER PRIMARY KEY, token INTEGER NOT NULL);
-INSERT INTO gpu_tokens VALUES (0, 5), (1, 7), (2, 9);
 """
 WRITER = """
 import ctypes, json, sys
@@ -120,26 +115,3 @@ def test_a_damaged_journal_is_not_worked_with(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(JournalFailed):
         Journal(tmp_path / "journal.sqlite")
-
-
-def test_a_journal_of_indexes_gets_the_names_that_they_stand_for(tmp_path: Path) -> None:
-    """A node is upgraded while its tasks run: tokens and tasks stay, once more under the GPUs' UUIDs."""
-    path = tmp_path / "journal.sqlite"
-    journal = Journal(path)
-    journal.write([Put(Task("t", 7, "boot", Status.RUNNING, ("?",), order(7)))], [], {}, durable=True)
-    journal.close()
-    with sqlite3.connect(path) as database:
-        row = json.loads(database.execute("SELECT row FROM tasks").fetchone()[0]) | {"gpus": [1]}
-        del row["order"]["gpu_uuids"]
-        database.execute("UPDATE tasks SET row = ?", (json.dumps(row),))
-        database.executescript("DELETE FROM uuid_tokens;" + BY_INDEX)
-    database.close()
-    for _ in range(2):
-        journal = Journal(path)
-        state = journal.load(node_spec("n1", 2))
-        journal.close()
-        task = state.tasks["t"]
-        assert task.gpus == ("GPU-n1-1",)
-        assert task.order is not None
-        assert task.order.gpu_uuids == ("GPU-n1-1",)
-        assert state.gpu_tokens == {"GPU-n1-0": 5, "GPU-n1-1": 7, "gone-2": 9}

@@ -9,7 +9,7 @@ Bounded: ended tasks beyond `MAX_ENDED_REMEMBERED` are forgotten by the core, ev
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from penstock_services.node_reporter.core.state import Break, Change, NodeState,
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS uuid_tokens (uuid TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu_tokens (uuid TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS faults (uuid TEXT PRIMARY KEY, boot_id TEXT NOT NULL, fault TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tasks (
     task_id TEXT PRIMARY KEY, token INTEGER NOT NULL, changed INTEGER NOT NULL, row TEXT NOT NULL
@@ -90,8 +90,7 @@ class Journal:
         uuids = tuple(gpu.uuid for gpu in spec.gpus)
         state = NodeState(spec.node_id, spec.boot_id, uuids, machine_id=spec.machine_id)
         with self._failing():
-            self._name_gpus(state.gpus)
-            state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM uuid_tokens"))
+            state.gpu_tokens = dict(self._db.execute("SELECT uuid, token FROM gpu_tokens"))
             faults = self._db.execute("SELECT fault FROM faults WHERE boot_id = ?", (spec.boot_id,))
             state.faults = {fault.uuid: fault for fault in (_FAULT.decode(text) for (text,) in faults)}
             for (row,) in self._db.execute("SELECT row FROM tasks ORDER BY changed"):
@@ -99,25 +98,6 @@ class Journal:
                 (state.ended if task.status is Status.ENDED else state.tasks)[task.task_id] = task
         state.forgotten_token = self.number("forgotten_token", -1)
         return state
-
-    def _name_gpus(self, uuids: Sequence[str]) -> None:
-        """A journal of a version that knew GPUs by index: they are what these indexes stand for now."""
-        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'gpu_tokens'").fetchone():
-            return
-
-        def named(index: int) -> str:
-            return uuids[index] if index < len(uuids) else f"gone-{index}"
-
-        with self._transaction(durable=True):
-            for index, token in self._db.execute("SELECT gpu, token FROM gpu_tokens").fetchall():
-                self._db.execute("INSERT OR REPLACE INTO uuid_tokens VALUES (?, ?)", (named(index), token))
-            for task_id, text in self._db.execute("SELECT task_id, row FROM tasks").fetchall():
-                row = json.loads(text)
-                row["gpus"] = [named(index) for index in row.get("gpus", [])]
-                if row.get("order"):
-                    row["order"]["gpu_uuids"] = row["gpus"]
-                self._db.execute("UPDATE tasks SET row = ? WHERE task_id = ?", (json.dumps(row), task_id))
-            self._db.execute("DROP TABLE gpu_tokens")
 
     def clear_faults(self) -> None:
         """The GPUs were repaired, or the machine has booted anew."""
@@ -176,7 +156,7 @@ class Journal:
                 (task.task_id, task.token, self._changed, msgspec.json.encode(task).decode()),
             )
             self._db.executemany(
-                "INSERT INTO uuid_tokens VALUES (?, ?) ON CONFLICT (uuid) DO UPDATE SET token = max(token, excluded.token)",
+                "INSERT INTO gpu_tokens VALUES (?, ?) ON CONFLICT (uuid) DO UPDATE SET token = max(token, excluded.token)",
                 [(gpu, task.token) for gpu in task.gpus],
             )
         elif isinstance(change, Break):
