@@ -13,6 +13,7 @@ from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
 from tests.faults.laboratory.machine import Machine
 from tests.faults.laboratory.process import Process
+from tests.faults.ledger_rules import Violation
 
 LONGEST_LAUNCH_S = 2.0
 LONGEST_SLOW_LAUNCH_S = 45.0  # beyond the cell's time-out for launches
@@ -68,7 +69,12 @@ class SimulatedLauncher:
     def _launch(self, order: StartTask) -> None:
         """With the GPUs that the environment names: what the program really gets."""
         visible = task_environment(order, self._spec, {}, virtual=False)["CUDA_VISIBLE_DEVICES"]
-        self._machine.launch(order, tuple(visible.split(",")) if visible else ())
+        gpus = tuple(visible.split(",")) if visible else ()
+        absent = set(gpus) - {gpu.uuid for gpu in self._spec.gpus}
+        if absent:
+            what = f"{order.task_id} starts on {absent}, which its reporter did not find"
+            self._machine.world.fail(Violation("gpu", what))
+        self._machine.launch(order, gpus)
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
         process = self._machine.processes.get(key)

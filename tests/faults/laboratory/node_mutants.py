@@ -89,6 +89,11 @@ def _() -> None:
     replace(recovery._recover_task, lambda node, task: {100 + 2 * n for n in range(10_000)})
 
 
+@mutant("a task is begun whose GPU is gone", faults="cards,slow_start,steps")
+def _() -> None:
+    replace(recovery._give_up_if_impossible, lambda node, task: False)
+
+
 @mutant("a restarted reporter does not go on stopping")
 def _() -> None:
     replace(recovery._resume, lambda node, task: None)

@@ -25,11 +25,12 @@ def boot_id() -> str:
 
 
 def machine_id() -> str | None:
-    """Stays over boots; None where the system has none (a container, say)."""
+    """Stays over boots; None where the system has none (a container, say, or an image that was never booted)."""
     try:
-        return Path("/etc/machine-id").read_text().strip() or None
+        found = Path("/etc/machine-id").read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
+    return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
 
 def find_node(options: Options) -> NodeSpec:

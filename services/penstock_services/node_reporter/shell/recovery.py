@@ -22,9 +22,7 @@ def recover(node: Node) -> None:
     """Brings the node's tasks into line with the machine. Raises `JournalFailed` or `Immortal`."""
     known: set[int] = {node.launcher.pid}
     for task in node.state.waiting():
-        if task.boot_id != node.spec.boot_id:
-            outcome = machine.Outcome(wall_ms(), lost="the node was booted anew before it could start")
-            node.feed([machine.Gone(task.task_id, task.token, outcome)], durable=True)
+        _give_up_if_impossible(node, task)
     for task in node.state.live():
         known |= _recover_task(node, task)
     orphans = node.host.end_orphans(known)
@@ -32,6 +30,20 @@ def recover(node: Node) -> None:
         logger.warning("%d processes of unknown tasks were ended", orphans)
     for task in node.state.live():
         _resume(node, task)
+
+
+def _give_up_if_impossible(node: Node, task: Task) -> bool:
+    """Of a task that has not begun: whether it never can, since its boot is over or a GPU of it is gone."""
+    missing = [gpu for gpu in task.gpus if gpu not in node.state.gpus]
+    if task.boot_id != node.spec.boot_id:
+        why = "the node was booted anew before it could start"
+    elif missing:
+        why = f"before it could start, its GPU was gone: {', '.join(missing)}"
+    else:
+        return False
+    outcome = machine.Outcome(wall_ms(), lost=why)
+    node.feed([machine.Gone(task.task_id, task.token, outcome)], durable=True)
+    return True
 
 
 def _recover_task(node: Node, task: Task) -> set[int]:
@@ -72,7 +84,8 @@ def _resume(node: Node, task: Task) -> None:
     key = (task.task_id, task.token)
     if task.status is Status.STARTING and node.host.started(key) is None:
         assert task.order is not None
-        node.start_again(task.order)
+        if not _give_up_if_impossible(node, task):
+            node.start_again(task.order)
     elif task.status is Status.STOPPING and task.stop_grace_ms is not None:
         left_ms = max(0, (task.kill_at_ms or 0) - wall_ms())
         node.stop_again(key, min(left_ms, task.stop_grace_ms))
