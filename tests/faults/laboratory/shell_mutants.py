@@ -133,7 +133,7 @@ def _() -> None:
 
 @mutant("a term begins by its machine's clock", faults="years,rival")
 def _() -> None:
-    def begin_time(state: CellState, before_ms: int | None, log_ms: int) -> LedgerClock:
+    def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
         return LedgerClock(max(state.now_ms, wall_ms()))
 
     replace(ledger_time.begin_time, begin_time)

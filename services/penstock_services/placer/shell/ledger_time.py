@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 MAX_ABSENCE_MS = 30 * 86_400_000  # nobody wrote for so long: more likely the log's clock has stepped
 
 
-def begin_time(state: CellState, before_ms: int | None, log_ms: int) -> LedgerClock:
-    """The clock of a term. `before_ms`, `log_ms`: when the log took the last record of before, and the term's first one.
+def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
+    """The clock of a term. `before_ms`, `log_ms`: when the log took the last record of before, and the term's first one,
+    which was `ago_ms` ago at most (on Kafka some ms, by which the ledger's time would stay behind for seconds).
 
     `before_ms` is None where that record is no longer in the log. `state` is as of the term's first record.
     """
@@ -34,7 +35,7 @@ def begin_time(state: CellState, before_ms: int | None, log_ms: int) -> LedgerCl
         absent_ms = 0
     start_ms = state.now_ms + absent_ms
     if not pending_deadlines(state):
-        start_ms = max(start_ms, min(log_ms, wall_ms()))
+        start_ms = max(start_ms, min(log_ms + ago_ms, wall_ms()))
     return LedgerClock(start_ms)
 
 

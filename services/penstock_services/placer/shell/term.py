@@ -1,5 +1,6 @@
 """Acquiring a term: fold to the end, append `TermStarted`, read it back as valid, only then decide (LAW 3)."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -131,6 +132,7 @@ async def acquire(
         draft = Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, facts)
         _, value = write(replica.head, draft)
         seq = replica.head.seq + 1
+        sent_s = asyncio.get_running_loop().time()
         await log.append([Message(ledger, value, ledger_headers(cell, seq))])
         hit("placer.term_appended")
         ours = None
@@ -144,7 +146,8 @@ async def acquire(
         if ours and replica.head.term == term:
             ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
-            return begin_time(replica.state, before_ms, stamp_ms or 0)
+            ago_ms = round((asyncio.get_running_loop().time() - sent_s) * 1_000)
+            return begin_time(replica.state, before_ms, stamp_ms or 0, ago_ms)
         if replica.head.term >= term:
             raise Fenced(f"another placer began term {replica.head.term} first")
         end = reader.position(ledger)
