@@ -41,9 +41,7 @@ OUTAGE_LIMIT_S = 60.0  # a crash recovery takes seconds; beyond this the log cou
 WRITE_BATCH_MS = 4  # under load; a transaction costs 1 ms of CPU besides its records
 WRITE_TIMEOUT_S = 30.0  # one batch; an fsync on a struggling disk can take seconds
 EXPIRE_EVERY = 20_000  # records appended between two looks for expired ones; so many stay too long at most
-EXPIRE_BATCH = (
-    2_000  # oldest records per partition and transaction; a batch takes about 20 ms beside the writer
-)
+EXPIRE_BATCH = 250  # oldest records per partition and transaction; of 32 partitions in 80 ms
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.02, 1.0
 
 # What a restarting, recovering or vanished server looks like to its clients.
