@@ -356,6 +356,7 @@ _DECISIONS: tuple[Event, ...] = (
     ledger_events.InputAccepted(
         topic=Topic.JOBS, partition=0, position=4_711, offset=0, end=12, reason="the topic was created anew"
     ),
+    ledger_events.LedgerAccepted(epoch=1, nodes_offset=815, reason="restored from Monday's backup"),
 )
 
 

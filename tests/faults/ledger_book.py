@@ -11,6 +11,7 @@ import orjson
 
 NO_PARENT = "0" * 32
 TERM_STARTED = "penstock.term.started.v1"
+SEQ_BITS = 40  # of a token, below the epoch
 LOSSES = ("node_lost", "refused")
 MAX_GPUS_PER_NODE = 16
 
@@ -87,6 +88,7 @@ class Book:
     def __init__(self) -> None:
         self.seq, self.id, self.term = 0, NO_PARENT, 0
         self.now_ms = 0
+        self.epoch = 0
         self.void = self.records = 0
         self.placer_id = ""
         """Of the placer in office."""
@@ -112,6 +114,11 @@ class Book:
         self.records += 1
         return found
 
+    @property
+    def token(self) -> int:
+        """Of what the present record decides."""
+        return self.epoch << SEQ_BITS | self.seq
+
     def job_of(self, task_id: str) -> Job | None:
         return self.jobs.get(task_id.rsplit(".", 2)[0])
 
@@ -122,6 +129,8 @@ class Book:
         match kind:
             case "penstock.term.started":
                 self.settings, self.placer_id = fact["settings"], fact["placer_id"]
+            case "penstock.ledger.accepted":
+                self.epoch = fact["epoch"]
             case "penstock.job.submitted":
                 early = self._early.pop(fact["job_id"], {})
                 self.jobs[fact["job_id"]] = Job(fact["spec"], bool(early), early)
@@ -131,7 +140,7 @@ class Book:
                 job.waits, job.estimate = True, fact["estimate"]
             case "penstock.placement.decided" if job is not None:
                 job.waits, job.stop_reason = False, None
-                job.attempt, job.token = fact["attempt"], self.seq
+                job.attempt, job.token = fact["attempt"], self.token
                 job.places = {place["task_id"]: place for place in fact["tasks"]}
                 job.living = dict.fromkeys(job.places)
                 for task_id, place in job.places.items():

@@ -10,14 +10,15 @@ follow from valid records alone).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
 
 from penstock.log.port import Headers
-from tests.faults.ledger_book import Book
+from tests.faults.ledger_book import SEQ_BITS, Book
 
 FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
 UNSCHEDULABLE = "unschedulable"
@@ -76,7 +77,7 @@ class LedgerRules:
         self._answered: dict[str, int] = {}
         self._dead_lettered: dict[InputPlace, None] = {}
         self._lost_choices: dict[InputPlace, None] = {}
-        self._submissions: dict[str, None] = {}
+        self.submissions: dict[str, None] = {}
         self._estimates: dict[str, None] = {}
         self._started: dict[tuple[str, int], None] = {}
         self._stops: dict[tuple[int, str], None] = {}
@@ -85,6 +86,27 @@ class LedgerRules:
         self._left: dict[str, int] = {}
         """Node → ledger time of its latest departure."""
         self._cause: Fact = {}
+
+    def after(self, records: Iterable[bytes]) -> "LedgerRules":
+        """The rules as they were when these were all records, of a ledger that has lost the others; what those decided may still
+        be ordered, as no node can know of the loss yet."""
+        found = LedgerRules(self._next_input)
+        found.letters, found.injected = self.letters, self.injected
+        for value in records:
+            record = found.take(value)
+            if record is not None:
+                with suppress(Violation):
+                    found.record(record)
+                for entry in record["facts"]:
+                    with suppress(Violation):
+                        found.fact(kind_of(entry["type"]), entry["data"])
+        found._dead_lettered |= self._dead_lettered
+        found._lost_choices |= self._lost_choices
+        found.placed = self.placed | found.placed
+        found._stops = self._stops | found._stops
+        found._answers = self._answers | found._answers
+        found.freezes = self.freezes
+        return found
 
     # ------------------------------------------------------------------------------------- records
 
@@ -158,6 +180,8 @@ class LedgerRules:
         if labels.get("ce_source") != PLACER:
             return None
         kind, order = labels["ce_type"], orjson.loads(value)
+        if order["token"] >> SEQ_BITS < self.book.epoch:
+            return kind, order  # of a history that was lost: nodes have to refuse it
         if kind == ANSWER_JOIN:
             joining = (order["node_id"], order["boot_id"], order["incarnation"], order["verdict"])
             if self._answers.get(order["token"]) != joining:
@@ -189,10 +213,18 @@ class LedgerRules:
         finally:
             self.book.write(kind, fact)
 
+    def _input_accepted(self, fact: Fact) -> None:
+        """What was lost has no record, and its letters none."""
+        topic = fact["topic"]
+        self._answered[topic] = fact["offset"]
+        for place in [place for place in self.letters if place[0] == topic]:
+            if place not in self._dead_lettered:
+                del self.letters[place]
+
     def _submission(self, fact: Fact) -> None:
-        if fact["job_id"] in self._submissions:
+        if fact["job_id"] in self.submissions:
             raise Violation("outcome", f"{fact['job_id']} is submitted twice")
-        self._submissions[fact["job_id"]] = None
+        self.submissions[fact["job_id"]] = None
 
     def _estimate(self, fact: Fact) -> None:
         if fact["job_id"] in self._estimates:
@@ -206,7 +238,7 @@ class LedgerRules:
         for place in fact["tasks"]:
             node = book.nodes[place["node_id"]]
             gpus = tuple(node.uuid(slot) for slot in place["gpus"])
-            self.placed[book.seq, place["task_id"]] = Placed(
+            self.placed[book.token, place["task_id"]] = Placed(
                 job_id, place, gpus, node.spec["boot_id"], node.incarnation
             )
             faulted = [gpu for gpu in gpus if gpu in node.faulted or gpu not in node.present]
@@ -230,16 +262,16 @@ class LedgerRules:
         self._started[key] = None
 
     def _stop(self, fact: Fact) -> None:
-        job, seq = self.book.jobs[fact["job_id"]], self.book.seq
-        self._stops |= dict.fromkeys((seq, task_id) for task_id in job.places)
+        job, seq, token = self.book.jobs[fact["job_id"]], self.book.seq, self.book.token
+        self._stops |= dict.fromkeys((token, task_id) for task_id in job.places)
         if job.stop_reason in FINAL_STOPS:
             raise Violation("outcome", f"seq {seq}: {fact['job_id']} is ending already; {fact['reason']}")
 
     def _join(self, fact: Fact) -> None:
-        self._stops |= dict.fromkeys((self.book.seq, task["task_id"]) for task in fact["tasks"])
+        self._stops |= dict.fromkeys((self.book.token, task["task_id"]) for task in fact["tasks"])
         node = fact["node"]
         self._left.pop(node["node_id"], None)
-        self._answers[self.book.seq] = (
+        self._answers[self.book.token] = (
             node["node_id"],
             node["boot_id"],
             fact.get("incarnation", 0),
@@ -253,7 +285,7 @@ class LedgerRules:
                 "join", f"seq {self.book.seq}: {fact} is refused; the last was {known.incarnation}"
             )
         joining = (fact["node_id"], fact["boot_id"], fact["incarnation"], fact["reason"])
-        self._answers[self.book.seq] = joining
+        self._answers[self.book.token] = joining
 
     def _departure(self, fact: Fact) -> None:
         self._left[fact["node_id"]] = self.book.now_ms
@@ -294,6 +326,7 @@ class LedgerRules:
 
 BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
     {
+        "penstock.input.accepted": LedgerRules._input_accepted,
         "penstock.job.submitted": LedgerRules._submission,
         "penstock.job.estimated": LedgerRules._estimate,
         "penstock.placement.decided": LedgerRules._placement,

@@ -45,6 +45,7 @@ def _was_bad(summary: Summary) -> None:
     assert summary.void > summary.runs, "no zombie wrote anything"
     assert summary.terms > 4 * summary.runs
     assert happened["refused commits"] > summary.runs, "no placer lost its offset to another"
+    assert happened["accepted by operators"] > summary.runs // 8, "no placer stopped before a changed topic"
     assert happened["freezes"] > summary.runs // 10
     assert happened["undecided records"] > 4 * summary.runs
     assert happened["processes of reporters"] > 8 * summary.runs

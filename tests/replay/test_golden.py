@@ -32,7 +32,13 @@ GOLDEN = Path(__file__).with_name("golden")
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "muri"
 RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "orphan_tasks"}
 """Fields of the state: the name in `golden/state.json.gz` → the name now."""
-ADDED_TO_NODES = {"cordon": None, "slots": [], "overdrawn_memory_mib": 0, "overdrawn_bandwidth_mbps": 0}
+ADDED_TO_NODES = {
+    "epoch": 0,
+    "cordon": None,
+    "slots": [],
+    "overdrawn_memory_mib": 0,
+    "overdrawn_bandwidth_mbps": 0,
+}
 """Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
 LAST_INPUTS = [
     [["penstock.estimates.v1", 0], "u35"],
@@ -43,6 +49,8 @@ ADDED = {
     "failed_choices": msgspec.structs.asdict(FailedChoices()),
     "forgotten_nodes": {},
     "last_inputs": LAST_INPUTS,
+    "epoch": 0,
+    "rejoin_offset": 0,
 }
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
 TRACE3_SRTF = "92b3635550cf62ea9cd6316ad800c523"

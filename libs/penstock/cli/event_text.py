@@ -159,6 +159,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.choice.failed": ("undecided", lambda d: f"policy {d['profile']} raised {d['error']}"),
         "penstock.term.started": ("term", lambda d: f"{d['term']} begins; profile {d['settings'].get('profile', '')}"),
         "penstock.input.accepted": ("accepted", lambda d: f"{d['topic']}/{d['partition']} is read on from {d['offset']}, after {d['position']}; {d.get('reason', '')}"),
+        "penstock.ledger.accepted": ("accepted", lambda d: f"the ledger has lost records and goes on in epoch {d['epoch']}; {d.get('reason', '')}"),
         "penstock.proposal.answered": ("proposal", lambda d: f"{d['proposer']}: {d['verdict']} {d.get('reason', '')}"),
     }
 )  # fmt: skip

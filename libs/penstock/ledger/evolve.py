@@ -29,6 +29,7 @@ from penstock.ledger.state import (
 )
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
+from penstock.model.topics import Topic
 from penstock.model.transitions import (
     JOB_TRANSITIONS,
     NODE_TRANSITIONS,
@@ -40,7 +41,7 @@ from penstock.model.transitions import (
 )
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
 
-FOLD_VERSION = 6
+FOLD_VERSION = 7
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -71,7 +72,7 @@ def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
-    """A record begins: its seq is the token of what it decides, its time the only clock."""
+    """A record begins: its seq is in the token of what it decides, its time the only clock."""
     state.seq = seq
     state.now_ms = now_ms
     state.term = term
@@ -152,7 +153,7 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
         head.backfill_count += 1
     _set_job(state, job, JobStatus.LAUNCHING)
     job.attempt = fact.attempt
-    job.token = state.seq
+    job.token = state.token
     job.placed_ms = state.now_ms
     job.running_ms = job.stop_reason = job.exit_code = None
     job.failure = job.failure_cause = ""
@@ -174,7 +175,7 @@ def _stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
     if job.status is not JobStatus.STOPPING:
         _set_job(state, job, JobStatus.STOPPING)
     job.stop_reason = fact.reason
-    job.stop_token = state.seq
+    job.stop_token = state.token
     for task in job.tasks.values():
         if task.status in (TaskStatus.ASSIGNED, TaskStatus.RUNNING):
             task.status = transition(TASK_TRANSITIONS, task.status, TaskStatus.STOPPING, task.place.task_id)
@@ -298,6 +299,10 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
 
 
 def _task_exited(state: CellState, fact: external_events.TaskExited) -> None:
+    node = state.nodes[fact.node_id]
+    if fact.task_id not in node.tasks:
+        node.orphan_tasks.pop(fact.task_id, None)
+        return
     job, task = _end_task(state, fact.node_id, fact.task_id, fact.cause)
     task.succeeded = fact.cause == "exited" and fact.exit_code == 0
     task.exit_code = (
@@ -427,7 +432,12 @@ def _node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
         node.leaving = False
         node.faulted_gpu_mask = 0
     node.incarnation = max(node.incarnation, fact.incarnation)
-    node.orphan_tasks = {task.task_id: state.seq for task in fact.tasks if task.task_id not in node.tasks}
+    if state.epoch and state.inputs_read(Topic.NODES) > state.rejoin_offset:
+        node.epoch = state.epoch
+    known = {task_id: state.jobs[job_id].token for task_id, job_id in node.tasks.items()}
+    node.orphan_tasks = {
+        task.task_id: state.token for task in fact.tasks if known.get(task.task_id) != task.token
+    }
     _enter_spec(state, node, spec)
     for fault in fact.faults:
         _fault(node, node.slot_of(fault.uuid))
@@ -511,6 +521,13 @@ def _input_accepted(state: CellState, fact: ledger_events.InputAccepted) -> None
     place = (fact.topic, fact.partition)
     state.positions[place] = fact.offset
     state.last_inputs[place] = ""
+    if fact.topic == Topic.NODES:
+        state.rejoin_offset = fact.end
+
+
+def _ledger_accepted(state: CellState, fact: ledger_events.LedgerAccepted) -> None:
+    state.epoch = fact.epoch
+    state.rejoin_offset = fact.nodes_offset
 
 
 def _cell_frozen(state: CellState, fact: ledger_events.CellFrozen) -> None:
@@ -579,6 +596,7 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.GpuFaulted: _gpu_faulted,
         ledger_events.TermStarted: _term_started,
         ledger_events.InputAccepted: _input_accepted,
+        ledger_events.LedgerAccepted: _ledger_accepted,
         ledger_events.CellFrozen: _cell_frozen,
         ledger_events.CellThawed: _cell_thawed,
         ledger_events.ChoiceFailed: _choice_failed,

@@ -14,6 +14,8 @@ from sortedcontainers import SortedDict
 
 from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
 from penstock.model.ledger_events import PlacerSettings, TimerSubject
+from penstock.model.token import token_of
+from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceVector, TaskPlacement, Value
 
@@ -56,14 +58,14 @@ class JobState:
     infrastructure_retries: int = 0
     """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
     token: int = 0
-    """Ledger seq of the current attempt's placement."""
+    """Of the current attempt's placement (`penstock.model.token`)."""
     tasks: dict[str, TaskState] = field(default_factory=dict)
     queued_ms: int | None = None
     placed_ms: int | None = None
     running_ms: int | None = None
     stop_reason: str | None = None
     stop_token: int = 0
-    """Ledger seq of the latest decision to stop."""
+    """Of the latest decision to stop."""
     exit_code: int | None = None
     failure: str = ""
     """The attempt's first failure, for people; `failure_cause` is its task's cause."""
@@ -176,10 +178,12 @@ class NodeState:
     """Its latest joining came with a new boot id: tasks of before are dead."""
     incarnation: int = 0
     """Of its latest joining; see `NodeJoined`."""
+    epoch: int = 0
+    """Of the log, in which it last joined; see `LedgerAccepted`."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
     orphan_tasks: dict[str, int] = field(default_factory=dict)
-    """What it ran when it last joined and the cell had given up there: task id → seq of that joining."""
+    """What it ran when it last joined and the cell had given up there, and has not ended: task id → token of that joining."""
     cordon: Cordon | None = None
     """Stays however often the node joins."""
     version: int = 0
@@ -378,6 +382,10 @@ class CellState:
     seq: int = 0
     now_ms: int = 0
     term: int = 0
+    epoch: int = 0
+    """Of the log; rises when a ledger is accepted that has lost records."""
+    rejoin_offset: int = 0
+    """In the nodes' topic: only joinings from there on are of this epoch."""
     settings: PlacerSettings = field(default_factory=PlacerSettings)
     frozen: str = ""
     """Why nothing is placed or evicted; empty: not frozen."""
@@ -410,6 +418,28 @@ class CellState:
     """(input topic, partition) → offset of the next record to read."""
     last_inputs: dict[tuple[str, int], str] = field(default_factory=dict)
     """(input topic, partition) → id of the event before that position; empty: it has none, or is not known."""
+
+    @property
+    def token(self) -> int:
+        """Of what the present record decides."""
+        return token_of(self.epoch, self.seq)
+
+    def awaits_nodes(self) -> bool:
+        """Whether nodes may still run what this ledger has lost: they have not joined since, or not ended it."""
+        if not self.epoch:
+            return False
+        if self.inputs_read(Topic.NODES) < self.rejoin_offset:
+            return True
+        lost = token_of(self.epoch, 0)
+        return any(
+            node.epoch < self.epoch or any(token > lost for token in node.orphan_tasks.values())
+            for node in self.nodes.values()
+            if node.status is not NodeStatus.GONE and not node.leaving
+        )
+
+    def inputs_read(self, topic: str) -> int:
+        """Offset up to which an input topic is answered; a cell has one partition of each."""
+        return max((offset for (name, _), offset in self.positions.items() if name == topic), default=0)
 
     def node(self, ordinal: int) -> NodeState:
         return self.nodes[self.node_at[ordinal]]

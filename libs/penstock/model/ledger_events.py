@@ -7,6 +7,7 @@ from msgspec import Meta, field
 
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, Token
+from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_CORES_PER_NODE,
@@ -108,8 +109,25 @@ class InputAccepted(Event, frozen=True, kw_only=True):
 
 
 @event
+class LedgerAccepted(Event, frozen=True, kw_only=True):
+    """An operator accepts that this ledger has lost records: it was truncated, or restored from an older copy.
+
+    Stands behind the `TermStarted` of a term of its own. Nothing is placed until every node has joined anew and what it ran
+    of the lost records is dead.
+    """
+
+    TYPE = "penstock.ledger.accepted"
+
+    epoch: Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
+    """Of all tokens from now on; higher than any before."""
+    nodes_offset: Annotated[int, Meta(ge=0)]
+    """End of the nodes' topic at that moment: a joining before it says nothing about what is lost."""
+    reason: ShortText = ""
+
+
+@event
 class PlacementDecided(Event, frozen=True, kw_only=True):
-    """A gang's tasks get their places, all or nothing; the orders' token is this record's seq."""
+    """A gang's tasks get their places, all or nothing; the orders' token is (epoch, this record's seq)."""
 
     TYPE = "penstock.placement.decided"
 
@@ -428,7 +446,7 @@ class Order(Event, frozen=True, kw_only=True):
     MAX_BYTES = 4 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
 
     token: Token
-    """The ledger seq of the decision; a node refuses tokens older than the highest it has obeyed."""
+    """(Epoch, ledger seq) of the decision (`penstock.model.token`); a node refuses tokens older than the highest it has obeyed."""
     node_id: Identifier
 
 

@@ -125,6 +125,24 @@ async def head_id_at(log: Log, ledger: Partition, head_offset: int) -> str | Non
     return None if record is None else record_id(record.value)
 
 
+class Written(NamedTuple):
+    """A valid record that somebody has read, and where; `epoch`: of the ledger then."""
+
+    head: Head
+    head_offset: int
+    epoch: int
+
+
+async def projected(store: Store, cell: str) -> Written | None:
+    """The newest record that the cell's read models hold; None: the projector has never run here."""
+    query = f"SELECT seq, head_id, term, head_offset, epoch FROM {schema_of(cell)}.positions WHERE cell = $1"
+    try:
+        row = await store.fetchrow(query, cell)
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+        return None  # nor its present version
+    return None if row is None else Written(Head(*row[:3]), row["head_offset"], row["epoch"])
+
+
 def restore(stored: Stored) -> Replica:
     """The replica as it was, ready to be folded on. Raises `Damaged`. Pure; about 20 µs per live job."""
     state = load(_unpacked(stored.body, stored.sha256))

@@ -1,4 +1,4 @@
-"""`penstock-placer [replay | accept-input]`, or `python -m penstock_services.placer`: the placer, and what is done in its name."""
+"""`penstock-placer [replay | accept-input | accept-ledger]`, or `python -m penstock_services.placer`: the placer, and what is done in its name."""
 
 import asyncio
 import sys
@@ -66,6 +66,23 @@ def accept_input(
     """
     settings = Settings.from_env()
     found = asyncio.run(_with_log(settings, partial(accept.accept_input, settings, topic, offset, reason)))
+    print(orjson.dumps(found).decode())
+
+
+@app.command("accept-ledger")
+def accept_ledger(
+    epoch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Above all that were ever used; needed where Postgres was restored, too."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Stored with it.")] = "",
+) -> None:
+    """Go on with a ledger that has lost records; the ledger says so from then on, and no token is given out twice.
+
+    Exit codes: 0 accepted; 1 another placer came first, or the log failed; 2 a wrong setting or epoch.
+    """
+    settings = Settings.from_env()
+    found = asyncio.run(_with_log(settings, partial(accept.accept_ledger, settings, epoch, reason)))
     print(orjson.dumps(found).decode())
 
 

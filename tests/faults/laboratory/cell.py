@@ -5,17 +5,14 @@ the log, the machines under the node-reporters and the users.
 """
 
 import asyncio
-import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import LogError
+from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
@@ -25,21 +22,23 @@ from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.transitions import IllegalTransition
 from penstock.model.types import NodeSpec
 from penstock.policies.profiles import PROFILES
-from penstock.runtime import failpoints
 from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import Written, head_id_at
 from penstock_services.estimator.shell import service as estimator
 from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
+from penstock_services.placer.shell.history import Loaded
 from penstock_services.placer.shell.replay import Replayer
+from tests.faults.laboratory.administrator import Administrator
+from tests.faults.laboratory.environment import environment, on_loop_error
 from tests.faults.laboratory.host import SimulatedHost
 from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
 from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
-from tests.faults.laboratory.policies import PolicyBug, raising_policies
-from tests.faults.laboratory.process import PROCESS, Clock, Process, Service, clock_error_ms
+from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import UNEXPECTED, Rates, World
@@ -52,16 +51,16 @@ SETTINGS = Settings(log_url="memory", trace_ratio=0.0)
 PATIENCE_S = 5_000.0  # of calm: a run that has not come to its end by then never will
 LAST_MESSAGES_S = 30.0  # of calm, in which the latest messages of the faulty phase have come
 LOOK_S = 1.0
+NOTICED_WITHIN_S = 300.0  # of the loss of an input; placers may be dead until it is calm
+RESTARTED_AFTER_S = 5.0  # a service that cannot work
 SNAPSHOT_EVERY = 25  # valid records
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Prime to `REPLAY_EVERY`."""
-EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "OffsetTaken", "LogError")
-"""What may end an attempt of a service."""
 POLICY_RATES = (0.0, 0.02, 0.3)
 """How often a policy raises, by seed."""
-LOGGERS = ("penstock", "penstock_services", "asyncio")
 
 
 class Options(NamedTuple):
@@ -121,6 +120,8 @@ class Snapshot(NamedTuple):
 class Laboratory:
     """Everything of one run, wired up."""
 
+    settings = SETTINGS
+
     def __init__(self, options: Options) -> None:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((options.seed, 0x5CE))))
         faults = options.faults
@@ -150,6 +151,11 @@ class Laboratory:
         """By placer: what its present term folds into and decides on."""
         self.clocks = [_clock(rng, "clock" in faults) for _ in range(PLACERS + 1 + len(specs))]
         self.placers = [self._placer(number) for number in range(PLACERS)]
+        self.projected: Written | None = None
+        """The head of read models that are always up to date."""
+        self.administrator = Administrator(self)
+        self.inputs_lost = self.nodes_lost = False
+        """Whether inputs that the ledger names are gone: it cannot be decided again."""
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
         self.nodes: dict[str, Node] = {}
         for spec, clock in zip(specs, self.clocks[PLACERS + 1 :], strict=True):
@@ -165,25 +171,40 @@ class Laboratory:
     def _placer(self, number: int) -> Service:
         name = f"placer-{number}"
 
-        async def load_replica(_: Settings, log: Log) -> Replica:
-            """From the latest snapshot; now and then there is none to be had, and it folds from the beginning."""
-            del log
-            self.replicas[name] = Replica()
-            if self.snapshots and self.world.rng.random() >= 0.2:
-                latest = self.snapshots[-1]
-                self.replicas[name] = Replica(load(latest.state), latest.head, latest.offset)
-            return self.replicas[name]
+        async def load_replica(settings: Settings, log: Log) -> Loaded:
+            loaded = await self.load_replica(settings, log)
+            self.replicas[name] = loaded.replica
+            return loaded
 
         async def work(process: Process) -> None:
             standing_by = name in self._standing_by
             self._standing_by.discard(name)
             start = placer.Start(name, standing_by, load_replica)
-            await placer.run(SETTINGS, process.stop, log=Connection(self.broker, process), start=start)
+            log = Connection(self.broker, process)
+            try:
+                await placer.run(SETTINGS, process.stop, log=log, start=start)
+            except ConfigurationError as error:
+                self.administrator.reads(error)
 
         return Service(self.world, name, self.clocks[number], work, 20.0)
 
+    async def load_replica(self, settings: Settings, log: Log) -> Loaded:
+        """From the latest snapshot; now and then there is none to be had, and it folds from the beginning."""
+        del settings
+        if self.snapshots and self.world.rng.random() >= 0.2:
+            for latest in reversed(self.snapshots):
+                if await head_id_at(log, LEDGER, latest.offset - 1) == latest.head.id:
+                    replica = Replica(load(latest.state), latest.head, latest.offset, latest.offset - 1)
+                    return Loaded(replica, self.projected)
+        return Loaded(Replica(), self.projected)
+
     async def _estimate(self, process: Process) -> None:
-        await estimator.run(SETTINGS, process.stop, log=Connection(self.broker, process))
+        try:
+            await estimator.run(SETTINGS, process.stop, log=Connection(self.broker, process))
+        except OffsetOutOfRange:
+            if not (self.inputs_lost or self.judge.has_lost):
+                raise
+            await asyncio.sleep(RESTARTED_AFTER_S)
 
     def _add_node(self, spec: NodeSpec, clock: Clock, *, drain: bool) -> None:
         judge = self.judge
@@ -226,6 +247,41 @@ class Laboratory:
             if self.world.happens(self.world.rates.twice):
                 self.world.at(job.cancel_s + 1.0, lambda: self.cancel(job.job_id))
 
+    def lose_input(self, place: Partition, *, anew: bool) -> None:
+        """It is truncated at its end, or created anew. But not both ledger and joinings: then nobody knows who is there."""
+        if place.topic == Topic.NODES and self.judge.has_lost:
+            return
+        self.nodes_lost = self.nodes_lost or place.topic == Topic.NODES
+        self.world.trace(f"{place.topic} is {'created anew' if anew else 'truncated'}")
+        self.inputs_lost = True
+        (self.broker.restore if anew else self.broker.expire)(place)
+        self.world.at(NOTICED_WITHIN_S, lambda: self._noticed(place))
+
+    def _noticed(self, place: Partition) -> None:
+        position = self.judge.rules.answered(place.topic)
+        if not self.broker.first(place) <= position <= self.broker.end(place):
+            raise Violation(
+                "loss", f"{place.topic} was lost {NOTICED_WITHIN_S:g} s ago, and nobody has said so"
+            )
+
+    def restore_ledger(self, lost: int) -> None:
+        """So many records are lost, but not the first."""
+        end = self.broker.end(LEDGER)
+        if end > 1 and not self.nodes_lost:
+            self.broker.restore(LEDGER, max(1, end - lost))
+            self.world.trace(
+                f"the ledger is restored: it ends at {self.broker.end(LEDGER)}, and ended at {end}"
+            )
+            self.judge.restored(self.broker.records(LEDGER))
+
+    def resubmit(self) -> None:
+        """Users look for their jobs, and submit again what the cell does not know."""
+        for job in self.jobs:
+            if job.job_id in self.judge.submitted and job.job_id not in self.judge.rules.submissions:
+                self.send(
+                    message(JobSubmitted(job_id=job.job_id, spec=job.spec), f"submit-{job.job_id}", "/users")
+                )
+
     def cancel(self, job_id: str) -> None:
         self.judge.cancelled[job_id] = None
         self.send(message(JobCancelRequested(job_id=job_id), f"cancel-{job_id}", "/users"))
@@ -241,8 +297,9 @@ class Laboratory:
         if record.partition.topic != Topic.LEDGER:
             judge.landed(record)
         elif judge.ledger(record):
+            replica = judge.replica
+            self.projected = Written(replica.head, record.offset, replica.state.epoch)
             if judge.book.records % SNAPSHOT_EVERY == 0:
-                replica = judge.replica
                 self.snapshots.append(Snapshot(dump(replica.state), replica.head, replica.offset))
             if judge.book.records % COMPARE_EVERY == 0:
                 self.world.at(0.0, self._compare)
@@ -372,82 +429,15 @@ def _rates(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
     )
 
 
-class _CrashPoints:
-    """Stands for the armed failpoints: at each passage the process that passes may be killed."""
-
-    @staticmethod
-    def get(name: str) -> None:
-        process = PROCESS.get()
-        if process is not None:
-            process.step(name)
-
-
-class _Findings(logging.Handler):
-    """What services log and go on from, although it shows a bug."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.WARNING)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        process = PROCESS.get()
-        if process is not None and not process.alive:
-            return
-        error = record.exc_info[1] if record.exc_info is not None else None
-        if error is not None and not isinstance(error, PolicyBug):
-            self._world.fail(error)
-        elif "starts again after" in record.msg and isinstance(record.args, tuple):
-            self._attempt_ended(record.getMessage(), record.args[1])
-
-    def _attempt_ended(self, text: str, kind: object) -> None:
-        if kind not in EXPECTED:
-            self._world.fail(Violation("crash", text))
-
-
-@contextmanager
-def _environment(laboratory: Laboratory) -> Iterator[None]:
-    """Settings of placers, failpoints and logging as this run needs them."""
-    findings, armed, saved = _Findings(laboratory.world), failpoints._armed, dict(os.environ)
-    os.environ.update(laboratory.environment)
-    failpoints._armed = _CrashPoints()  # type: ignore[assignment]
-    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in LOGGERS]
-    for logger, _ in loggers:
-        logger.addHandler(findings)
-        logger.propagate = False
-        logger.setLevel(logging.WARNING)
-    try:
-        with raising_policies(laboratory.world):
-            yield
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
-        failpoints._armed = armed
-        for logger, level in loggers:
-            logger.removeHandler(findings)
-            logger.propagate = True
-            logger.setLevel(level)
-
-
-def _on_loop_error(world: World) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """For callbacks, which have nobody to raise to, and for tasks that nobody waits for."""
-
-    def found(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, (Violation, IllegalTransition, *UNEXPECTED)):
-            world.fail(error)
-
-    return found
-
-
 async def _live(options: Options) -> Outcome:
     laboratory = Laboratory(options)
     world, judge = laboratory.world, laboratory.judge
-    world.loop.set_exception_handler(_on_loop_error(world))
+    world.loop.set_exception_handler(on_loop_error(world))
     rule = what = ""
-    with _environment(laboratory):
+    with environment(world, laboratory.environment):
         try:
             await laboratory.run()
-            if options.seed % REPLAY_EVERY == 0:
+            if options.seed % REPLAY_EVERY == 0 and not laboratory.inputs_lost:
                 await laboratory.replay()
         except Violation as violation:
             rule, what = violation.rule, violation.what
@@ -462,6 +452,7 @@ async def _live(options: Options) -> Outcome:
             "freezes": judge.rules.freezes,
             "undecided records": judge.rules.undecided,
             "refused commits": laboratory.broker.refused,
+            "accepted by operators": laboratory.administrator.accepted,
         }
         world.calm = True
         for service in (*laboratory.placers, laboratory.estimator, *reporters):

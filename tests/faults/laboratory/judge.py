@@ -10,7 +10,7 @@ on the disk before it starts), `fault` (nothing new starts on a GPU whose fault 
 `fold`, `replay`, `crash`, `liveness`, `rest`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import orjson
@@ -61,13 +61,27 @@ class Judge:
         self._since: tuple[int, float] | None = None
         """The ledger's time and the real one at the first record of those behind which a deadline was always pending."""
         self._processes = ProcessRules()
+        self.has_lost = False
+        """Whether the ledger was ever restored from an older copy."""
+        self._lost: dict[Key, None] = {}
+        """What had been placed until then: nodes may still start it."""
         self._false_reports: dict[str, None] = {}
         """Machines that run although somebody reported them fenced, until they join again."""
         self._disowned: dict[Key, None] = {}
         """Processes on them: the cell has given them up, wrongly, and cannot know of them."""
 
     def _next_input(self, topic: str, offset: int) -> int | None:
-        return offset if offset < self.broker.end(Partition(topic, 0)) else None
+        place = Partition(topic, 0)
+        return offset if offset < max(self.broker.end(place), self.broker.ended.get(place, 0)) else None
+
+    def restored(self, records: Sequence[Record]) -> None:
+        """The ledger is what it was when these were its records. What runs by the others is still judged."""
+        rules = self.rules.after(record.value for record in records)
+        self._lost |= dict.fromkeys((task_id, token) for token, task_id in self.placed)
+        self.rules, self.replica, self.has_lost = rules, Replica(), True
+        self.book, self.placed, self.ended = rules.book, rules.placed, rules.ended
+        for record in records:
+            self.replica.take(record.value, record.offset)
 
     def landed(self, record: Record) -> None:
         """One record of any partition, as it lands."""
@@ -143,7 +157,12 @@ class Judge:
     def _void(self, record: Record) -> None:
         """Where record and orders are one commit, a placer that was replaced writes nothing (decision 19)."""
         ours = dict(record.headers).get("ce_source") == PLACER
-        if ours and self.broker.conditional and TERM_STARTED.encode() not in record.value:
+        if (
+            ours
+            and self.broker.conditional
+            and not self.has_lost
+            and TERM_STARTED.encode() not in record.value
+        ):
             raise Violation("commit", f"offset {record.offset}: a placer's record is there, and void")
 
     # ------------------------------------------------------------------------------- before each fact
@@ -167,12 +186,18 @@ class Judge:
 
     def _gpu_fault(self, fact: Fact) -> None:
         if "uuid" in fact:
-            self.faults[fact["uuid"]] = self.book.seq
+            self.faults[fact["uuid"]] = self.book.token
+
+    def _input_accepted(self, fact: Fact) -> None:
+        self.broker.ended.pop(Partition(fact["topic"], 0), None)
 
     def _freed(self, fact: Fact) -> None:
         """A task is reported dead, or never to live: it must be."""
         processes = self.machines[fact["node_id"]].processes.values()
+        job = self.book.job_of(fact["task_id"])
         process = next((found for found in processes if found.order.task_id == fact["task_id"]), None)
+        if process is not None and process.key in self._lost and (job is None or job.token != process.key[1]):
+            return  # of the same name, by a record that the ledger has lost
         if process is not None and fact["node_id"] in self._false_reports:
             self._disowned[process.key] = None
         elif process is not None:
@@ -249,9 +274,12 @@ class Judge:
         self.world.trace(at)
         job = self.book.jobs.get(order.job_id)
         if job is None or job.token != order.token or order.task_id not in job.living:
-            if machine.node_id not in self._false_reports and key not in self._disowned:
+            if key in self._lost:
+                pass
+            elif machine.node_id not in self._false_reports and key not in self._disowned:
                 raise Violation("order", f"{at}, which the ledger does not know as living")
-            self._disowned[key] = None
+            if key not in self._lost:
+                self._disowned[key] = None
         if order.boot_id != machine.spec.boot_id:
             raise Violation("attempt", f"{at} for the boot {order.boot_id}")
         own = self.placed.get((order.token, order.task_id))
@@ -285,6 +313,7 @@ def _running(process: TaskProcess) -> Running:
 BEFORE: Mapping[str, Callable[[Judge, Fact], None]] = MappingProxyType(
     {
         "penstock.placement.decided": Judge._placement,
+        "penstock.input.accepted": Judge._input_accepted,
         "penstock.node.joined": Judge._join,
         "penstock.node.left": Judge._departure,
         "penstock.gpu.faulted": Judge._gpu_fault,
@@ -316,6 +345,8 @@ LINES: Mapping[str, Callable[[Fact], str]] = MappingProxyType(
         ),
         "penstock.node.uncordoned": lambda fact: f"{fact['node_id']} is uncordoned",
         "penstock.node.suspected": lambda fact: f"{fact['node_id']} is suspect: {fact['reason']}",
+        "penstock.input.accepted": lambda fact: f"{fact['topic']} is read on from {fact['offset']}",
+        "penstock.ledger.accepted": lambda fact: f"the ledger goes on in epoch {fact['epoch']}",
         "penstock.cell.frozen": lambda fact: f"the cell freezes: {fact['reason']}",
         "penstock.cell.thawed": lambda fact: f"the cell thaws: {fact['reason']}",
     }

@@ -47,6 +47,8 @@ class Broker:
         self.unreachable_until_s = 0.0
         self._records: dict[Partition, list[Record]] = {}
         self._first: dict[Partition, int] = {}
+        self.ended: dict[Partition, int] = {}
+        """Where a partition ended that was lost since: up to there readers may hold records of it."""
         self._waiting: dict[Partition, dict[asyncio.Future[None], None]] = {}
 
     def records(self, partition: Partition) -> list[Record]:
@@ -62,6 +64,13 @@ class Broker:
     def expire(self, partition: Partition) -> None:
         """Retention removes all that is there."""
         self._first[partition] = self.end(partition)
+        self._wake(partition)
+
+    def restore(self, partition: Partition, end: int = 0) -> None:
+        """It is as it was when it ended at `end`; at 0: as if deleted and created again."""
+        self.ended[partition] = max(self.end(partition), self.ended.get(partition, 0))
+        del self.records(partition)[end:]
+        self._first[partition] = min(end, self.first(partition))
         self._wake(partition)
 
     def put(self, messages: Iterable[Message]) -> list[int]:

@@ -42,6 +42,7 @@ PLACER_STEPS = ("read inputs", "append ledger", "read ledger", "append orders")
 JOINED = f"{NodeJoined.TYPE}.v{NodeJoined.VERSION}".encode()
 WATCH = "watch"
 """Who reports about machines from outside: a cloud, an operator."""
+MAX_LOST = 60  # records of the ledger, at once
 STUCK_S = (20.0, 60.0)
 POLL_S = 0.25
 
@@ -170,6 +171,16 @@ class Nemesis:
     def retention(self) -> None:
         """The log forgets a node's old orders: a reporter that lags behind finds its position gone."""
         self._lab.broker.expire(orders_of(self._node().machine.node_id))
+
+    def inputs(self) -> None:
+        """An administrator truncates an input topic, or deletes it and creates it again: what was in it is lost."""
+        place = Partition(INPUT_TOPICS[int(self._world.rng.integers(len(INPUT_TOPICS)))], 0)
+        if self._lab.judge.rules.answered(place.topic):  # else nobody could know of it
+            self._lab.lose_input(place, anew=bool(self._world.rng.random() < 0.5))
+
+    def ledger(self) -> None:
+        """The ledger is restored from an older copy, while everything else goes on."""
+        self._lab.restore_ledger(int(self._world.rng.integers(1, MAX_LOST)))
 
     # ------------------------------------------------------------------------------------- machines
 
@@ -540,7 +551,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     | {
         name: getattr(Nemesis, name)
         for name in (
-            "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "reboot", "power", "vanish", "silence",
+            "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "inputs", "ledger", "reboot", "power", "vanish", "silence",
             "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "cordon", "garbage", "wrong_progress",
             "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )

@@ -1,4 +1,4 @@
-"""Mutants of the shells of placer and estimator: orders, commits, clocks, repetition."""
+"""Mutants of the shells of placer and estimator: orders, commits, clocks, repetition, changed topics."""
 
 from contextlib import suppress
 from typing import Any
@@ -7,13 +7,17 @@ from msgspec import structs
 
 from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import LogError, OffsetTaken
+from penstock.ledger import evolve
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import StartTask, StopTask
+from penstock.model.ledger_events import LedgerAccepted, StartTask, StopTask
+from penstock.model.token import token_of
 from penstock.model.topics import Topic
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders
 from penstock_services.placer.shell import ledger_time, service
+from penstock_services.placer.shell.history import check_ledger
+from penstock_services.placer.shell.inputs import check_inputs
 from tests.faults.laboratory.log import Connection
 from tests.faults.laboratory.patching import filtered, mutant, posing, replace
 
@@ -121,6 +125,65 @@ def _() -> None:
                 await real(self)
 
     replace(real, append)
+
+
+# ------------------------------------------------------------------------------------------------------ changed topics
+
+
+@mutant("nobody looks whether an input is the one that was answered", faults="inputs", jobs=8, nodes=3)
+def _() -> None:
+    async def trusted(*given: object) -> None:
+        """As if it always were."""
+
+    replace(check_inputs, trusted)
+
+
+@mutant("an accepted input is read on from where it was", faults="inputs", jobs=8, nodes=3)
+def _() -> None:
+    replace(evolve._input_accepted, lambda state, fact: None)
+
+
+@mutant("nobody looks whether the ledger has lost records", faults="ledger", jobs=8, nodes=3)
+def _() -> None:
+    async def trusted(*given: object) -> None:
+        """As if it never had."""
+
+    replace(check_ledger, trusted)
+
+
+@mutant("an accepted ledger gives out the same tokens again", faults="ledger", jobs=8, nodes=3)
+def _() -> None:
+    replace(token_of, lambda epoch, seq: seq)
+
+
+@mutant("an accepted ledger is used before its nodes have joined", faults="ledger", jobs=8, nodes=3)
+def _() -> None:
+    replace(CellState.awaits_nodes, lambda self: False)
+
+
+@mutant("joinings from before an acceptance count", faults="ledger", jobs=8, nodes=3)
+def _() -> None:
+    def accepted(state: CellState, fact: LedgerAccepted) -> None:
+        state.epoch = fact.epoch
+
+    replace(evolve._ledger_accepted, accepted)
+
+
+@mutant("what a node ran of the lost records need not end", faults="ledger", jobs=8, nodes=3)
+def _() -> None:
+    real = CellState.awaits_nodes
+
+    def awaits(self: CellState) -> bool:
+        orphans = {node_id: node.orphan_tasks for node_id, node in self.nodes.items()}
+        for node in self.nodes.values():
+            node.orphan_tasks = {}
+        try:
+            return real(self)
+        finally:
+            for node_id, tasks in orphans.items():
+                self.nodes[node_id].orphan_tasks = tasks
+
+    replace(real, awaits)
 
 
 # --------------------------------------------------------------------------------------- clocks, the estimator's shell

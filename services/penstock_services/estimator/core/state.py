@@ -10,6 +10,7 @@ from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.ledger.replica import Replica
 from penstock.model import external_events, ledger_events
 from penstock.model.event import wire_type
+from penstock.model.token import seq_of
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
@@ -175,7 +176,8 @@ def begin_at(state: State, replica: Replica) -> None:
             live.progress = begun(job.attempt, job.placed_ms or 0, places, live.allocation.card.model)
             live.progress.started_ms = job.running_ms
             live.partly = any(task.exited_ms is not None for task in workers.values())
-            state.recall_seq = min(state.recall_seq or job.token, job.token)
+            placed_seq = seq_of(job.token)
+            state.recall_seq = min(state.recall_seq or placed_seq, placed_seq)
             state.job_of_task.update(dict.fromkeys(workers, job.job_id))
 
 

@@ -26,7 +26,7 @@ from penstock_services.estimator.core.stages.profile import StageKey
 from penstock_services.estimator.core.stages.registry import Owned
 from penstock_services.estimator.core.state import State, begin_at, learn
 from penstock_services.estimator.core.step_time.training import STEPS
-from penstock_services.estimator.shell.store import RunStore
+from penstock_services.estimator.shell.store import RunStore, estimator_schema
 
 LOG = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ class Learner:
         if end < self.learned_from:
             raise ConfigurationError(
                 f"the runs of cell {self._cell} were read from a longer ledger (offset {self.learned_from}, this one "
-                f"ends at {end}); give each log its own database"
+                f"ends at {end}). Give each log its own database; or, where this ledger has lost records, drop schema "
+                f"{estimator_schema(self._cell)}: all of it is learned again from the ledger"
             )
         replica = await load_latest_from(self._dsn, self._cell, log, ledger, until_offset=self.learned_from)
         begin_at(state, replica)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from penstock.model.codec import as_written
+from penstock.model.token import seq_of
 from penstock.policies.explain import UnknownJob, explain, not_waiting
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
@@ -44,7 +45,7 @@ async def why(
         found["placement"] = await _placement(gateway, job_id, MAX_SEQ)
     else:
         found["placement"] = (
-            await _placement(gateway, job_id, job.token) if job.placed_ms is not None else None
+            await _placement(gateway, job_id, seq_of(job.token)) if job.placed_ms is not None else None
         )
     return answer(found)
 

@@ -370,9 +370,11 @@ def _stop_ordered(state: NodeState, order: StopTask, now_ms: int, context: Conte
     task = state.find(order.task_id)
     if task is not None and order.token < task.token:
         yield Note(f"{order.task_id}: stop order {order.token} is older than {task.token}; ignored")
-    elif task is not None and task.exited is not None:
+    elif task is not None and task.exited is not None and order.token == task.token:
         yield Emit(task.exited, task.context)
     elif task is None or task.status is Status.ENDED:
+        if task is not None and task.exited is not None:  # of this start, or of one that the ledger has lost
+            yield Emit(task.exited, task.context)
         tombstone = Task(order.task_id, order.token, state.boot_id, Status.ENDED, context=context)
         yield from _never_start(tombstone, order.node_id, now_ms, "never started")
     else:

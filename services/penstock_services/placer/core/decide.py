@@ -285,7 +285,11 @@ class Decider:
     ) -> Iterator[Event]:
         if state.nodes[event.node_id].status is NodeStatus.SUSPECT:
             yield from self._node_recovered(state, event.node_id)
-        yield from self._after_exit(state, state.jobs[event.task_id.rsplit(".", 2)[0]])
+        job = state.jobs.get(event.task_id.rsplit(".", 2)[0])
+        if job is None or event.task_id not in job.tasks:  # the cell had given it up
+            yield from self._thaw(state)
+        else:
+            yield from self._after_exit(state, job)
         yield from self._place_waiting(state)
 
     def _node_recovered(self, state: CellState, node_id: str) -> Iterator[Event]:
@@ -380,7 +384,7 @@ class Decider:
     def _joined(self, state: CellState, event: external_events.NodeJoined) -> Iterator[Event]:
         """Tasks that the node does not find alive are dead: it reports exits before it joins (LAW 5)."""
         node = state.nodes[event.node.node_id]
-        alive = {task.task_id for task in event.tasks}
+        alive = {task.task_id for task in event.tasks if task.task_id not in node.orphan_tasks}
         for task_id in [task_id for task_id in node.tasks if task_id not in alive]:
             task = state.jobs[node.tasks[task_id]].tasks[task_id]
             if node.rebooted or task.started_ms is not None:
@@ -469,7 +473,7 @@ class Decider:
 
     def _thaw(self, state: CellState) -> Iterator[Event]:
         """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
-        if not state.frozen:
+        if not state.frozen or state.awaits_nodes():
             return
         missing, of = self._missing(state)
         if missing > of * self.settings.freeze_fraction:

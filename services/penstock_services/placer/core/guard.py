@@ -84,6 +84,9 @@ def _exited(state: CellState, event: external_events.TaskExited) -> str | None:
     job = job_of_task(state, event.node_id, event.task_id)
     if job is not None and _is_a_stop(job, event.token):
         return None
+    node = state.nodes.get(event.node_id)
+    if job is None and state.frozen and node is not None and event.task_id in node.orphan_tasks:
+        return None  # a frozen cell may wait for its end
     return _of_living_task(state, event)
 
 

@@ -17,6 +17,7 @@ from penstock.model.ledger_events import (
     StopDecided,
     StopTask,
 )
+from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
@@ -28,7 +29,7 @@ RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the e
 def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
     """What follows from one fact of record `seq`, which was read back as valid."""
     make = ORDERS.get(type(fact))
-    return () if make is None else make(state, fact, seq)
+    return () if make is None else make(state, fact, token_of(state.epoch, seq))
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -57,7 +58,7 @@ def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
 def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterator[Order]:
     """What was ordered of these nodes and not answered; repeats are harmless, tokens make them idempotent.
 
-    Only tokens ≤ `up_to`, the last record read back as valid: the state may have run ahead of it.
+    Only tokens ≤ `up_to`, that of the last record read back as valid: the state may have run ahead of it.
     """
     for node_id in node_ids:
         yield from orphan_orders(state, node_id, up_to)
@@ -87,19 +88,19 @@ def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]
             )
 
 
-def _joined(state: CellState, fact: NodeJoined, seq: int) -> Iterator[Order]:
+def _joined(state: CellState, fact: NodeJoined, token: int) -> Iterator[Order]:
     """Another machine under this id that reads the answer stops its tasks."""
     if fact.node.machine_id is not None:
-        yield _answer(state, fact.node.node_id, fact.node.boot_id, fact.incarnation, "accepted", seq)
-    yield from outstanding(state, [fact.node.node_id], seq)
+        yield _answer(state, fact.node.node_id, fact.node.boot_id, fact.incarnation, "accepted", token)
+    yield from outstanding(state, [fact.node.node_id], token)
 
 
 def _answer(
-    state: CellState, node_id: str, boot_id: str, incarnation: int, verdict: Verdict, seq: int
+    state: CellState, node_id: str, boot_id: str, incarnation: int, verdict: Verdict, token: int
 ) -> AnswerJoin:
     node = state.nodes.get(node_id)
     return AnswerJoin(
-        token=seq,
+        token=token,
         node_id=node_id,
         boot_id=boot_id,
         incarnation=incarnation,
@@ -157,11 +158,11 @@ def _stop(job: JobState, task: TaskState) -> StopTask:
 
 ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] = MappingProxyType(
     {
-        PlacementDecided: lambda state, fact, seq: start_orders(state, fact.job_id, seq),
-        StopDecided: lambda state, fact, seq: stop_orders(state, fact.job_id, seq),
+        PlacementDecided: lambda state, fact, token: start_orders(state, fact.job_id, token),
+        StopDecided: lambda state, fact, token: stop_orders(state, fact.job_id, token),
         NodeJoined: _joined,
-        NodeJoinRefused: lambda state, fact, seq: [
-            _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, seq)
+        NodeJoinRefused: lambda state, fact, token: [
+            _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, token)
         ],
     }
 )

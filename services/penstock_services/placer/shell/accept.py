@@ -9,19 +9,26 @@ from penstock.errors import ConfigurationError
 from penstock.ledger.state import CellState
 from penstock.log.port import Log, Partition
 from penstock.model.event import Event
-from penstock.model.ledger_events import InputAccepted
+from penstock.model.ledger_events import CellFrozen, InputAccepted, LedgerAccepted
+from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import Written
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.service import Start, load_replica
 from penstock_services.placer.shell.term import acquire
 
+FROZEN = "the ledger has lost records: each node must join anew (restart its node-reporter), and what it ran of them end"
+
 
 async def accept_input(
     settings: Settings, topic: Topic, offset: int, reason: str, log: Log, start: Start | None = None
 ) -> dict[str, Any]:
-    """Goes on reading this input at `offset`. Raises `ConfigurationError` where it holds no such offset, `LogError`, `Fenced`."""
+    """Goes on reading this input at `offset`.
+
+    Raises `ConfigurationError` where it holds no such offset, or the ledger has lost records; `LogError`, `Fenced`.
+    """
     if topic not in INPUT_TOPICS:
         raise ConfigurationError(f"TOPIC: {topic} is not an input; give one of {', '.join(INPUT_TOPICS)}")
     place = Partition(topic, settings.cell_index)
@@ -31,7 +38,7 @@ async def accept_input(
             f"--from: {topic} partition {place.index} holds offsets {first} to {end}, not {offset}"
         )
 
-    def accepted(state: CellState) -> Sequence[Event]:
+    def accepted(state: CellState, _: Written | None) -> Sequence[Event]:
         position = state.positions.get(place, 0)
         return [
             InputAccepted(
@@ -39,7 +46,31 @@ async def accept_input(
             )
         ]
 
-    return await _begin_term(settings, log, start or _start(), accepted)
+    return await _begin_term(settings, log, start or _start(), accepted, whole=True)
+
+
+async def accept_ledger(
+    settings: Settings, epoch: int | None, reason: str, log: Log, start: Start | None = None
+) -> dict[str, Any]:
+    """Goes on with a ledger that has lost records, in a new epoch (default: one above the highest that is known here).
+
+    The cell stays frozen until no node can run what is lost. Raises `ConfigurationError` where the epoch is not above the
+    highest known or too high, `LogError`, `Fenced`.
+    """
+    nodes = Partition(Topic.NODES, settings.cell_index)
+    nodes_offset = (await log.end_offsets([nodes]))[nodes]
+
+    def accepted(state: CellState, written: Written | None) -> Sequence[Event]:
+        known = max(state.epoch, written.epoch if written is not None else 0)
+        chosen = known + 1 if epoch is None else epoch
+        if not known < chosen <= MAX_EPOCH:
+            raise ConfigurationError(f"--epoch: give one above {known}, up to {MAX_EPOCH}, not {chosen}")
+        return [
+            LedgerAccepted(epoch=chosen, nodes_offset=nodes_offset, reason=reason),
+            CellFrozen(reason=FROZEN),
+        ]
+
+    return await _begin_term(settings, log, start or _start(), accepted, whole=False)
 
 
 def _start() -> Start:
@@ -47,16 +78,31 @@ def _start() -> Start:
 
 
 async def _begin_term(
-    settings: Settings, log: Log, start: Start, accepted: Callable[[CellState], Sequence[Event]]
+    settings: Settings,
+    log: Log,
+    start: Start,
+    accepted: Callable[[CellState, Written | None], Sequence[Event]],
+    *,
+    whole: bool,
 ) -> dict[str, Any]:
+    """`whole`: only if the ledger has all that is known of it."""
     ledger = Partition(Topic.LEDGER, settings.cell_index)
-    replica = await start.load(settings, log)
+    replica, written = await start.load(settings, log)
     reader = log.reader({ledger: replica.offset})
     async with tracing("placer", settings) as traces:
         try:
             await acquire(
-                log, reader, replica, ledger, settings.cell, start.placer_id, LedgerTrace(traces), accepted
+                log,
+                reader,
+                replica,
+                ledger,
+                settings.cell,
+                start.placer_id,
+                LedgerTrace(traces),
+                (written,) if whole else (),
+                accepted=lambda state: accepted(state, written),
             )
         finally:
             await reader.close()
-    return {"ok": True, "seq": replica.head.seq, "term": replica.head.term}
+    state = replica.state
+    return {"ok": True, "seq": state.seq, "term": state.term, "epoch": state.epoch}

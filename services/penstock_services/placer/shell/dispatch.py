@@ -14,6 +14,7 @@ from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
 from penstock.model.ledger_events import Order, PlacementExplanation, StartTask, TaskOrder
+from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
@@ -36,7 +37,10 @@ class Dispatcher:
 
     async def repeat_outstanding(self, seq: int) -> None:
         """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
-        messages = [self._message(order) for order in outstanding(self._state, list(self._state.nodes), seq)]
+        messages = [
+            self._message(order)
+            for order in outstanding(self._state, list(self._state.nodes), token_of(self._state.epoch, seq))
+        ]
         if messages:
             await self._log.append(messages)
 
@@ -61,8 +65,8 @@ class Dispatcher:
             return self._addressed(order, f"order-{order.token}-{order.TYPE}", None, None)
         job_id = order.task_id.rsplit(".", 2)[0]
         traces = self._trace.traces
-        starts = isinstance(order, StartTask)  # its token is the seq of the record that placed it
-        parent = traces.decided(job_id, order.token) if starts else traces.start_job_trace(job_id)
+        starts = isinstance(order, StartTask)
+        parent = traces.decided(job_id, seq_of(order.token)) if starts else traces.start_job_trace(job_id)
         return self._addressed(order, f"order-{order.token}-{order.task_id}", parent, job_id)
 
     def _addressed(self, order: Order, id_: str, traceparent: str | None, job_id: str | None) -> Message:
@@ -74,7 +78,7 @@ class Dispatcher:
                 time_ms=wall_ms(),
                 data=order,
                 traceparent=traceparent,
-                causation_id=f"ledger-{self._cell}-{order.token}",
+                causation_id=f"ledger-{self._cell}-{seq_of(order.token)}",
                 correlation_id=job_id,
             )
         )

@@ -31,12 +31,13 @@ from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import load_latest_from
+from penstock.runtime.snapshots import CONNECT_TIMEOUT_S, Written, load_latest, projected
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
 from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.placer.shell.history import Loaded, accepted_epoch
 from penstock_services.placer.shell.inputs import input_positions
 from penstock_services.placer.shell.ledger_time import ClockAlarm
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -83,6 +84,7 @@ class Term:
         self._log = log
         self._core = PlacerCore(replica.state)
         self._tail = self._valid = replica.head
+        self._valid_offset = replica.head_offset
         self._term = replica.head.term
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
         self._poisoned = poisoned
@@ -94,6 +96,10 @@ class Term:
         self._room.set()
         self._next_offset: int | None = None  # of the ledger; None: the log has no compare-and-append
         self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace)
+
+    def seen(self) -> Written:
+        """The last record that was read back."""
+        return Written(self._valid, self._valid_offset, self._core.state.epoch)
 
     async def serve(self, ledger_reader: Reader, ready: asyncio.Event) -> None:
         """Works until cancelled or until something fails."""
@@ -220,13 +226,15 @@ class Term:
                 pending = self._pending[0] if self._pending else None
                 if pending is not None and pending.value == record.value:
                     self._pending.popleft()
-                    self._valid = pending.head
+                    self._valid, self._valid_offset = pending.head, record.offset
                     hit("placer.record_read_back")
                     self._dispatcher.take(
                         pending.head.seq, pending.now_ms, pending.facts, pending.explanation
                     )
                 elif read_valid(self._valid, record.value) is not None:
                     raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")
+                elif accepted_epoch(record.value) > self._core.state.epoch:
+                    raise Fenced(f"the ledger was accepted without record {self._valid.seq}")
             await self._dispatcher.flush()
             if len(self._pending) <= MAX_IN_FLIGHT // 2:
                 self._room.set()
@@ -244,8 +252,8 @@ class Start(NamedTuple):
 
     placer_id: str
     standing_by: bool
-    load: Callable[[Settings, Log], Awaitable[Replica]]
-    """The replica from which each of its terms folds on."""
+    load: Callable[[Settings, Log], Awaitable[Loaded]]
+    """What each of its terms begins with."""
 
 
 def start_of_process() -> Start:
@@ -265,6 +273,8 @@ class PlacerService:
         self._ready = ready
         self._traces = traces
         self._poisoned: dict[str, Failure] = {}
+        self._seen: Written | None = None
+        """At the end of this process' last term."""
         self._placer_id, self._standing_by, self._load = start
 
     def failed(self, error: BaseException) -> None:
@@ -277,33 +287,43 @@ class PlacerService:
     async def one_term(self) -> None:
         """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
         ledger = Partition(Topic.LEDGER, self._settings.cell_index)
-        replica = await self._load(self._settings, self._log)
+        replica, written = await self._load(self._settings, self._log)
+        seen = (written, self._seen)
         ledger_trace = LedgerTrace(self._traces)
         if self._standing_by:
             self._ready.set()
-            await stand_by(self._log, replica, self._settings.cell_index, ledger_trace)
+            await stand_by(self._log, replica, self._settings.cell_index, ledger_trace, seen)
         reader = self._log.reader({ledger: replica.offset})
+        cell = self._settings.cell
         try:
             clock = await acquire(
-                self._log, reader, replica, ledger, self._settings.cell, self._placer_id, ledger_trace
+                self._log, reader, replica, ledger, cell, self._placer_id, ledger_trace, seen
             )
             self._standing_by = False
             term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace, clock)
-            await term.serve(reader, self._ready)
+            try:
+                await term.serve(reader, self._ready)
+            finally:
+                self._seen = term.seen()
         finally:
             await reader.close()
 
 
-async def load_replica(settings: Settings, log: Log) -> Replica:
+async def load_replica(settings: Settings, log: Log) -> Loaded:
     """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning."""
     if settings.dsn is None:
-        return Replica()
+        return Loaded(Replica(), None)
+    ledger = Partition(Topic.LEDGER, settings.cell_index)
     try:
-        ledger = Partition(Topic.LEDGER, settings.cell_index)
-        return await load_latest_from(settings.dsn, settings.cell, log, ledger)
+        connection = await asyncpg.connect(settings.dsn, timeout=CONNECT_TIMEOUT_S)
+        try:
+            replica = await load_latest(connection, settings.cell, log, ledger)
+            return Loaded(replica, await projected(connection, settings.cell))
+        finally:
+            await connection.close()
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
-        return Replica()
+        return Loaded(Replica(), None)
 
 
 async def run(

@@ -7,17 +7,23 @@ chain rule voids the loser's records (LAW 3).
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pydantic import Field
 
 from penstock.clock import LedgerClock
+from penstock.errors import LogError
+from penstock.ledger.record import GENESIS
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
 from penstock.runtime.settings import EnvironmentSettings
+from penstock.runtime.snapshots import Written, head_id_at
+from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs, input_positions
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
+from penstock_services.placer.shell.term import read_known
 
 logger = logging.getLogger(__name__)
 
@@ -41,21 +47,28 @@ class Unanswered(NamedTuple):
     """When the oldest was seen, or the one before it was answered; the event loop's clock."""
 
 
-async def stand_by(log: Log, replica: Replica, cell_index: int, ledger_trace: LedgerTrace) -> None:
+async def stand_by(
+    log: Log,
+    replica: Replica,
+    cell_index: int,
+    ledger_trace: LedgerTrace,
+    seen: Sequence[Written | None] = (),
+) -> None:
     """Follows the ledger until an input or a timer has waited for `TAKEOVER_MS`; `replica` is then up to date.
 
-    Raises `ConfigurationError` where an input is not the one that the ledger has answered.
+    Raises `ConfigurationError` where the ledger lacks what was `seen` of it, or an input is not the one that it has answered.
     """
     ledger = Partition(Topic.LEDGER, cell_index)
     reader = log.reader({ledger: replica.offset})
     try:
         end = (await log.end_offsets([ledger]))[ledger]
         while reader.position(ledger) < end:
-            for record in await reader.read():
+            for record in await read_known(log, reader, ledger, end):
                 ledger_trace.fold(replica, record, end)
     finally:
         await reader.close()
     logger.info("standing by at seq %d", replica.head.seq)
+    await check_ledger(log, ledger, replica.state.epoch, seen)
     await check_inputs(log, replica.state, cell_index)
     positions = replica.state.positions
     reader = log.reader({**input_positions(replica.state, cell_index), ledger: replica.offset})
@@ -82,6 +95,10 @@ async def stand_by(log: Log, replica: Replica, cell_index: int, ledger_trace: Le
                 elif answered > unanswered.oldest:
                     waiting[place] = Unanswered(answered, unanswered.newest, loop.time())
             if _patience_ms(replica, clock, waiting, loop.time(), heard_s) == 0:
+                if replica.head != GENESIS:  # what followed on another history looked void, and so unanswered
+                    found = await head_id_at(log, ledger, replica.head_offset)
+                    if found != replica.head.id:
+                        raise LogError(f"record {replica.head.seq} is gone from the ledger that was followed")
                 logger.info("taking over: nobody answered for %d ms", TAKEOVER_MS)
                 return
     finally:

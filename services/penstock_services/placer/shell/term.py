@@ -11,19 +11,21 @@ from pydantic import ValidationError
 
 from penstock import __version__
 from penstock.clock import LedgerClock, wall_ms
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, LogError, PenstockError
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.log.lookup import records_at
-from penstock.log.port import Headers, Log, Message, Partition, Reader
+from penstock.log.port import Headers, Log, Message, Partition, Reader, Record
 from penstock.model.envelope import headers
 from penstock.model.event import Event
 from penstock.model.ledger_events import LedgerRecord, PlacerSettings, TermStarted
 from penstock.model.validation import checked, describe
 from penstock.policies.profiles import UnknownProfile, policy_for
 from penstock.runtime.failpoints import hit
+from penstock.runtime.snapshots import Written
+from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from penstock_services.placer.shell.ledger_time import begin_time
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -35,6 +37,7 @@ class Fenced(PenstockError):
     """Another placer's valid record: this term is over."""
 
 
+KNOWN_WITHIN_MS = 10_000  # records that are there come within milliseconds, or after an outage
 LEDGER_TYPE = f"{LedgerRecord.TYPE}.v{LedgerRecord.VERSION}"
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -90,6 +93,14 @@ def ledger_headers(
     )
 
 
+async def read_known(log: Log, reader: Reader, ledger: Partition, end: int) -> list[Record]:
+    """The next records of a ledger that ended at `end` a moment ago. Raises `LogError` when it does not any more."""
+    records = await reader.read(timeout_ms=KNOWN_WITHIN_MS)
+    if not records and (found := (await log.end_offsets([ledger]))[ledger]) < end:
+        raise LogError(f"the ledger ended at {end}, and ends at {found} now")
+    return records
+
+
 async def acquire(
     log: Log,
     reader: Reader,
@@ -98,12 +109,13 @@ async def acquire(
     cell: str,
     placer_id: str,
     ledger_trace: LedgerTrace,
+    seen: Sequence[Written | None] = (),
     accepted: Callable[[CellState], Sequence[Event]] | None = None,
 ) -> LedgerClock:
     """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record; returns the term's clock.
 
-    `accepted`: what an operator accepts with it. Else nothing is written unless the inputs are those that the ledger has
-    answered; raises `ConfigurationError` where they are not.
+    Nothing is written unless the ledger has all that was `seen` of it, and the inputs are those that it has answered; raises
+    `ConfigurationError` where that is not so. `accepted`: what an operator accepts with it, whatever the inputs are.
 
     Tries again when a record of the term before came first; each try is one append. Raises `Fenced` when another
     placer's term came first: two that tried again would supersede each other for ever, so the loser stands by.
@@ -114,9 +126,10 @@ async def acquire(
     stamp_ms = before_ms = None if head is None else head.timestamp_ms
     while True:
         while reader.position(ledger) < end:
-            for record in await reader.read():
+            for record in await read_known(log, reader, ledger, end):
                 if ledger_trace.fold(replica, record, end) is not None:
                     stamp_ms = record.timestamp_ms
+        await check_ledger(log, ledger, replica.state.epoch, seen)
         if accepted is None:
             await check_inputs(log, replica.state, ledger.index)
         term = replica.head.term + 1
@@ -133,17 +146,19 @@ async def acquire(
         _, value = write(replica.head, draft)
         seq = replica.head.seq + 1
         sent_s = asyncio.get_running_loop().time()
-        await log.append([Message(ledger, value, ledger_headers(cell, seq))])
+        [offset] = await log.append([Message(ledger, value, ledger_headers(cell, seq))])
         hit("placer.term_appended")
         ours = None
         while ours is None:
-            for record in await reader.read():
+            for record in await read_known(log, reader, ledger, offset + 1):
                 taken = ledger_trace.fold(replica, record, end)
                 if record.value == value:
                     ours = taken is not None
                 if taken is not None:
                     before_ms, stamp_ms = stamp_ms, record.timestamp_ms
-        if ours and replica.head.term == term:
+        if ours and (
+            accepted is not None or replica.head.term == term
+        ):  # accepted is accepted, whoever came next
             ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
             ago_ms = round((asyncio.get_running_loop().time() - sent_s) * 1_000)

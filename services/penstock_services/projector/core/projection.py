@@ -37,6 +37,7 @@ DECISIONS = frozenset(
     {
         ledger_events.TermStarted,
         ledger_events.InputAccepted,
+        ledger_events.LedgerAccepted,
         ledger_events.PlacementDecided,
         ledger_events.StopDecided,
         ledger_events.JobPreempted,
@@ -331,7 +332,8 @@ def _started(to: Projection, event: external_events.TaskStarted, job: JobState |
 
 
 def _exited(to: Projection, event: Any, job: JobState | None) -> None:
-    assert job is not None
+    if job is None:
+        return  # a task that the cell had given up
     to.touch_job(job)
     to.touch_task(job, event.task_id, event if isinstance(event, external_events.TaskExited) else None)
     to.disown(job, event.task_id)

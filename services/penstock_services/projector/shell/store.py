@@ -39,14 +39,14 @@ Columns = dict[str, dict[str, str]]
 
 
 def _statement(columns: Columns) -> str:
-    """The one statement of a batch. Parameters: $1 cell, $2 … $8 the new position, $9 the expected offset, then
+    """The one statement of a batch. Parameters: $1 cell, $2 … $9 the new position, $10 the expected offset, then
     one JSON array for each of `REPLACED`, for `job_changes`, `shrunk` and `forgotten`, then one array for each column of each
     of `APPENDED`: most rows are theirs, and arrays spare Postgres the parsing."""
     parts = [
         "moved AS (UPDATE positions SET next_offset = $2, seq = $3, head_id = $4, term = $5, now_ms = $6, "
-        "frozen = $7, head_offset = $8 WHERE cell = $1 AND next_offset = $9 RETURNING cell)"
+        "frozen = $7, head_offset = $8, epoch = $9 WHERE cell = $1 AND next_offset = $10 RETURNING cell)"
     ]
-    number = count(10)
+    number = count(11)
     for table, key in REPLACED.items():
         names = ", ".join(columns[table])
         news = ", ".join(f"excluded.{name}" for name in columns[table])
@@ -119,7 +119,7 @@ class Store:
         """On a connection whose search path is the migrated schema; enters the cell's first position."""
         store = cls(connection, schema, cell)
         await connection.execute(
-            "INSERT INTO positions VALUES ($1, 0, 0, $2, 0, 0, '', -1) ON CONFLICT (cell) DO NOTHING",
+            "INSERT INTO positions VALUES ($1, 0, 0, $2, 0, 0, '', -1, 0) ON CONFLICT (cell) DO NOTHING",
             cell,
             "0" * 32,
         )
@@ -161,6 +161,7 @@ class Store:
                 state.now_ms,
                 state.frozen,
                 replica.head_offset,
+                state.epoch,
                 expected_offset,
                 *rows,
             )

@@ -1,0 +1,56 @@
+"""A ledger that has lost records (truncated, restored from an older copy, an unclean leader), found before a term begins.
+
+Whoever has read a valid record knows its id and its offset. The read models write that down, and a placer remembers it from
+term to term: where that record no longer lies there, tokens that were given out would be given out again. That is for a
+person to judge, who goes on with `penstock-placer accept-ledger`: it raises the epoch, which is part of every token.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.errors import ConfigurationError
+from penstock.ledger.record import GENESIS, Unreadable, read
+from penstock.ledger.replica import Replica
+from penstock.log.port import Log, Partition
+from penstock.model.errors import EventError
+from penstock.model.event import wire_type
+from penstock.model.ledger_events import LedgerAccepted
+from penstock.runtime.snapshots import Written, head_id_at
+
+ACCEPTED = wire_type(LedgerAccepted)
+
+
+class Loaded(NamedTuple):
+    """What a placer begins with."""
+
+    replica: Replica
+    written: Written | None
+    """The newest record of this cell's ledger that its read models hold; None: not known."""
+
+
+async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[Written | None]) -> None:
+    """Raises `ConfigurationError` where the ledger, in this epoch, lacks a record that was seen in it, `LogError`."""
+    for one in seen:
+        if one is None or one.head == GENESIS or one.epoch < epoch:
+            continue  # lost before the ledger was accepted as it is
+        found = await head_id_at(log, ledger, one.head_offset)
+        if found != one.head.id:
+            end = (await log.end_offsets([ledger]))[ledger]
+            raise ConfigurationError(
+                f"{ledger.topic} partition {ledger.index} has lost records: record {one.head.seq} ({one.head.id}) was read at "
+                f"its offset {one.head_offset}, where there is {found or 'no record'} now; it ends at {end}. It was truncated "
+                "or restored from an older copy, or PENSTOCK_DSN is the database of another log. Give the placer the ledger "
+                "that it had, or each log its own database; or, if the records are gone, go on with `penstock-placer "
+                "accept-ledger`, then `penstock projections rebuild`, and restart estimator and node-reporters"
+            )
+
+
+def accepted_epoch(value: bytes) -> int:
+    """Of a record on the ledger's partition, which may be void for us: the epoch that begins with it; 0: none does."""
+    if ACCEPTED.encode() not in value:
+        return 0
+    try:
+        accepted = [fact.event() for fact in read(value).facts if fact.type == ACCEPTED]
+    except (Unreadable, EventError):
+        return 0
+    return max((fact.epoch for fact in accepted if isinstance(fact, LedgerAccepted)), default=0)
