@@ -138,11 +138,6 @@ def _() -> None:
     replace(check_inputs, trusted)
 
 
-@mutant("an accepted input is read on from where it was", faults="inputs", jobs=8, nodes=3)
-def _() -> None:
-    replace(evolve._input_accepted, lambda state, fact: None)
-
-
 @mutant("nobody looks whether the ledger has lost records", faults="ledger", jobs=8, nodes=3)
 def _() -> None:
     async def trusted(*given: object) -> None:
