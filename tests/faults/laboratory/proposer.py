@@ -28,8 +28,10 @@ class Proposer:
 
     def propose(self) -> None:
         """Nothing, if it sees no job that waits and fits."""
-        replica = self._replica
         records = self._broker.records(Partition(Topic.LEDGER, 0))
+        if self._replica.offset > len(records):  # the ledger was restored from an older copy
+            self._replica = Replica()
+        replica = self._replica
         seen = int(self._world.rng.integers(replica.offset, len(records) + 1))
         while replica.offset < seen:
             replica.take(records[replica.offset].value, replica.offset)
