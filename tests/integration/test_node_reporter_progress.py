@@ -117,7 +117,13 @@ async def test_the_demos_gang_reports_once_for_all_its_workers(node: Options, ce
     orders = [
         msgspec.structs.replace(
             start_order(
-                1, *command, task_id=f"job-1.1.{rank}", job_id="job-1", peers=peers, rendezvous_port=port
+                1,
+                *command,
+                gpus=(rank,),
+                task_id=f"job-1.1.{rank}",
+                job_id="job-1",
+                peers=peers,
+                rendezvous_port=port,
             ),
             place=place(rank),
         )

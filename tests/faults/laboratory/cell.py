@@ -37,7 +37,7 @@ from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
-from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
+from tests.faults.laboratory.nemesis import HOUR_MS, USUAL, Nemesis
 from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.wire import message
@@ -67,7 +67,7 @@ class Options(NamedTuple):
     """A run. None: from the seed."""
 
     seed: int
-    faults: tuple[str, ...] = tuple(FAULTS)
+    faults: tuple[str, ...] = USUAL
     profile: str | None = None
     jobs: int | None = None
     nodes: int | None = None
@@ -78,7 +78,7 @@ class Options(NamedTuple):
     def arguments(self) -> str:
         """As the command line takes them."""
         parts = [f"--seed {self.seed}"]
-        if self.faults != tuple(FAULTS):
+        if self.faults != USUAL:
             parts.append(f"--faults {','.join(self.faults) or 'none'}")
         given = {
             "profile": self.profile,
