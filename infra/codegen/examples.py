@@ -13,7 +13,33 @@ import msgspec
 
 from penstock.model import external_events, ledger_events
 from penstock.model.codec import as_written, encode
+from penstock.model.estimates import (
+    Bounds,
+    EtaEstimated,
+    JobEstimated,
+    ModelTrained,
+    Probe,
+    ProfilePlanned,
+    StagesProfiled,
+)
 from penstock.model.event import Event, wire_type
+from penstock.model.orders import (
+    AnswerJoin,
+    CheckpointTask,
+    Peer,
+    SetBandwidth,
+    SetCores,
+    StartTask,
+    StopTask,
+)
+from penstock.model.proposals import (
+    CoresProposed,
+    JobPlan,
+    MigrationProposed,
+    PlanProposed,
+    ReadVersion,
+    ThrottleProposed,
+)
 from penstock.model.topics import Topic
 from penstock.model.types import (
     Estimate,
@@ -94,7 +120,7 @@ PLACES = (WORKER_PLACE, NEXT_WORKER_PLACE, SERVER_PLACE)
 _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
     external_events.JobSubmitted(job_id=JOB, spec=SPEC),
     external_events.JobCancelRequested(job_id=JOB, reason="wrong learning rate"),
-    external_events.JobEstimated(
+    JobEstimated(
         job_id=JOB,
         estimate=Estimate(
             worker=ResourceVector(
@@ -112,7 +138,7 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
             source="median of 12 finished runs of alice with the same command, model and batch size",
         ),
     ),
-    external_events.ModelTrained(
+    ModelTrained(
         model_version="memory-forest-2026-01-05",
         sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         runs=1_204,
@@ -120,31 +146,29 @@ _JOBS_AND_ESTIMATES: tuple[Event, ...] = (
         last_run_ms=START_MS - MINUTE_MS,
         metrics={"gpu_memory_mape": 0.061, "run_ms_mape": 0.18},
     ),
-    external_events.EtaEstimated(
+    EtaEstimated(
         job_id=JOB,
         attempt=1,
         at_ms=START_MS + 12 * MINUTE_MS,
         done=9_000,
-        left_ms=external_events.Bounds(middle=1_920_000.0, low=1_800_000.0, high=2_160_000.0),
-        steps=external_events.Bounds(middle=32_000.0, low=32_000.0, high=32_000.0),
-        step_ms=external_events.Bounds(middle=60.0, low=56.25, high=67.5),
+        left_ms=Bounds(middle=1_920_000.0, low=1_800_000.0, high=2_160_000.0),
+        steps=Bounds(middle=32_000.0, low=32_000.0, high=32_000.0),
+        step_ms=Bounds(middle=60.0, low=56.25, high=67.5),
         level=0.9,
         source="iterations asked for",
         model_version="steps-9f86d081884c",
     ),
-    external_events.ProfilePlanned(
+    ProfilePlanned(
         model="resnet50",
         gpu_model="A100-40GB",
         owner="alice",
         model_version="steps-9f86d081884c",
         probes=(
-            external_events.Probe(gpus_per_node=(1,), local_batch=32.0, spread_before=0.5, spread_after=0.25),
-            external_events.Probe(
-                gpus_per_node=(4, 4), local_batch=64.0, spread_before=0.25, spread_after=0.125
-            ),
+            Probe(gpus_per_node=(1,), local_batch=32.0, spread_before=0.5, spread_after=0.25),
+            Probe(gpus_per_node=(4, 4), local_batch=64.0, spread_before=0.25, spread_after=0.125),
         ),
     ),
-    external_events.StagesProfiled(
+    StagesProfiled(
         model="resnet50",
         batch_size=64,
         gpus=2,
@@ -248,25 +272,25 @@ _NODES: tuple[Event, ...] = (
 )
 
 _READ = (
-    external_events.ReadVersion(kind="job", id=JOB, version=3),
-    external_events.ReadVersion(kind="node", id=NODE, version=17),
+    ReadVersion(kind="job", id=JOB, version=3),
+    ReadVersion(kind="node", id=NODE, version=17),
 )
 _PROPOSALS: tuple[Event, ...] = (
-    external_events.PlanProposed(
+    PlanProposed(
         proposal_id="plan-000412",
         proposer="batcher-1",
         read=_READ,
         kind="batch",
-        plans=(external_events.JobPlan(job_id=JOB, tasks=PLACES),),
+        plans=(JobPlan(job_id=JOB, tasks=PLACES),),
     ),
-    external_events.MigrationProposed(
+    MigrationProposed(
         proposal_id="migration-000031",
         proposer="migrator-1",
         read=_READ,
-        plan=external_events.JobPlan(job_id=JOB, tasks=PLACES),
+        plan=JobPlan(job_id=JOB, tasks=PLACES),
         reason="converges; a newer job gains more on node-a1",
     ),
-    external_events.CoresProposed(
+    CoresProposed(
         proposal_id="cores-000207",
         proposer="guard-1",
         read=_READ,
@@ -274,7 +298,7 @@ _PROPOSALS: tuple[Event, ...] = (
         cores=6,
         reason="its GPU waits for data: utilisation 34.5 % at 4 cores",
     ),
-    external_events.ThrottleProposed(
+    ThrottleProposed(
         proposal_id="throttle-000018",
         proposer="guard-1",
         read=_READ,
@@ -381,7 +405,7 @@ _LEDGER: tuple[Event, ...] = (
 )
 
 _ORDERS: tuple[Event, ...] = (
-    ledger_events.StartTask(
+    StartTask(
         token=TOKEN,
         node_id=NODE,
         task_id=WORKER,
@@ -393,14 +417,14 @@ _ORDERS: tuple[Event, ...] = (
         workdir=SPEC.workdir,
         place=WORKER_PLACE,
         peers=(
-            ledger_events.Peer(rank=0, role="worker", node_id=NODE, address="10.0.1.11"),
-            ledger_events.Peer(rank=1, role="worker", node_id=NEXT_NODE, address="10.0.1.12"),
-            ledger_events.Peer(rank=2, role="ps", node_id=NODE, address="10.0.1.11"),
+            Peer(rank=0, role="worker", node_id=NODE, address="10.0.1.11"),
+            Peer(rank=1, role="worker", node_id=NEXT_NODE, address="10.0.1.12"),
+            Peer(rank=2, role="ps", node_id=NODE, address="10.0.1.11"),
         ),
         rendezvous_port=29_411,
         grace_ms=SPEC.grace_ms,
     ),
-    ledger_events.AnswerJoin(
+    AnswerJoin(
         token=TOKEN + 9,
         node_id=NODE,
         boot_id="77b0aa12-boot",
@@ -409,12 +433,10 @@ _ORDERS: tuple[Event, ...] = (
         machine_id="4c4c4544004b3510",
         highest_incarnation=START_MS - MINUTE_MS,
     ),
-    ledger_events.StopTask(
-        token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"
-    ),
-    ledger_events.CheckpointTask(token=TOKEN + 6, node_id=NODE, task_id=WORKER),
-    ledger_events.SetCores(token=TOKEN + 7, node_id=NODE, task_id=WORKER, cores=(0, 1, 2, 3, 12, 13)),
-    ledger_events.SetBandwidth(token=TOKEN + 8, node_id=NODE, task_id=SERVER, memory_bandwidth_percent=60),
+    StopTask(token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"),
+    CheckpointTask(token=TOKEN + 6, node_id=NODE, task_id=WORKER),
+    SetCores(token=TOKEN + 7, node_id=NODE, task_id=WORKER, cores=(0, 1, 2, 3, 12, 13)),
+    SetBandwidth(token=TOKEN + 8, node_id=NODE, task_id=SERVER, memory_bandwidth_percent=60),
 )
 
 EXAMPLES: Mapping[str, Event] = {

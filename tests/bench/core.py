@@ -12,8 +12,9 @@ import numpy as np
 
 from penstock.ledger.check import check
 from penstock.ledger.replica import Replica
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
 from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.types import Estimate, ResourceVector
 from penstock_services.placer.core.recorder import Recorder

@@ -20,8 +20,9 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.estimates import JobEstimated, ModelTrained
 from penstock.model.event import Event
-from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
+from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceVector, TaskPlacement, Usage

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, to_wire
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.topics import Topic, node_partition
 from penstock.model.types import TaskPlacement
 from penstock.runtime.settings import Settings

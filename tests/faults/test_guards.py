@@ -11,17 +11,18 @@ from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
     JobCancelRequested,
-    JobEstimated,
     JobSubmitted,
     NodeJoined,
     NodeLeft,
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import PlacementDecided, PlacerSettings, StartTask, TermStarted
+from penstock.model.ledger_events import PlacementDecided, PlacerSettings, TermStarted
+from penstock.model.orders import StartTask
 from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
 from penstock.runtime.settings import Settings

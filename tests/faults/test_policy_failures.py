@@ -9,7 +9,8 @@ import pytest
 from penstock.ledger.state import CellState, JobState
 from penstock.log.port import Partition
 from penstock.model.external_events import JobCancelRequested, NodeJoined, NodeLeft, TaskExited, TaskStarted
-from penstock.model.ledger_events import PlacerSettings, StopTask
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.orders import StopTask
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies import liquid

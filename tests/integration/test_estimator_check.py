@@ -15,7 +15,7 @@ import pytest
 from penstock.log.port import Message, Partition
 from penstock.model.codec import as_written
 from penstock.model.envelope import from_wire
-from penstock.model.external_events import JobEstimated, ModelTrained
+from penstock.model.estimates import JobEstimated, ModelTrained
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.runtime.settings import Settings

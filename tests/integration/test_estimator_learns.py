@@ -8,7 +8,8 @@ import pytest
 
 from penstock.log.port import Log
 from penstock.model.envelope import from_wire
-from penstock.model.external_events import JobEstimated, JobSubmitted, ModelTrained, NodeJoined, TaskExited
+from penstock.model.estimates import JobEstimated, ModelTrained
+from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement, Usage

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import NotAllowed
 from penstock.model.envelope import Envelope, from_wire
-from penstock.model.external_events import EtaEstimated
+from penstock.model.estimates import EtaEstimated
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock_services.estimator.shell import publisher
 from penstock_services.estimator.shell.service import run

@@ -12,8 +12,9 @@ from penstock.ledger.record import GENESIS, Draft, Head, write
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Headers, Log, Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, JobEstimated, JobSubmitted, TaskExited
+from penstock.model.external_events import JobCancelRequested, JobSubmitted, TaskExited
 from penstock.model.ledger_events import JobEnded, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.model.types import JobSpec, TaskPlacement, Usage

@@ -11,12 +11,10 @@ from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Message
 from penstock.model.envelope import Envelope, from_wire
+from penstock.model.estimates import EtaEstimated, JobEstimated, ModelTrained
 from penstock.model.event import Event
 from penstock.model.external_events import (
-    EtaEstimated,
-    JobEstimated,
     JobSubmitted,
-    ModelTrained,
     NodeJoined,
     StepsMeasured,
     TaskExited,

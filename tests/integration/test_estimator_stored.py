@@ -6,14 +6,8 @@ import pytest
 
 from penstock.log.port import Log
 from penstock.model.envelope import from_wire
-from penstock.model.external_events import (
-    JobEstimated,
-    JobSubmitted,
-    StageSample,
-    StagesMeasured,
-    StagesProfiled,
-    TaskExited,
-)
+from penstock.model.estimates import JobEstimated, StagesProfiled
+from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured, TaskExited
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement

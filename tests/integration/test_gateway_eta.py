@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.clock import wall_ms
-from penstock.model.external_events import Bounds, EtaEstimated
+from penstock.model.estimates import Bounds, EtaEstimated
 from tests.support.gateway_cell import Cell, problem, running
 from tests.support.hand_placer import node_spec
 

@@ -20,7 +20,7 @@ import pytest
 from penstock.log.port import Message, Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
-from penstock.model.ledger_events import SetCores
+from penstock.model.orders import SetCores
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options

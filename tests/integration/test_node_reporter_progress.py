@@ -13,7 +13,7 @@ import pytest
 from infra.codegen.schemas import ROOT
 from penstock.model import external_events
 from penstock.model.event import Event
-from penstock.model.ledger_events import Peer
+from penstock.model.orders import Peer
 from penstock.model.types import TaskPlacement
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options

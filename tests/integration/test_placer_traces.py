@@ -14,7 +14,7 @@ from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.external_events import JobSubmitted
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.topics import NODE_PARTITIONS, Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings

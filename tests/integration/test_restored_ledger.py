@@ -19,7 +19,7 @@ from penstock.model.codec import decode
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined, RunningTask, TaskExited, TaskStarted
-from penstock.model.ledger_events import StartTask, StopTask
+from penstock.model.orders import StartTask, StopTask
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.settings import Settings

@@ -11,6 +11,7 @@ import pytest
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
 from penstock.model import external_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TaskLost
 from penstock.model.transitions import JobStatus, NodeStatus
@@ -54,9 +55,7 @@ class Placer:
         await self.feed(
             external_events.JobSubmitted(job_id=job_id, spec=JobSpec(command=("sleep", "600"), grace_ms=0))
         )
-        await self.feed(
-            external_events.JobEstimated(job_id=job_id, estimate=estimate(1, cores=1, memory_mib=0))
-        )
+        await self.feed(JobEstimated(job_id=job_id, estimate=estimate(1, cores=1, memory_mib=0)))
         await self.until(lambda: self.core.job(job_id).status is JobStatus.RUNNING)
 
 

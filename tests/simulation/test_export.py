@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.cli.app import run as main
 from penstock.model import external_events, ledger_events
 from penstock.model.codec import encode
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.types import Estimate, Gpu, NodeSpec, ResourceVector, TaskPlacement
 from penstock.runtime.event_import import read_events, read_ledger
@@ -161,7 +162,7 @@ def test_what_happened_before_the_first_stored_event_is_counted() -> None:
     place = TaskPlacement(task_id="old.1.w0", role="worker", rank=0, node_id="n", gpus=(0,))
     need = Estimate(worker=ResourceVector(gpus=1), confidence=1, tier="user", source="as asked")
     events: list[tuple[int, Event]] = [
-        (5, external_events.JobEstimated(job_id="old", estimate=need)),
+        (5, JobEstimated(job_id="old", estimate=need)),
         (6, ledger_events.PlacementDecided(job_id="old", attempt=1, tasks=(place,))),
         (7, external_events.TaskStarted(node_id="n", task_id="old.1.w0", token=1, pid=2, started_ms=7)),
         (9, ledger_events.JobEnded(job_id="old", outcome="succeeded")),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from penstock.ledger.evolve import begin, evolve
 from penstock.ledger.state import CellState, JobState
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
 from penstock.policies.base import LazyRng, Plan, Policy, assign
@@ -167,7 +168,7 @@ def queued(
         gpu_models=gpu_models,
         max_attempts=max_attempts,
     )
-    apply(state, external_events.JobEstimated(job_id=job_id, estimate=estimate(worker, parameter_server)))
+    apply(state, JobEstimated(job_id=job_id, estimate=estimate(worker, parameter_server)))
     return job
 
 

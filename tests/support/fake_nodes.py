@@ -17,7 +17,7 @@ from penstock.model.codec import encode
 from penstock.model.envelope import headers
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined, OrderRefused, TaskExited, TaskStarted
-from penstock.model.ledger_events import StartTask, StopTask
+from penstock.model.orders import StartTask, StopTask
 from penstock.model.topics import NODE_PARTITIONS, Topic
 from penstock.model.types import NodeSpec
 

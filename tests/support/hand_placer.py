@@ -9,10 +9,10 @@ import numpy as np
 
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Message, Partition
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
     JobCancelRequested,
-    JobEstimated,
     JobSubmitted,
     NodeJoined,
     TaskExited,

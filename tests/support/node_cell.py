@@ -14,7 +14,7 @@ import psutil
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, from_wire, to_wire
 from penstock.model.event import Event
-from penstock.model.ledger_events import Order, Peer, StartTask, StopTask
+from penstock.model.orders import Order, Peer, StartTask, StopTask
 from penstock.model.topics import NODE_PARTITIONS, Topic, node_partition
 from penstock.model.types import TaskPlacement
 from penstock.runtime.settings import Settings

@@ -8,8 +8,9 @@ import pytest
 
 from penstock.ledger.record import GENESIS, Draft, Head, write
 from penstock.ledger.replica import Replica
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited
+from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobRequeued, PlacementDecided, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import WHOLE_GPU, JobSpec, ResourceRequest, ResourceVector, TaskPlacement, Usage

@@ -10,7 +10,8 @@ import pytest
 from penstock.log.port import Headers, Partition, Record
 from penstock.model.codec import as_written
 from penstock.model.envelope import from_wire
-from penstock.model.external_events import JobEstimated, JobSubmitted
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
 from penstock.runtime.settings import Settings

@@ -19,6 +19,7 @@ from penstock.model import external_events, ledger_events
 from penstock.model.codec import decode, decode_fact, encode
 from penstock.model.envelope import Envelope, from_wire, rfc3339, to_wire, topic_of
 from penstock.model.errors import EventError, Invalid, TooBig, Undecodable, UnknownType, UnknownVersion
+from penstock.model.estimates import ModelTrained
 from penstock.model.event import REGISTRY, Event, event, wire_type
 from penstock.model.topics import MAX_EVENT_BYTES, NODE_PARTITIONS, Topic, node_partition
 from penstock.model.validation import checked, checked_json
@@ -95,7 +96,7 @@ def test_numbers_that_json_lacks_are_refused(number: float) -> None:
         checked(external_events.TelemetrySampled, {"node_id": "n", "at_ms": 1, "loss": number})
     trained = {"model_version": "m", "sha256": "0" * 64, "runs": 1, "first_run_ms": 1, "last_run_ms": 1}
     with pytest.raises(ValidationError, match="finite"):
-        checked(external_events.ModelTrained, {**trained, "metrics": {"mape": number}})
+        checked(ModelTrained, {**trained, "metrics": {"mape": number}})
     with pytest.raises(ValueError, match="JSON"):
         ledger_events.FactEntry(type="x", data={"deep": [{"score": number}]})
     wire = f'{{"node_id":"n","at_ms":1,"loss":{json.dumps(number)}}}'.encode()

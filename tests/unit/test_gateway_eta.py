@@ -9,7 +9,7 @@ import pytest
 from penstock.cli import eta
 from penstock.cli.output import duration
 from penstock.model.codec import encode
-from penstock.model.external_events import Bounds, EtaEstimated
+from penstock.model.estimates import Bounds, EtaEstimated
 from penstock.model.types import Estimate, ResourceVector
 from penstock_services.gateway.core.eta import (
     FIELDS,

@@ -16,7 +16,8 @@ from penstock.model.external_events import (
     OrderRefused,
     RunningTask,
 )
-from penstock.model.ledger_events import PlacerSettings, StartTask
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.orders import StartTask
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Gpu, NodeSpec
 from tests.support.driver import CellDriver, estimate

@@ -5,7 +5,7 @@ import pytest
 from penstock.ledger.check import check
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import NodeJoined, NodeLeft
-from penstock.model.ledger_events import AnswerJoin
+from penstock.model.orders import AnswerJoin
 from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, job_spec, node_spec
 from tests.unit.test_node_orders import cordon

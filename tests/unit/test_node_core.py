@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.model.event import Event
 from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
-from penstock.model.ledger_events import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
+from penstock.model.orders import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
 from penstock.model.types import Gpu, NodeSpec, TaskPlacement
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.environment import base_environment, task_environment

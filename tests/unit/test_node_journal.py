@@ -10,7 +10,7 @@ import pytest
 
 from penstock.log.port import Message, Partition
 from penstock.model.external_events import OrderRefused
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import TaskPlacement
 from penstock_services.node_reporter.core.state import Context, Forget, Put, Status, Task, check
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed, Outgoing

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskExited
-from penstock.model.ledger_events import JobRequeued, PlacerSettings, StopTask, TaskLost
+from penstock.model.ledger_events import JobRequeued, PlacerSettings, TaskLost
+from penstock.model.orders import StopTask
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason

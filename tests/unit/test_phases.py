@@ -8,8 +8,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from penstock.ledger.evolve import begin, evolve
 from penstock.ledger.state import CellState
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
-from penstock.model.external_events import JobEstimated, JobSubmitted, NodeJoined, TaskExited, TaskStarted
+from penstock.model.external_events import JobSubmitted, NodeJoined, TaskExited, TaskStarted
 from penstock.model.ledger_events import (
     Candidate,
     JobEnded,

@@ -5,11 +5,11 @@ import pytest
 
 from penstock.ledger.evolve import evolve
 from penstock.model.codec import decode, encode
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import wire_type
 from penstock.model.external_events import (
     GpuFaulted,
     JobCancelRequested,
-    JobEstimated,
     JobSubmitted,
     NodeChanged,
     NodeJoined,
@@ -20,7 +20,8 @@ from penstock.model.external_events import (
     TaskExited,
     TaskStarted,
 )
-from penstock.model.ledger_events import PlacerSettings, StartTask, StopTask
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.orders import StartTask, StopTask
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus, NodeStatus
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec

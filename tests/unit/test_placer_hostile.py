@@ -2,19 +2,19 @@
 
 import pytest
 
+from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import (
     JobCancelRequested,
-    JobEstimated,
-    JobPlan,
     JobSubmitted,
     NodeChanged,
     NodeLeft,
     OrderRefused,
-    PlanProposed,
     RunningTask,
     TaskExited,
 )
-from penstock.model.ledger_events import PlacerSettings, StopTask
+from penstock.model.ledger_events import PlacerSettings
+from penstock.model.orders import StopTask
+from penstock.model.proposals import JobPlan, PlanProposed
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement
 from penstock.model.validation import checked

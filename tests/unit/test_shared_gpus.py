@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.ledger.index import Share
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import GpuFaulted, JobPlan, NodeChanged, PlanProposed
+from penstock.model.external_events import GpuFaulted, NodeChanged
 from penstock.model.ledger_events import PlacerSettings
+from penstock.model.proposals import JobPlan, PlanProposed
 from penstock.model.types import Estimate, Gpu, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid

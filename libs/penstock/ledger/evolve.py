@@ -28,6 +28,7 @@ from penstock.ledger.state import (
     full_mask,
 )
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.topics import Topic
 from penstock.model.transitions import (
@@ -135,7 +136,7 @@ def _job_submitted(state: CellState, fact: external_events.JobSubmitted) -> None
         _set_job(state, job, JobStatus.QUEUED)
 
 
-def _job_estimated(state: CellState, fact: external_events.JobEstimated) -> None:
+def _job_estimated(state: CellState, fact: JobEstimated) -> None:
     job = state.jobs.get(fact.job_id)
     if job is None:
         state.early_estimates[fact.job_id] = fact.estimate
@@ -571,7 +572,7 @@ def _timer_gone(state: CellState, fact: ledger_events.TimerFired) -> None:
 HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyType(
     {
         external_events.JobSubmitted: _job_submitted,
-        external_events.JobEstimated: _job_estimated,
+        JobEstimated: _job_estimated,
         ledger_events.PlacementDecided: _placement_decided,
         ledger_events.StopDecided: _stop_decided,
         ledger_events.JobRequeued: _job_requeued,

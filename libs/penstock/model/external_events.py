@@ -1,4 +1,4 @@
-"""External events, which enter from outside: jobs, estimates, nodes, telemetry, proposals, dead letters."""
+"""External events, which enter from outside: jobs, nodes, tasks, telemetry, dead letters."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,6 @@ from penstock.model.event import Event, event
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_GPUS_PER_NODE,
-    Estimate,
     GpuIndex,
     Identifier,
     JobSpec,
@@ -16,7 +15,6 @@ from penstock.model.types import (
     Milliseconds,
     NodeSpec,
     ShortText,
-    TaskPlacement,
     Usage,
     Value,
 )
@@ -47,110 +45,6 @@ class JobCancelRequested(Event, frozen=True, kw_only=True):
 
     job_id: Identifier
     reason: ShortText = "asked by the user"
-
-
-@event
-class JobEstimated(Event, frozen=True, kw_only=True):
-    """What a job is expected to need; it may be placed from now on."""
-
-    TYPE = "penstock.job.estimated"
-    TOPIC = Topic.ESTIMATES
-
-    job_id: Identifier
-    estimate: Estimate
-
-
-@event
-class ModelTrained(Event, frozen=True, kw_only=True):
-    """A new version of an estimator's model."""
-
-    TYPE = "penstock.model.trained"
-    TOPIC = Topic.ESTIMATES
-
-    model_version: Identifier
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    runs: Annotated[int, Meta(ge=0)]
-    first_run_ms: Milliseconds
-    last_run_ms: Milliseconds
-    metrics: dict[str, float]
-
-
-class Bounds(Value, frozen=True, kw_only=True):
-    """What is most likely, and what it lies between with the level that stands beside it."""
-
-    middle: Annotated[float, Meta(ge=0)]
-    low: Annotated[float, Meta(ge=0)]
-    high: Annotated[float, Meta(ge=0)]
-
-
-@event
-class EtaEstimated(Event, frozen=True, kw_only=True):
-    """How long a running job will still take, from what it reported of its steps."""
-
-    TYPE = "penstock.job.eta_estimated"
-    TOPIC = Topic.ESTIMATES
-
-    job_id: Identifier
-    attempt: Attempt
-    at_ms: Milliseconds
-    """The moment from which on the time is counted."""
-    done: Annotated[int, Meta(ge=0, le=1 << 53)]
-    """Iterations."""
-    left_ms: Bounds
-    steps: Bounds
-    """Iterations that are left."""
-    step_ms: Bounds
-    level: Annotated[float, Meta(gt=0, lt=1)]
-    source: ShortText
-    model_version: Identifier | None = None
-
-
-class Probe(Value, frozen=True, kw_only=True):
-    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by use."""
-
-    gpus_per_node: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(min_length=1, max_length=4_096)
-    ]
-    local_batch: Annotated[float, Meta(gt=0)]
-    """Samples per GPU and step."""
-    spread_before: Annotated[float, Meta(ge=0)]
-    spread_after: Annotated[float, Meta(ge=0)]
-
-
-@event
-class ProfilePlanned(Event, frozen=True, kw_only=True):
-    """Which few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
-
-    TYPE = "penstock.profile.planned"
-    TOPIC = Topic.ESTIMATES
-
-    model: Identifier
-    gpu_model: Identifier
-    owner: Identifier
-    model_version: Identifier
-    """Of the step model whose doubt the plan lessens."""
-    probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=64)]
-
-
-@event
-class StagesProfiled(Event, frozen=True, kw_only=True):
-    """How long one iteration uses storage, CPU, GPU and network: for interleaving. Source: Muri §5."""
-
-    TYPE = "penstock.stages.profiled"
-    TOPIC = Topic.ESTIMATES
-
-    model: Identifier
-    batch_size: Annotated[int, Meta(ge=1)]
-    gpus: Annotated[int, Meta(ge=1)]
-    """Of all workers together."""
-    storage_ms: Annotated[float, Meta(ge=0)]
-    cpu_ms: Annotated[float, Meta(ge=0)]
-    gpu_ms: Annotated[float, Meta(ge=0)]
-    network_ms: Annotated[float, Meta(ge=0)]
-    idle_ms: Annotated[float, Meta(ge=0)]
-    iteration_ms: Annotated[float, Meta(gt=0)]
-    iterations: Annotated[int, Meta(ge=1)]
-    """That it rests on."""
 
 
 class RunningTask(Value, frozen=True, kw_only=True):
@@ -203,15 +97,28 @@ class NodeChanged(Event, frozen=True, kw_only=True):
         return self.node.node_id
 
 
+class NodeEvent(Event, frozen=True, kw_only=True):
+    """Base of events about one node."""
+
+    TOPIC = Topic.NODES
+
+    node_id: Identifier
+
+
+class TaskEvent(NodeEvent, frozen=True, kw_only=True):
+    """Base of what a node reports of a task. `token`: of the order that started it, or that is refused."""
+
+    task_id: Identifier
+    token: Token
+
+
 @event
-class NodeLeft(Event, frozen=True, kw_only=True):
+class NodeLeft(NodeEvent, frozen=True, kw_only=True):
     """The node is gone for sure; `proof` is how that is known (LAW 5)."""
 
     TYPE = "penstock.node.left"
-    TOPIC = Topic.NODES
     OMITTED = ("by", "reason")
 
-    node_id: Identifier
     boot_id: Identifier
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
     """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
@@ -223,14 +130,12 @@ class NodeLeft(Event, frozen=True, kw_only=True):
 
 
 @event
-class NodeCordoned(Event, frozen=True, kw_only=True):
+class NodeCordoned(NodeEvent, frozen=True, kw_only=True):
     """An operator takes a node out of use: nothing new is placed there until it is uncordoned, however often it joins."""
 
     TYPE = "penstock.node.cordoned"
-    TOPIC = Topic.NODES
     OMITTED = ("drain",)
 
-    node_id: Identifier
     drain: bool = False
     """Its jobs are stopped, too, and placed elsewhere."""
     by: Operator
@@ -238,38 +143,32 @@ class NodeCordoned(Event, frozen=True, kw_only=True):
 
 
 @event
-class NodeUncordoned(Event, frozen=True, kw_only=True):
+class NodeUncordoned(NodeEvent, frozen=True, kw_only=True):
     """An operator ends a cordon, and a drain with it."""
 
     TYPE = "penstock.node.uncordoned"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
     by: Operator
     reason: ShortText
 
 
 @event
-class NodeSuspected(Event, frozen=True, kw_only=True):
+class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
     """Somebody noticed silence (a watch broke, a node lease was missed). Silence is not death."""
 
     TYPE = "penstock.node.suspected"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
     reason: ShortText
 
 
 @event
-class GpuFaulted(Event, frozen=True, kw_only=True):
+class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
     """A GPU broke: nothing new is placed on it until its node joins without the fault, or changes."""
 
     TYPE = "penstock.gpu.faulted"
-    TOPIC = Topic.NODES
 
     OMITTED = ("uuid",)
 
-    node_id: Identifier
     gpu: GpuIndex
     """Its index when it broke."""
     uuid: Identifier | None = None
@@ -280,57 +179,41 @@ class GpuFaulted(Event, frozen=True, kw_only=True):
 
 
 @event
-class TaskStarted(Event, frozen=True, kw_only=True):
+class TaskStarted(TaskEvent, frozen=True, kw_only=True):
     """A task's process is running."""
 
     TYPE = "penstock.task.started"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     pid: Annotated[int, Meta(ge=0)]
     started_ms: Milliseconds
 
 
 @event
-class TaskPhaseChanged(Event, frozen=True, kw_only=True):
+class TaskPhaseChanged(TaskEvent, frozen=True, kw_only=True):
     """The training script reported its phase. Source: Liquid §3 eq. 1 (launch, train, save)."""
 
     TYPE = "penstock.task.phase_changed"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     phase: Literal["launch", "train", "save"]
     at_ms: Milliseconds
 
 
 @event
-class TaskCheckpointed(Event, frozen=True, kw_only=True):
+class TaskCheckpointed(TaskEvent, frozen=True, kw_only=True):
     """The training script has saved its state and can resume from there."""
 
     TYPE = "penstock.task.checkpointed"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     at_ms: Milliseconds
     path: ShortText = ""
 
 
 @event
-class StepsMeasured(Event, frozen=True, kw_only=True):
+class StepsMeasured(TaskEvent, frozen=True, kw_only=True):
     """A training reported how far it has come. Reported at growing distances, so that a long job's events grow with its log."""
 
     TYPE = "penstock.steps.measured"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     at_ms: Milliseconds
     done: Annotated[int, Meta(ge=1, le=1 << 53)]
     """Iterations since the job began; a script that resumes goes on counting from its checkpoint."""
@@ -353,15 +236,11 @@ class StageSample(Value, frozen=True, kw_only=True):
 
 
 @event
-class StagesMeasured(Event, frozen=True, kw_only=True):
+class StagesMeasured(TaskEvent, frozen=True, kw_only=True):
     """What some whole iterations used, piece by piece. Source: Muri §5 (tens of iterations make a stable profile)."""
 
     TYPE = "penstock.stages.measured"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     at_ms: Milliseconds
     iterations: Annotated[int, Meta(ge=1, le=1_000_000)]
     samples: Annotated[tuple[StageSample, ...], Meta(min_length=1, max_length=256)]
@@ -378,26 +257,20 @@ class JobProgress(Value, frozen=True, kw_only=True):
 
 
 @event
-class WorkProgressed(Event, frozen=True, kw_only=True):
+class WorkProgressed(NodeEvent, frozen=True, kw_only=True):
     """Jobs reported how far they are: at a threshold, or because somebody else's change made it matter."""
 
     TYPE = "penstock.work.progressed"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
     jobs: Annotated[tuple[JobProgress, ...], Meta(min_length=1, max_length=256)]
 
 
 @event
-class TaskExited(Event, frozen=True, kw_only=True):
+class TaskExited(TaskEvent, frozen=True, kw_only=True):
     """A task's process group is proven to have ended; only now may its GPUs be given to others."""
 
     TYPE = "penstock.task.exited"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
     """`lost`: died while nobody could read its code (its machine rebooted)."""
     exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
@@ -409,15 +282,11 @@ class TaskExited(Event, frozen=True, kw_only=True):
 
 
 @event
-class OrderRefused(Event, frozen=True, kw_only=True):
+class OrderRefused(TaskEvent, frozen=True, kw_only=True):
     """A node refused an order: its token is older than one already obeyed, or it cannot be carried out."""
 
     TYPE = "penstock.order.refused"
-    TOPIC = Topic.NODES
 
-    node_id: Identifier
-    task_id: Identifier
-    token: Token
     OMITTED = ("missing_gpus",)
 
     reason: Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
@@ -425,73 +294,6 @@ class OrderRefused(Event, frozen=True, kw_only=True):
     missing_gpus: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """UUIDs that the order names and the node does not have: nothing is placed there until it joins or changes again."""
     detail: ShortText = ""
-
-
-class ReadVersion(Value, frozen=True, kw_only=True):
-    """A version that a proposal was computed from; if it has moved on, the proposal conflicts."""
-
-    kind: Literal["job", "node"]
-    id: Identifier
-    version: Annotated[int, Meta(ge=0)]
-
-
-class JobPlan(Value, frozen=True, kw_only=True):
-    """One job's whole placement inside a plan."""
-
-    job_id: Identifier
-    tasks: Annotated[tuple[TaskPlacement, ...], Meta(min_length=1, max_length=512)]
-
-
-class Proposal(Event, frozen=True, kw_only=True):
-    """Base of proposals: the placer answers each one with `ProposalAnswered` (LAW 1)."""
-
-    TOPIC = Topic.PROPOSALS
-
-    proposal_id: Identifier
-    proposer: Identifier
-    read: Annotated[tuple[ReadVersion, ...], Meta(max_length=2_048)] = ()
-
-
-@event
-class PlanProposed(Proposal, frozen=True, kw_only=True):
-    """Place these waiting jobs so, all or nothing: a batch plan, or a group that shares GPUs."""
-
-    TYPE = "penstock.plan.proposed"
-
-    kind: Literal["batch", "group"]
-    plans: Annotated[tuple[JobPlan, ...], Meta(min_length=1, max_length=256)]
-
-
-@event
-class MigrationProposed(Proposal, frozen=True, kw_only=True):
-    """Checkpoint this running job, stop it and start it at these places."""
-
-    TYPE = "penstock.migration.proposed"
-
-    plan: JobPlan
-    reason: ShortText
-
-
-@event
-class CoresProposed(Proposal, frozen=True, kw_only=True):
-    """Give a running task so many cores."""
-
-    TYPE = "penstock.cores.proposed"
-
-    task_id: Identifier
-    cores: Annotated[int, Meta(ge=1, le=1_024)]
-    reason: ShortText
-
-
-@event
-class ThrottleProposed(Proposal, frozen=True, kw_only=True):
-    """Cap a task's memory bandwidth; None lifts the cap. Source: CODA §5c."""
-
-    TYPE = "penstock.throttle.proposed"
-
-    task_id: Identifier
-    memory_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] | None
-    reason: ShortText
 
 
 @event

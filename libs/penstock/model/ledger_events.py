@@ -1,14 +1,14 @@
-"""Ledger events: the placer's decisions, the record that carries them, and the orders that follow from it."""
+"""Ledger events: the placer's decisions, and the record that carries them."""
 
 import json
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, Token
 from penstock.model.token import MAX_EPOCH
-from penstock.model.topics import MAX_EVENT_BYTES, Topic
+from penstock.model.topics import Topic
 from penstock.model.types import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
@@ -259,8 +259,14 @@ class TaskLost(Event, frozen=True, kw_only=True):
     reason: ShortText
 
 
+class NodeFact(Event, frozen=True, kw_only=True):
+    """Base of the placer's findings about one node."""
+
+    node_id: Identifier
+
+
 @event
-class NodeLost(Event, frozen=True, kw_only=True):
+class NodeLost(NodeFact, frozen=True, kw_only=True):
     """The node's departure is accepted; its tasks are dead."""
 
     TYPE = "penstock.node.lost"
@@ -269,12 +275,11 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
 
 @event
-class NodeJoinRefused(Event, frozen=True, kw_only=True):
+class NodeJoinRefused(NodeFact, frozen=True, kw_only=True):
     """A joining does not count, and its node is to know: nothing of it is folded."""
 
     TYPE = "penstock.node.join_refused"
 
-    node_id: Identifier
     boot_id: Identifier
     incarnation: Token
     """Of the joining that is refused."""
@@ -284,7 +289,7 @@ class NodeJoinRefused(Event, frozen=True, kw_only=True):
 
 
 @event
-class NodeRestored(Event, frozen=True, kw_only=True):
+class NodeRestored(NodeFact, frozen=True, kw_only=True):
     """A Suspect node spoke again."""
 
     TYPE = "penstock.node.restored"
@@ -437,104 +442,3 @@ class LedgerRecord(Event, frozen=True, kw_only=True):
 
     def subject(self) -> str:
         return str(self.seq)
-
-
-class Order(Event, frozen=True, kw_only=True):
-    """Base of orders: derived from valid ledger records only (LAW 4). Repeats carry the same token."""
-
-    TOPIC = Topic.ORDERS
-    MAX_BYTES = 4 * MAX_EVENT_BYTES  # a submission's worth, and one entry per member of a gang of 512
-
-    token: Token
-    """(Epoch, ledger seq) of the decision (`penstock.model.token`); a node refuses tokens older than the highest it has obeyed."""
-    node_id: Identifier
-
-
-class TaskOrder(Order, frozen=True, kw_only=True):
-    """Base of orders about one task."""
-
-    task_id: Identifier
-
-
-@event
-class AnswerJoin(Order, frozen=True, kw_only=True):
-    """What the cell makes of a joining: read by every machine that goes by this node id."""
-
-    TYPE = "penstock.order.answer_join"
-
-    boot_id: Identifier
-    incarnation: Token
-    """Of the joining that is answered."""
-    verdict: Literal["accepted", "stale_join", "other_machine"]
-    machine_id: Identifier | None = None
-    """Of the machine that has the node id now."""
-    highest_incarnation: Token
-    """Of the latest joining that counts: the next must be above it."""
-
-
-class Peer(Value, frozen=True, kw_only=True):
-    """Where another member of the gang runs."""
-
-    rank: Annotated[int, Meta(ge=0)]
-    role: Literal["ps", "worker"]
-    node_id: Identifier
-    address: ShortText
-
-
-@event
-class StartTask(TaskOrder, frozen=True, kw_only=True):
-    """Start this process with exactly these GPUs, cores and caps."""
-
-    TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids",)
-
-    job_id: Identifier
-    attempt: Attempt
-    boot_id: Identifier
-    """For this boot of the node only."""
-    incarnation: Token = 0
-    """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not known."""
-    command: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict)
-    workdir: ShortText | None = None
-    place: TaskPlacement
-    gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
-    """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""
-    peers: tuple[Peer, ...]
-    rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
-    grace_ms: Annotated[int, Meta(ge=0)]
-
-
-@event
-class StopTask(TaskOrder, frozen=True, kw_only=True):
-    """SIGTERM, `grace_ms`, SIGKILL. For a task that never started: make sure that it never will."""
-
-    TYPE = "penstock.order.stop_task"
-
-    grace_ms: Annotated[int, Meta(ge=0)]
-    reason: ShortText
-
-
-@event
-class CheckpointTask(TaskOrder, frozen=True, kw_only=True):
-    """Ask the training script to save its state."""
-
-    TYPE = "penstock.order.checkpoint_task"
-
-
-@event
-class SetCores(TaskOrder, frozen=True, kw_only=True):
-    """Pin a running task to these cores."""
-
-    TYPE = "penstock.order.set_cores"
-
-    cores: Annotated[tuple[int, ...], Meta(min_length=1)]
-
-
-@event
-class SetBandwidth(TaskOrder, frozen=True, kw_only=True):
-    """Cap a running task's memory bandwidth; None lifts the cap."""
-
-    TYPE = "penstock.order.set_bandwidth"
-
-    memory_bandwidth_percent: Annotated[int, Meta(ge=1, le=100)] | None

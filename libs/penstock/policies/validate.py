@@ -7,7 +7,7 @@ against what is really free, one after the other on one overlay. All or nothing.
 from typing import Literal, NamedTuple
 
 from penstock.ledger.state import CellState, JobState, NodeState, mask_of
-from penstock.model.external_events import JobPlan, PlanProposed, Proposal
+from penstock.model.proposals import JobPlan, PlanProposed, Proposal
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 from penstock.policies.base import task_id_of

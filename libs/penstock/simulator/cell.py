@@ -5,7 +5,8 @@ from time import perf_counter
 
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import Order, PlacerSettings, TermStarted, TimerFired
+from penstock.model.ledger_events import PlacerSettings, TermStarted, TimerFired
+from penstock.model.orders import Order
 from penstock.model.types import NodeSpec
 from penstock_services.placer.core.orders import ORDERS
 from penstock_services.placer.core.recorder import Recorder, Sink

@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.ledger.check import check
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus
@@ -238,7 +239,7 @@ class Simulation:
         alone_s = self._alone_s[job.job_id]
         if self._options.durations_known and alone_s > 0:
             need = msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
-        self._deliver(external_events.JobEstimated(job_id=job.job_id, estimate=need))
+        self._deliver(JobEstimated(job_id=job.job_id, estimate=need))
         return progress
 
     def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.model.external_events import GpuFaulted
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from penstock.model.external_events import GpuFaulted
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import Gpu, NodeSpec
 from penstock_services.node_reporter.shell.ports import Exit, Failure, Immortal, Key, Started
 from tests.faults.laboratory.disk import Disk

@@ -23,7 +23,7 @@ from penstock.model.external_events import (
     TaskStarted,
     WorkProgressed,
 )
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement

@@ -3,7 +3,7 @@
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState, JobState
 from penstock.log.port import Partition
-from penstock.model.external_events import JobPlan, PlanProposed, ReadVersion
+from penstock.model.proposals import JobPlan, PlanProposed, ReadVersion
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.model.types import TaskPlacement

@@ -9,7 +9,8 @@ from penstock.clock import LedgerClock, wall_ms
 from penstock.errors import LogError, OffsetTaken
 from penstock.ledger import evolve
 from penstock.ledger.state import CellState
-from penstock.model.ledger_events import LedgerAccepted, StartTask, StopTask
+from penstock.model.ledger_events import LedgerAccepted
+from penstock.model.orders import StartTask, StopTask
 from penstock.model.token import token_of
 from penstock.model.topics import Topic
 from penstock_services.estimator.core.state import State

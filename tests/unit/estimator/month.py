@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.model.external_events import Bounds, EtaEstimated, StepsMeasured, TaskExited, TaskPhaseChanged
+from penstock.model.estimates import Bounds, EtaEstimated
+from penstock.model.external_events import StepsMeasured, TaskExited, TaskPhaseChanged
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest, Usage
 from penstock_services.estimator.core.resource_model.tier import ModelTier

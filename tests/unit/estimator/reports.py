@@ -4,13 +4,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.model.external_events import (
-    JobEstimated,
-    NodeJoined,
-    StepsMeasured,
-    TaskPhaseChanged,
-    TaskStarted,
-)
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import NodeJoined, StepsMeasured, TaskPhaseChanged, TaskStarted
 from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, TaskPlacement

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.model.external_events import EtaEstimated
+from penstock.model.estimates import EtaEstimated
 from penstock.model.types import JobSpec
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.eta.updates import (

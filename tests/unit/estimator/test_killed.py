@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from penstock.ledger.replica import Replica
-from penstock.model.external_events import JobEstimated, NodeJoined, TaskExited
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import NodeJoined, TaskExited
 from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.envelope import from_wire
-from penstock.model.external_events import JobEstimated, JobSubmitted, StageSample, StagesMeasured
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import JobSubmitted, StageSample, StagesMeasured
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.model.validation import checked

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from penstock.model.external_events import StageSample, StagesMeasured, StagesProfiled
+from penstock.model.estimates import StagesProfiled
+from penstock.model.external_events import StageSample, StagesMeasured
 from penstock.model.ledger_events import JobEnded
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.ledger.record import Draft, Head, write
 from penstock.ledger.replica import Replica
-from penstock.model import external_events
+from penstock.model import estimates, external_events
+from penstock.model.estimates import EtaEstimated
 from penstock.model.external_events import StepsMeasured
 from penstock.model.ledger_events import JobEnded, JobRequeued
 from penstock.model.topics import Topic
@@ -333,9 +334,9 @@ def line_of(job_id: str, done: int) -> external_events.StepsMeasured:
     )
 
 
-def predicted(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> external_events.EtaEstimated:
-    around = external_events.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
-    return external_events.EtaEstimated(
+def predicted(job_id: str, at_ms: int, left_ms: float, attempt: int = 1) -> EtaEstimated:
+    around = estimates.Bounds(middle=left_ms, low=0.8 * left_ms, high=1.2 * left_ms)
+    return EtaEstimated(
         job_id=job_id, attempt=attempt, at_ms=at_ms, done=1, left_ms=around, steps=around, step_ms=around,
         level=0.9, source="s",
     )  # fmt: skip

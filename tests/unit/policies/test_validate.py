@@ -8,6 +8,15 @@ import pytest
 from penstock.ledger.check import check
 from penstock.ledger.state import CellState
 from penstock.model import external_events, ledger_events
+from penstock.model.proposals import (
+    CoresProposed,
+    JobPlan,
+    MigrationProposed,
+    PlanProposed,
+    Proposal,
+    ReadVersion,
+    ThrottleProposed,
+)
 from penstock.model.types import TaskPlacement
 from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid
@@ -15,29 +24,25 @@ from penstock.policies.validate import validate
 from tests.support import builders as b
 
 
-def plan_of(state: CellState, job_id: str) -> external_events.JobPlan:
+def plan_of(state: CellState, job_id: str) -> JobPlan:
     """What a proposer would compute for this job on this state."""
     job = state.jobs[job_id]
     plan = Liquid(0.5).place(state, job, LazyRng(0, "batch"))
     assert plan is not None
-    return external_events.JobPlan(job_id=job_id, tasks=assign(state, job, plan).tasks)
+    return JobPlan(job_id=job_id, tasks=assign(state, job, plan).tasks)
 
 
-def batch(
-    *plans: external_events.JobPlan, read: tuple[external_events.ReadVersion, ...] = (), kind: str = "batch"
-) -> external_events.PlanProposed:
-    return external_events.PlanProposed(
-        proposal_id="p1", proposer="batcher", kind=kind, plans=plans, read=read
-    )  # type: ignore[arg-type]
+def batch(*plans: JobPlan, read: tuple[ReadVersion, ...] = (), kind: str = "batch") -> PlanProposed:
+    return PlanProposed(proposal_id="p1", proposer="batcher", kind=kind, plans=plans, read=read)  # type: ignore[arg-type]
 
 
-def changed(plan: external_events.JobPlan, which: int = 0, **fields: object) -> external_events.JobPlan:
+def changed(plan: JobPlan, which: int = 0, **fields: object) -> JobPlan:
     tasks = list(plan.tasks)
     tasks[which] = TaskPlacement(**{**msgspec.structs.asdict(tasks[which]), **fields})
-    return external_events.JobPlan(job_id=plan.job_id, tasks=tuple(tasks))
+    return JobPlan(job_id=plan.job_id, tasks=tuple(tasks))
 
 
-def verdict(state: CellState, proposal: external_events.Proposal) -> tuple[bool, str]:
+def verdict(state: CellState, proposal: Proposal) -> tuple[bool, str]:
     before = [(node.free(), node.version) for node in state.nodes.values()]
     answer = validate(state, proposal)
     assert before == [(node.free(), node.version) for node in state.nodes.values()]
@@ -53,11 +58,8 @@ def test_a_sound_batch_is_accepted_and_folds():
     b.queued(state, "a", workers=2, parameter_servers=1)
     b.queued(state, "b", worker=b.need(gpus=4))
     read = (
-        *(external_events.ReadVersion(kind="job", id=i, version=state.jobs[i].version) for i in "ab"),
-        *(
-            external_events.ReadVersion(kind="node", id=n, version=state.nodes[n].version)
-            for n in ("n0", "n1")
-        ),
+        *(ReadVersion(kind="job", id=i, version=state.jobs[i].version) for i in "ab"),
+        *(ReadVersion(kind="node", id=n, version=state.nodes[n].version) for n in ("n0", "n1")),
     )
     first = plan_of(state, "a")
     second = changed(plan_of(state, "b"), node_id="n1", gpus=(0, 1, 2, 3))
@@ -83,14 +85,14 @@ def test_what_was_read_has_moved_on():
     state = b.cell(nodes=1, gpus=4)
     job = b.queued(state, "a")
     plan = plan_of(state, "a")
-    node_read = external_events.ReadVersion(kind="node", id="n0", version=state.nodes["n0"].version)
-    job_read = external_events.ReadVersion(kind="job", id="a", version=job.version)
+    node_read = ReadVersion(kind="node", id="n0", version=state.nodes["n0"].version)
+    job_read = ReadVersion(kind="job", id="a", version=job.version)
     b.placed(state, b.queued(state, "other"))
     assert verdict(state, batch(plan, read=(node_read,))) == (False, "stale")
     assert verdict(state, batch(plan, read=(job_read,))) == (False, "infeasible")  # same GPU, by now taken
     b.placed(state, job)
     assert verdict(state, batch(plan, read=(job_read,))) == (False, "stale")
-    unknown = external_events.ReadVersion(kind="node", id="n9", version=1)
+    unknown = ReadVersion(kind="node", id="n9", version=1)
     assert verdict(state, batch(plan, read=(unknown,))) == (False, "stale")
 
 
@@ -99,7 +101,7 @@ def test_the_job_is_not_there_to_be_placed():
     state = b.cell(nodes=1, gpus=4)
     job = b.queued(state, "a")
     plan = plan_of(state, "a")
-    assert verdict(state, batch(external_events.JobPlan(job_id="ghost", tasks=plan.tasks))) == (
+    assert verdict(state, batch(JobPlan(job_id="ghost", tasks=plan.tasks))) == (
         False,
         "unknown_job",
     )
@@ -123,7 +125,7 @@ def test_the_job_is_not_there_to_be_placed():
         (lambda p: changed(p, cores=(0, 1, 2)), "invalid"),
         (lambda p: changed(p, host_memory_mib=1), "invalid"),
         (lambda p: changed(p, gpu_memory_mib=16_384), "invalid"),
-        (lambda p: external_events.JobPlan(job_id="a", tasks=p.tasks[:1]), "invalid"),
+        (lambda p: JobPlan(job_id="a", tasks=p.tasks[:1]), "invalid"),
         (lambda p: changed(p, gpus=(0, 4)), "infeasible"),
         (lambda p: changed(p, cores=(64,)), "infeasible"),
         (lambda p: changed(p, node_id="n9"), "infeasible"),
@@ -133,9 +135,7 @@ def test_the_job_is_not_there_to_be_placed():
         (lambda p: changed(p, node_id="filled"), "infeasible"),
     ],
 )
-def test_each_way_to_be_wrong(
-    change: Callable[[external_events.JobPlan], external_events.JobPlan], reason: str
-):
+def test_each_way_to_be_wrong(change: Callable[[JobPlan], JobPlan], reason: str):
     """A proposer with a bug, or with a picture of the cell that was never true."""
     state = b.cell_of(
         [
@@ -169,11 +169,9 @@ def test_what_this_placer_does_not_act_on_is_unsupported():
     head = {"proposal_id": "p", "proposer": "x"}
     for proposal in (
         batch(plan, kind="group"),
-        external_events.MigrationProposed(**head, plan=plan, reason="slow"),
-        external_events.CoresProposed(**head, task_id="a.1.w0", cores=2, reason="starved"),
-        external_events.ThrottleProposed(
-            **head, task_id="a.1.w0", memory_bandwidth_percent=50, reason="noisy"
-        ),
+        MigrationProposed(**head, plan=plan, reason="slow"),
+        CoresProposed(**head, task_id="a.1.w0", cores=2, reason="starved"),
+        ThrottleProposed(**head, task_id="a.1.w0", memory_bandwidth_percent=50, reason="noisy"),
     ):
         assert verdict(state, proposal) == (False, "unsupported")
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.runtime.tracing.tracer import Attributes, Tracing
 
@@ -73,7 +74,7 @@ class JobSpans:
     def _submitted(self, now_ms: int, fact: external_events.JobSubmitted) -> None:
         self._jobs[fact.job_id] = _Times(now_ms)
 
-    def _queued(self, now_ms: int, fact: external_events.JobEstimated | ledger_events.JobQueued) -> None:
+    def _queued(self, now_ms: int, fact: JobEstimated | ledger_events.JobQueued) -> None:
         times = self._jobs.get(fact.job_id)
         if times is not None:
             times.queued_ms = now_ms
@@ -164,7 +165,7 @@ def decide_placement(
 _HANDLERS: Mapping[type[Event], Callable[[JobSpans, int, Any], None]] = MappingProxyType(
     {
         external_events.JobSubmitted: JobSpans._submitted,
-        external_events.JobEstimated: JobSpans._queued,
+        JobEstimated: JobSpans._queued,
         ledger_events.JobQueued: JobSpans._queued,
         ledger_events.PlacementDecided: JobSpans._placed,
         external_events.TaskStarted: JobSpans._started,

@@ -18,6 +18,7 @@ from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState, JobState
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
@@ -194,7 +195,7 @@ class Timeline:
                 self._job_at[event.job_id] = len(self.jobs)
                 self.jobs.append(Job(event.job_id, event.spec.model or "", self.now_ms))
                 self._sized(event.job_id)
-            case external_events.JobEstimated():
+            case JobEstimated():
                 self._sized(event.job_id)
             case ledger.PlacementDecided():
                 self._placed(event)

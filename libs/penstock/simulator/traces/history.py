@@ -16,6 +16,7 @@ from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.model import external_events
 from penstock.model import ledger_events as ledger
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.types import JobSpec, NodeSpec, ResourceVector
 from penstock.simulator.traces.jobs import WHOLE_GPU_MILLI, TraceJob
@@ -96,12 +97,7 @@ class History:
                 self._started(at_ms, event.task_id)
             case external_events.TaskExited() | external_events.OrderRefused() | ledger.TaskLost():
                 self._task_ended(at_ms, event.task_id)
-            case (
-                external_events.JobEstimated()
-                | ledger.PlacementDecided()
-                | ledger.StopDecided()
-                | ledger.JobEnded()
-            ):
+            case JobEstimated() | ledger.PlacementDecided() | ledger.StopDecided() | ledger.JobEnded():
                 life = self._lives.get(event.job_id)
                 if life is None:
                     self._unknown.add(event.job_id)
@@ -110,7 +106,7 @@ class History:
 
     def _changed(self, life: _Life, at_ms: int, event: Event) -> None:
         match event:
-            case external_events.JobEstimated():
+            case JobEstimated():
                 life.worker = event.estimate.worker if life.gpus is None else life.worker
             case ledger.PlacementDecided():
                 life.gpus = sum(len(place.gpus) for place in event.tasks if place.role == "worker")

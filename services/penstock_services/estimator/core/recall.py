@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from penstock.ledger.record import RawFact, Unreadable, read, record_id
 from penstock.model import external_events
+from penstock.model.estimates import EtaEstimated
 from penstock.model.event import wire_type
 from penstock_services.estimator.core.state import At, State, evolve
 
@@ -18,7 +19,7 @@ PROGRESS = frozenset(
         external_events.TaskStarted,
         external_events.TaskPhaseChanged,
         external_events.StepsMeasured,
-        external_events.EtaEstimated,
+        EtaEstimated,
     )
 )
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.ledger.replica import Replica
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import wire_type
 from penstock.model.token import seq_of
 from penstock.model.transitions import NodeStatus
@@ -195,7 +196,7 @@ def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None
     state.live[fact.job_id] = LiveJob(job_info(fact.spec), spec, event_id, early)
 
 
-def _estimated(state: State, at: At, fact: external_events.JobEstimated) -> None:
+def _estimated(state: State, at: At, fact: JobEstimated) -> None:
     job = state.live.get(fact.job_id)
     if job is not None:
         job.spec = None
@@ -329,7 +330,7 @@ def _stepped(state: State, at: At, fact: external_events.StepsMeasured) -> None:
         state.stepped[job_id] = at.event_id or f"{job_id}-{at.seq}"
 
 
-def _eta(state: State, at: At, fact: external_events.EtaEstimated) -> None:
+def _eta(state: State, at: At, fact: EtaEstimated) -> None:
     job = state.live.get(fact.job_id)
     if job is not None and job.progress is not None and job.progress.attempt == fact.attempt:
         left = Bounds(fact.left_ms.middle, fact.left_ms.low, fact.left_ms.high)
@@ -346,7 +347,7 @@ def _stages(state: State, at: At, fact: external_events.StagesMeasured) -> None:
         state.stage_rows.append(row)
 
 
-def _stages_published(state: State, at: At, fact: external_events.StagesProfiled) -> None:
+def _stages_published(state: State, at: At, fact: StagesProfiled) -> None:
     if state.learning and (row := state.stages.published(fact, at.seq)) is not None:
         state.stage_rows.append(row)
 
@@ -365,7 +366,7 @@ HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
     {
         wire_type(ledger_events.InputAccepted): _input_accepted,
         wire_type(external_events.JobSubmitted): _submitted,
-        wire_type(external_events.JobEstimated): _estimated,
+        wire_type(JobEstimated): _estimated,
         wire_type(ledger_events.PlacementDecided): _placed,
         wire_type(external_events.TaskExited): _exited,
         wire_type(ledger_events.JobEnded): _ended,
@@ -374,10 +375,10 @@ HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
         wire_type(external_events.TaskStarted): _started,
         wire_type(external_events.TaskPhaseChanged): _phase,
         wire_type(external_events.StepsMeasured): _stepped,
-        wire_type(external_events.EtaEstimated): _eta,
+        wire_type(EtaEstimated): _eta,
         wire_type(ledger_events.NodeLost): _node_lost,
         wire_type(external_events.StagesMeasured): _stages,
-        wire_type(external_events.StagesProfiled): _stages_published,
+        wire_type(StagesProfiled): _stages_published,
     }
 )
 """Wire type of a fact → what it does to the state."""

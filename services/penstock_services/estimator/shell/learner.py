@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigurationError, PenstockError, StoreError
 from penstock.log.port import Log, Partition
+from penstock.model.estimates import ModelTrained
 from penstock.model.event import Event
-from penstock.model.external_events import ModelTrained
 from penstock.retry import retry
 from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool

@@ -19,7 +19,8 @@ from penstock.log.port import MAX_BATCH_RECORDS, Log, Message, Partition, Reader
 from penstock.model.codec import encode
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.errors import EventError
-from penstock.model.external_events import JobEstimated, JobSubmitted
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.failpoints import hit

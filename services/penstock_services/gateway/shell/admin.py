@@ -16,7 +16,8 @@ from fastapi.responses import StreamingResponse
 
 from penstock.errors import PenstockError
 from penstock.log.open import open_log
-from penstock.model.external_events import JobEstimated, JobSubmitted
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import JobSubmitted
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Exclusive, Gateway, gateway_of

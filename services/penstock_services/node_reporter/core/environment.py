@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from penstock.model.ledger_events import Peer, StartTask
+from penstock.model.orders import Peer, StartTask
 from penstock.model.types import WHOLE_GPU, NodeSpec
 
 INHERITED = (

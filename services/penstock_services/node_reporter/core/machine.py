@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from penstock.model.event import Event
 from penstock.model.external_events import GpuFault, GpuFaulted, OrderRefused, TaskExited, TaskStarted
-from penstock.model.ledger_events import (
+from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
     Order,

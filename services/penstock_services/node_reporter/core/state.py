@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import WHOLE_GPU
 
 MAX_ENDED_REMEMBERED = 1_000  # ended tasks whose answer can be repeated; older ones only count as "too old"

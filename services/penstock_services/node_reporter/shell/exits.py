@@ -6,7 +6,7 @@ import signal
 
 import msgspec
 
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import Usage
 from penstock_services.node_reporter.core.machine import Outcome
 from penstock_services.node_reporter.shell.ports import Exit, Failure

@@ -14,7 +14,7 @@ import pynvml
 
 from penstock.errors import ConfigurationError
 from penstock.model.external_events import GpuFaulted
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import TaskPlacement
 from penstock.runtime.task_logs import file_name, log_path
 from penstock.sdk.lines import FIFO

@@ -27,7 +27,7 @@ from penstock.model.external_events import (
     RunningTask,
     TelemetrySampled,
 )
-from penstock.model.ledger_events import Order, StartTask
+from penstock.model.orders import Order, StartTask
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime import failpoints
 from penstock.runtime.race import first_of

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.model.external_events import GpuFaulted
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.model.types import NodeSpec
 from penstock_services.node_reporter.shell.journal import Journal
 

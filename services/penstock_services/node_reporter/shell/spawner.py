@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
-from penstock.model.ledger_events import StartTask
+from penstock.model.orders import StartTask
 from penstock.retry import retry
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.launcher import MAX_MESSAGE_BYTES

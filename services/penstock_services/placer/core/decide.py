@@ -14,8 +14,10 @@ from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
 from penstock.ledger.state import HOLDING, CellState, JobState, NodeState
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.ledger_events import PlacementExplanation, PlacerSettings
+from penstock.model.proposals import CoresProposed, MigrationProposed, PlanProposed, ThrottleProposed
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_GANG_TASKS, MAX_TEXT
 from penstock.policies.base import LazyRng, Plan, Queueing, Replanning, assign
@@ -104,7 +106,7 @@ class Decider:
         if job.spec.queue_timeout_ms is not None:
             yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms, job.attempt)
 
-    def _estimated(self, state: CellState, event: external_events.JobEstimated) -> Iterator[Event]:
+    def _estimated(self, state: CellState, event: JobEstimated) -> Iterator[Event]:
         job = state.jobs.get(event.job_id)
         if job is not None:
             yield from self._arrived(state, job)
@@ -571,7 +573,7 @@ class Decider:
 CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event]]] = MappingProxyType(
     {
         external_events.JobSubmitted: Decider._submitted,
-        external_events.JobEstimated: Decider._estimated,
+        JobEstimated: Decider._estimated,
         external_events.JobCancelRequested: Decider._cancel,
         external_events.TaskStarted: Decider._started,
         external_events.TaskExited: Decider._exited,
@@ -582,10 +584,10 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.NodeCordoned: Decider._cordoned,
         external_events.NodeUncordoned: Decider._uncordoned,
         external_events.NodeLeft: Decider._left,
-        external_events.PlanProposed: Decider._proposed,
-        external_events.MigrationProposed: Decider._proposed,
-        external_events.CoresProposed: Decider._proposed,
-        external_events.ThrottleProposed: Decider._proposed,
+        PlanProposed: Decider._proposed,
+        MigrationProposed: Decider._proposed,
+        CoresProposed: Decider._proposed,
+        ThrottleProposed: Decider._proposed,
         ledger_events.TimerFired: Decider._fired,
     }
 )

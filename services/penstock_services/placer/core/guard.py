@@ -11,6 +11,7 @@ from typing import Any
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, NodeSpec
@@ -30,7 +31,7 @@ def _submitted(state: CellState, event: external_events.JobSubmitted) -> str | N
     return "duplicate_job" if event.job_id in state.jobs or event.job_id in state.ended else None
 
 
-def _estimated(state: CellState, event: external_events.JobEstimated) -> str | None:
+def _estimated(state: CellState, event: JobEstimated) -> str | None:
     if event.job_id in state.ended:
         return "job_ended"
     job = state.jobs.get(event.job_id)
@@ -55,7 +56,7 @@ def _of_living_task(state: CellState, event: "TaskEvent") -> str | None:
     return None if event.token == job.token else "stale_token"
 
 
-def _eta(state: CellState, event: external_events.EtaEstimated) -> str | None:
+def _eta(state: CellState, event: EtaEstimated) -> str | None:
     """Remaining time is of one attempt: what comes after its end does not apply to the next."""
     if event.job_id in state.ended:
         return "job_ended"
@@ -204,7 +205,7 @@ TaskEvent = (
 GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingProxyType(
     {
         external_events.JobSubmitted: _submitted,
-        external_events.JobEstimated: _estimated,
+        JobEstimated: _estimated,
         external_events.JobCancelRequested: _cancel,
         external_events.TaskStarted: _started,
         external_events.TaskExited: _exited,
@@ -212,7 +213,7 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.TaskCheckpointed: _of_living_task,
         external_events.StepsMeasured: _of_living_task,
         external_events.StagesMeasured: _of_living_task,
-        external_events.EtaEstimated: _eta,
+        EtaEstimated: _eta,
         external_events.OrderRefused: _refused,
         external_events.NodeJoined: _joined,
         external_events.NodeChanged: _changed,

@@ -7,16 +7,8 @@ from typing import Any, Literal
 from penstock.ledger.state import CellState, JobState, TaskState
 from penstock.model.event import Event
 from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import (
-    AnswerJoin,
-    NodeJoinRefused,
-    Order,
-    Peer,
-    PlacementDecided,
-    StartTask,
-    StopDecided,
-    StopTask,
-)
+from penstock.model.ledger_events import NodeJoinRefused, PlacementDecided, StopDecided
+from penstock.model.orders import AnswerJoin, Order, Peer, StartTask, StopTask
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 

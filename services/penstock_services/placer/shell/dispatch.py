@@ -13,7 +13,8 @@ from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
-from penstock.model.ledger_events import Order, PlacementExplanation, StartTask, TaskOrder
+from penstock.model.ledger_events import PlacementExplanation
+from penstock.model.orders import Order, StartTask, TaskOrder
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit

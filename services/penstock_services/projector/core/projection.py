@@ -28,6 +28,7 @@ from penstock.ledger.views import (
     task_row,
 )
 from penstock.model import external_events, ledger_events
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 
 REJECTED = "penstock.input.rejected"
@@ -362,7 +363,7 @@ def _gpu(to: Projection, event: external_events.GpuFaulted, job: JobState | None
 TOUCHES: Mapping[type[Event], Touch] = MappingProxyType(
     {
         external_events.JobSubmitted: _described,
-        external_events.JobEstimated: _described,
+        JobEstimated: _described,
         ledger_events.PlacementDecided: _placed,
         ledger_events.StopDecided: _stopped,
         ledger_events.JobRequeued: _job,

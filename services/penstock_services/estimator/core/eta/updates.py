@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
-from penstock.model import external_events
+from penstock.model import estimates
+from penstock.model.estimates import EtaEstimated
 from penstock_services.estimator.core.eta.curves import curve
 from penstock_services.estimator.core.eta.remaining import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
 from penstock_services.estimator.core.progress import Progress, Published
@@ -48,7 +49,7 @@ class EtaUpdates:
             ):
                 yield job_id
 
-    def next(self, job_id: str) -> external_events.EtaEstimated | None:
+    def next(self, job_id: str) -> EtaEstimated | None:
         """What to publish now; None: nothing new, or nothing is known. What is returned counts as published."""
         job = self._state.live.get(job_id)
         progress = None if job is None else job.progress
@@ -65,7 +66,7 @@ class EtaUpdates:
         live = self._state.live
         if len(self._published) > len(live) + MAX_ENDED:
             self._published = {job_id: one for job_id, one in self._published.items() if job_id in live}
-        return external_events.EtaEstimated(
+        return EtaEstimated(
             job_id=job_id,
             attempt=progress.attempt,
             at_ms=progress.at_ms,
@@ -135,6 +136,6 @@ def moved(last: Published | None, now: Published) -> bool:
     return apart[0] > MOVED * wide or max(apart[1:]) > EDGE_MOVED * wide
 
 
-def _bounds(found: Bounds, unit: float, limit: float) -> external_events.Bounds:
+def _bounds(found: Bounds, unit: float, limit: float) -> estimates.Bounds:
     middle, low, high = (min(max(part * unit, 0.0), limit) for part in found)
-    return external_events.Bounds(middle=middle, low=min(low, middle), high=max(high, middle))
+    return estimates.Bounds(middle=middle, low=min(low, middle), high=max(high, middle))

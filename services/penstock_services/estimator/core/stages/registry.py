@@ -12,6 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from penstock.model import external_events
+from penstock.model.estimates import StagesProfiled
 from penstock.model.types import WHOLE_GPU
 from penstock_services.estimator.core.limits import STAGE_KEYS, STAGE_KEYS_OF_ONE, STAGE_OWNERS
 from penstock_services.estimator.core.owner_table import NOBODY, OwnerTable
@@ -95,7 +96,7 @@ class StageRegistry:
         self._profiles.put(row.key, row.owner, row.profile, moves=False)
         return row
 
-    def published(self, fact: external_events.StagesProfiled, seq: int = 0) -> Owned | None:
+    def published(self, fact: StagesProfiled, seq: int = 0) -> Owned | None:
         """What the cell was sent; None for a key that is not known here (any more)."""
         key = StageKey(fact.model, fact.batch_size, fact.gpus)
         if key not in self._profiles:
@@ -108,7 +109,7 @@ class StageRegistry:
         rows = self._profiles.of_key(key).items()
         return combined([row for owner, row in rows if owner != NOBODY and row.iterations >= MIN_ITERATIONS])
 
-    def news(self) -> Iterator[tuple[external_events.StagesProfiled, str | None]]:
+    def news(self) -> Iterator[tuple[StagesProfiled, str | None]]:
         """Profiles that are new or differ from what was published, each once, and the id of the event that led to it where
         that is known; they count as published from then on."""
         changed, self._changed = self._changed, OrderedDict()
@@ -117,9 +118,7 @@ class StageRegistry:
             if profile is not None and moved(self._profiles.get(key, NOBODY), profile):
                 self._profiles.put(key, NOBODY, profile, moves=False)
                 fields = profile._asdict()
-                event = external_events.StagesProfiled(
-                    model=key.model, batch_size=key.batch, gpus=key.gpus, **fields
-                )
+                event = StagesProfiled(model=key.model, batch_size=key.batch, gpus=key.gpus, **fields)
                 yield event, cause
 
 

@@ -1,0 +1,114 @@
+"""Events of the estimator: what a job is expected to need and to take, trained models, profiling plans."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.model.event import Event, event
+from penstock.model.external_events import Attempt
+from penstock.model.topics import Topic
+from penstock.model.types import Estimate, Identifier, Milliseconds, ShortText, Value
+
+
+@event
+class JobEstimated(Event, frozen=True, kw_only=True):
+    """What a job is expected to need; it may be placed from now on."""
+
+    TYPE = "penstock.job.estimated"
+    TOPIC = Topic.ESTIMATES
+
+    job_id: Identifier
+    estimate: Estimate
+
+
+@event
+class ModelTrained(Event, frozen=True, kw_only=True):
+    """A new version of an estimator's model."""
+
+    TYPE = "penstock.model.trained"
+    TOPIC = Topic.ESTIMATES
+
+    model_version: Identifier
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    runs: Annotated[int, Meta(ge=0)]
+    first_run_ms: Milliseconds
+    last_run_ms: Milliseconds
+    metrics: dict[str, float]
+
+
+class Bounds(Value, frozen=True, kw_only=True):
+    """What is most likely, and what it lies between with the level that stands beside it."""
+
+    middle: Annotated[float, Meta(ge=0)]
+    low: Annotated[float, Meta(ge=0)]
+    high: Annotated[float, Meta(ge=0)]
+
+
+@event
+class EtaEstimated(Event, frozen=True, kw_only=True):
+    """How long a running job will still take, from what it reported of its steps."""
+
+    TYPE = "penstock.job.eta_estimated"
+    TOPIC = Topic.ESTIMATES
+
+    job_id: Identifier
+    attempt: Attempt
+    at_ms: Milliseconds
+    """The moment from which on the time is counted."""
+    done: Annotated[int, Meta(ge=0, le=1 << 53)]
+    """Iterations."""
+    left_ms: Bounds
+    steps: Bounds
+    """Iterations that are left."""
+    step_ms: Bounds
+    level: Annotated[float, Meta(gt=0, lt=1)]
+    source: ShortText
+    model_version: Identifier | None = None
+
+
+class Probe(Value, frozen=True, kw_only=True):
+    """One placement and batch to measure. Spreads are standard deviations of ln of the step time, weighted by use."""
+
+    gpus_per_node: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=64)], ...], Meta(min_length=1, max_length=4_096)
+    ]
+    local_batch: Annotated[float, Meta(gt=0)]
+    """Samples per GPU and step."""
+    spread_before: Annotated[float, Meta(ge=0)]
+    spread_after: Annotated[float, Meta(ge=0)]
+
+
+@event
+class ProfilePlanned(Event, frozen=True, kw_only=True):
+    """Which few placements of a network to measure next, the most useful first. Source: GENIE §III (light profiling)."""
+
+    TYPE = "penstock.profile.planned"
+    TOPIC = Topic.ESTIMATES
+
+    model: Identifier
+    gpu_model: Identifier
+    owner: Identifier
+    model_version: Identifier
+    """Of the step model whose doubt the plan lessens."""
+    probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=64)]
+
+
+@event
+class StagesProfiled(Event, frozen=True, kw_only=True):
+    """How long one iteration uses storage, CPU, GPU and network: for interleaving. Source: Muri §5."""
+
+    TYPE = "penstock.stages.profiled"
+    TOPIC = Topic.ESTIMATES
+
+    model: Identifier
+    batch_size: Annotated[int, Meta(ge=1)]
+    gpus: Annotated[int, Meta(ge=1)]
+    """Of all workers together."""
+    storage_ms: Annotated[float, Meta(ge=0)]
+    cpu_ms: Annotated[float, Meta(ge=0)]
+    gpu_ms: Annotated[float, Meta(ge=0)]
+    network_ms: Annotated[float, Meta(ge=0)]
+    idle_ms: Annotated[float, Meta(ge=0)]
+    iteration_ms: Annotated[float, Meta(gt=0)]
+    iterations: Annotated[int, Meta(ge=1)]
+    """That it rests on."""
