@@ -37,7 +37,7 @@ from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
-from tests.faults.laboratory.nemesis import HOUR_MS, USUAL, Nemesis
+from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
 from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.wire import message
@@ -67,7 +67,7 @@ class Options(NamedTuple):
     """A run. None: from the seed."""
 
     seed: int
-    faults: tuple[str, ...] = USUAL
+    faults: tuple[str, ...] = tuple(FAULTS)
     profile: str | None = None
     jobs: int | None = None
     nodes: int | None = None
@@ -78,7 +78,7 @@ class Options(NamedTuple):
     def arguments(self) -> str:
         """As the command line takes them."""
         parts = [f"--seed {self.seed}"]
-        if self.faults != USUAL:
+        if self.faults != tuple(FAULTS):
             parts.append(f"--faults {','.join(self.faults) or 'none'}")
         given = {
             "profile": self.profile,
@@ -273,6 +273,15 @@ class Laboratory:
                 f"the ledger is restored: it ends at {self.broker.end(LEDGER)}, and ended at {end}"
             )
             self.judge.restored(self.broker.records(LEDGER))
+            self._end_sleepers()
+
+    def _end_sleepers(self) -> None:
+        """Placers that sleep and would be in office again: an administrator ends them before a restore (placer's README)."""
+        term = self.judge.replica.state.term
+        for candidate in self.placers:
+            replica = self.replicas.get(candidate.name)
+            if candidate.asleep and replica is not None and replica.state.term <= term:
+                candidate.kill("it sleeps, and the ledger is restored")
 
     def resubmit(self) -> None:
         """Users look for their jobs, and submit again what the cell does not know."""

@@ -558,6 +558,3 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     }
 )  # fmt: skip
 """All kinds of faults, by the names that `--faults` takes. `steps`: services are killed between any two steps."""
-
-USUAL = tuple(name for name in FAULTS if name != "ledger")
-"""What runs have unless asked for others. With a restored ledger about one run in 200 goes wrong: decision 26, Open."""

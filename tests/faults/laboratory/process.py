@@ -124,6 +124,16 @@ class Service:
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
+    @property
+    def asleep(self) -> bool:
+        """Whole, or at one kind of step."""
+        process = self.process
+        return (
+            process is not None
+            and process.alive
+            and any(until_s > self.world.now_s for until_s in process.asleep_until_s.values())
+        )
+
     def start(self) -> None:
         """Nothing, if it runs or its machine is down."""
         if self.enabled and not self.alive:

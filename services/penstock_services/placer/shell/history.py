@@ -9,15 +9,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.record import GENESIS, Unreadable, read
+from penstock.ledger.record import GENESIS
 from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
-from penstock.model.errors import EventError
-from penstock.model.event import wire_type
-from penstock.model.ledger_events import LedgerAccepted
 from penstock.runtime.snapshots import Written, head_id_at
-
-ACCEPTED = wire_type(LedgerAccepted)
 
 
 class Loaded(NamedTuple):
@@ -43,14 +38,3 @@ async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[W
                 "that it had, or each log its own database; or, if the records are gone, go on with `penstock-placer "
                 "accept-ledger`, then `penstock projections rebuild`, and restart estimator and node-reporters"
             )
-
-
-def accepted_epoch(value: bytes) -> int:
-    """Of a record on the ledger's partition, which may be void for us: the epoch that begins with it; 0: none does."""
-    if ACCEPTED.encode() not in value:
-        return 0
-    try:
-        accepted = [fact.event() for fact in read(value).facts if fact.type == ACCEPTED]
-    except (Unreadable, EventError):
-        return 0
-    return max((fact.epoch for fact in accepted if isinstance(fact, LedgerAccepted)), default=0)

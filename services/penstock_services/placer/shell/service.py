@@ -31,13 +31,13 @@ from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import CONNECT_TIMEOUT_S, Written, load_latest, projected
+from penstock.runtime.snapshots import CONNECT_TIMEOUT_S, Written, head_id_at, load_latest, projected
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
 from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
-from penstock_services.placer.shell.history import Loaded, accepted_epoch
+from penstock_services.placer.shell.history import Loaded
 from penstock_services.placer.shell.inputs import input_positions
 from penstock_services.placer.shell.ledger_time import ClockAlarm
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -222,6 +222,7 @@ class Term:
 
     async def _read_back(self, reader: Reader) -> None:
         while True:
+            proven = False
             for record in await reader.read():
                 pending = self._pending[0] if self._pending else None
                 if pending is not None and pending.value == record.value:
@@ -233,8 +234,13 @@ class Term:
                     )
                 elif read_valid(self._valid, record.value) is not None:
                     raise Fenced(f"another placer wrote seq {self._valid.seq + 1}; term {self._term} is over")
-                elif accepted_epoch(record.value) > self._core.state.epoch:
-                    raise Fenced(f"the ledger was accepted without record {self._valid.seq}")
+                elif not proven:
+                    # A late record of a replaced placer; or the ledger was restored, and goes on without our last records.
+                    if await head_id_at(self._log, self._ledger, self._valid_offset) != self._valid.id:
+                        raise Fenced(
+                            f"record {self._valid.seq} is no longer in the ledger; term {self._term} is over"
+                        )
+                    proven = True
             await self._dispatcher.flush()
             if len(self._pending) <= MAX_IN_FLIGHT // 2:
                 self._room.set()
