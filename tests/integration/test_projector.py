@@ -24,7 +24,7 @@ from penstock.model.external_events import NodeLeft
 from penstock.model.topics import Topic
 from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import load_latest, save_snapshot
+from penstock.runtime.snapshots import Until, load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell import service
 from penstock_services.projector.shell.rebuild import rebuild, verify
@@ -200,7 +200,7 @@ async def test_rows_of_forgotten_nodes_go(
     dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Machines have a new name each day: the tables hold those that the ledger's fold still knows, and replay agrees."""
-    monkeypatch.setattr("penstock.ledger.evolve.MAX_GONE_NODES", 2)
+    monkeypatch.setattr("penstock.ledger.evolve_nodes.MAX_GONE_NODES", 2)
     placer = busy(20)
     async with projecting(cell, log):
         for number in range(12):
@@ -231,7 +231,7 @@ async def test_a_clean_stop_leaves_a_snapshot(
     assert found.head == placer.replica.head
     assert dump(found.state) == dump(placer.replica.state)
     assert found.offset == len(placer.values)
-    earlier = await load_latest(connection, "default", log, LEDGER, until_seq=len(placer.values) - 1)
+    earlier = await load_latest(connection, "default", log, LEDGER, Until(len(placer.values) - 1))
     assert earlier.head.seq == 0
     placer.run(["later"])
     async with projecting(cell, log):

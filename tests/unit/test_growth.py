@@ -25,7 +25,7 @@ def test_timers_of_ended_jobs_leave_nothing_behind() -> None:
 
 def test_nodes_that_are_gone_for_good_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud's machines have a new name each day. The last few that left stay known; a late copy of an old joining is refused."""
-    monkeypatch.setattr("penstock.ledger.evolve.MAX_GONE_NODES", 3)
+    monkeypatch.setattr("penstock.ledger.evolve_nodes.MAX_GONE_NODES", 3)
     cell = CellDriver()
     cell.join(node_spec("stays"))
     cell.feed(cordon("stays"))
@@ -51,7 +51,7 @@ def test_nodes_that_are_gone_for_good_are_forgotten(monkeypatch: pytest.MonkeyPa
 
 def test_a_gone_node_that_a_gang_still_names_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """One member of a gang was lost with its node; the other is being stopped, and its orders name all places."""
-    monkeypatch.setattr("penstock.ledger.evolve.MAX_GONE_NODES", 0)
+    monkeypatch.setattr("penstock.ledger.evolve_nodes.MAX_GONE_NODES", 0)
     cell = CellDriver()
     cell.join(node_spec("n1", gpus=1), node_spec("n2", gpus=1))
     cell.submit("g", job_spec(workers=2))

@@ -65,7 +65,7 @@ def test_tables_do_not_depend_on_batches(seed: int, data: st.DataObject) -> None
 
 def test_forgotten_nodes_have_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines come and go under new names, and one comes back: whatever the batches, its row is there and theirs are not."""
-    monkeypatch.setattr("penstock.ledger.evolve.MAX_GONE_NODES", 2)
+    monkeypatch.setattr("penstock.ledger.evolve_nodes.MAX_GONE_NODES", 2)
     placer = HandPlacer()
     for number in [*range(8), 1, 8, 9]:
         placer.join(node_spec(f"n{number}", 2))

@@ -61,7 +61,7 @@ def _confirm(node: str, jobs: list[str]) -> None:
     effect = f"start anew elsewhere: {named}" if jobs else "no jobs are on it"
     question = f"Is {node} dead for sure, its power cut or the machine destroyed? On yes, {effect}"
     if not sys.stdin.isatty():
-        raise Stop(Exit.BAD_SPEC, f"{question}; nobody can answer here: give --yes if it is")
+        raise Stop(Exit.BAD_SPEC, f"{question}; there is no terminal to answer on: give --yes if it is")
     if not typer.confirm(question, err=True):
         raise Stop(Exit.PROBLEM, f"node {node}: not fenced")
 

@@ -196,7 +196,7 @@ class NodeState:
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
-        """The UUID of each slot's GPU, which the inventory may no longer have; empty for a slot that is nobody's."""
+        """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot."""
         return self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
 
     @property

@@ -69,7 +69,7 @@ def job_row(job: JobState, seq: int, ending: Ending | None = None) -> Row:
 
 
 def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, str]]:
-    """The job's tasks on nodes that are silent: whether they run, and whether a stop has come, nobody knows."""
+    """The job's tasks on nodes that are silent: whether they run, and whether a stop has come, is not known."""
     return [
         {
             "task_id": task_id,
@@ -159,7 +159,7 @@ Owners = dict[tuple[str, int], dict[str, str]]
 def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
     """The GPU of one slot. Of tasks that share it the ids stand side by side, with commas.
 
-    A GPU that is gone, and held, has no memory; a slot that is nobody's has an empty UUID.
+    A GPU that is gone, and held, has no memory; a free slot has an empty UUID.
     """
     uuid = node.gpu_uuids[slot]
     gpu = next((gpu for gpu in node.spec.gpus if gpu.uuid == uuid), None)

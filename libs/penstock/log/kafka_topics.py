@@ -1,7 +1,7 @@
 """Topics of a Kafka cluster: creating them, verifying and correcting their settings, and rights on them (ACLs).
 
-Ideal: a topic that exists is as `topic_settings` says. Departure: anybody may have made or changed it, Kafka itself
-too, which by default creates a topic that somebody asks for and deletes its records after seven days. So nothing here
+Ideal: a topic that exists has the settings of `topic_settings`. Departure: any client may have made or changed it, Kafka itself
+too, which by default creates a topic that a client asks for and deletes its records after seven days. So nothing here
 asks in that way, settings are read back at each start, and a topic that could lose records is refused.
 """
 
@@ -118,7 +118,7 @@ class KafkaTopics:
         return found
 
     async def differences(self, topics: Mapping[str, Found]) -> list[Difference]:
-        """Settings that are not as `topic_settings` says, in order of the topics."""
+        """Settings that are not those of `topic_settings`, in order of the topics."""
         values = await retry(
             lambda: self._values(topics),
             (_Absent,),

@@ -8,6 +8,7 @@ digest of a record, which names its parent's, and so the whole ledger up to ther
 import asyncio
 import logging
 import zlib
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
@@ -42,9 +43,21 @@ DELETE FROM {schema}.snapshots WHERE cell = $1 AND seq < (
 """
 _LATEST = """
 SELECT seq, head_id, term, head_offset, sha256, body FROM {schema}.snapshots
-WHERE cell = $1 AND seq < $2 AND seq <= $3 AND format = $4 ORDER BY seq DESC LIMIT 1
+WHERE cell = $1 AND seq <= $2 AND format = $3 ORDER BY seq DESC LIMIT 1
 """
 FAR = (1 << 63) - 1
+
+
+class Until(NamedTuple):
+    """How far in the ledger a snapshot may lie."""
+
+    seq: int = FAR
+    """Of its head, at most."""
+    offset: int = FAR
+    """Of its head, below."""
+
+
+NEWEST = Until()
 
 
 async def save_snapshot(store: Store, cell: str, replica: Replica, *, schema: str | None = None) -> int:
@@ -79,41 +92,34 @@ class Stored(NamedTuple):
     body: bytes
 
 
-async def latest_stored(
-    store: Store,
-    cell: str,
-    log: Log,
-    ledger: Partition,
-    *,
-    below: int = FAR,
-    until_seq: int = FAR,
-    until_offset: int = FAR,
-    schema: str | None = None,
-) -> Stored | None:
-    """The newest snapshot of this format and this ledger before `below` and up to `until_seq`, unread; None: there is none.
+async def stored_snapshots(
+    store: Store, cell: str, log: Log, ledger: Partition, until: Until = NEWEST, schema: str | None = None
+) -> AsyncIterator[Stored]:
+    """The snapshots of this format and this ledger, newest first, unread.
 
-    `until_offset`: passes over snapshots that were taken further on in the ledger. Those of another ledger are passed
-    over with a warning. Raises `LogError`.
+    Those of another ledger are passed over with a warning. Raises `LogError`.
     """
     query = _LATEST.format(schema=schema or schema_of(cell))
+    seq = until.seq
     while True:
         try:
-            row = await store.fetchrow(query, cell, below, until_seq, format_id())
+            row = await store.fetchrow(query, cell, seq, format_id())
         except asyncpg.UndefinedTableError:
-            return None  # the projector has never run here
+            return  # the projector has never run here
         if row is None:
-            return None
+            return
         stored = Stored(*row)
-        if stored.head_offset < until_offset:
+        if stored.head_offset < until.offset:
             found = await head_id_at(log, ledger, stored.head_offset)
             if found == stored.head_id:
-                return stored
-            logger.warning(
-                "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d lies %s); trying an "
-                "older one",
-                stored.seq, stored.head_id, stored.head_offset, *ledger, found or "no record",
-            )  # fmt: skip
-        below = stored.seq
+                yield stored
+            else:
+                logger.warning(
+                    "the snapshot of seq %d is of another ledger (its head is %s; at offset %d of %s/%d lies %s); trying "
+                    "an older one",
+                    stored.seq, stored.head_id, stored.head_offset, *ledger, found or "no record",
+                )  # fmt: skip
+        seq = stored.seq - 1
 
 
 async def head_id_at(log: Log, ledger: Partition, head_offset: int) -> str | None:
@@ -126,7 +132,7 @@ async def head_id_at(log: Log, ledger: Partition, head_offset: int) -> str | Non
 
 
 class Written(NamedTuple):
-    """A valid record that somebody has read, and where; `epoch`: of the ledger then."""
+    """A valid record that the projector has read, and where; `epoch`: of the ledger then."""
 
     head: Head
     head_offset: int
@@ -153,39 +159,19 @@ def restore(stored: Stored) -> Replica:
 
 
 async def load_latest(
-    store: Store,
-    cell: str,
-    log: Log,
-    ledger: Partition,
-    *,
-    until_seq: int = FAR,
-    until_offset: int = FAR,
-    schema: str | None = None,
+    store: Store, cell: str, log: Log, ledger: Partition, until: Until = NEWEST, schema: str | None = None
 ) -> Replica:
-    """The newest usable snapshot at or before `until_seq`, ready to be folded on; else an empty replica.
+    """The newest usable snapshot up to there, ready to be folded on; else an empty replica.
 
     The replica's `offset` is where to read the ledger's partition from. Snapshots that are damaged or of another ledger
     are passed over with a warning. Raises `LogError`.
     """
-    below = FAR
-    while True:
-        stored = await latest_stored(
-            store,
-            cell,
-            log,
-            ledger,
-            below=below,
-            until_seq=until_seq,
-            until_offset=until_offset,
-            schema=schema,
-        )
-        if stored is None:
-            return Replica()
+    async for stored in stored_snapshots(store, cell, log, ledger, until, schema):
         try:
             return restore(stored)
         except Damaged as error:
             warn_damaged(stored, error)
-            below = stored.seq
+    return Replica()
 
 
 def warn_damaged(stored: Stored, error: Damaged) -> None:
@@ -208,11 +194,11 @@ def _unpacked(body: bytes, digest: str) -> bytes:
 
 
 async def load_latest_from(
-    dsn: str, cell: str, log: Log, ledger: Partition, *, until_offset: int = FAR
+    dsn: str, cell: str, log: Log, ledger: Partition, until: Until = NEWEST
 ) -> Replica:
     """`load_latest` for a caller without a connection; a database that cannot be reached raises what asyncpg raises."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
-        return await load_latest(connection, cell, log, ledger, until_offset=until_offset)
+        return await load_latest(connection, cell, log, ledger, until)
     finally:
         await connection.close()

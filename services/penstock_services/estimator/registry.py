@@ -18,7 +18,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import load_latest
+from penstock.runtime.snapshots import Until, load_latest
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.resource_model.tier import ModelTier
 from penstock_services.estimator.core.resources.estimate import Guess, Tier
@@ -177,7 +177,7 @@ async def check(settings: Settings, log: Log, job: Recorded) -> dict[str, Any]:
             replica = Replica()  # these rest on the runs before, too
         else:
             replica = await load_latest(
-                connection, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index), until_seq=since
+                connection, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index), Until(since)
             )
     found = await _ask_again(settings, log, job, stored, replica, since)
     rows = [_verdict(version, stored[version], found.get(version)) for version in versions]

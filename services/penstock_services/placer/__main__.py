@@ -60,7 +60,7 @@ def accept_input(
     ],
     reason: Annotated[str, typer.Option(help="Stored with it.")] = "",
 ) -> None:
-    """Go on with an input topic that is not the one that was answered; the ledger says so from then on.
+    """Go on with an input topic that is not the one that was answered; the ledger records it.
 
     Exit codes: 0 accepted; 1 another placer came first, or the log failed; 2 a wrong setting or offset.
     """
@@ -77,7 +77,7 @@ def accept_ledger(
     ] = None,
     reason: Annotated[str, typer.Option(help="Stored with it.")] = "",
 ) -> None:
-    """Go on with a ledger that has lost records; the ledger says so from then on, and no token is given out twice.
+    """Go on with a ledger that has lost records; the ledger records it, and no token is given out twice.
 
     Exit codes: 0 accepted; 1 another placer came first, or the log failed; 2 a wrong setting or epoch.
     """

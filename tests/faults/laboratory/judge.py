@@ -20,7 +20,7 @@ from penstock.ledger.replica import Replica
 from penstock.log.port import Partition, Record
 from penstock.model.topics import Topic
 from penstock_services.node_reporter.shell.ports import Key
-from penstock_services.placer.core.decide import MAX_LOSSES
+from penstock_services.placer.core.attempts import MAX_LOSSES
 from tests.faults.laboratory.jobs import CANCELLED, FAILED, SUCCEEDED, UNSCHEDULABLE
 from tests.faults.laboratory.log import Broker
 from tests.faults.laboratory.machine import Machine, Program, TaskProcess

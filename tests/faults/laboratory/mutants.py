@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.ledger import evolve, record, snapshot
+from penstock.ledger import evolve, evolve_nodes, record, snapshot
 from penstock.ledger.index import Share
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
@@ -22,6 +22,7 @@ from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.policies import base, capacity, validate
 from penstock_services.placer.core import common, guard
+from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.decide import Decider
 from tests.faults.laboratory.patching import (
     Function,
@@ -125,9 +126,9 @@ def _() -> None:
 
 @mutant("retries know no bound")
 def _() -> None:
-    real = Decider._failed
+    real = Attempts._failed
 
-    def failed(self: Decider, state: CellState, job: Any) -> Iterator[Any]:
+    def failed(self: Attempts, state: CellState, job: Any) -> Iterator[Any]:
         for found in real(self, state, job):
             if found.TYPE == JobEnded.TYPE:
                 yield self._requeue(state, job, "failed", 0)
@@ -140,9 +141,9 @@ def _() -> None:
 
 @mutant("one retry too few")
 def _() -> None:
-    real = Decider._failed
+    real = Attempts._failed
 
-    def failed(self: Decider, state: CellState, job: Any) -> Iterator[Any]:
+    def failed(self: Attempts, state: CellState, job: Any) -> Iterator[Any]:
         for found in real(self, state, job):
             used = job.attempt - job.infrastructure_retries
             retried = isinstance(found, JobRequeued) and found.reason == "failed"
@@ -216,19 +217,19 @@ def _() -> None:
 
 @mutant("the rest of a broken gang runs on")
 def _() -> None:
-    filtered(Decider._after_exit, lambda fact: getattr(fact, "reason", "") != "gang_member_failed")
+    filtered(Attempts.after_exit, lambda fact: getattr(fact, "reason", "") != "gang_member_failed")
 
 
 @mutant("a completed gang's parameter servers run on")
 def _() -> None:
-    filtered(Decider._after_exit, lambda fact: fact.TYPE != StopDecided.TYPE or fact.reason != "completed")
+    filtered(Attempts.after_exit, lambda fact: fact.TYPE != StopDecided.TYPE or fact.reason != "completed")
 
 
 @mutant("a gang is judged before all have ended")
 def _() -> None:
-    real = Decider._after_exit
+    real = Attempts.after_exit
 
-    def after_exit(self: Decider, state: CellState, job: Any) -> Iterator[Any]:
+    def after_exit(self: Attempts, state: CellState, job: Any) -> Iterator[Any]:
         stopping = job.status is JobStatus.STOPPING
         return self._stopped(state, job) if stopping else real(self, state, job)
 
@@ -237,7 +238,7 @@ def _() -> None:
 
 @mutant("a stopped gang is forgotten")
 def _() -> None:
-    nothing(Decider._stopped)
+    nothing(Attempts._stopped)
 
 
 @mutant("a run time-out is never set")
@@ -337,7 +338,7 @@ def _uncordoned(real: Function) -> Function:
 
 @mutant("a joining ends a cordon", faults="cordon,reboot,upgrade")
 def _() -> None:
-    real = evolve._node_joined
+    real = evolve_nodes.node_joined
 
     def joined(state: CellState, fact: Any) -> None:
         real(state, fact)
@@ -372,13 +373,13 @@ def _() -> None:
 
 @mutant("a joining repairs GPUs", faults="gpu,crash")
 def _() -> None:
-    real = evolve._node_joined
+    real = evolve_nodes.node_joined
     replace(real, lambda state, fact: real(state, structs.replace(fact, faults=())))
 
 
 @mutant("slots are NVML's indexes", faults="cards")
 def _() -> None:
-    replace(evolve.bound_slots, lambda before, held, found: ())
+    replace(evolve_nodes.bound_slots, lambda before, held, found: ())
 
 
 @mutant("a share frees its whole GPU")

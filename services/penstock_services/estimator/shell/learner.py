@@ -16,7 +16,7 @@ from penstock.model.event import Event
 from penstock.retry import retry
 from penstock.runtime.failpoints import hit
 from penstock.runtime.pool import WorkerPool
-from penstock.runtime.snapshots import load_latest_from
+from penstock.runtime.snapshots import Until, load_latest_from
 from penstock_services.estimator.core.limits import STEP_RUNS, STEP_RUNS_OF_ONE
 from penstock_services.estimator.core.model_lifecycle import Due, InUse, ModelKind, Trained
 from penstock_services.estimator.core.resource_model.training import RESOURCES
@@ -103,7 +103,7 @@ class Learner:
                 f"ends at {end}). Give each log its own database; or, where this ledger has lost records, drop schema "
                 f"{estimator_schema(self._cell)}: all of it is learned again from the ledger"
             )
-        replica = await load_latest_from(self._dsn, self._cell, log, ledger, until_offset=self.learned_from)
+        replica = await load_latest_from(self._dsn, self._cell, log, ledger, Until(offset=self.learned_from))
         begin_at(state, replica)
         known, trained = 0, [await store.trained_seq(due.kind.name) for due in self._due]
         async for run in store.runs():

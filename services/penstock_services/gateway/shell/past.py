@@ -14,7 +14,7 @@ from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.policies.explain import UnknownJob, explain
 from penstock.runtime.pool import PoolBusy
-from penstock.runtime.snapshots import Stored, latest_stored, restore, warn_damaged
+from penstock.runtime.snapshots import Stored, Until, restore, stored_snapshots, warn_damaged
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
 
@@ -42,22 +42,23 @@ def explain_past(stored: Stored | None, values: list[bytes], job_id: str) -> Pas
 
 async def explained(gateway: Gateway, job_id: str, at: int) -> Past:
     """The answer as of record `at`, which exists. Raises `Problem`."""
-    below = at + 1
-    while True:
-        stored = await latest_stored(
-            gateway.store.pool, gateway.settings.cell, gateway.log, _ledger(gateway), below=below
-        )
-        values = await _records(gateway, stored, at)
+    pool, cell = gateway.store.pool, gateway.settings.cell
+    async for stored in stored_snapshots(pool, cell, gateway.log, _ledger(gateway), Until(at)):
         try:
-            return await gateway.workers.run(explain_past, stored, values, job_id)
+            return await _explained(gateway, stored, job_id, at)
         except Damaged as error:
-            assert stored is not None, "only a snapshot can be damaged"
             warn_damaged(stored, error)
-            below = stored.seq
-        except PoolBusy as error:
-            raise Problem(429, "overloaded", f"questions about the past: {error}", retry_after_s=2) from error
-        except UnknownJob as error:
-            raise Problem(404, "no_job", f"no job {job_id!r} as of record {at}") from error
+    return await _explained(gateway, None, job_id, at)
+
+
+async def _explained(gateway: Gateway, stored: Stored | None, job_id: str, at: int) -> Past:
+    values = await _records(gateway, stored, at)
+    try:
+        return await gateway.workers.run(explain_past, stored, values, job_id)
+    except PoolBusy as error:
+        raise Problem(429, "overloaded", f"questions about the past: {error}", retry_after_s=2) from error
+    except UnknownJob as error:
+        raise Problem(404, "no_job", f"no job {job_id!r} as of record {at}") from error
 
 
 async def _records(gateway: Gateway, stored: Stored | None, at: int) -> list[bytes]:

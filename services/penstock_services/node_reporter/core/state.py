@@ -125,7 +125,7 @@ class Forget(msgspec.Struct, frozen=True):
 
 
 class Break(msgspec.Struct, frozen=True):
-    """A GPU has this fault until the machine boots anew or somebody repairs it."""
+    """A GPU has this fault until the machine boots anew or an operator repairs it."""
 
     fault: GpuFault
     boot_id: str

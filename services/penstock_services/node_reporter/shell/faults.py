@@ -57,7 +57,7 @@ class _Watch:
                 self._wait(events, known)
                 pynvml.nvmlEventSetFree(events)
                 if not self._drop_lost():
-                    logger.error("GPU faults are no longer watched: a GPU is lost that cannot be told")
+                    logger.error("GPU faults are no longer watched: a lost GPU cannot be identified")
                     return
         except pynvml.NVMLError as error:
             logger.error("GPU faults are no longer watched: %s", error)

@@ -35,15 +35,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
-from penstock_services.node_reporter.core.state import (
-    NO_CONTEXT,
-    Break,
-    Change,
-    Context,
-    Forget,
-    NodeState,
-    Put,
-)
+from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
@@ -132,9 +124,9 @@ class Node:
                 if isinstance(decision, machine.Emit):
                     outgoing.append(self._message(decision))
                     continue
-                if isinstance(decision, Put | Forget | Break):
+                if isinstance(decision, Change):
                     changes.append(decision)
-                if not isinstance(decision, Put | Break):
+                if not isinstance(decision, Change) or isinstance(decision, Forget):
                     actions.append(decision)
         if changes or outgoing or numbers:
             self.journal.write(changes, outgoing, numbers or {}, durable=durable)

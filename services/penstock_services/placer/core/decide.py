@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import one_line
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
-from penstock.ledger.state import HOLDING, CellState, JobState, NodeState
+from penstock.ledger.state import HOLDING, CellState, JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
@@ -24,12 +24,12 @@ from penstock.policies.base import LazyRng, Plan, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.validate import validate
+from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.common import (
     RESCHEDULE,
     continuation,
     request_plan,
     stop,
-    succeeded,
     timer,
 )
 from penstock_services.placer.core.plans import MAX_STOPPED, carry_out_plan
@@ -38,12 +38,6 @@ MAX_PLACEMENTS_PER_RECORD = 32  # keeps a record of single-task jobs under 64 Ki
 MAX_TASKS_PER_RECORD = MAX_GANG_TASKS  # placed or lost at once: a record of the largest gang stays under 1 MB
 MAX_NODES_PER_RECORD = 16  # whose departure is accepted at once
 MAX_RECONSIDERED_PER_RECORD = 256
-LOST = frozenset({"node_lost", "lost", "refused"})
-"""First causes that are not the job's fault; nor is `stopped` without a decision to stop: its node was drained."""
-MAX_LOSSES = (
-    10  # attempts lost to nodes or refusals, beyond the user's own; then it counts as the job's failure
-)
-REFUSED_BACKOFF_MS = 1_000  # a node that refuses reports its changed inventory first
 
 
 class Decider:
@@ -52,6 +46,9 @@ class Decider:
     def __init__(self, settings: PlacerSettings) -> None:
         self.settings = in_force(settings)
         self._take_policy()
+        self.attempts = Attempts(
+            replans=self._replanner is not None, grace_ms=self.settings.unschedulable_grace_ms
+        )
         self._swept = -1
         """Capacity version at which `_sweep_unschedulable` last found no further job; only saves work."""
         self.explanations: list[PlacementExplanation] = []
@@ -96,15 +93,9 @@ class Decider:
 
     def _submitted(self, state: CellState, event: external_events.JobSubmitted) -> Iterator[Event]:
         job = state.jobs[event.job_id]
-        yield from self._patience(state, job)
+        yield from self.attempts.queue_timeout(state, job)
         if job.status is JobStatus.QUEUED:
             yield from self._arrived(state, job)
-
-    @staticmethod
-    def _patience(state: CellState, job: JobState) -> Iterator[Event]:
-        """A wait in the queue begins: each has the whole queue time-out."""
-        if job.spec.queue_timeout_ms is not None:
-            yield timer(state, job.job_id, "queue_timeout", job.spec.queue_timeout_ms, job.attempt)
 
     def _estimated(self, state: CellState, event: JobEstimated) -> Iterator[Event]:
         job = state.jobs.get(event.job_id)
@@ -144,7 +135,7 @@ class Decider:
         """A job has just queued. Nothing was freed, so no other job is tried again."""
         reason = never_fits(state, job.demand) if state.nodes else None
         if reason is not None:
-            yield from self._park(state, job, reason)
+            yield from self.attempts.park(state, job, reason)
             return
         if self._replanner is not None:
             yield from request_plan(state)
@@ -152,23 +143,6 @@ class Decider:
             yield from self._place_waiting(state)
         elif not state.frozen and self._may_try(state, job):
             yield from self._try(state, job)
-
-    def _park(self, state: CellState, job: JobState, reason: str) -> Iterator[Event]:
-        """It would not fit even the empty cell: no job waits behind it, and it ends unless a node comes in time."""
-        yield ledger_events.JobFoundUnschedulable(job_id=job.job_id, reason=reason[:MAX_TEXT])
-        yield timer(state, job.job_id, "unschedulable", self.settings.unschedulable_grace_ms)
-
-    def _queue_again(self, state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
-        """At its old place. Meanwhile the cell may have become too small for it."""
-        yield ledger_events.JobRequeued(
-            job_id=job.job_id,
-            attempt=job.attempt,
-            reason=reason,
-            not_before_ms=None,
-        )
-        yield from self._patience(state, job)
-        if self._replanner is not None and (why := never_fits(state, job.demand)) is not None:
-            yield from self._park(state, job, why)
 
     def _sweep_unschedulable(self, state: CellState) -> Iterator[Event]:
         """A replanning policy tries no head of the queue: a job that can never run is found when the cell changes."""
@@ -186,7 +160,7 @@ class Decider:
                 yield continuation(state)
                 return
             found += 1
-            yield from self._park(state, job, reason)
+            yield from self.attempts.park(state, job, reason)
         self._swept = state.capacity_version
 
     def _holds_up(self, head: JobState) -> bool:
@@ -260,7 +234,7 @@ class Decider:
                 placed += 1
                 tasks += len(job.tasks)
             elif head is job and (reason := never_fits(state, job.demand)) is not None:
-                yield from self._park(state, job, reason)
+                yield from self.attempts.park(state, job, reason)
                 parked += 1
             else:
                 hopeless.add(key)
@@ -291,7 +265,7 @@ class Decider:
         if job is None or event.task_id not in job.tasks:  # the cell had given it up
             yield from self._thaw(state)
         else:
-            yield from self._after_exit(state, job)
+            yield from self.attempts.after_exit(state, job)
         yield from self._place_waiting(state)
 
     def _node_recovered(self, state: CellState, node_id: str) -> Iterator[Event]:
@@ -299,87 +273,6 @@ class Decider:
         node = state.nodes[node_id]
         if node.status is NodeStatus.SUSPECT and not node.leaving:
             yield ledger_events.NodeRestored(node_id=node_id)
-
-    def _after_exit(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """One or more tasks of the job have ended: what becomes of the gang."""
-        living, failed, completed = False, False, True
-        for task in job.tasks.values():
-            exited = task.status is TaskStatus.EXITED
-            living |= not exited
-            failed |= exited and not task.succeeded
-            completed &= task.succeeded or task.place.role != "worker"
-        if job.status is JobStatus.STOPPING:
-            if not living:
-                yield from self._stopped(state, job)
-        elif failed:
-            if living:
-                yield stop(job, "gang_member_failed")
-            else:
-                yield from self._failed(state, job)
-        elif completed:
-            if living:
-                yield stop(job, "completed")
-            else:
-                yield succeeded(job)
-
-    def _stopped(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """Every task of a stopped gang is proven dead."""
-        match job.stop_reason:
-            case "cancelled":
-                yield ledger_events.JobEnded(
-                    job_id=job.job_id, outcome="cancelled", reason="stopped on request"
-                )
-            case "run_timeout":
-                yield ledger_events.JobEnded(
-                    job_id=job.job_id, outcome="timed_out_running", reason="ran longer than run_timeout"
-                )
-            case "queue_timeout":
-                yield ledger_events.JobEnded(
-                    job_id=job.job_id,
-                    outcome="timed_out_queued",
-                    reason="waited longer than queue_timeout, for a node that did not answer",
-                )
-            case "completed":
-                yield succeeded(job)
-            case "preempted" | "migrated" | "drained" as reason:
-                if all(task.succeeded for task in job.tasks.values() if task.place.role == "worker"):
-                    # It was done before the stop reached it; a script that exits 0 on SIGTERM has not succeeded.
-                    yield succeeded(job)
-                else:
-                    yield from self._queue_again(state, job, reason)
-            case _:
-                yield from self._failed(state, job)
-
-    def _failed(self, state: CellState, job: JobState) -> Iterator[Event]:
-        """The attempt failed and holds nothing any more: try again, later, or end."""
-        cause = job.failure_cause
-        if cause == "stopped":
-            yield from self._queue_again(state, job, "drained")
-            return
-        if cause in LOST and job.losses < MAX_LOSSES:
-            if cause == "refused":
-                yield self._requeue(state, job, "refused", REFUSED_BACKOFF_MS)
-                yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
-            else:
-                yield from self._queue_again(state, job, "node_lost")
-            return
-        retry = job.spec.retry
-        used = job.attempt - job.infrastructure_retries
-        if used >= retry.max_attempts:
-            code = job.exit_code if job.exit_code is None or 0 <= job.exit_code <= 255 else 255
-            yield ledger_events.JobEnded(
-                job_id=job.job_id, outcome="failed", exit_code=code, reason=job.failure[:1_024]
-            )
-            return
-        backoff_ms = min(retry.backoff_ms << min(used - 1, 40), retry.backoff_max_ms)
-        yield self._requeue(state, job, "failed", backoff_ms)
-        yield timer(state, job.job_id, "backoff", backoff_ms, job.attempt)
-
-    @staticmethod
-    def _requeue(state: CellState, job: JobState, reason: Any, wait_ms: int) -> Event:
-        return ledger_events.JobRequeued(
-            job_id=job.job_id, attempt=job.attempt, reason=reason, not_before_ms=state.now_ms + wait_ms
-        )
 
     # ----------------------------------------------------------------------------------------- nodes
 
@@ -391,7 +284,7 @@ class Decider:
             task = state.jobs[node.tasks[task_id]].tasks[task_id]
             if node.rebooted or task.started_ms is not None:
                 reason = "its node booted anew" if node.rebooted else "its node restarted without it"
-                yield from self._lose(state, node, task_id, reason)
+                yield from self.attempts.lose(state, node, task_id, reason)
         yield from self._thaw(state)
         yield from self._reconsider(state)
         yield from self._place_waiting(state)
@@ -408,7 +301,7 @@ class Decider:
         yield from self._place_waiting(state)
 
     def _drain(self, state: CellState) -> Iterator[Event]:
-        """Stops what runs on nodes that are being drained, a bounded number per record; nobody while the cell is frozen."""
+        """Stops what runs on nodes that are being drained, a bounded number per record; nothing while the cell is frozen."""
         if state.frozen:
             return
         stopped = 0
@@ -435,7 +328,7 @@ class Decider:
         node = state.nodes[event.node_id]
         if event.proof == "fenced":
             who = f"its node was fenced by {event.by}: {event.reason}" if event.by else "its node left"
-            yield from self._accept_loss(state, node, who[:MAX_TEXT])
+            yield from self.attempts.accept_loss(state, node, who[:MAX_TEXT])
             yield from self._thaw(state)
             yield from self._place_waiting(state)
             return
@@ -448,7 +341,7 @@ class Decider:
                     reason=f"{missing} of {of} nodes left within the freeze window"
                 )
                 return
-        yield from self._accept_loss(state, node)
+        yield from self.attempts.accept_loss(state, node)
         yield from self._place_waiting(state)
 
     def _missing(self, state: CellState) -> tuple[int, int]:
@@ -460,18 +353,6 @@ class Decider:
             missing += awaited or (node.leaving and not state.frozen and node.left_ms >= since_ms)
             there += not node.leaving
         return missing, missing + there
-
-    def _accept_loss(
-        self, state: CellState, node: NodeState, reason: str = "its node left"
-    ) -> Iterator[Event]:
-        for task_id in list(node.tasks):
-            yield from self._lose(state, node, task_id, reason)
-        yield ledger_events.NodeLost(node_id=node.spec.node_id)
-
-    def _lose(self, state: CellState, node: NodeState, task_id: str, reason: str) -> Iterator[Event]:
-        job = state.jobs[node.tasks[task_id]]
-        yield ledger_events.TaskLost(task_id=task_id, node_id=node.spec.node_id, reason=reason)
-        yield from self._after_exit(state, job)
 
     def _thaw(self, state: CellState) -> Iterator[Event]:
         """Enough nodes are back: the cell thaws, and the departure of the others is accepted."""
@@ -496,7 +377,7 @@ class Decider:
             if number == MAX_NODES_PER_RECORD or (number and lost > MAX_TASKS_PER_RECORD):
                 yield continuation(state)
                 return
-            yield from self._accept_loss(state, node)
+            yield from self.attempts.accept_loss(state, node)
 
     def _reconsider(self, state: CellState) -> Iterator[Event]:
         """The cell's capacity changed: may jobs that could never run, run now? A bounded number per record."""
@@ -543,7 +424,7 @@ class Decider:
         match kind:
             case "backoff" if job.status is JobStatus.BACKOFF:
                 yield ledger_events.JobQueued(job_id=job.job_id)
-                yield from self._patience(state, job)
+                yield from self.attempts.queue_timeout(state, job)
                 yield from self._arrived(state, job)
             case "queue_timeout" if job.status in (JobStatus.SUBMITTED, JobStatus.QUEUED):
                 yield ledger_events.JobEnded(

@@ -32,7 +32,7 @@ def carry_out_plan(
 ) -> Iterator[Event]:
     """Stops who runs and shall not; if there is none to stop, places who shall run and waits.
 
-    `failed_jobs`: those on which the policy has failed by now; nobody is stopped for them.
+    `failed_jobs`: those on which the policy has failed by now; no job is stopped for them.
     """
     if state.frozen or not state.jobs:
         return

@@ -1,4 +1,4 @@
-"""Explicit acceptance of a changed log by an operator: a term of its own, whose first record says what was accepted."""
+"""Explicit acceptance of a changed log by an operator: a term of its own, whose first record names what was accepted."""
 
 import os
 import secrets

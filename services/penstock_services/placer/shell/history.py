@@ -1,6 +1,6 @@
 """A ledger that has lost records (truncated, restored from an older copy, an unclean leader), found before a term begins.
 
-Whoever has read a valid record knows its id and its offset. The read models write that down, and a placer remembers it from
+A reader of a valid record knows its id and its offset. The read models write that down, and a placer remembers it from
 term to term: where that record no longer lies there, tokens that were given out would be given out again. That is for a
 person to judge, who goes on with `penstock-placer accept-ledger`: it raises the epoch, which is part of every token.
 """

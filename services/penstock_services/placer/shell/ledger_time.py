@@ -1,8 +1,8 @@
-"""The ledger's time when a term begins: how long nobody wrote, by the log's own clock.
+"""The ledger's time when a term begins: the time since the last record, by the log's own clock.
 
 Within a term time goes on by the boot-time clock (`penstock.clock.LedgerClock`). Between two terms only the log knows how
 long it was: it has stamped the last record, and ours. The difference counts, whatever both clocks show, so a log whose clock
-is wrong by years costs nothing; only a step of it while nobody writes does, and is not taken beyond `MAX_ABSENCE_MS`.
+is wrong by years costs nothing; only a step of it while no record is written does, and is not taken beyond `MAX_ABSENCE_MS`.
 
 Ideal: the ledger's time is the time of day. Departure: catching up with it would fire deadlines, so that is done only
 when none is pending.
@@ -15,7 +15,7 @@ from penstock.ledger.state import CellState
 
 logger = logging.getLogger(__name__)
 
-MAX_ABSENCE_MS = 30 * 86_400_000  # nobody wrote for so long: more likely the log's clock has stepped
+MAX_ABSENCE_MS = 30 * 86_400_000  # no record for so long: more likely the log's clock has stepped
 
 
 def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:

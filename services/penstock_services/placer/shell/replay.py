@@ -3,7 +3,7 @@
 Each valid ledger record names its cause. The input is read again from its topic, the very same core answers
 it, and the record so written must equal the one in the ledger,
 which is upcast where an earlier version wrote a fact in another form. Each term names the version that decided its records:
-where they differ, the report says whose they are. Replay writes nothing and emits no trace.
+where they differ, the report names the version that decided them. Replay writes nothing and emits no trace.
 """
 
 import asyncio

@@ -158,7 +158,7 @@ async def acquire(
                     before_ms, stamp_ms = stamp_ms, record.timestamp_ms
         if ours and (
             accepted is not None or replica.head.term == term
-        ):  # accepted is accepted, whoever came next
+        ):  # accepted is accepted, whichever placer came next
             ledger_trace.begin(replica)
             logger.info("term %d begins at seq %d with %s", term, seq, settings.profile)
             ago_ms = round((asyncio.get_running_loop().time() - sent_s) * 1_000)

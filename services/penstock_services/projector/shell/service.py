@@ -20,7 +20,7 @@ from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.settings import EnvironmentSettings, Settings
-from penstock.runtime.snapshots import head_id_at, load_latest, save_snapshot
+from penstock.runtime.snapshots import Until, head_id_at, load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 
@@ -92,8 +92,8 @@ class Projector:
             self._settings.cell,
             self._log,
             self._ledger,
-            until_offset=offset,
-            schema=self._schema,
+            Until(offset=offset),
+            self._schema,
         )
         reader = self._log.reader({self._ledger: replica.offset})
         try:

@@ -1,0 +1,177 @@
+"""Fold of node events: inventory, GPU slots, cordons, departures, and forgetting nodes that are long gone."""
+
+from penstock.ledger.index import bits
+from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, Cordon, NodeState, full_mask
+from penstock.model import external_events, ledger_events
+from penstock.model.topics import Topic
+from penstock.model.transitions import NODE_TRANSITIONS, NodeStatus, transition
+from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
+
+MAX_GONE_NODES = (
+    1_000  # nodes proven gone that stay known; beyond, the next node that joins takes the place of the oldest
+)
+
+
+def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
+    """Takes over a (new) inventory; what living tasks hold stays taken."""
+    places = [state.jobs[job_id].tasks[task_id].place for task_id, job_id in node.tasks.items()]
+    held = {gpu for place in places for gpu in place.gpus}
+    node.slots = bound_slots(node.gpu_uuids, held, [gpu.uuid for gpu in spec.gpus])
+    node.spec = spec
+    node.free_gpu_mask = node.present_gpu_mask
+    node.free_core_mask = full_mask(spec.cores)
+    node.free_host_memory_mib = spec.host_memory_mib
+    node.free_bandwidth_mbps = spec.bandwidth_mbps
+    node.shared = {}
+    for place in places:
+        node.give(place)
+    node.overdrawn_memory_mib = max(0, -node.free_host_memory_mib)
+    node.overdrawn_bandwidth_mbps = max(0, -node.free_bandwidth_mbps)
+    state.index.describe(node.bit, spec)
+    state.capacity_version += 1
+
+
+def bound_slots(before: tuple[str, ...], held: set[int], found: list[str]) -> tuple[str, ...]:
+    """UUID by slot for the GPUs found now; empty: as found.
+
+    While anything is held, GPUs that are still there keep their slots, and so do held ones that are gone. A new GPU
+    takes the lowest free slot; one that finds none waits for the next joining.
+    """
+    if not held or before == tuple(found):
+        return ()
+    present = set(found)
+    slots = [uuid if slot in held or uuid in present else "" for slot, uuid in enumerate(before)]
+    slots += [""] * (MAX_GPUS_PER_NODE - len(slots))
+    free = [slot for slot, uuid in enumerate(slots) if not uuid]
+    for uuid, slot in zip([uuid for uuid in found if uuid not in before], free, strict=False):
+        slots[slot] = uuid
+    while not slots[-1]:
+        slots.pop()
+    return () if slots == found else tuple(slots)
+
+
+def _withdraw(state: CellState, node: NodeState) -> None:
+    """Takes the node out of all indexes."""
+    state.index.refit(node.bit, len(node.spec.gpus), node.entered, type(node.entered)())
+    node.entered = type(node.entered)()
+    state.index.forget(node.bit, node.spec)
+
+
+def _free_ordinal(state: CellState) -> int:
+    """A new one; once many nodes are gone, that of the one that left first, which is forgotten.
+
+    Ideal: every node stays known, and a copy of an old joining that comes late is told from a new node. Departure: of the
+    forgotten ones only the incarnation stays, of so many.
+    """
+    gone = _forgettable(state) if state.index.gone.bit_count() > MAX_GONE_NODES else None
+    if gone is None:
+        state.node_at.append("")
+        state.sound_gpus.append(0)
+        return len(state.node_at) - 1
+    _withdraw(state, gone)
+    del state.nodes[gone.spec.node_id]
+    state.forgotten_nodes[gone.spec.node_id] = gone.incarnation
+    if len(state.forgotten_nodes) > MAX_FORGOTTEN_NODES:
+        state.forgotten_nodes.popitem(last=False)
+    return gone.ordinal
+
+
+def _forgettable(state: CellState) -> NodeState | None:
+    """Of the nodes that are gone, not cordoned and named by no living job, the one that left first."""
+    named = {task.place.node_id for job in state.holding.values() for task in job.tasks.values()}
+    gone = (state.node(ordinal) for ordinal in bits(state.index.gone))
+    found = (node for node in gone if node.cordon is None and node.spec.node_id not in named)
+    return min(found, key=lambda node: (node.left_ms, node.ordinal), default=None)
+
+
+def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
+    spec = fact.node
+    node = state.nodes.get(spec.node_id)
+    if node is None:
+        node = NodeState(spec, _free_ordinal(state), NodeStatus.READY, 0, 0, 0, 0)
+        state.node_at[node.ordinal] = spec.node_id
+        state.nodes[spec.node_id] = node
+        node.incarnation = state.forgotten_nodes.pop(spec.node_id, 0)
+    else:
+        _withdraw(state, node)
+        node.rebooted = node.spec.boot_id != spec.boot_id
+        if node.status is not NodeStatus.READY:
+            node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, spec.node_id)
+        node.leaving = False
+        node.faulted_gpu_mask = 0
+    node.incarnation = max(node.incarnation, fact.incarnation)
+    if state.epoch and state.inputs_read(Topic.NODES) > state.rejoin_offset:
+        node.epoch = state.epoch
+    known = {task_id: state.jobs[job_id].token for task_id, job_id in node.tasks.items()}
+    node.orphan_tasks = {
+        task.task_id: state.token for task in fact.tasks if known.get(task.task_id) != task.token
+    }
+    _enter_spec(state, node, spec)
+    for fault in fact.faults:
+        mark_faulted(node, node.slot_of(fault.uuid))
+    state.reindex(node)
+
+
+def node_changed(state: CellState, fact: external_events.NodeChanged) -> None:
+    node = state.nodes[fact.node.node_id]
+    _withdraw(state, node)
+    node.faulted_gpu_mask = 0
+    _enter_spec(state, node, fact.node)
+    state.reindex(node)
+
+
+def node_suspected(state: CellState, fact: external_events.NodeSuspected) -> None:
+    node = state.nodes[fact.node_id]
+    if node.status is NodeStatus.READY:
+        node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.SUSPECT, fact.node_id)
+    state.reindex(node)
+
+
+def node_left(state: CellState, fact: external_events.NodeLeft) -> None:
+    node = state.nodes[fact.node_id]
+    if node.status is NodeStatus.READY:
+        node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.SUSPECT, fact.node_id)
+    node.leaving = True
+    node.left_ms = state.now_ms
+    state.reindex(node)
+
+
+def node_cordoned(state: CellState, fact: external_events.NodeCordoned) -> None:
+    node = state.nodes[fact.node_id]
+    node.cordon = Cordon(fact.drain, fact.by, fact.reason, state.now_ms)
+    state.index.cordoned |= node.bit
+    state.reindex(node)
+
+
+def node_uncordoned(state: CellState, fact: external_events.NodeUncordoned) -> None:
+    node = state.nodes[fact.node_id]
+    node.cordon = None
+    state.index.cordoned &= ~node.bit
+    state.reindex(node)
+
+
+def node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
+    node = state.nodes[fact.node_id]
+    node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.GONE, fact.node_id)
+    state.index.gone |= node.bit
+    state.capacity_version += 1
+    state.reindex(node)
+
+
+def node_restored(state: CellState, fact: ledger_events.NodeRestored) -> None:
+    node = state.nodes[fact.node_id]
+    node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, fact.node_id)
+    node.leaving = False
+    state.reindex(node)
+
+
+def gpu_faulted(state: CellState, fact: external_events.GpuFaulted) -> None:
+    node = state.nodes[fact.node_id]
+    mark_faulted(node, fact.gpu if fact.uuid is None else node.slot_of(fact.uuid))
+    state.reindex(node)
+
+
+def mark_faulted(node: NodeState, slot: int | None) -> None:
+    """Nothing is placed on this GPU until its node joins or changes again."""
+    if slot is not None:
+        node.faulted_gpu_mask |= 1 << slot
