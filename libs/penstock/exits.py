@@ -30,7 +30,7 @@ MEANING = MappingProxyType(
         Exit.QUEUE_TIMEOUT: "job waited too long",
         Exit.RUN_TIMEOUT: "job ran too long",
         Exit.UNREACHABLE: "gateway unreachable or overloaded",
-        Exit.NOT_ALLOWED: "not allowed: wrong or no token",
+        Exit.NOT_ALLOWED: "not allowed: no token, or one without the role",
         Exit.KEY_CONFLICT: "idempotency key used for another job",
         Exit.INTERRUPTED: "Ctrl-C: following stopped, the job goes on",
     }

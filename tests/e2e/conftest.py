@@ -1,7 +1,6 @@
 """A whole installation as a user has it: `penstock up` as a process, and commands beside it."""
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -79,15 +78,23 @@ class Installation:
     def __init__(self, place: Path, *arguments: str, **env: str) -> None:
         self.folder, self.home = place / "state", place / "home"
         self.token_file = place / "token"
-        self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
-        self.token_file.chmod(0o600)
-        self.env = environment(self.home, PENSTOCK_TOKEN_FILE=str(self.token_file), **env)
+        self.env = environment(
+            self.home, PENSTOCK_TOKEN_FILE=str(self.token_file), PENSTOCK_TOKENS=str(place / "tokens"), **env
+        )
+        self.token_file.write_text(self._token())
         self.output = (place / "up.out").open("w+")
         command = [*PENSTOCK, "up", "--folder", str(self.folder), "--port", "0", *arguments]
         self.process = subprocess.Popen(
             command, stdout=self.output, stderr=self.output, env=self.env, cwd=self.home
         )
         self.url = self._url()
+
+    def _token(self) -> str:
+        """For a user who may do everything."""
+        made = [*PENSTOCK, "token", "--roles", "submit,read,operate", "--tenant", "ana"]
+        return subprocess.run(
+            made, env=self.env, cwd=self.home, capture_output=True, text=True, check=True
+        ).stdout
 
     def _url(self) -> str:
         deadline = time.monotonic() + READY_S

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from penstock.cli.app import run as cli
 from penstock.errors import ConfigurationError
 from penstock.ledger.replica import Replica
 from penstock.model.topics import Topic
@@ -36,25 +37,24 @@ async def cell(dsn: str) -> AsyncIterator[Cell]:
 # ---------------------------------------------------------------------------------------- who may come in
 
 
-async def test_every_request_needs_a_token_where_tokens_are_set(dsn: str, tmp_path: Path) -> None:
+async def test_every_request_needs_a_token_where_tokens_are_set(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "tokens"
-    path.write_text("first-token-0123456789\nsecond-token-0123456789\n")
-    path.chmod(0o600)
-    options = Options.from_env({"PENSTOCK_TOKEN_FILE": str(path), "PENSTOCK_GATEWAY_BIND": "0.0.0.0:1"})
+    made = ["token", "--tokens", str(path), "--roles", "submit,read", "--tenant"]
+    assert [cli([*made, tenant]) for tenant in ("ana", "ben")] == [0, 0]
+    first, second = capsys.readouterr().out.split()
+    assert first not in path.read_text()
+    options = Options.from_env({"PENSTOCK_TOKENS": str(path), "PENSTOCK_GATEWAY_BIND": "0.0.0.0:1"})
     assert options.host == "0.0.0.0"
     async with running(dsn, tokens=options.tokens) as cell:
-        for authorization in (
-            None,
-            "Bearer wrong-token-0123456789",
-            "Basic first-token-0123456789",
-            "Bearer",
-        ):
+        for authorization in (None, "Bearer wrong-token-0123456789", f"Basic {first}", "Bearer"):
             headers = {"authorization": authorization} if authorization else {}
             for path_ in ("/v1/jobs", "/v1/stream", "/openapi.json"):
                 refused = await cell.http.get(path_, headers=headers)
                 problem(refused, 401)
                 assert refused.headers["www-authenticate"].startswith("Bearer")
-        good = {"authorization": "Bearer second-token-0123456789"}
+        good = {"authorization": f"Bearer {second}"}
         assert (await cell.http.post("/v1/jobs", json=SPEC, headers=good)).status_code == 202
         assert (await cell.http.get("/healthz")).status_code == 200
 
@@ -74,9 +74,9 @@ async def test_a_web_page_of_another_site_cannot_submit(cell: Cell) -> None:
 @pytest.mark.parametrize(
     ("mode", "text", "complaint"),
     [
-        (0o644, "a-token-of-some-length\n", "chmod 600"),
-        (0o600, "short\n", "at least 16"),
-        (0o600, "\n", "1 to 64 tokens"),
+        (0o644, f"sha256:{'0' * 64} roles=read\n", "chmod 600"),
+        (0o600, "a-token-in-plain-text\n", "line 1: begins with no hash"),
+        (0o600, "\n", "holds 0 tokens"),
     ],
 )
 def test_a_careless_token_file_is_refused(tmp_path: Path, mode: int, text: str, complaint: str) -> None:
@@ -84,13 +84,13 @@ def test_a_careless_token_file_is_refused(tmp_path: Path, mode: int, text: str, 
     path.write_text(text)
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match=complaint):
-        Options.from_env({"PENSTOCK_TOKEN_FILE": str(path)})
+        Options.from_env({"PENSTOCK_TOKENS": str(path)})
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:8742", "[::]:8742", "10.0.0.1:80", "example.com:80"])
 def test_it_binds_to_loopback_only_without_tokens(bind: str) -> None:
     """Whoever reaches the gateway runs commands: the whole network must not, by default."""
-    with pytest.raises(ConfigurationError, match="PENSTOCK_TOKEN_FILE"):
+    with pytest.raises(ConfigurationError, match="PENSTOCK_TOKENS"):
         Options.from_env({"PENSTOCK_GATEWAY_BIND": bind})
 
 

@@ -42,12 +42,14 @@ async def test_addresses_that_are_none(cell: Cell, headers: dict[str, str]) -> N
 
 async def test_a_number_beyond_64_bits_is_taken_as_it_is(cell: Cell) -> None:
     """The event's schema sets no upper bound: what the binary mode takes, the structured mode takes as well."""
-    data = {"node_id": "n1", "task_id": "j.1.w0", "token": 1, "pid": 1 << 70, "started_ms": 1}
+    data = {
+        "model_version": "m", "sha256": "0" * 64, "runs": 1 << 70, "first_run_ms": 1, "last_run_ms": 2, "metrics": {},
+    }  # fmt: skip
     event = {
         "specversion": "1.0",
         "id": "e1",
         "source": "/x",
-        "type": "penstock.task.started.v1",
+        "type": "penstock.model.trained.v1",
         "data": data,
     }
     content = json.dumps(event)

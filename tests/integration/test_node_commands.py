@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.cli.app import run as penstock
-from penstock.model.external_events import NodeLeft
+from penstock.log.port import Message, Partition
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.external_events import NodeLeft, NodeSuspected
 from penstock.model.topics import Topic
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator
@@ -125,17 +127,9 @@ async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureF
         assert fact["reason"] == f"its node was fenced by {left.by}: burnt"
         problem(await cell.http.post(f"/v1/nodes/{other}/fence", json=ACT), 409)
 
-        event = {
-            "specversion": "1.0",
-            "id": "watch-1",
-            "source": "/watch",
-            "type": "penstock.node.suspected.v1",
-        }
-        silent = {**event, "data": {"node_id": first, "reason": "its connection broke"}}
-        posted = await cell.http.post(
-            "/v1/events", json=silent, headers={"content-type": "application/cloudevents+json"}
-        )
-        assert posted.status_code == 202, posted.text
+        silent = NodeSuspected(node_id=first, reason="its connection broke")
+        headers, value = to_wire(Envelope(id="watch-1", source="/watch", time_ms=1, data=silent))
+        await cell.log.inner.append([Message(Partition(Topic.NODES, 0), value, headers)])
         row = {"task_id": f"{waits}.1.w0", "node_id": first, "node": "suspect", "task": "running"}
         await until(cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])
         assert (await cell.http.get(f"/v1/jobs/{waits}/eta")).json()["unproven"] == [row]

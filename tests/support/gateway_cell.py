@@ -78,11 +78,11 @@ class Cell:
         """The placer's records so far, in the log."""
         await self.placer.send(self.log.inner)
 
-    async def caught_up(self) -> dict[str, Any]:
+    async def caught_up(self, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Waits until gateway and projector have read everything appended; the status then."""
         async with asyncio.timeout(WITHIN_S):
             while True:
-                status: dict[str, Any] = (await self.http.get("/v1/status")).json()
+                status: dict[str, Any] = (await self.http.get("/v1/status", headers=headers)).json()
                 if min(status.get("seq", 0), status.get("projected_seq", 0)) >= len(self.placer.values):
                     return status
                 await asyncio.sleep(0.01)

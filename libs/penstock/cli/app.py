@@ -130,6 +130,12 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             ),
         }),
     },
+    "Access": {
+        "token": Entry(
+            "Make a token for the gateway: its hash goes into the gateway's file, the token to stdout, once.",
+            "penstock_services.gateway.tokens:token", extra="gateway",
+        ),
+    },
     "Checking": {
         "doctor": Entry(
             "Check this machine and the gateway behind it; exit code 1 when something is wrong.",
@@ -171,7 +177,7 @@ def _globals(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(envvar="PENSTOCK_TOKEN_FILE", help="File with the gateway's token, if it wants one."),
+        typer.Option(envvar="PENSTOCK_TOKEN_FILE", help="File with a token of the gateway, if it wants one."),
     ] = None,
 ) -> None:
     session = cast(Session, ctx.obj)

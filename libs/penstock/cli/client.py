@@ -143,10 +143,8 @@ class Gateway:
         detail = problem.get("detail") or problem.get("title") or f"HTTP {response.status_code}"
         status = response.status_code
         if status in (401, 403):
-            return Stop(
-                Exit.NOT_ALLOWED,
-                f"{self.server}: {detail}; name the file that holds the gateway's token with --token-file or PENSTOCK_TOKEN_FILE",
-            )
+            remedy = "; name the file that holds your token with --token-file or PENSTOCK_TOKEN_FILE"
+            return Stop(Exit.NOT_ALLOWED, f"{self.server}: {detail}{remedy if status == 401 else ''}")
         if status == 409 and response.request.method == "POST" and response.request.url.path == "/v1/jobs":
             return Stop(Exit.KEY_CONFLICT, f"{detail}")
         if status in (400, 413, 415, 422):

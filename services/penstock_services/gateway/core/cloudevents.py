@@ -97,7 +97,7 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
             BadField(
                 f"{prefix}type",
                 f"{type_name} is not accepted here",
-                "send events of jobs, nodes, estimates or proposals",
+                "send events of jobs, estimates or proposals",
             )
         )
     if len(value) > MAX_EVENT_BYTES:

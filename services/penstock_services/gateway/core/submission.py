@@ -18,6 +18,7 @@ from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
 MAX_KEY_CHARS = 256
+SEPARATOR = "\x1f"  # between tenant and key
 KEYED_CHARS = 24  # 120 bits: two keys of one cell never meet
 RANDOM_BYTES = 7  # 56 bits beside the millisecond
 CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
@@ -60,6 +61,21 @@ def checked_key(key: str | None) -> str | None:
         )
         raise invalid("the header cannot be used", [field])
     return key
+
+
+def tenants_key(tenant: str | None, key: str) -> str:
+    """Keys of two tenants never meet: a key that was sent holds no control character."""
+    return key if tenant is None else f"{tenant}{SEPARATOR}{key}"
+
+
+def own_key(key: str) -> str:
+    """The key as it was sent."""
+    return key.rpartition(SEPARATOR)[2]
+
+
+def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
+    """The job as the caller's tenant owns it, whatever its own field says."""
+    return spec if tenant is None else msgspec.structs.replace(spec, owner=tenant)
 
 
 def read_json(body: bytes) -> Any:

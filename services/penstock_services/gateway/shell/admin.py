@@ -19,9 +19,11 @@ from penstock.log.open import open_log
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import JobSubmitted
 from penstock.runtime.settings import Settings
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Exclusive, Gateway, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.gateway.shell.roles import needs
 from penstock_services.placer.shell.replay import replay as replay_ledger
 from penstock_services.projector.shell.admin import perform
 
@@ -32,19 +34,19 @@ BLANK_EVERY_S = 2.0
 Answer = dict[str, Any]
 
 
-@router.post("/projections/verify", response_class=StreamingResponse)
+@router.post("/projections/verify", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
 async def verify(request: Request) -> StreamingResponse:
     """Replays the ledger and compares every table row by row: `{"ok": true|false, "tables": …, "differences": […]}`."""
     return _over_ledger(request, "verify", partial(perform, "verify"))
 
 
-@router.post("/projections/rebuild", response_class=StreamingResponse)
+@router.post("/projections/rebuild", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
 async def rebuild(request: Request) -> StreamingResponse:
     """Replays the ledger into new tables and puts them in place of the old ones, in one transaction."""
     return _over_ledger(request, "rebuild", partial(perform, "rebuild"))
 
 
-@router.get("/replay", response_class=StreamingResponse)
+@router.get("/replay", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
 async def replay(
     request: Request,
     until: Annotated[int | None, Query(ge=0, description="up to this ledger record")] = None,
@@ -57,13 +59,15 @@ async def replay(
     return _over_ledger(request, "replay", partial(replay_ledger, until=until, decision=decision))
 
 
-@router.get("/estimator/models", response_class=StreamingResponse)
+@router.get("/estimator/models", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
 async def models(request: Request) -> StreamingResponse:
     """The stored models, newest first of each kind: `{"ok": true, "models": [{version, kind, runs, …, whole, in_use}]}`."""
     return _of_models(gateway_of(request), partial(ask_estimator, None))
 
 
-@router.get("/jobs/{job_id}/estimate/check", response_class=StreamingResponse)
+@router.get(
+    "/jobs/{job_id}/estimate/check", response_class=StreamingResponse, dependencies=[needs(Role.READ)]
+)
 async def check(job_id: str, request: Request) -> StreamingResponse:
     """Asks the very model version that the job was estimated with again: `{"ok": true|false|null, "text": …, "models": […]}`.
 

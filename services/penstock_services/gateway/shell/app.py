@@ -1,7 +1,7 @@
 """The HTTP application: routes, errors as problems, and who may come in."""
 
-import hmac
 import logging
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -11,62 +11,97 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from penstock.errors import ConfigurationError
 from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
+from penstock_services.gateway.core.access import LOCAL, Caller, Role
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem, invalid
 from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, operators, stream, why
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
+from penstock_services.gateway.shell.peer import Peers
+from penstock_services.gateway.shell.roles import CALLER, roles_of
+from penstock_services.gateway.shell.tokens import TokenFile
 
 logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+PARTS = (jobs, why, logs, events, stream, cluster, operators, admin)
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
 class Guard:
-    """Before everything else: bearer tokens where they are set, and no web page of another site.
+    """Before everything else: who sends the request, and no web page of another site.
 
-    On loopback without tokens a page in the user's browser could reach us too, and what it submits runs: so
-    the Host must be this machine by name (against DNS rebinding) and an Origin, if sent, must be ours.
+    With tokens: the caller that the token file names. On loopback without them: the user who runs the gateway, by
+    the peer's socket. A page in that user's browser could reach us too, and what it submits runs: so the Host must be
+    this machine by name (against DNS rebinding) and an Origin, if sent, must be ours.
     """
 
-    def __init__(self, app: Any, tokens: tuple[bytes, ...]) -> None:
+    def __init__(self, app: Any, tokens: TokenFile | None) -> None:
         self._app = app
         self._tokens = tokens
+        self._peers = Peers() if tokens is None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (problem := self._refusal(scope)) is not None:
-            await problem_answer(problem)(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            try:
+                scope[CALLER] = self._caller(scope)
+            except Problem as problem:
+                await problem_answer(problem)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Problem | None:
+    def _caller(self, scope: Scope) -> Caller | None:
+        """None on paths that are open to all. Raises `Problem`."""
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")
         if origin is not None and _split(origin.decode("latin-1")).netloc != host:
-            return Problem(403, "foreign_origin", "requests from pages of other sites are refused")
-        if not self._tokens:
-            name = _split(f"//{host}").hostname or ""
-            if not is_loopback(name):
-                return Problem(
-                    403, "foreign_host", f"Host {host!r} is not this machine; use 127.0.0.1 or localhost"
-                )
-            return None
+            raise Problem(403, "foreign_origin", "requests from pages of other sites are refused")
+        if self._peers is not None and not is_loopback(_split(f"//{host}").hostname or ""):
+            raise Problem(
+                403, "foreign_host", f"Host {host!r} is not this machine; use 127.0.0.1 or localhost"
+            )
         if scope["path"] in OPEN_PATHS:
             return None
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        known = [hmac.compare_digest(token.strip(), good) for good in self._tokens]
-        if scheme.lower() != b"bearer" or not any(known):
-            return Problem(
-                401, "no_token", "send `Authorization: Bearer TOKEN` with a token of PENSTOCK_TOKEN_FILE"
-            )
-        return None
+        if self._peers is not None:
+            return _local(self._peers, scope)
+        assert self._tokens is not None
+        return _bearer(self._tokens, headers.get(b"authorization", b""))
+
+
+def _local(peers: Peers, scope: Scope) -> Caller:
+    """Raises `Problem` 403 for a peer of another user."""
+    uid = peers.uid(scope["client"], scope["server"])
+    if uid == os.geteuid():
+        return LOCAL
+    whose = f"user {uid}" if uid is not None else "a closed connection"
+    detail = (
+        f"this gateway has no tokens and is for the user {os.geteuid()} who runs it, not for {whose}; "
+        "have it run with PENSTOCK_TOKENS, and send a token"
+    )
+    raise Problem(403, "other_user", detail)
+
+
+def _bearer(tokens: TokenFile, authorization: bytes) -> Caller:
+    """Raises `Problem`."""
+    scheme, _, token = authorization.partition(b" ")
+    try:
+        caller = tokens.caller(token.strip()) if scheme.lower() == b"bearer" else None
+    except ConfigurationError as error:
+        logger.error("nobody is admitted: %s", error)
+        raise Problem(503, "no_tokens", f"nobody is admitted until this is mended: {error}") from error
+    if caller is None:
+        raise Problem(
+            401, "no_token", "send `Authorization: Bearer TOKEN` with a token that PENSTOCK_TOKENS lists"
+        )
+    return caller
 
 
 def _split(url: str) -> SplitResult:
@@ -89,7 +124,7 @@ def build_app(gateway: Gateway) -> Any:
         responses={"default": _PROBLEM_RESPONSE},
     )
     app.state.gateway = gateway
-    for part in (jobs, why, logs, events, stream, cluster, operators, admin):
+    for part in PARTS:
         app.include_router(part.router)
     app.get("/healthz", include_in_schema=False)(healthz)
     app.get("/readyz", include_in_schema=False)(readyz)
@@ -98,7 +133,20 @@ def build_app(gateway: Gateway) -> Any:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(500, _on_fault)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    return Guard(app, gateway.options.tokens)
+    tokens = gateway.options.tokens
+    return Guard(app, None if tokens is None else TokenFile(tokens))
+
+
+def required_roles() -> dict[tuple[str, str], tuple[Role, ...]]:
+    """(method, path) of every route → the roles of which it demands one. Raises LookupError for one that demands none."""
+    found = {}
+    for part in PARTS:
+        for route in part.router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods or ():
+                [roles] = [roles for needed in route.dependencies if (roles := roles_of(needed))]
+                found[method, route.path] = roles
+    return found
 
 
 def healthz() -> Response:

@@ -13,10 +13,12 @@ from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import answer, gateway_of
 from penstock_services.gateway.shell.operators import jobs_on
+from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1", tags=["cell"])
 
@@ -25,14 +27,14 @@ MAX_EXPLAINED = 200  # of a queue, each costs about a placement; the others are 
 WAITING = (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF)
 
 
-@router.get("/nodes")
+@router.get("/nodes", dependencies=[needs(Role.READ)])
 async def nodes(request: Request) -> Response:
     """All nodes with what is free on them."""
     rows = await gateway_of(request).fresh_rows("SELECT row_to_json(nodes)::text FROM nodes ORDER BY node_id")
     return answer({"nodes": rows})
 
 
-@router.get("/nodes/{node_id:path}")
+@router.get("/nodes/{node_id:path}", dependencies=[needs(Role.READ)])
 async def node(node_id: str, request: Request) -> Response:
     """One node with its GPUs, and the jobs on it as of the latest record."""
     gateway = gateway_of(request)
@@ -49,7 +51,7 @@ async def node(node_id: str, request: Request) -> Response:
     return answer({**orjson.loads(text), "jobs": [] if live is None else jobs_on(live)})
 
 
-@router.get("/gpus")
+@router.get("/gpus", dependencies=[needs(Role.READ)])
 async def gpus(request: Request) -> Response:
     """All GPUs and the tasks that hold them."""
     rows = await gateway_of(request).fresh_rows(
@@ -58,7 +60,7 @@ async def gpus(request: Request) -> Response:
     return answer({"gpus": rows})
 
 
-@router.get("/queue")
+@router.get("/queue", dependencies=[needs(Role.READ)])
 async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """Jobs that wait, first in line first, each with its reason as of the latest record."""
     state = gateway_of(request).follower.state
@@ -72,7 +74,7 @@ async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTE
     return answer({"seq": state.seq, "waiting": len(waiting), "jobs": rows})
 
 
-@router.get("/decisions")
+@router.get("/decisions", dependencies=[needs(Role.READ)])
 async def decisions(
     request: Request,
     job: Annotated[str | None, Query(max_length=128)] = None,
@@ -93,7 +95,7 @@ async def decisions(
     return answer({"decisions": rows})
 
 
-@router.get("/decisions/{seq}")
+@router.get("/decisions/{seq}", dependencies=[needs(Role.READ)])
 async def decision(seq: Annotated[int, Path(ge=0, le=MAX_SEQ)], request: Request) -> Response:
     """Everything that the placer decided in one ledger record."""
     rows = await gateway_of(request).fresh_rows(
@@ -104,7 +106,7 @@ async def decision(seq: Annotated[int, Path(ge=0, le=MAX_SEQ)], request: Request
     return answer({"seq": seq, "decisions": rows})
 
 
-@router.get("/status")
+@router.get("/status", dependencies=[needs(Role.READ)])
 async def status(request: Request) -> Response:
     """Where the cell and its read models stand."""
     gateway = gateway_of(request)

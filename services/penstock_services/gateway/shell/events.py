@@ -10,10 +10,11 @@ from penstock.clock import wall_ms
 from penstock.ledger.state import JobState
 from penstock.ledger.views import job_row
 from penstock.model.envelope import Envelope, topic_of
-from penstock.model.external_events import JobSubmitted
-from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES, Topic
 from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.runtime.tracing.context import well_formed
+from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cloudevents import (
     BATCHED,
     MAX_BATCH_EVENTS,
@@ -23,7 +24,10 @@ from penstock_services.gateway.core.cloudevents import (
     structured,
 )
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
+from penstock_services.gateway.core.submission import owned
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
+from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
@@ -52,9 +56,9 @@ BODY: dict[str, Any] = {
 }
 
 
-@router.post("", status_code=202, openapi_extra=BODY)
+@router.post("", status_code=202, openapi_extra=BODY, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def post(request: Request) -> Response:
-    """Hand in events of jobs, nodes, estimates or proposals. 202 once all are durable; sending one again is harmless."""
+    """Hand in events of jobs; with the role operate also estimates and proposals. 202 once all are durable; sending one again is harmless."""
     gateway = gateway_of(request)
     kind = content_type(request)
     if kind == STRUCTURED:
@@ -66,6 +70,7 @@ async def post(request: Request) -> Response:
     else:
         detail = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
         raise Problem(415, "content_type", detail)
+    envelopes = [await _permitted(gateway, caller_of(request), envelope) for envelope in envelopes]
     for envelope in envelopes:
         _check_accepted(envelope)
     began_ms = wall_ms()
@@ -75,6 +80,31 @@ async def post(request: Request) -> Response:
     return answer({"ids": [envelope.id for envelope in envelopes]}, 202)
 
 
+async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> Envelope:
+    """The event as this caller may hand it in: a job belongs to its tenant. Raises `Problem` 403.
+
+    Facts about nodes and tasks come from the reporter of the node alone, through the log, where its signature shows it.
+    """
+    event, what = envelope.data, f"POST /v1/events of {envelope.type}"
+    if event.TOPIC == Topic.NODES:
+        node_id = getattr(event, "node_id", None) or event.subject()
+        raise Problem(
+            403,
+            "node_events",
+            f"{what} is refused: facts about nodes and tasks come from {node_id}'s own reporter; "
+            "operators use POST /v1/nodes/ID/cordon, drain, uncordon or fence",
+        )
+    if isinstance(event, JobSubmitted):
+        caller.demand(what, Role.SUBMIT)
+        return replace(envelope, data=replace(event, spec=owned(event.spec, caller.tenant)))
+    if not isinstance(event, JobCancelRequested):
+        caller.demand(what, Role.OPERATE)
+    elif caller.tenant is not None:
+        job = await find_job(gateway, event.job_id)
+        caller.demand_tenant(job["owner"], f"job {event.job_id}")
+    return envelope
+
+
 def _check_accepted(envelope: Envelope) -> None:
     """Old versions of a type are upcast by now: what they became is checked again.
 
@@ -82,7 +112,7 @@ def _check_accepted(envelope: Envelope) -> None:
     """
     if envelope.data.TOPIC not in INPUT_TOPICS:
         field = BadField(
-            "type", f"{envelope.type} is not accepted here", "send job, node, estimate or proposal events"
+            "type", f"{envelope.type} is not accepted here", "send job, estimate or proposal events"
         )
         raise invalid("this event cannot be accepted", [field])
     if isinstance(envelope.data, JobSubmitted) and (detail := _unusable(envelope.data.job_id)):

@@ -20,17 +20,21 @@ from penstock.model.transitions import JobStatus
 from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Attributes
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.eta import EtaReport
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 from penstock_services.gateway.core.submission import (
     checked_key,
     fresh_job_id,
     keyed_job_id,
+    own_key,
+    owned,
     read_json,
     spec_digest,
     spec_from_json,
     spec_from_yaml,
     submission,
+    tenants_key,
 )
 from penstock_services.gateway.shell.eta import eta_of, latest_estimates
 from penstock_services.gateway.shell.gateway import (
@@ -41,6 +45,7 @@ from penstock_services.gateway.shell.gateway import (
     read_body,
     row_json,
 )
+from penstock_services.gateway.shell.roles import caller_of, needs
 from penstock_services.gateway.shell.store import Key
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -81,7 +86,7 @@ SPEC_BODY: dict[str, Any] = {
 }
 
 
-@router.post("", status_code=202, openapi_extra=SPEC_BODY)
+@router.post("", status_code=202, openapi_extra=SPEC_BODY, dependencies=[needs(Role.SUBMIT)])
 async def submit(request: Request) -> Response:
     """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job."""
     gateway = gateway_of(request)
@@ -92,10 +97,13 @@ async def submit(request: Request) -> Response:
         raise Problem(415, "content_type", f"{kind or 'none'}: send application/json or application/yaml")
     body = await read_body(request)
     spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
+    tenant = caller_of(request).tenant
+    spec = owned(spec, tenant)
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
         await _append_submission(gateway, event, caller)
         return _accepted(event.job_id, 202)
+    key = tenants_key(tenant, key)
     event = submission(keyed_job_id(gateway.settings.cell, key), spec)
     return await _submit_keyed(gateway, key, event, caller)
 
@@ -153,7 +161,7 @@ def _conflict(key: str, known: Key, digest: str) -> Problem:
     return Problem(
         409,
         "key_conflict",
-        f"Idempotency-Key {key!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
+        f"Idempotency-Key {own_key(key)!r} belongs to job {known.job_id}, whose spec has sha256 {known.spec_sha256}; "
         f"this one has {digest}. Use another key for another job",
         [BadField("Idempotency-Key", f"stored {known.spec_sha256}, sent {digest}", "use another key")],
     )
@@ -203,7 +211,7 @@ def _accepted(job_id: str, status: int) -> Response:
     return answer({"job_id": job_id, "links": links}, status, {"Location": links["self"]})
 
 
-@router.post("/{job_id}/cancel", status_code=202)
+@router.post("/{job_id}/cancel", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def cancel(job_id: str, request: Request) -> Response:
     """Ask for the job to be stopped. Body (optional): `{"reason": "…"}`. Ended jobs: 409."""
     body = await read_body(request, MAX_EVENT_BYTES)
@@ -214,17 +222,19 @@ async def cancel(job_id: str, request: Request) -> Response:
         found = {}
     if not isinstance(found, dict):
         raise invalid("this is no request", [BadField("body", "is no object", 'send {"reason": "…"}')])
-    return await _cancel(gateway_of(request), job_id, found)
+    return await _cancel(request, job_id, found)
 
 
-@router.delete("/{job_id}", status_code=202)
+@router.delete("/{job_id}", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def delete(job_id: str, request: Request) -> Response:
     """The same as cancel, without a reason."""
-    return await _cancel(gateway_of(request), job_id, {})
+    return await _cancel(request, job_id, {})
 
 
-async def _cancel(gateway: Gateway, job_id: str, fields: dict[str, Any]) -> Response:
+async def _cancel(request: Request, job_id: str, fields: dict[str, Any]) -> Response:
+    gateway = gateway_of(request)
     job = await find_job(gateway, job_id)
+    caller_of(request).demand_tenant(job["owner"], f"job {job_id}")
     if job["outcome"] is not None:
         raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
     try:
@@ -248,7 +258,7 @@ async def find_job(gateway: Gateway, job_id: str) -> Row:
     return row
 
 
-@router.get("")
+@router.get("", dependencies=[needs(Role.READ)])
 async def jobs(
     request: Request,
     owner: Annotated[str | None, Query(max_length=128)] = None,
@@ -298,7 +308,7 @@ async def _with_eta(gateway: Gateway, rows: Sequence[str]) -> list[Row]:
     ]
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", dependencies=[needs(Role.READ)])
 async def job(job_id: str, request: Request) -> Response:
     """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces."""
     gateway = gateway_of(request)
@@ -307,7 +317,7 @@ async def job(job_id: str, request: Request) -> Response:
     return answer(found | more)
 
 
-@router.get("/{job_id}/eta")
+@router.get("/{job_id}/eta", dependencies=[needs(Role.READ)])
 async def eta(job_id: str, request: Request) -> Response:
     """How long it still takes, with an interval; `answer` says where that comes from, `due` whether it is late."""
     gateway = gateway_of(request)
@@ -320,7 +330,7 @@ async def eta(job_id: str, request: Request) -> Response:
     return answer(eta_of(gateway, row, latest.get(job_id)))
 
 
-@router.get("/{job_id}/tasks")
+@router.get("/{job_id}/tasks", dependencies=[needs(Role.READ)])
 async def tasks(job_id: str, request: Request) -> Response:
     """Its tasks, of all attempts."""
     gateway = gateway_of(request)
@@ -331,7 +341,7 @@ async def tasks(job_id: str, request: Request) -> Response:
     return answer({"tasks": rows})
 
 
-@router.get("/{job_id}/events")
+@router.get("/{job_id}/events", dependencies=[needs(Role.READ)])
 async def events(job_id: str, request: Request, limit: Limit = MAX_LISTED) -> Response:
     """What happened to it, in order."""
     gateway = gateway_of(request)

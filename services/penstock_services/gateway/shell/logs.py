@@ -10,10 +10,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from penstock.runtime.race import first_of
 from penstock.runtime.task_logs import log_path
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
 from penstock_services.gateway.shell.inotify import Watch
 from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -23,7 +25,7 @@ MAX_WHOLE_BYTES = 64 << 20  # more than this is cut at the front, which the answ
 MAX_LINES = 10_000
 
 
-@router.get("/{job_id}/logs", response_class=StreamingResponse)
+@router.get("/{job_id}/logs", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
 async def logs(
     job_id: str,
     request: Request,

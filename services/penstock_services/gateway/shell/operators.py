@@ -17,8 +17,10 @@ from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordone
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import ShortText, Value
 from penstock.model.validation import checked
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, read_body
+from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1/nodes", tags=["operators"])
 
@@ -35,13 +37,13 @@ class Act(Value, frozen=True, kw_only=True):
     reason: ShortText = ""
 
 
-@router.post("/{node_id:path}/cordon", status_code=202)
+@router.post("/{node_id:path}/cordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def cordon(node_id: str, request: Request) -> Response:
     """Nothing new is placed on the node until it is uncordoned; what runs there runs on. Body: `{"by": …, "reason": …}`."""
     return await _cordon(node_id, request, drain=False)
 
 
-@router.post("/{node_id:path}/drain", status_code=202)
+@router.post("/{node_id:path}/drain", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def drain(node_id: str, request: Request) -> Response:
     """A cordon, and the node's jobs are stopped with their grace and placed elsewhere."""
     return await _cordon(node_id, request, drain=True)
@@ -61,7 +63,7 @@ async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
     )
 
 
-@router.post("/{node_id:path}/uncordon", status_code=202)
+@router.post("/{node_id:path}/uncordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def uncordon(node_id: str, request: Request) -> Response:
     """Ends a cordon, and a drain with it."""
     act, node = await _asked(node_id, request)
@@ -71,7 +73,7 @@ async def uncordon(node_id: str, request: Request) -> Response:
     return await _order(gateway_of(request), node_id, event, lambda found: found.cordon is None)
 
 
-@router.post("/{node_id:path}/fence", status_code=202)
+@router.post("/{node_id:path}/fence", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def fence(node_id: str, request: Request) -> Response:
     """States that the machine is dead for sure (power cut, destroyed): its jobs are placed elsewhere at once.
 

@@ -11,9 +11,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from penstock.runtime.race import first_of
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
+from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1", tags=["events"])
 
@@ -23,7 +25,7 @@ QUIET_S = 25.0  # a comment after so long without an event, so that both ends no
 RECONNECT_MS = 500
 
 
-@router.get("/stream", response_class=StreamingResponse)
+@router.get("/stream", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
 async def stream(
     request: Request,
     job: Annotated[str | None, Query(max_length=128, description="Only this job's events")] = None,

@@ -10,18 +10,20 @@ from fastapi.responses import Response
 from penstock.model.codec import as_written
 from penstock.model.token import seq_of
 from penstock.policies.explain import UnknownJob, explain, not_waiting
+from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.gateway.shell.past import explained
+from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 FOLDED_WITHIN_S = 1.0  # the placer answers a submission within milliseconds
 
 
-@router.get("/{job_id}/why")
+@router.get("/{job_id}/why", dependencies=[needs(Role.READ)])
 async def why(
     job_id: str,
     request: Request,

@@ -1,0 +1,154 @@
+"""Access control: roles, tenants, and the file of bearer tokens, of which only hashes are stored. Pure.
+
+One line per token; empty lines and `#` comments are allowed:
+
+    sha256:<64 hex digits> roles=submit,read tenant=vision
+    sha256:<64 hex digits> roles=operate,read
+    sha256:<64 hex digits> roles=node node=n7
+
+A plain hash is enough because tokens are random: `penstock token` makes them.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from hashlib import sha256
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock_services.gateway.core.problems import Problem
+
+MAX_TOKENS = 10_000
+HASH = re.compile(r"sha256:([0-9a-f]{64})\Z")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}\Z")  # within `penstock.model.types.Identifier`
+
+
+class Role(StrEnum):
+    """What a caller may do. None includes another."""
+
+    SUBMIT = "submit"
+    """Submit jobs of its tenant, and cancel those."""
+    READ = "read"
+    """Look at everything in the cell."""
+    OPERATE = "operate"
+    """Command nodes, cancel any job, hand in estimates and proposals, verify and rebuild the read models."""
+    NODE = "node"
+    """Be the reporter of one node."""
+
+
+class Caller(NamedTuple):
+    """Whoever sent a request."""
+
+    roles: frozenset[Role]
+    tenant: str | None = None
+    """Owner of what it submits; None: the job's own field says so."""
+    node: str | None = None
+    """The node that it may speak for; None: any, where it has the role."""
+
+    def demand(self, what: str, *roles: Role) -> None:
+        """Raises `Problem` 403 with the roles of which one is missing and the remedy."""
+        if not self.roles.isdisjoint(roles):
+            return
+        have, role = ", ".join(sorted(self.roles)), " or ".join(roles)
+        raise Problem(
+            403,
+            "no_role",
+            f"{what} needs the role {role}, and this token has {have}; ask an operator for one with it: "
+            f"`penstock token --roles {roles[0]} …`",
+        )
+
+    def demand_node(self, node_id: str, what: str) -> None:
+        """Raises `Problem` 403 unless this is the reporter of that node."""
+        self.demand(what, Role.NODE)
+        if self.node not in (None, node_id):
+            raise Problem(
+                403, "other_node", f"{what}: this token speaks for node {self.node}, not for {node_id}"
+            )
+
+    def demand_tenant(self, owner: str, what: str) -> None:
+        """Raises `Problem` 403 unless the job is its own, or it may operate."""
+        if Role.OPERATE in self.roles or self.tenant in (None, owner):
+            return
+        raise Problem(
+            403,
+            "other_tenant",
+            f"{what} belongs to {owner}, and this token to {self.tenant}; use a token of {owner}, or one with the role operate",
+        )
+
+
+LOCAL = Caller(frozenset(Role))
+"""The user who runs the gateway, on loopback without tokens."""
+
+Tokens = Mapping[bytes, Caller]
+"""SHA-256 of the token → who has it."""
+
+
+def digest(token: bytes) -> bytes:
+    """As the file has it, as raw bytes."""
+    return sha256(token).digest()
+
+
+def parse_tokens(text: str) -> Tokens:
+    """Raises `ValueError` with line and remedy; the message never holds what stands where the hash belongs."""
+    found: dict[bytes, Caller] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            key, caller = _entry(words)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        if key in found:
+            raise ValueError(f"line {number}: this token stands in a line above, too; remove one")
+        found[key] = caller
+    if not 1 <= len(found) <= MAX_TOKENS:
+        raise ValueError(
+            f"holds {len(found)} tokens; give 1 to {MAX_TOKENS}, as `penstock token` prints them"
+        )
+    return MappingProxyType(found)
+
+
+def token_line(token: str, caller: Caller) -> str:
+    """The line for this token. Raises `ValueError`."""
+    fields = {"roles": ",".join(sorted(caller.roles)), "tenant": caller.tenant, "node": caller.node}
+    line = " ".join([f"sha256:{digest(token.encode()).hex()}", *(f"{k}={v}" for k, v in fields.items() if v)])
+    _entry(line.split())
+    return line
+
+
+def _entry(words: list[str]) -> tuple[bytes, Caller]:
+    """Raises `ValueError`."""
+    hashed = HASH.match(words[0])
+    if hashed is None:
+        raise ValueError(
+            "begins with no hash; give sha256: and 64 hexadecimal digits, as `penstock token` prints them"
+        )
+    fields: dict[str, str] = {}
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        if name not in ("roles", "tenant", "node") or name in fields:
+            raise ValueError(f"{name}= is not known, or given twice; give roles=, tenant= and node=")
+        if name != "roles" and NAME.match(value) is None:
+            raise ValueError(
+                f"{name}={value!r} is not a name; give letters, digits, and . _ @ - between them"
+            )
+        fields[name] = value
+    return bytes.fromhex(hashed[1]), _caller(fields)
+
+
+def _caller(fields: Mapping[str, str]) -> Caller:
+    """Raises `ValueError`."""
+    names = list(filter(None, fields.get("roles", "").split(",")))
+    if not names:
+        raise ValueError(f"roles= is missing; give some of {', '.join(Role)}")
+    for name in names:
+        if name not in set(Role):
+            raise ValueError(f"{name} is no role; give some of {', '.join(Role)}")
+    roles = frozenset(map(Role, names))
+    caller = Caller(roles, fields.get("tenant"), fields.get("node"))
+    if Role.SUBMIT in roles and caller.tenant is None:
+        raise ValueError("tenant= is missing; who submits needs one, it is the owner of its jobs")
+    if Role.NODE in roles and caller.node is None:
+        raise ValueError("node= is missing; the role node is one node's")
+    return caller

@@ -1,0 +1,51 @@
+"""The token file: mode 0600, read again whenever it has changed, so that a token is revoked by deleting its line."""
+
+import os
+import stat
+from pathlib import Path
+
+from penstock.errors import ConfigurationError
+from penstock_services.gateway.core.access import Caller, Tokens, digest, parse_tokens
+
+VARIABLE = "PENSTOCK_TOKENS"
+_Version = tuple[int, int, int, int]
+
+
+class TokenFile:
+    """One file. `caller` costs a stat per request; a file that became wrong admits nobody."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigurationError` that names the line and the remedy."""
+        self._path = path
+        self._version, self._tokens = self._read()
+
+    def caller(self, token: bytes) -> Caller | None:
+        """Who has this token, as the file says now. Raises `ConfigurationError`."""
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            raise ConfigurationError(f"{VARIABLE}: {self._path} cannot be read: {error.strerror}") from error
+        if _version(status) != self._version:
+            self._version, self._tokens = self._read()
+        return self._tokens.get(digest(token))
+
+    def _read(self) -> tuple[_Version, Tokens]:
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                text = file.read().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{VARIABLE}: {self._path} cannot be read: {error}") from error
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise ConfigurationError(
+                f"{VARIABLE}: {self._path} has mode {mode:04o}, others can use it; run chmod 600 {self._path}"
+            )
+        try:
+            return _version(status), parse_tokens(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{VARIABLE}: {self._path}: {error}") from error
+
+
+def _version(status: os.stat_result) -> _Version:
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

@@ -1,0 +1,52 @@
+"""`penstock token`: makes a bearer token; the gateway's file gets its hash, whoever asked gets the token."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.exits import Exit, Stop
+from penstock_services.gateway.core.access import Caller, Role, parse_tokens, token_line
+
+TOKEN_BYTES = 32
+
+
+def token(
+    ctx: typer.Context,
+    tokens: Annotated[
+        Path,
+        typer.Option(metavar="FILE", envvar="PENSTOCK_TOKENS", help="The gateway's file; its line is added."),
+    ],
+    roles: Annotated[str, typer.Option(metavar="submit,read", help=f"Some of {', '.join(Role)}.")],
+    tenant: Annotated[str | None, typer.Option(help="Owner of the jobs that it submits.")] = None,
+    node: Annotated[str | None, typer.Option(help="The node that it speaks for, with the role node.")] = None,
+) -> None:
+    """Make a token for the gateway: its hash goes into the gateway's file, the token to stdout, once."""
+    made = secrets.token_urlsafe(TOKEN_BYTES)
+    try:
+        caller = Caller(frozenset(map(Role, filter(None, roles.split(",")))), tenant, node)
+        line = token_line(made, caller)
+        _append(tokens, line)
+    except (ValueError, OSError) as error:
+        raise Stop(Exit.BAD_SPEC, f"{tokens}: no token was made: {error}") from error
+    print(made)
+
+
+def _append(path: Path, line: str) -> None:
+    """Adds the line, in a file that only we can use. Raises `ValueError` or OSError, and then changes nothing."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = before + ("" if before.endswith("\n") or not before else "\n") + line + "\n"
+    parse_tokens(text)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

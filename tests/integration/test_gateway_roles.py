@@ -1,0 +1,214 @@
+"""Who may ask the gateway for what: roles and tenants of tokens, and one user on loopback without tokens."""
+
+import asyncio
+import hashlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from penstock.model.topics import Topic
+from penstock_services.gateway.core.access import Role, parse_tokens
+from penstock_services.gateway.shell.app import required_roles
+from tests.support.gateway_cell import SPEC, Cell, problem, running
+from tests.support.hand_placer import node_spec
+
+pytestmark = pytest.mark.postgres
+
+CLOUD_EVENT = {"content-type": "application/cloudevents+json"}
+NOBODY = 65_534
+CALLERS = {
+    "reader": "roles=read tenant=vision",
+    "vision": "roles=submit,read tenant=vision",
+    "speech": "roles=submit tenant=speech",
+    "operator": "roles=operate,read tenant=ops",
+    "node": "roles=node node=n0",
+}
+
+
+def secret(name: str) -> str:
+    return f"the-secret-token-of-{name}"
+
+
+def as_(name: str, **more: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret(name)}", **more}
+
+
+def write_tokens(path: Path, names: list[str]) -> Path:
+    lines = [f"sha256:{hashlib.sha256(secret(name).encode()).hexdigest()} {CALLERS[name]}" for name in names]
+    path.write_text("# who may ask for what\n\n" + "\n".join(lines) + "\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest_asyncio.fixture
+async def cell(dsn: str, tmp_path: Path) -> AsyncIterator[Cell]:
+    async with running(dsn, tokens=write_tokens(tmp_path / "tokens", list(CALLERS))) as found:
+        found.placer.join(node_spec("n0", 1))
+        await found.tell()
+        await found.caught_up(as_("reader"))
+        yield found
+
+
+async def test_a_token_is_its_roles_and_its_tenant(cell: Cell, tmp_path: Path) -> None:
+    """A CI pipeline's token leaks: it submits for its own team, reads nothing, and touches no node and no job of others."""
+    http = cell.http
+    spoofed = {**SPEC, "owner": "speech"}
+    job_id = (await http.post("/v1/jobs", json=spoofed, headers=as_("vision"))).json()["job_id"]
+    assert (await http.get(f"/v1/jobs/{job_id}", headers=as_("reader"))).json()["owner"] == "vision"
+
+    refused = problem(await http.get(f"/v1/jobs/{job_id}", headers=as_("speech")), 403)
+    assert refused["type"].endswith("no_role")
+    assert "needs the role read" in refused["detail"]
+    assert "penstock token" in refused["detail"]
+    problem(await http.post("/v1/jobs", json=SPEC, headers=as_("reader")), 403)
+    problem(await http.post("/v1/jobs", json=SPEC, headers=as_("node")), 403)
+
+    others = problem(await http.post(f"/v1/jobs/{job_id}/cancel", headers=as_("speech")), 403)
+    assert others["type"].endswith("other_tenant")
+    problem(await http.delete(f"/v1/jobs/{job_id}", headers=as_("speech")), 403)
+    act = {"by": "ada", "reason": "spoofed"}
+    for command in ("fence", "drain", "cordon", "uncordon"):
+        for caller in ("vision", "reader", "node"):
+            problem(await http.post(f"/v1/nodes/n0/{command}", json=act, headers=as_(caller)), 403)
+    assert await cell.written(Topic.NODES) == []
+    assert len(await cell.written(Topic.JOBS)) == 1
+    assert (await http.post(f"/v1/jobs/{job_id}/cancel", headers=as_("operator"))).status_code == 202
+    assert (await http.post(f"/v1/jobs/{job_id}/cancel", headers=as_("vision"))).status_code == 202
+
+
+async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:
+    """Two pipelines count their builds from 1."""
+    key = {"idempotency-key": "build-1"}
+    first = await cell.http.post("/v1/jobs", json=SPEC, headers=as_("vision", **key))
+    other = await cell.http.post("/v1/jobs", json={"command": ["other"]}, headers=as_("speech", **key))
+    again = await cell.http.post("/v1/jobs", json=SPEC, headers=as_("vision", **key))
+    assert (first.status_code, other.status_code, again.status_code) == (202, 202, 200)
+    assert first.json()["job_id"] == again.json()["job_id"] != other.json()["job_id"]
+
+
+async def test_events_from_outside_need_the_role_of_their_kind(cell: Cell) -> None:
+    """Whoever may submit could once say that a task had exited; a node's events come from its own reporter only."""
+
+    async def hand_in(caller: str, kind: str, data: object) -> httpx.Response:
+        event = {"specversion": "1.0", "id": "e", "source": "/t", "type": f"penstock.{kind}.v1", "data": data}
+        return await cell.http.post(
+            "/v1/events", content=json.dumps(event), headers=as_(caller, **CLOUD_EVENT)
+        )
+
+    spoofed = {"job_id": "ci-1", "spec": {**SPEC, "owner": "speech"}}
+    assert (await hand_in("vision", "job.submitted", spoofed)).status_code == 202
+    [submitted] = await cell.written(Topic.JOBS)
+    assert submitted.data.spec.owner == "vision"
+    assert problem(await hand_in("speech", "job.cancel_requested", {"job_id": "ci-1"}), 403)["type"].endswith(
+        "other_tenant"
+    )
+    problem(await hand_in("speech", "job.cancel_requested", {"job_id": "never-seen"}), 404)
+    problem(await hand_in("reader", "job.cancel_requested", {"job_id": "ci-1"}), 403)
+    worker = {"gpus": 1, "cores": 1, "host_memory_mib": 1, "gpu_memory_mib": 1, "bandwidth_mbps": 1}
+    estimate = {
+        "job_id": "ci-1",
+        "estimate": {"worker": worker, "confidence": 1, "tier": "user", "source": "u"},
+    }
+    exit_ = {
+        "node_id": "n0", "task_id": "ci-1.1.w0", "token": 1, "cause": "exited", "exit_code": 0, "started_ms": 1,
+        "exited_ms": 2,
+    }  # fmt: skip
+    problem(await hand_in("vision", "job.estimated", estimate), 403)
+    for caller in ("vision", "operator"):
+        refused = problem(await hand_in(caller, "task.exited", exit_), 403)
+        assert "n0's own reporter" in refused["detail"]
+        problem(await hand_in(caller, "node.left", {"node_id": "n0", "boot_id": "b", "proof": "fenced"}), 403)
+    problem(await hand_in("node", "task.exited", exit_), 403)
+    assert await cell.written(Topic.NODES) == await cell.written(Topic.ESTIMATES) == []
+
+
+async def test_every_route_demands_a_role(cell: Cell) -> None:
+    """A route that somebody adds without one must not be open: a token of a node alone reads nothing and changes nothing."""
+    roles = required_roles()
+    for (method, path), demanded in roles.items():
+        asked = path.replace("{node_id:path}", "n0").replace("{job_id}", "x").replace("{seq}", "1")
+        refused = problem(await cell.http.request(method, asked, headers=as_("node")), 403)
+        assert f"needs the role {' or '.join(demanded)}" in refused["detail"]
+        assert (demanded == (Role.READ,)) == (method == "GET")
+    assert len(roles) >= 28
+
+
+async def test_a_token_is_revoked_without_a_restart(dsn: str, tmp_path: Path) -> None:
+    """The operator removes a line; a mistake in the file admits nobody, and says so."""
+    path = write_tokens(tmp_path / "tokens", ["vision", "reader"])
+    async with running(dsn, tokens=path) as cell:
+        assert (await cell.http.get("/v1/nodes", headers=as_("vision"))).status_code == 200
+        write_tokens(path, ["reader"])
+        problem(await cell.http.get("/v1/nodes", headers=as_("vision")), 401)
+        assert (await cell.http.get("/v1/nodes", headers=as_("reader"))).status_code == 200
+        path.write_text("sha256:12 roles=read\n")
+        assert "line 1" in problem(await cell.http.get("/v1/nodes", headers=as_("reader")), 503)["detail"]
+        write_tokens(path, ["reader"])
+        assert (await cell.http.get("/v1/nodes", headers=as_("reader"))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("sha256:12 roles=read", "64 hexadecimal digits"),
+        ("{hash} roles=root", "root is no role"),
+        ("{hash}", "roles="),
+        ("{hash} roles=submit", "tenant="),
+        ("{hash} roles=node", "node="),
+        ("{hash} roles=submit tenant=a/../b\x00", "tenant"),
+        ("{hash} roles=read colour=red", "colour"),
+        ("{hash} roles=read\n{hash} roles=operate", "line 2"),
+        ("a-token-in-plain-text", "64 hexadecimal digits"),
+    ],
+)
+def test_a_wrong_line_is_named(line: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as raised:
+        parse_tokens(line.replace("{hash}", "sha256:" + "0" * 64))
+    assert "plain-text" not in str(raised.value)
+
+
+# ------------------------------------------------------------------------------------------ without tokens
+
+BODY = b'{"command": ["id"]}'
+REQUEST = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+def submits_as(user: int, port: int, *, waits: bool) -> str:
+    """A job from a process of another user; the status line of the answer, if that process `waits` for it."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            with socket.socket() as client:
+                client.connect(("127.0.0.1", port))
+                client.sendall(REQUEST % (len(BODY), BODY))
+                if waits:
+                    os.write(writing, client.recv(4_096).splitlines()[0])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with open(reading, "rb") as pipe:
+        return pipe.read().decode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+async def test_loopback_without_tokens_is_for_one_user(dsn: str) -> None:
+    """Another user of the machine, or a job that runs as one, submits: refused, also when it does not wait for the answer."""
+    async with running(dsn) as cell:
+        port = int(cell.url.rpartition(":")[2])
+        assert "403" in await asyncio.to_thread(submits_as, NOBODY, port, waits=True)
+        for _ in range(20):
+            await asyncio.to_thread(submits_as, NOBODY, port, waits=False)
+        assert await cell.written(Topic.JOBS) == []
+        assert "202" in await asyncio.to_thread(submits_as, 0, port, waits=True)
+        assert len(await cell.written(Topic.JOBS)) == 1
+        assert (await cell.http.get("/healthz")).status_code == 200
