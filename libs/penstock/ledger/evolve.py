@@ -55,11 +55,12 @@ def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
     cause = record.cause
     if cause.topic is not None:
         answered(state, cause.topic, cause.partition, cause.offset, cause.event_id or "")
-    for n, raw in enumerate(record.facts):
-        if hook is None:
+    if hook is None:
+        for raw in record.facts:
             evolve(state, raw.event())
-        else:
-            hook(record, n, raw.event())
+        return
+    for n, raw in enumerate(record.facts):
+        hook(record, n, raw.event())
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:

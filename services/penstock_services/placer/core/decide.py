@@ -63,9 +63,9 @@ class Decider:
     def begin_step(self, failed: Mapping[str, str]) -> None:
         """`failed`: job → error of those on which the policy is known to fail in this very step."""
         self.explanations = []
-        self.errors = []
-        self.failed_jobs = {}
         self._known_failures = failed
+        if self.errors or self.failed_jobs:
+            self.errors, self.failed_jobs = [], {}
 
     def failed(self, error: Exception) -> str:
         """Notes what deciding raised; returns it in one line. The policy, which may be in disorder, is made anew."""
