@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,13 +14,15 @@ from penstock.model.external_events import (
     GpuFaulted,
     NodeChanged,
     NodeJoined,
+    NodeLeft,
     OrderRefused,
     RunningTask,
 )
 from penstock.model.ledger_events import PlacerSettings
-from penstock.model.orders import StartTask
-from penstock.model.transitions import JobStatus
+from penstock.model.orders import AnswerJoin, StartTask
+from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import Gpu, NodeSpec
+from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, estimate
 
 CARDS = "ABCDEFGH"
@@ -45,6 +48,27 @@ def cell() -> CellDriver:
     driver = CellDriver(PlacerSettings(profile="fifo"))
     driver.join(machine("ABCD"))
     return driver
+
+
+def test_a_gpu_belongs_to_one_node() -> None:
+    """A second reporter, under another node id, offers the GPU on which a job runs."""
+    driver = CellDriver(PlacerSettings(profile="fifo"))
+    driver.join(machine("A"))
+    running(driver, "j1")
+    twin = msgspec.structs.replace(machine("BA"), node_id="n2")
+    refused = driver.feed(NodeJoined(node=twin, incarnation=1))
+    assert "n2" not in driver.state.nodes, "what n2 has is not given out while n1 has card A"
+    (order,) = orders_of(driver.state, refused.facts[0], driver.head.seq)
+    assert isinstance(order, AnswerJoin)
+    assert order.verdict == "gpu_of_another_node"
+    assert load(dump(driver.state)).index.gpu_node == {"A": "n1"}
+    driver.feed(NodeLeft(node_id="n1", boot_id="b1", proof="fenced"))
+    driver.feed(NodeJoined(node=twin, incarnation=2))
+    assert driver.state.nodes["n2"].gpu_uuids == ("B", "A"), "n1 is fenced: the card may have moved"
+    back = driver.feed(NodeJoined(node=machine("A", boot="b2"), incarnation=1))
+    assert back.reason == "gpu_of_another_node"
+    assert driver.state.nodes["n1"].status is NodeStatus.GONE
+    assert driver.feed(NodeChanged(node=machine("BA"))).outcome == "rejected"
 
 
 def running(cell: CellDriver, *job_ids: str) -> None:

@@ -53,6 +53,7 @@ def count(number: int, name: str) -> str:
 
 JOIN_REFUSALS = {
     "other_machine": "another machine has this node id and is not proven gone; fence that one, or rename this one",
+    "gpu_of_another_node": "one of its GPUs is that of another node which is not proven gone; fence that one",
     "stale_join": "its incarnation is not above the last one; the node joins again",
 }
 

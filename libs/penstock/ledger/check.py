@@ -125,7 +125,7 @@ def _index(state: CellState) -> Iterator[str]:
         if state.sound_gpus[node.ordinal] != node.sound_gpus():
             yield f"node {node.spec.node_id} counts {state.sound_gpus[node.ordinal]} sound GPUs"
         if node.status is NodeStatus.GONE:
-            fresh.gone |= node.bit
+            fresh.lose(node.bit, node.spec)
         if node.cordon is not None:
             fresh.cordoned |= node.bit
         if node.entered != node.free():

@@ -153,7 +153,7 @@ def node_uncordoned(state: CellState, fact: external_events.NodeUncordoned) -> N
 def node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
     node = state.nodes[fact.node_id]
     node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.GONE, fact.node_id)
-    state.index.gone |= node.bit
+    state.index.lose(node.bit, node.spec)
     state.capacity_version += 1
     state.reindex(node)
 

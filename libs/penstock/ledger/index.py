@@ -194,7 +194,7 @@ def shape_of(spec: NodeSpec) -> NodeShape:
 
 @dataclass(slots=True)
 class NodeIndex:
-    """All bit sets of one cell. An ordinal is reused when its node is forgotten."""
+    """All bit sets of one cell, and its GPUs. An ordinal is reused when its node is forgotten."""
 
     known: int = 0
     placeable: int = 0
@@ -217,6 +217,8 @@ class NodeIndex:
     """(GPUs used, GPUs in all) → placeable nodes; the classes of Liquid's fitness. A partly given GPU is used."""
     shared: dict[Share, int] = field(default_factory=dict)
     """What is left of a partly given GPU → placeable nodes with such a one."""
+    gpu_node: dict[str, str] = field(default_factory=dict)
+    """UUID → id of the node that has this GPU and is not proven gone."""
 
     def describe(self, bit: int, spec: NodeSpec) -> None:
         """Enters what never changes while a spec is valid."""
@@ -224,6 +226,8 @@ class NodeIndex:
         self.gone &= ~bit
         for sets, key in self._described(spec):
             _add(sets, key, bit)
+        for gpu in spec.gpus:
+            self.gpu_node[gpu.uuid] = spec.node_id
 
     def forget(self, bit: int, spec: NodeSpec) -> None:
         """Undoes `describe`; the node's free resources must have been taken out before."""
@@ -231,6 +235,17 @@ class NodeIndex:
         self.gone &= ~bit
         for sets, key in self._described(spec):
             _drop(sets, key, bit)
+        self._release(spec)
+
+    def lose(self, bit: int, spec: NodeSpec) -> None:
+        """The node is proven gone: its GPUs may turn up elsewhere."""
+        self.gone |= bit
+        self._release(spec)
+
+    def _release(self, spec: NodeSpec) -> None:
+        for gpu in spec.gpus:
+            if self.gpu_node.get(gpu.uuid) == spec.node_id:
+                del self.gpu_node[gpu.uuid]
 
     def _described(self, spec: NodeSpec) -> Iterator[tuple[dict[Any, int], object]]:
         """The sets that hold a node of this spec, and its key in each."""

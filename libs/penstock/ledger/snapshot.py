@@ -149,7 +149,7 @@ def _derive(state: CellState) -> None:
         state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)
         state.sound_gpus[node.ordinal] = node.sound_gpus()
         if node.status is NodeStatus.GONE:
-            state.index.gone |= node.bit
+            state.index.lose(node.bit, node.spec)
         if node.cordon is not None:
             state.index.cordoned |= node.bit
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]

@@ -15,6 +15,7 @@ from penstock.model.types import (
     WHOLE_GPU,
     GpuShare,
     Identifier,
+    JoinRefusal,
     Milliseconds,
     ShortText,
     TaskPlacement,
@@ -283,9 +284,7 @@ class NodeJoinRefused(NodeFact, frozen=True, kw_only=True):
     boot_id: Identifier
     incarnation: Token
     """Of the joining that is refused."""
-    reason: Literal["stale_join", "other_machine"]
-    """`stale_join`: its incarnation is not above the last one. `other_machine`: another one has this node id and is not
-    proven gone."""
+    reason: JoinRefusal
 
 
 @event

@@ -7,7 +7,7 @@ from msgspec import Meta, field
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, Token
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
-from penstock.model.types import MAX_GPUS_PER_NODE, Identifier, ShortText, TaskPlacement, Value
+from penstock.model.types import MAX_GPUS_PER_NODE, Identifier, JoinRefusal, ShortText, TaskPlacement, Value
 
 
 class Order(Event, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     boot_id: Identifier
     incarnation: Token
     """Of the joining that is answered."""
-    verdict: Literal["accepted", "stale_join", "other_machine"]
+    verdict: Literal["accepted", JoinRefusal]
     machine_id: Identifier | None = None
     """Of the machine that has the node id now."""
     highest_incarnation: Token

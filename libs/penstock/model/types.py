@@ -32,6 +32,9 @@ CoreId = Annotated[int, Meta(ge=0, lt=MAX_CORES_PER_NODE)]
 GpuShare = Annotated[int, Meta(ge=1, le=WHOLE_GPU)]
 """Thousandths of a GPU's time."""
 
+JoinRefusal = Literal["stale_join", "other_machine", "gpu_of_another_node"]
+"""`stale_join`: its incarnation is not above the last one. `other_machine`: another one has this node id and is not proven
+gone. `gpu_of_another_node`: one of its GPUs is in a node of another id that is not proven gone."""
 Role = Literal["ps", "worker"]
 Category = Literal["cv", "nlp", "speech"]
 Trait = Literal["pipelined", "many_weights", "heavy_preprocessing"]

@@ -162,7 +162,7 @@ class JoinAgain(msgspec.Struct, frozen=True):
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """Another machine is this node: stop every task and end."""
+    """Another node has this node's id or one of its GPUs: stop every task and end."""
 
     why: str
 
@@ -229,9 +229,11 @@ def _join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:
     if own and order.verdict == "stale_join":
         yield JoinAgain(order.highest_incarnation)
     elif own and order.verdict == "other_machine":
-        yield Fence(f"{order.machine_id} has it, and is not proven gone")
+        yield Fence(f"its id is another machine's: {order.machine_id} has it, and is not proven gone")
+    elif own and order.verdict == "gpu_of_another_node":
+        yield Fence("one of its GPUs is in another node, which is not proven gone")
     elif others and order.verdict == "accepted" and order.incarnation > state.incarnation:
-        yield Fence(f"{order.machine_id} has joined under it")
+        yield Fence(f"its id is another machine's: {order.machine_id} has joined under it")
 
 
 def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:

@@ -163,7 +163,7 @@ class Node:
                 self.journal.write([], [], {"incarnation": above}, durable=True)
                 raise JoinStale(f"this node's joining {self.state.incarnation} is not above {above}")
             case machine.Fence(why):
-                raise OtherMachine(f"node id {self.spec.node_id} is another machine's: {why}")
+                raise OtherMachine(f"node {self.spec.node_id}: {why}")
             case Forget(task_id, token):
                 self.host.forget((task_id, token))
 

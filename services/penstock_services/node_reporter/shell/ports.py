@@ -29,7 +29,7 @@ class JoinStale(PenstockError):
 
 
 class OtherMachine(PenstockError):
-    """Another machine is this node."""
+    """Another node has this node's id or one of its GPUs."""
 
 
 class Immortal(PenstockError):

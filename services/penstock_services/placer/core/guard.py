@@ -6,7 +6,7 @@ so that a duplicate cannot act twice (speed.md rule 10).
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.state import CellState, JobState, NodeState
@@ -14,7 +14,7 @@ from penstock.model import external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
 from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
-from penstock.model.types import MAX_JOB_ID_CHARS, NodeSpec
+from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal, NodeSpec
 
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout", "queue_timeout"})
 
@@ -127,7 +127,7 @@ def _changed(state: CellState, event: external_events.NodeChanged) -> str | None
         return "older_boot"
     if node.status is NodeStatus.GONE:
         return "node_gone"
-    return _ambiguous(event.node)
+    return _ambiguous(state, event.node)
 
 
 def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
@@ -138,7 +138,7 @@ def _joined(state: CellState, event: external_events.NodeJoined) -> str | None:
     known = state.forgotten_nodes.get(event.node.node_id, 0) if node is None else node.incarnation
     if 0 < event.incarnation <= known:
         return "stale_join"
-    return _ambiguous(event.node)
+    return _ambiguous(state, event.node)
 
 
 def _other_machine(node: NodeState, found: NodeSpec) -> bool:
@@ -149,7 +149,7 @@ def _other_machine(node: NodeState, found: NodeSpec) -> bool:
 
 def join_refusal(state: CellState, event: Event, reason: str) -> ledger_events.NodeJoinRefused | None:
     """What a node is to know of its refused joining; None for a copy of the joining that counts, and for other inputs."""
-    if not isinstance(event, external_events.NodeJoined) or reason not in ("stale_join", "other_machine"):
+    if not isinstance(event, external_events.NodeJoined) or reason not in get_args(JoinRefusal):
         return None
     node, boot_id = state.nodes.get(event.node.node_id), event.node.boot_id
     if node is not None and (boot_id, event.incarnation) == (node.spec.boot_id, node.incarnation):
@@ -162,10 +162,14 @@ def join_refusal(state: CellState, event: Event, reason: str) -> ledger_events.N
     )
 
 
-def _ambiguous(node: NodeSpec) -> str | None:
-    """A UUID is a GPU's only name."""
+def _ambiguous(state: CellState, node: NodeSpec) -> str | None:
+    """A UUID is a GPU's only name, and a GPU is in one node."""
     uuids = {gpu.uuid for gpu in node.gpus}
-    return "duplicate_gpu_uuid" if len(uuids) < len(node.gpus) else None
+    if len(uuids) < len(node.gpus):
+        return "duplicate_gpu_uuid"
+    owners = state.index.gpu_node
+    elsewhere = any(owners.get(uuid, node.node_id) != node.node_id for uuid in uuids)
+    return "gpu_of_another_node" if elsewhere else None
 
 
 def _left(state: CellState, event: external_events.NodeLeft) -> str | None:

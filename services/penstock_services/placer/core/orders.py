@@ -11,10 +11,11 @@ from penstock.model.ledger_events import NodeJoinRefused, PlacementDecided, Stop
 from penstock.model.orders import AnswerJoin, Order, Peer, StartTask, StopTask
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
+from penstock.model.types import JoinRefusal
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
-Verdict = Literal["accepted", "stale_join", "other_machine"]
+Verdict = Literal["accepted", JoinRefusal]
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
 
