@@ -24,7 +24,7 @@ from penstock.model.orders import SetCores
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell import sampler
+from penstock_services.node_reporter.shell import cgroups, sampler
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.spawner import Spawner
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -132,7 +132,7 @@ def sleeps(options: Options) -> list[psutil.Process]:
 
 async def test_a_predecessor_alive_holds_its_successor_back(node: Options, cell: Cell) -> None:
     """The judge is the processes' own diary: never two lines of begin without an end between."""
-    diary = node.state_dir / "diary"
+    diary = node.state_dir.parent / "diary"
     script = f"echo begin >> {diary}; sleep 0.3; echo end >> {diary}"
     await cell.order(*[start_order(token, "sh", "-c", script) for token in (1, 2)])
     await cell.until(external_events.TaskExited, task_id="job-2.1.0")
@@ -220,13 +220,17 @@ async def test_cores_of_a_running_task_are_changed(node: Options, cell: Cell) ->
     assert (exited.cause, exited.signal) == ("stopped", signal.SIGTERM)
 
 
-async def test_a_memory_cap_holds(node: Options, cell: Cell) -> None:
-    """Without a cgroup the cap is RLIMIT_DATA: the allocation fails inside the program."""
+async def test_without_a_cgroup_a_memory_cap_is_each_process_own(
+    options: Options, broker: MemoryBroker, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RLIMIT_DATA: the allocation fails inside the program."""
+    monkeypatch.setattr(cgroups, "own_groups", lambda *_: {})
     hungry = "x = bytearray(3 << 30); print('had it')"
-    await cell.order(start_order(1, sys.executable, "-c", hungry, host_memory_mib=256))
-    exited = await cell.until(external_events.TaskExited)
+    async with working(options, MemoryLog(broker, "n")):
+        await cell.order(start_order(1, sys.executable, "-c", hungry, host_memory_mib=256))
+        exited = await cell.until(external_events.TaskExited)
     assert exited.exit_code == 1
-    assert "MemoryError" in log_path(node.log_dir, "job-1", "job-1.1.0").read_text()
+    assert "MemoryError" in log_path(options.log_dir, "job-1", "job-1.1.0").read_text()
 
 
 async def test_a_killed_guardian_takes_its_task_with_it(node: Options, cell: Cell) -> None:
@@ -394,21 +398,15 @@ async def test_a_log_that_was_made_anew_is_read_from_its_end(options: Options, b
         assert (await cell.until(external_events.TaskExited)).exit_code == 0
 
 
-async def test_a_cgroup_gets_the_cap_the_task_and_is_asked_about_oom(
-    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
-) -> None:
-    """What is written into a delegated cgroup, over a plain folder: the kernel's part is not tested here."""
-    group = tmp_path / "cgroup"
-    group.mkdir()
-    (group / "cgroup.subtree_control").write_text("cpu memory\n")
-    own = group / "n1@job-1.1.0"
-    script = f"printf 'oom 1\\noom_kill 1\\n' > {own}/memory.events; kill -9 $$"
-    async with working(replace(options, cgroup=group), MemoryLog(broker, "n")):
-        await cell.order(start_order(1, "sh", "-c", script, host_memory_mib=256))
-        exited = await cell.until(external_events.TaskExited)
-    assert (exited.cause, exited.signal) == ("out_of_memory", signal.SIGKILL)
-    assert (own / "memory.max").read_text() == str(256 << 20)
-    assert (own / "cgroup.procs").read_text() == "0"
+async def test_a_memory_cap_is_of_all_processes_together(node: Options, cell: Cell) -> None:
+    """A data loader's workers: each is within the promise, together they are not; the kernel counts them as one."""
+    if not cgroups.Cgroups(NODE, None).caps_memory:
+        pytest.skip("this machine delegates no memory cgroup")
+    worker = f"{sys.executable} -c 'import time; x = bytes(1) * (70 << 20); time.sleep(2)'"
+    await cell.order(start_order(1, "sh", "-c", f"{worker} & {worker} & {worker}", host_memory_mib=150))
+    exited = await cell.until(external_events.TaskExited)
+    assert (exited.cause, exited.signal) != ("exited", None), "one of them was killed by the kernel"
+    assert exited.cause == "out_of_memory"
 
 
 async def test_an_unwritable_log_folder_costs_the_log_and_not_the_task(

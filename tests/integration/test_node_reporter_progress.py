@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from penstock.model.event import Event
 from penstock.model.orders import Peer
 from penstock.model.types import TaskPlacement
 from penstock.runtime.task_logs import log_path
-from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.options import IsolationChoice, Options
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
 
@@ -262,7 +263,8 @@ async def test_what_was_reported_while_the_reporter_was_down_is_read_by_the_next
 async def test_a_task_that_replaced_its_fifo_does_not_keep_the_next_reporter_from_starting(
     options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
-    """A script clears a folder that it took for its own; its exit is reported all the same."""
+    """Where a task sees the node's folders, a script clears one that it took for its own; its exit is reported all the same."""
+    options = replace(options, isolation=IsolationChoice.NONE)
     script = (
         "import os, time; p = os.environ['PENSTOCK_PHASE_FILE']; os.unlink(p); open(p, 'w').write('train')\n"
         "print('done', flush=True); time.sleep(1); raise SystemExit(3)"

@@ -88,7 +88,7 @@ def expected_state() -> Any:
     state = ADDED | renamed(read("state.json.gz"))
     for node in state["nodes"].values():
         node |= ADDED_TO_NODES
-        node["spec"] |= {"machine_id": None}
+        node["spec"] |= {"machine_id": None, "isolation": None}
     return state
 
 

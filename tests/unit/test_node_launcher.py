@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_services.node_reporter.shell.launcher import Output, write_whole
+from penstock_services.node_reporter.shell.output import Output
+from penstock_services.node_reporter.shell.shim import write_whole
 
 
 def refuse(_descriptor: int) -> None:

@@ -12,7 +12,7 @@ from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import GpuFaulted, NodeChanged
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.proposals import JobPlan, PlanProposed
-from penstock.model.types import Estimate, Gpu, JobSpec, ResourceRequest, ResourceVector
+from penstock.model.types import Estimate, Gpu, Isolation, JobSpec, ResourceRequest, ResourceVector
 from penstock.policies.base import LazyRng, assign
 from penstock.policies.liquid import Liquid
 from penstock.policies.profiles import PROFILES
@@ -34,6 +34,11 @@ def gpus_of(cell: CellDriver, *job_ids: str) -> list[tuple[int, ...]]:
     return [task.place.gpus for job_id in job_ids for task in cell.job(job_id).tasks.values()]
 
 
+def held(cell: CellDriver) -> list[int]:
+    """The GPU of every task that has one."""
+    return [gpu for job in cell.state.jobs for gpus in gpus_of(cell, job) for gpu in gpus]
+
+
 @pytest.fixture
 def cell() -> CellDriver:
     driver = CellDriver(PlacerSettings(profile="fifo"))
@@ -48,6 +53,24 @@ def test_small_jobs_fill_the_fullest_gpu_that_still_holds_them(cell: CellDriver)
     cell.submit("train", need=whole())
     assert gpus_of(cell, "a", "b", "c", "train") == [(0,), (0,), (0,), (1,)]
     assert cell.state.nodes["n1"].free().gpus == 0
+
+
+@pytest.mark.parametrize("profile", ["liquid", "fifo", "best-fit", "fgd", "drf", "hived", "packing"])
+def test_where_an_end_cannot_be_proven_a_gpu_has_one_task(profile: str) -> None:
+    """A node that can make neither namespace nor cgroup: a small job gets a whole GPU, also of one gang."""
+    cell = CellDriver(PlacerSettings(profile=profile))
+    spec = node_spec("n1", 3, memory_mib=4_000)
+    cell.join(msgspec.structs.replace(spec, isolation=Isolation(exits="none", files=False)))
+    cell.submit("a", need=share(300))
+    cell.submit("gang", job_spec(workers=2), share(300))
+    cell.submit("c", need=share(300))
+    assert len(set(held(cell))) == len(held(cell)) >= 2
+    for job_id in ("a", "gang", "c"):
+        if job_id in cell.state.jobs and cell.job(job_id).tasks:
+            cell.start(job_id)
+            for task_id in list(cell.job(job_id).tasks):
+                cell.exit(task_id)
+            assert len(set(held(cell))) == len(held(cell)), "two tasks on one GPU"
 
 
 def test_a_share_waits_when_no_gpu_has_so_much_left(cell: CellDriver) -> None:

@@ -87,6 +87,13 @@ def _look(client: Gateway) -> Iterator[Finding]:
     silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
     start = "start a node-reporter, or everything on this machine with `penstock up`"
     yield Finding("nodes", f"{len(ready)} of {len(nodes)} ready", "" if ready else start)
+    unproven = [node for node in nodes if not node.get("shares_gpus", True)]
+    if unproven:
+        found = f"{', '.join(node['node_id'] for node in unproven)}: a task's end cannot be proven, GPUs are not shared"
+        why = unproven[0]["isolation"]["reason"]
+        yield Finding(
+            "isolation", found, f"let node-reporters make PID namespaces, or give them a cgroup ({why})"
+        )
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
 

@@ -108,7 +108,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
     """One line per node, by id; used of all."""
     columns = ["NODE", "STATE", "GPU MODEL", "GPUS", "", "CORES", "MEMORY", "TASKS"]
     if wide:
-        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "CORDONED BY"]
+        columns += ["RACK", "DOMAIN", "ADDRESS", "NETWORK", "FAULTED", "CORDONED BY", "ISOLATION"]
     table = plain_table(*columns, right=("GPUS", "CORES", "MEMORY", "TASKS", "FAULTED"))
     for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         gpus = node["gpus"] - node["gpus_free"]
@@ -123,10 +123,25 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
             cells += [
                 escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
                 f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
-                escape(cordoned_by(node)),
+                escape(cordoned_by(node)), isolation(node),
             ]  # fmt: skip
         table.add_row(*cells)
     return table
+
+
+EXITS = {
+    "pid_namespace": "exits by PID namespace",
+    "cgroup": "exits by cgroup",
+    "none": "exits not proven: whole GPUs only",
+}
+
+
+def isolation(node: Row) -> str:
+    """What the node enforces on its tasks: `exits by PID namespace, files hidden`."""
+    found = node.get("isolation")
+    if not found:
+        return "not reported"
+    return f"{EXITS[found['exits']]}, files {'hidden' if found['files'] else 'open'}"
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:

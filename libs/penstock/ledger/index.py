@@ -115,6 +115,9 @@ class Share(NamedTuple):
         return self.milli >= need.gpu_share_milli and self.memory_mib >= need.gpu_memory_mib
 
 
+NO_SHARE = Share(0, 0)
+
+
 class Free(msgspec.Struct, frozen=True, gc=False):
     """What is free on one node, or -1 everywhere for a node on which nothing may be placed."""
 
@@ -142,13 +145,13 @@ class Free(msgspec.Struct, frozen=True, gc=False):
         """Position in `shares` of the partly given GPU with least left that still holds the task; None if none does."""
         return next((place for place, share in enumerate(self.shares) if share.holds(need)), None)
 
-    def less(self, need: ResourceVector, gpu_memory_mib: int) -> "Free":
-        """After a task that fits was placed; `gpu_memory_mib`: of the node's smallest GPU."""
+    def less(self, need: ResourceVector, gpu: Share) -> "Free":
+        """After a task that fits was placed; `gpu`: what a wholly free GPU of the node offers it."""
         gpus, shares = self.gpus - need.gpus, self.shares
         if need.gpu_share_milli < WHOLE_GPU:
             place = self.best_share(need)
             if place is None:
-                left = Share(WHOLE_GPU, gpu_memory_mib)
+                left = gpu
             else:
                 gpus, left = self.gpus, shares[place]
                 shares = shares[:place] + shares[place + 1 :]
@@ -177,6 +180,7 @@ class NodeShape(NamedTuple):
     cores: int
     host_memory_mib: int
     bandwidth_mbps: int
+    shares_gpus: bool = True
 
 
 def shape_of(spec: NodeSpec) -> NodeShape:
@@ -189,6 +193,7 @@ def shape_of(spec: NodeSpec) -> NodeShape:
         spec.cores,
         spec.host_memory_mib,
         spec.bandwidth_mbps,
+        spec.shares_gpus,
     )
 
 

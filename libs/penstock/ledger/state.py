@@ -5,6 +5,7 @@ Time and sequence live here too: before a record's facts are folded, `seq` and `
 
 import heapq
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -213,6 +214,17 @@ class NodeState:
         return uuids.index(uuid) if uuid in uuids else None
 
     @property
+    def offered(self) -> Mapping[int, Share]:
+        """What is left of partly given GPUs for others; nothing where the node cannot prove a task's end."""
+        return self.shared if self.spec.shares_gpus else {}
+
+    def room_of_gpu(self, need: ResourceVector) -> Share:
+        """What a wholly free GPU offers a task and those that come after it."""
+        if self.spec.shares_gpus:
+            return Share(WHOLE_GPU, self.gpu_memory_mib)
+        return Share(need.gpu_share_milli, need.gpu_memory_mib)
+
+    @property
     def gpu_memory_mib(self) -> int:
         """Of its smallest GPU: so much of each is given out."""
         return min((gpu.memory_mib for gpu in self.spec.gpus), default=0)
@@ -230,7 +242,7 @@ class NodeState:
         """What is free of a GPU without fault; None if nothing is."""
         if self.healthy_gpu_mask >> gpu & 1:
             return Share(WHOLE_GPU, self.gpu_memory_mib)
-        return None if self.faulted_gpu_mask >> gpu & 1 else self.shared.get(gpu)
+        return None if self.faulted_gpu_mask >> gpu & 1 else self.offered.get(gpu)
 
     def give(self, place: TaskPlacement) -> None:
         """A task takes its place. Of a GPU that the inventory no longer has nothing is left for others."""
@@ -288,7 +300,7 @@ class NodeState:
             tuple(
                 sorted(
                     left
-                    for gpu, left in self.shared.items()
+                    for gpu, left in self.offered.items()
                     if left.milli and not self.faulted_gpu_mask >> gpu & 1
                 )
             )

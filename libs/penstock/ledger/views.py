@@ -146,6 +146,8 @@ def node_row(node: NodeState, seq: int) -> Row:
         "host_memory_free_mib": node.free_host_memory_mib,
         "bandwidth_mbps": spec.bandwidth_mbps,
         "bandwidth_free_mbps": node.free_bandwidth_mbps,
+        "isolation": fragment(spec.isolation),
+        "shares_gpus": spec.shares_gpus,
         "leaving": node.leaving,
         "cordon": fragment(node.cordon),
         "tasks": len(node.tasks),

@@ -201,10 +201,23 @@ class Gpu(Value, frozen=True, kw_only=True):
     memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
+class Isolation(Value, frozen=True, kw_only=True):
+    """What a node enforces on its tasks, as its reporter found it by trying."""
+
+    OMITTED = ("reason",)
+
+    exits: Literal["pid_namespace", "cgroup", "none"]
+    """How the end of all processes of a task is proven. `none`: one that hides may outlive its task, so a GPU has one."""
+    files: bool
+    """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's name."""
+    reason: ShortText = ""
+    """Why nothing better is to be had."""
+
+
 class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter found it."""
 
-    OMITTED = ("machine_id",)
+    OMITTED = ("machine_id", "isolation")
 
     node_id: Identifier
     machine_id: Identifier | None = None
@@ -218,6 +231,13 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     host_memory_mib: Annotated[int, Meta(ge=1, le=1 << 30)]
     bandwidth_mbps: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
+    isolation: Isolation | None = None
+    """None: not reported."""
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several tasks may have a part of one GPU each."""
+        return self.isolation is None or self.isolation.exits != "none"
 
     def __post_init__(self) -> None:
         if [gpu.index for gpu in self.gpus] != list(range(len(self.gpus))):

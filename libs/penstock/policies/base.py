@@ -152,7 +152,7 @@ def _share(node: NodeState, need: ResourceVector) -> int:
     """The GPU that a share goes to."""
     held = [
         (share, gpu)
-        for gpu, share in node.shared.items()
+        for gpu, share in node.offered.items()
         if share.holds(need) and not node.faulted_gpu_mask >> gpu & 1
     ]
     return min(held)[1] if held else take_lowest(node.healthy_gpu_mask, 1)[0]

@@ -94,7 +94,7 @@ def slots(shape: NodeShape, need: ResourceVector, gpu_models: tuple[str, ...], l
     if need.gpus:
         fits = min(fits, shape.gpus // need.gpus)
         if need.gpu_share_milli < WHOLE_GPU:
-            each = WHOLE_GPU // need.gpu_share_milli
+            each = WHOLE_GPU // need.gpu_share_milli if shape.shares_gpus else 1
             if need.gpu_memory_mib:
                 each = min(each, shape.gpu_memory_mib // need.gpu_memory_mib)
             fits = min(limit, shape.gpus * each)

@@ -7,7 +7,7 @@ nothing. They differ only in how they rank the nodes that are open to the next t
 from collections.abc import Callable, Iterable
 from itertools import islice, repeat
 
-from penstock.ledger.index import Free, bits
+from penstock.ledger.index import NO_SHARE, Free, bits
 from penstock.ledger.state import CellState, Demand, JobState
 from penstock.model.ledger_events import MAX_CANDIDATES, Candidate, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector
@@ -64,7 +64,7 @@ class Gang:
         need = self.need(is_worker)
         free = self.free(ordinal)
         left = free.less(
-            need, self.state.node(ordinal).gpu_memory_mib if need.gpu_share_milli < WHOLE_GPU else 0
+            need, self.state.node(ordinal).room_of_gpu(need) if need.gpu_share_milli < WHOLE_GPU else NO_SHARE
         )
         self.left[ordinal] = left
         (self.workers if is_worker else self.servers).append(ordinal)

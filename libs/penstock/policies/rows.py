@@ -43,6 +43,8 @@ class NodeRow:
     """Tasks with GPUs, counted by class."""
     model: str
     """Of its GPUs; empty unless all are of one."""
+    shares_gpus: bool
+    """A GPU of which a task has a part may be given to others, too."""
 
     @classmethod
     def of(cls, state: CellState, node: NodeState) -> "NodeRow":
@@ -50,7 +52,7 @@ class NodeRow:
         shares, memory = [0] * count, [each] * count
         for gpu in bits(node.healthy_gpu_mask):
             shares[gpu] = WHOLE_GPU
-        for gpu, left in node.shared.items():
+        for gpu, left in node.offered.items():
             memory[gpu] = left.memory_mib
             if not node.faulted_gpu_mask >> gpu & 1:
                 shares[gpu] = left.milli
@@ -59,7 +61,10 @@ class NodeRow:
             place = state.jobs[job_id].tasks[task_id].place
             if place.gpus:
                 classes[class_of(len(place.gpus), place.gpu_share_milli)] += 1
-        return cls(node.free_core_mask.bit_count(), shares, memory, classes, shape_of(node.spec).gpu_model)
+        shape = shape_of(node.spec)
+        return cls(
+            node.free_core_mask.bit_count(), shares, memory, classes, shape.gpu_model, shape.shares_gpus
+        )
 
     def fitting(self, need: ResourceVector) -> list[int]:
         """GPUs, rising, each of which can take a task with one GPU."""
@@ -81,7 +86,7 @@ class NodeRow:
         elif gpus is None:
             gpus = take_lowest(self.whole, need.gpus)
         for taken in gpus:
-            self.shares[taken] -= need.gpu_share_milli
+            self.shares[taken] -= need.gpu_share_milli if self.shares_gpus else WHOLE_GPU
             self.memory_mib[taken] -= need.gpu_memory_mib
         if gpus:
             self.classes[class_of(need.gpus, need.gpu_share_milli)] += 1

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,15 @@ def mebibytes(text: str | int) -> int:
 
 def _memory(flag: str, metavar: str, help_text: str | None = None) -> Any:
     return typer.Option(flag, parser=mebibytes, metavar=metavar, help=help_text)
+
+
+class IsolationChoice(StrEnum):
+    """What `--isolation` may be."""
+
+    AUTO = "auto"
+    PID_NAMESPACE = "pid_namespace"
+    CGROUP = "cgroup"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,12 @@ class Options:
             help="Once, after a repair without a boot: forget the GPU faults of earlier starts.",
         ),
     ] = False
+    isolation: Annotated[
+        IsolationChoice,
+        typer.Option(
+            help="How tasks are confined and their end is proven; auto: the best of what is to be had here."
+        ),
+    ] = IsolationChoice.AUTO
     cgroup: Annotated[
         Path | None,
         typer.Option(

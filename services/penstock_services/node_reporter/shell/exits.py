@@ -53,6 +53,7 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         "exec": f"cannot execute {program!r}",
         "workdir": f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}",
         "affinity": "cannot pin it to its cores",
+        "confinement": "cannot give it namespaces and mounts of its own",
         "cgroup": "cannot put it into its memory cgroup",
     }.get(failure.stage, "cannot prepare it")
     remedy = {
@@ -61,6 +62,7 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         errno.ENOEXEC: "it is no program for this machine; a script needs a first line such as #!/usr/bin/env python3",
         errno.ENOTDIR: "a part of the path is a file; correct the path",
         errno.E2BIG: "arguments and environment are too long; put them into a file",
+        errno.ENOSPC: "raise user.max_pid_namespaces (user.max_user_namespaces, user.max_mnt_namespaces) on the node",
         errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
     }.get(failure.errno, "see the message and the node's log")
     return f"{what}: {os.strerror(failure.errno)}; {remedy}"

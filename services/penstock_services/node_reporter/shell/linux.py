@@ -3,8 +3,9 @@
 import logging
 import os
 import shutil
+import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,24 +16,25 @@ import pynvml
 from penstock.errors import ConfigurationError
 from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import StartTask
-from penstock.model.types import TaskPlacement
+from penstock.model.types import MAX_TEXT, Isolation
 from penstock.runtime.task_logs import file_name, log_path
 from penstock.sdk.lines import FIFO
 from penstock_services.node_reporter.core.environment import base_environment, task_environment
-from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import processes
+from penstock_services.node_reporter.shell.cgroups import Cgroups
+from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import open_fifo
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
-from penstock_services.node_reporter.shell.spawner import Spawner, lock_state
+from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
 
 PHASES = "phases"
-DATA_SLACK_MIB = 1_024
-"""RLIMIT_DATA counts memory that is reserved but never touched (thread stacks of 8 MiB, BLAS buffers of 32 MiB
-per thread), a memory cap means what is used; so much more is therefore allowed."""
+WORK = "work"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+MAX_RECORD_BYTES = 65_536
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
@@ -44,9 +46,13 @@ class LinuxHost:
     """This machine under these options. Raises `ConfigurationError` naming the option that does not fit."""
 
     def __init__(self, options: Options) -> None:
-        check_cgroup(options.cgroup)
         self.options = options
-        self.spec = find_node(options)
+        self._cgroups = Cgroups(options.node_id, options.cgroup)
+        self._confinement, why = confine(options.isolation, self._cgroups)
+        isolation = Isolation(
+            exits=self._confinement.exits, files=self._confinement.mounts, reason=why[:MAX_TEXT]
+        )
+        self.spec = msgspec.structs.replace(find_node(options), isolation=isolation)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
@@ -79,14 +85,21 @@ class LinuxHost:
         """Leaves what the task itself wrote into its working folder."""
         folder = self._folder(key)
         with suppress(OSError):
-            (folder / "work").rmdir()
-        if not (folder / "work").exists():
+            (folder / WORK).rmdir()
+        if not (folder / WORK).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
     # ------------------------------------------------------------------------------------- tasks
 
     def launch(self, lock: int, callbacks: Callbacks) -> Spawner:
-        return Spawner(lock, self._marks, callbacks, self.request)
+        tasks = make_folder(self.options.state_dir / "tasks")
+        with suppress(JournalFailed):  # tasks go without logs
+            make_folder(self.options.log_dir)
+        hidden = outermost(
+            folder for folder in (self.options.state_dir, self.options.log_dir) if folder.is_dir()
+        )
+        plan = self._confinement._replace(tasks=str(tasks), hidden=[str(folder) for folder in hidden])
+        return Spawner(lock, self._marks, plan, callbacks, self.request)
 
     def request(self, order: StartTask) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `JournalFailed`."""
@@ -94,6 +107,7 @@ class LinuxHost:
         folder = make_folder(self._folder((order.task_id, order.token)))
         with _state_folder(), suppress(FileExistsError):
             os.mkfifo(folder / PHASES, 0o600)
+        work = None if order.workdir else make_folder(folder / WORK)
         virtual = options.virtual_gpus is not None
         return {
             "task_id": order.task_id,
@@ -104,16 +118,21 @@ class LinuxHost:
             "argv": list(order.command),
             "env": task_environment(order, self.spec, self._base, virtual=virtual)
             | {FIFO: str(folder / PHASES)},
-            "cwd": order.workdir or str(make_folder(folder / "work")),
-            **memory_cap(options, order.place),
+            "cwd": order.workdir or str(work),
+            "visible": [PHASES] if work is None else [PHASES, WORK],
+            **self._cgroups.request(order.place, (order.task_id, order.token)),
             "cores": real_cores(order.place.cores),
         }
 
     def end_task(self, key: Key) -> int:
         started = self.started(key)
+        in_groups = self._cgroups.end(key)
+        if started is not None and started.exits == "pid_namespace":
+            return 0  # with its shim the kernel ended all of it
         session = started.pid if started is not None else None
         own = {**self._marks, "PENSTOCK_TASK_ID": key[0], "PENSTOCK_TOKEN": str(key[1])}
-        return processes.kill_all(lambda: processes.with_descendants(processes.members(own, session), set()))
+        found = lambda: processes.with_descendants(processes.members(own, session), set())  # noqa: E731
+        return in_groups + processes.kill_all(found)
 
     def end_orphans(self, known: set[int]) -> int:
         spare = known | processes.ancestors(os.getpid())
@@ -172,11 +191,26 @@ class LinuxHost:
 
 
 def read_record(path: Path, kind: type[Kind]) -> Kind | None:
-    """A file that a shim wrote whole; None when it is not there, or not readable: the machine lost it as it went down."""
+    """A file that a shim wrote whole. None: not there, not readable (lost as the machine went down), or not a shim's."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
         return None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+            logger.error("%s was not written by a shim; it is not believed", path)
+            return None
+        try:
+            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+
+def outermost(folders: Iterable[Path]) -> list[Path]:
+    """Without those that lie in another of them."""
+    whole = {folder.resolve() for folder in folders}
+    return sorted(folder for folder in whole if whole.isdisjoint(folder.parents))
 
 
 @contextmanager
@@ -201,30 +235,20 @@ def real_cores(cores: Sequence[int]) -> list[int]:
     return sorted({usable[core % len(usable)] for core in cores})
 
 
-def memory_cap(options: Options, place: TaskPlacement) -> dict[str, Any]:
-    """The request's fields `data_limit` (bytes, 0: none) and `cgroup` (a folder, or None)."""
-    if place.host_memory_mib == 0:
-        return {"data_limit": 0, "cgroup": None}
-    if options.cgroup is None:
-        return {"data_limit": (place.host_memory_mib + DATA_SLACK_MIB) * BYTES_PER_MIB, "cgroup": None}
-    group = options.cgroup / f"{file_name(options.node_id)}@{file_name(place.task_id)}"
-    try:
-        group.mkdir(exist_ok=True)
-        (group / "memory.max").write_text(str(place.host_memory_mib * BYTES_PER_MIB))
-    except OSError as error:
-        raise JournalFailed(f"--cgroup: {group} cannot be set up: {error}") from error
-    return {"data_limit": 0, "cgroup": str(group)}
-
-
-def check_cgroup(folder: Path | None) -> None:
-    """Raises `ConfigurationError` when the delegated folder cannot carry memory caps."""
-    if folder is None:
-        return
-    try:
-        enabled = (folder / "cgroup.subtree_control").read_text().split()
-    except OSError as error:
-        raise ConfigurationError(f"--cgroup: {folder} is not a cgroup v2 folder: {error}") from error
-    if "memory" not in enabled:
-        raise ConfigurationError(
-            f"--cgroup: {folder} does not pass on the memory controller; write +memory into cgroup.subtree_control"
+def confine(choice: IsolationChoice, groups: Cgroups) -> tuple[Confinement, str]:
+    """What is done with each task, and why nothing better is. Raises `ConfigurationError` where the choice is not to be had."""
+    plan, errors = Confinement(), ["--isolation asks for nothing better"]
+    if choice in (IsolationChoice.AUTO, IsolationChoice.PID_NAMESPACE):
+        plan, errors = find_confinement()
+    if plan.exits == "none" and choice in (IsolationChoice.AUTO, IsolationChoice.CGROUP) and groups.unified:
+        groups.proves_ends = True
+        plan = plan._replace(exits="cgroup")
+    if choice is not IsolationChoice.AUTO and plan.exits != choice.value:
+        raise ConfigurationError(f"--isolation {choice}: not to be had here: {'; '.join(errors)}")
+    if plan.exits == "none":
+        logger.warning(
+            "the end of a task cannot be proven here, so this node shares no GPUs: %s", "; ".join(errors)
         )
+    elif not plan.mounts:
+        logger.warning("tasks see this node's folders and processes: %s", "; ".join(errors))
+    return plan, "; ".join(errors)

@@ -48,6 +48,8 @@ class Started(msgspec.Struct, frozen=True):
     pid: int
     """Of the program; also its session id."""
     started_ms: int
+    exits: str = "none"
+    """What proves its end, see `confinement.Confinement`."""
 
 
 class Failure(msgspec.Struct, frozen=True):

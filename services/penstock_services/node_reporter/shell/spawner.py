@@ -19,20 +19,35 @@ from penstock.errors import ConfigurationError
 from penstock.model.orders import StartTask
 from penstock.retry import retry
 from penstock_services.node_reporter.shell import processes
-from penstock_services.node_reporter.shell.launcher import MAX_MESSAGE_BYTES
+from penstock_services.node_reporter.shell.confinement import PROBE, PROBE_TIMEOUT_S, Confinement
+from penstock_services.node_reporter.shell.launcher import IMPORTABLE, LAUNCHER
 from penstock_services.node_reporter.shell.ports import Callbacks, Key
+from penstock_services.node_reporter.shell.shim import MAX_MESSAGE_BYTES
 
 LOCK_WAIT_S = 15.0  # a killed reporter's launcher lets go in milliseconds, one that leaves while the log is away in 10 s
 LOCK_PAUSE_S = 0.01
-LAUNCHER = Path(__file__).with_name("launcher.py")
+ISOLATED_PYTHON = (sys.executable, "-I", "-S", "-c")  # followed by the code
 SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGKILL: signal.SIGUSR1,
     signal.SIGUSR1: signal.SIGUSR2,
 }
-"""What is to reach the task → the signal to its shim (see launcher.py)."""
+"""What is to reach the task → the signal to its shim (see shim.py)."""
 
 logger = logging.getLogger(__name__)
+
+
+def find_confinement() -> tuple[Confinement, list[str]]:
+    """The best that this machine allows, tried with real processes; and why nothing better is to be had."""
+    command = [*ISOLATED_PYTHON, IMPORTABLE + PROBE]
+    try:
+        answer = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, timeout=PROBE_TIMEOUT_S, cwd="/"
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return Confinement(), [str(error)]
+    found = json.loads(answer)
+    return Confinement(*found["plan"]), found["errors"]
 
 
 async def lock_state(state_dir: Path) -> int:
@@ -60,13 +75,14 @@ async def lock_state(state_dir: Path) -> int:
 class Spawner:
     """The launcher's other end; adapter of `ports.Launcher`. `marks`: the launcher's environment.
 
-    `request_of`: the request for an order, see launcher.py for its fields.
+    `request_of`: the request for an order, see shim.py for its fields.
     """
 
     def __init__(
         self,
         lock: int,
         marks: Mapping[str, str],
+        plan: Confinement,
         callbacks: Callbacks,
         request_of: Callable[[StartTask], Mapping[str, Any]],
     ) -> None:
@@ -84,7 +100,13 @@ class Spawner:
         self._control = ours
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(LAUNCHER), str(theirs.fileno()), str(lock)],
+                [
+                    *ISOLATED_PYTHON,
+                    LAUNCHER,
+                    str(theirs.fileno()),
+                    str(lock),
+                    json.dumps(plan),
+                ],
                 pass_fds=(theirs.fileno(), lock),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,0 +1,186 @@
+"""Linux namespaces, private mounts and capabilities of tasks: what a shim and its leader do to themselves before the exec.
+
+Standard library only: it runs in the launcher's processes, which have no site-packages. A `Confinement` is decided once,
+by `probe`, with real processes; so a node reports what it does, and a later failure is a task's failure to start.
+
+Of a PID namespace the first process is the task's shim: when that ends, the kernel kills all others and waits for them
+before it reports the end. Inside it a process finds its own /proc, and neither the reporter's folders nor writable
+kernel settings. A task that is uid 0 has the capabilities in `KEPT_CAPABILITIES` and no others.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x0002_0000, 0x1000_0000, 0x2000_0000  # <linux/sched.h>
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32  # <linux/mount.h>
+MS_BIND, MS_REC, MS_SLAVE = 4_096, 16_384, 1 << 19
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000  # <linux/fcntl.h>
+SYS_MOUNT_SETATTR = 442  # on every architecture
+MOUNT_ATTR_RDONLY = 1
+PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38  # <linux/prctl.h>
+KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18})
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT: what container
+runtimes leave to root, without raw network, device nodes and file capabilities."""
+MAX_CAPABILITIES = 64
+READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus")
+"""Of /proc: kernel settings that uid 0 could write without any capability."""
+HIDDEN_OPTIONS = "size=64k,nr_inodes=64,mode=755"  # of the empty folder that hides another
+PROBE_TIMEOUT_S = 20.0
+PROBE = "from penstock_services.node_reporter.shell.confinement import answer_probe; answer_probe()"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Confinement(NamedTuple):
+    """What is done with each task of one node."""
+
+    exits: Literal["pid_namespace", "cgroup", "none"] = "none"
+    """What proves a task's end: `pid_namespace`, `cgroup`, or `none`: the shim's own search for descendants."""
+    user_namespace: bool = False
+    """The namespaces belong to a user namespace, since the reporter is not root."""
+    mounts: bool = False
+    """/proc, the hidden folders and /sys are the task's own."""
+    hidden: Sequence[str] = ()
+    """Folders that a task finds empty, none inside another."""
+    tasks: str = ""
+    """The folder of the tasks' folders."""
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (("set", ctypes.c_uint64), ("clear", ctypes.c_uint64), ("propagation", ctypes.c_uint64), ("userns", ctypes.c_uint64))  # fmt: skip
+
+
+def _call(name: str, *arguments: Any) -> int:
+    """A function of the C library. Raises `OSError` where it reports an error."""
+    result: int = getattr(_libc, name)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _call("mount", *encoded[:3], ctypes.c_ulong(flags), encoded[3])
+
+
+def _read_only(path: str) -> None:
+    """Makes a mount and all below it read-only, for this mount namespace."""
+    attributes = _MountAttributes(MOUNT_ATTR_RDONLY, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), AT_RECURSIVE, ctypes.byref(attributes), size)  # fmt: skip
+
+
+def enter_namespaces(plan: Confinement) -> None:
+    """Makes the caller's future the first process of a PID namespace: it goes on in a child, the parent ends."""
+    if plan.exits != "pid_namespace":
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    _call("unshare", CLONE_NEWPID | (CLONE_NEWUSER if plan.user_namespace else 0))
+    if plan.user_namespace:
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    if os.fork():
+        os._exit(0)
+
+
+def hide(plan: Confinement) -> int | None:
+    """Gives the calling leader mounts of its own; returns a descriptor of the tasks' folder, for `reveal`."""
+    if not plan.mounts:
+        return None
+    _call("unshare", CLONE_NEWNS)
+    _mount("none", "/", None, MS_REC | MS_SLAVE)  # what is mounted on the machine later appears here, too
+    tasks = os.open(plan.tasks, os.O_PATH | os.O_DIRECTORY)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    for name in READ_ONLY_PROC:
+        if os.path.exists(f"/proc/{name}"):
+            _mount(f"/proc/{name}", f"/proc/{name}", None, MS_BIND | MS_REC)
+            _read_only(f"/proc/{name}")
+    _read_only("/sys")
+    for folder in plan.hidden:
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, HIDDEN_OPTIONS)
+    return tasks
+
+
+def reveal(plan: Confinement, tasks: int | None, folder: str, names: Sequence[str]) -> None:
+    """Shows the task these files and folders of its own folder, which `hide` has hidden."""
+    if tasks is None:
+        return
+    os.makedirs(folder, exist_ok=True)
+    for name in names:
+        own, shown = f"/proc/self/fd/{tasks}/{os.path.basename(folder)}/{name}", f"{folder}/{name}"
+        if os.path.isdir(own):
+            os.mkdir(shown)
+        else:
+            os.close(os.open(shown, os.O_CREAT | os.O_WRONLY))
+        _mount(own, shown, None, MS_BIND | MS_REC)
+    for hidden in plan.hidden:
+        _mount("none", hidden, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.close(tasks)
+
+
+def drop_privileges() -> None:
+    """Of the leader's program, by exec: root keeps `KEPT_CAPABILITIES` alone, and no program gives more than the task has."""
+    if os.geteuid() == 0:
+        for capability in range(MAX_CAPABILITIES):
+            known = _libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
+            if known and capability not in KEPT_CAPABILITIES:
+                _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+# ---------------------------------------------------------------------------------------------------- probe
+
+
+def plans(*, root: bool) -> Iterator[Confinement]:
+    """What may work here, the best first."""
+    for user_namespace in (False, True) if root else (True,):
+        for mounts in (True, False):
+            yield Confinement("pid_namespace", user_namespace, mounts, ("/sys",), "/sys")
+
+
+def answer_probe() -> NoReturn:
+    """Tries the plans in processes of its own; prints the first that works and the others' errors, as JSON."""
+    errors = []
+    for plan in plans(root=os.geteuid() == 0):
+        error = _attempt(plan)
+        if not error:
+            break
+        errors.append(error)
+    else:
+        plan = Confinement()
+    json.dump({"plan": plan, "errors": errors}, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _attempt(plan: Confinement) -> str:
+    """Why this plan does not work; "": it does."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            enter_namespaces(plan)
+            if os.fork() == 0:
+                hide(plan)
+                drop_privileges()
+                os.write(write, b"-")
+                os._exit(0)
+            os.wait()
+        except OSError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as answers:
+        answer = answers.read()
+    os.wait()
+    return "" if answer == "-" else answer or "no answer"

@@ -1,0 +1,51 @@
+"""A task's log file, bounded, as its shim writes it. Standard library only (see `confinement`)."""
+
+import os
+import sys
+from collections import deque
+
+TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is kept
+
+
+class Output:
+    """A task's log file: everything up to the limit, a marker, and the end of what came after."""
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:  # a task without a log is better than none
+            print(f"no log: {error}", file=sys.stderr, flush=True)
+            self._file = os.open(os.devnull, os.O_WRONLY)
+        self._left = limit_bytes
+        self._dropped = 0
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+
+    def write(self, chunk: bytes) -> None:
+        head, rest = chunk[: self._left], chunk[self._left :]
+        if head:
+            self._left -= len(head)
+            self._put(head)
+        if rest:
+            if not self._dropped:
+                self._put(
+                    b"\n[penstock: the log's limit is reached; what follows is left out up to its end]\n"
+                )
+            self._dropped += len(rest)
+            self._tail.append(rest)
+            self._tail_bytes += len(rest)
+            while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
+                self._tail_bytes -= len(self._tail.popleft())
+
+    def close(self) -> None:
+        if self._tail:
+            end = b"".join(self._tail)[-TAIL_BYTES:]
+            self._put(b"\n[penstock: %d bytes left out]\n" % (self._dropped - len(end)) + end)
+        os.close(self._file)
+
+    def _put(self, data: bytes) -> None:
+        try:
+            os.write(self._file, data)
+        except OSError:  # a full disk must not stop the task; what is missing is missing
+            self._dropped += len(data)

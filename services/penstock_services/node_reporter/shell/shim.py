@@ -1,0 +1,404 @@
+"""One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
+
+A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, cores,
+data_limit, groups, oom, ended_by, visible, task_id, token}`; runs the program, waits for all of it and writes down how it ended.
+
+The folder of a task holds, each written whole (temporary name, then rename):
+`started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits}`, written before the program runs;
+`exit.json {exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, stage, errno, oom}`, written (fsync)
+after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
+a FIFO made by the reporter for the program's lines.
+
+Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives it.
+Where there is no namespace it is the subreaper of everything that the program starts, in whatever session. Once
+the leader is gone it kills what is left and waits until the kernel knows of no child any more: ECHILD.
+
+The lock's descriptor is held by the reporter, by the launcher and by each shim until its `started.json` is
+written. Who gets the lock therefore knows: nothing will be started any more that has no `started.json`.
+
+Signals to a shim: SIGTERM → SIGTERM to the process group; SIGUSR1 → SIGKILL to every process of the task;
+SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint).
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections import deque
+from types import FrameType
+from typing import Any, NoReturn
+
+from penstock_services.node_reporter.shell.confinement import Confinement, drop_privileges, hide, reveal
+from penstock_services.node_reporter.shell.output import Output
+
+MAX_MESSAGE_BYTES = 1 << 18  # argv, environment and peers together; the events behind them are ≤ 64 KiB
+CHUNK_BYTES = 65_536  # a pipe's capacity
+FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
+LONGEST_PAUSE_S = 5.0
+REAP_PAUSE_MS = 5  # between kills while the last processes die
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+RESET_SIGNALS = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ,
+)  # fmt: skip
+"""What Python, the launcher or the shim changed; the program shall find the defaults."""
+
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def start_ticks(pid: int) -> int | None:
+    """When this process started, in clock ticks since boot; with the pid it names one process. None: no such."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def pid_of(pidfd: int) -> int:
+    """A process's number in the namespace of our /proc, which may be another than ours."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def write_whole(folder: str, name: str, content: dict[str, Any], *, durable: bool) -> None:
+    """Writes a file that is there whole or not at all."""
+    temporary = f"{folder}/.{name}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    data = json.dumps(content).encode()
+    try:
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, "written in part")
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, f"{folder}/{name}")
+
+
+def descendants(root: int) -> list[int]:
+    """Living descendants of a process, by the parents in /proc; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != b"Z":
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found: list[int] = []
+    queue = deque([root])
+    while queue:
+        own = children.get(queue.popleft(), [])
+        found += own
+        queue.extend(own)
+    return found
+
+
+class Shim:
+    """One task's supervisor; runs in a process of its own from fork to exit."""
+
+    def __init__(
+        self, control: socket.socket, lock_fd: int, taken_fd: int, plan: Confinement, failure: OSError | None
+    ) -> None:
+        """`failure`: why the confinement could not be had; the task will not start."""
+        self._plan = plan
+        self._failure = failure
+        self._alone = failure is None and plan.exits == "pid_namespace"
+        """Only the task's own processes are there besides this one."""
+        self._control = control
+        self._lock_fd = lock_fd
+        self._taken_fd = taken_fd
+        self._request: dict[str, Any] = {}
+        self._folder = ""
+        self._leader = 0
+        self._reaped: tuple[int, Any] | None = None
+        self._started_ms = 0
+
+    def prepare(self) -> None:
+        """Everything that needs no request: signals, pipes, and the leader, which waits for its program."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(PR_SET_NAME, b"penstock-shim", 0, 0, 0)
+        os.setsid()
+        for number, handler in (
+            (signal.SIGTERM, self._on_terminate),
+            (signal.SIGUSR1, self._on_kill),
+            (signal.SIGUSR2, self._on_checkpoint),
+            (signal.SIGCHLD, self._on_child),
+        ):
+            signal.signal(number, handler)
+        self._shim = int(os.readlink("/proc/self"))  # as the reporter counts; in its namespace it is 1
+        self._shim_start = start_ticks(self._shim)
+        own = os.getpid()
+        self._out_read, out_write = os.pipe()
+        go_read, self._go_write = os.pipe()
+        self._failed_read, failed_write = os.pipe()
+        leader = os.fork()
+        if leader == 0:
+            os.close(self._go_write)
+            os.close(self._failed_read)
+            self._become_program(out_write, go_read, failed_write, own)
+        self._leader = leader
+        for descriptor in (out_write, go_read, failed_write):
+            os.close(descriptor)
+        self._leader_fd = os.pidfd_open(leader)
+        self._pid = pid_of(self._leader_fd)
+        self._leader_start = start_ticks(self._pid)
+
+    def run(self) -> None:
+        """Takes one request and stays until nothing of its program is left."""
+        message = self._control.recv(MAX_MESSAGE_BYTES)
+        if not message:
+            os._exit(0)  # the reporter is gone; the leader goes with us
+        self._request = json.loads(message)
+        self._folder = self._request["folder"]
+        self._report({"event": "taken"})
+        errors = os.open(f"{self._folder}/shim.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(errors, 2)
+        failure = self._start(message)
+        if failure is None:
+            self._report({"event": "started", "pid": self._pid, "started_ms": self._started_ms})
+        self._control.close()
+        os.close(self._taken_fd)  # the launcher makes the next shim ready
+        phases = os.open(f"{self._folder}/phases", os.O_RDWR | os.O_NONBLOCK)  # held, so that no line is lost
+        self._watch(self._out_read, self._output)
+        self._reap_all(self._out_read, self._output)
+        self._empty_group()
+        self._output.close()
+        os.close(phases)
+        self._write_exit(failure)
+
+    def _start(self, message: bytes) -> dict[str, Any] | None:
+        """Writes down who will run, lets the leader go; the failure when it could not be executed."""
+        self._started_ms = now_ms()
+        started = {
+            "task_id": self._request["task_id"],
+            "token": self._request["token"],
+            "shim": self._shim,
+            "shim_start": self._shim_start,
+            "pid": self._pid,
+            "pid_start": self._leader_start,
+            "started_ms": self._started_ms,
+            "exits": self._plan.exits,
+        }
+        write_whole(self._folder, "started.json", started, durable=False)
+        os.close(self._lock_fd)
+        failure: dict[str, Any] | None = None
+        try:
+            self._enter_groups()
+        except OSError as error:  # the leader is not sent its request, and ends
+            message, failure = b"", {"stage": "cgroup", "errno": error.errno}
+        while message:
+            message = message[os.write(self._go_write, message) :]
+        os.close(self._go_write)
+        self._output = Output(self._request["log"], self._request["log_limit"])  # while the leader execs
+        report = os.read(self._failed_read, CHUNK_BYTES)  # empty: exec closed it
+        os.close(self._failed_read)
+        return json.loads(report) if report else failure
+
+    def _enter_groups(self) -> None:
+        """Puts the leader, which waits, into the task's cgroups; it could not itself, for it sees them read-only."""
+        for group in self._request["groups"]:
+            with open(f"{group}/cgroup.procs", "w") as file:
+                file.write(str(self._leader))
+
+    def _become_program(self, output: int, go: int, failed: int, shim: int) -> NoReturn:
+        """In the child: wait for the request, prepare, exec. Whatever fails is reported through `failed`."""
+        stage = "prepare"
+        try:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != shim:
+                os._exit(127)
+            os.setsid()
+            for number in RESET_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            failure, tasks = self._failure, None
+            try:
+                tasks = hide(self._plan)
+                drop_privileges()
+            except OSError as error:
+                failure = failure or error
+            message = b""
+            while chunk := os.read(go, CHUNK_BYTES):
+                message += chunk
+            if not message:
+                os._exit(127)  # nobody came
+            os.close(self._lock_fd)
+            request = json.loads(message)
+            stage = "confinement"
+            if failure is not None:
+                raise failure
+            reveal(self._plan, tasks, request["folder"], request["visible"])
+            stage = "affinity"
+            if request["cores"]:
+                os.sched_setaffinity(0, request["cores"])
+            if request["data_limit"]:
+                resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            stage = "workdir"
+            os.chdir(request["cwd"])
+            stage = "exec"
+            os.dup2(output, 2)
+            os.execvpe(request["argv"][0], request["argv"], request["env"])
+        except OSError as error:
+            os.write(failed, json.dumps({"stage": stage, "errno": error.errno}).encode())
+        finally:
+            os._exit(127)
+
+    def _watch(self, pipe: int, output: Output) -> None:
+        """Carries output until the leader has ended."""
+        leader = self._leader_fd
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        poll.register(leader, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == leader:
+                    os.close(leader)
+                    return
+                chunk = os.read(pipe, CHUNK_BYTES)
+                if chunk:
+                    output.write(chunk)
+                else:
+                    poll.unregister(pipe)
+
+    def _reap_all(self, pipe: int, output: Output) -> None:
+        """Kills what the leader left behind and waits until no child is left; then empties the pipe."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.set_blocking(pipe, False)
+        alive = True
+        while alive:
+            alive = self._reap_ready()
+            self._carry(pipe, output)
+            if alive:
+                self._kill_all()
+                select.select([], [], [], REAP_PAUSE_MS / 1_000)
+        self._carry(pipe, output)
+
+    def _reap_ready(self) -> bool:
+        """Reaps every child that has ended. False: the kernel knows of no child any more."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._leader:
+                self._reaped = (status, usage)
+
+    @staticmethod
+    def _carry(pipe: int, output: Output) -> None:
+        try:
+            while chunk := os.read(pipe, CHUNK_BYTES):
+                output.write(chunk)
+        except BlockingIOError:
+            pass
+
+    def _write_exit(self, failure: dict[str, Any] | None) -> None:
+        assert self._reaped is not None
+        status, usage = self._reaped
+        everything = resource.getrusage(resource.RUSAGE_CHILDREN)
+        killed = os.WIFSIGNALED(status)
+        content = {
+            "task_id": self._request["task_id"],
+            "token": self._request["token"],
+            "exit_code": None if killed or failure else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if killed else None,
+            "cpu_ms": round((everything.ru_utime + everything.ru_stime) * 1_000),
+            "max_rss_kib": max(usage.ru_maxrss, everything.ru_maxrss),
+            "started_ms": self._started_ms,
+            "exited_ms": now_ms(),
+            "failure": failure,
+            "oom": self._out_of_memory(),
+        }
+        pause_s = FIRST_PAUSE_S
+        while os.path.isdir(self._folder):  # without it nobody will ever ask
+            try:
+                write_whole(self._folder, "exit.json", content, durable=True)
+                return
+            except OSError:  # a full disk: the exit stays unproven for the reporter until it can be written
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _empty_group(self) -> None:
+        """Where a cgroup proves the end: kills what is in it until the kernel knows of no process there."""
+        group = self._request["ended_by"]
+        while group:
+            with open(f"{group}/cgroup.events") as file:
+                if "populated 0" in file.read().splitlines():
+                    return
+            with open(f"{group}/cgroup.kill", "w") as file:
+                file.write("1")
+            time.sleep(REAP_PAUSE_MS / 1_000)
+
+    def _out_of_memory(self) -> bool:
+        """Whether the kernel counted an OOM kill in the task's cgroup; the groups are removed."""
+        counts: dict[str, str] = {}
+        if self._request["oom"]:
+            with contextlib.suppress(OSError), open(self._request["oom"]) as file:
+                counts = dict(line.split() for line in file)
+        for group in self._request["groups"]:
+            with contextlib.suppress(OSError):
+                os.rmdir(group)
+        return counts.get("oom_kill", "0") != "0"
+
+    def _report(self, content: dict[str, Any]) -> None:
+        """Reports to the reporter, if it is still there; if not, the next one reads `started.json`."""
+        content |= {"task_id": self._request["task_id"], "token": self._request["token"], "shim": self._shim}
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(content).encode())
+
+    def _kill_all(self) -> None:
+        if self._alone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # all at once, so that nothing forks in between
+            return
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
+        if self._leader and self._reaped is None:  # unreaped, so the number cannot be another's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._leader, signal.SIGTERM)
+
+    def _on_kill(self, _number: int, _frame: FrameType | None) -> None:
+        self._kill_all()
+
+    def _on_checkpoint(self, _number: int, _frame: FrameType | None) -> None:
+        """Unhandled, SIGUSR1 would kill; so it goes only to a leader that catches it."""
+        try:
+            with open(f"/proc/{self._pid}/status") as file:
+                caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
+            if caught >> (signal.SIGUSR1 - 1) & 1 and self._reaped is None:
+                os.kill(self._leader, signal.SIGUSR1)
+        except OSError:
+            pass
+
+    def _on_child(self, _number: int, _frame: FrameType | None) -> None:
+        """Adopted orphans are reaped as they end; the leader is left for `_reap_all`."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid == self._leader:
+                return
+            os.waitpid(ended.si_pid, 0)
