@@ -12,6 +12,9 @@ import pytest
 import pytest_asyncio
 
 from penstock.ledger.replica import Replica
+from penstock.log.archive import Archive, Writer
+from penstock.log.archived import ArchivedLog
+from penstock.log.port import Partition
 from penstock.model.topics import Topic
 from penstock.runtime.snapshots import save_snapshot
 from penstock.runtime.task_logs import log_path
@@ -288,3 +291,35 @@ async def test_a_missing_log_folder_is_reported(cell: Cell) -> None:
     job_id = (await cell.http.post("/v1/jobs", json=SPEC)).json()["job_id"]
     body = problem(await cell.http.get(f"/v1/jobs/{job_id}/logs"), 404)
     assert "PENSTOCK_LOG_DIR" in body["detail"]
+
+
+async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) -> None:
+    """The head of the ledger was archived: a question about that time is answered with the archive, and else says what is missing."""
+    placer = cell.placer
+    placer.join(node_spec("n0", 2))
+    placer.submit("waits", gpus=2)
+    placer.submit("later", gpus=2)
+    await cell.tell()
+    await cell.caught_up()
+    place, at = Partition(Topic.LEDGER, 0), len(placer.values)
+    inner = cell.log.inner
+    assert (await cell.http.get("/v1/ledger")).json() == {
+        "begin": 0,
+        "end": at,
+        "archive": None,
+        "problem": "",
+    }
+    before = (await cell.http.get("/v1/jobs/later/why", params={"at": at})).json()
+    archive = Archive(tmp_path)
+    writer = Writer(archive, place)
+    reader = inner.reader({place: 0})
+    for record in await reader.read(max_records=at - 1):
+        writer.add(record)
+    await reader.close()
+    writer.commit()
+    await inner.delete_before({place: at - 2})
+    found = problem(await cell.http.get("/v1/jobs/later/why", params={"at": at}), 410)
+    assert "PENSTOCK_ARCHIVE" in found["detail"]
+    assert "PENSTOCK_ARCHIVE" in (await cell.http.get("/v1/ledger")).json()["problem"]
+    cell.log.inner = ArchivedLog(inner, archive)
+    assert (await cell.http.get("/v1/jobs/later/why", params={"at": at})).json() == before

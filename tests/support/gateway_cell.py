@@ -60,6 +60,9 @@ class Faulty:
     async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return await self.inner.begin_offsets(partitions)
 
+    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
+        await self.inner.delete_before(offsets)
+
     async def close(self) -> None:
         return None
 

@@ -286,6 +286,30 @@ class LogConformance:
         assert await log.end_offsets([a, b]) == ends
         assert await log.begin_offsets([a, b]) == {a: offsets[0], b: 0}
 
+    async def test_deleted_records_are_gone_for_everybody(self, log_factory: LogFactory, topic: str) -> None:
+        """The ledger's head was archived: the rest keeps its offsets, and a reader that needs the head is told so."""
+        log, other = await log_factory("operator"), await log_factory("placer")
+        await log.create({topic: 2})
+        a, b = Partition(topic, 0), Partition(topic, 1)
+        await log.append([*messages(a, 0, 10), *messages(b, 0, 3)])
+        await log.delete_before({a: 6, b: 0})
+        await log.delete_before({a: 4})  # again: nothing changes
+        assert await other.begin_offsets([a, b]) == {a: 6, b: 0}
+        assert await log.end_offsets([a, b]) == {a: 10, b: 3}
+        assert await log.append(messages(a, 10)) == [10]
+        reader = other.reader({a: 6})
+        found: list[Record] = []
+        while len(found) < 5:
+            found += await reader.read()
+        assert [record.offset for record in found] == [6, 7, 8, 9, 10]
+        await reader.close()
+        late = other.reader({a: 5})
+        with pytest.raises(OffsetOutOfRange):
+            await late.read()
+        await late.close()
+        await log.delete_before({a: 11})
+        assert await other.begin_offsets([a]) == {a: 11}
+
     async def test_a_record_that_must_get_an_offset(self, log_factory: LogFactory, topic: str) -> None:
         """A placer that was replaced writes a record and its orders in one commit: none of both may be seen."""
         log, other = await log_factory("placer"), await log_factory("successor")

@@ -152,6 +152,10 @@ class MemoryLog:
     async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return {partition: self._broker.first(partition) for partition in partitions}
 
+    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
+        for partition, offset in offsets.items():
+            self._broker.expire(partition, max(offset, self._broker.first(partition)))
+
     async def close(self) -> None:
         self._closed = True
 

@@ -82,6 +82,7 @@ def _look(client: Gateway) -> Iterator[Finding]:
         return
     yield Finding("gateway", client.server)
     yield from _services(status)
+    yield _ledger(client.get("/v1/ledger"))
     nodes = rows_of(client.get("/v1/nodes"), "nodes")
     ready = [node for node in nodes if node["status"] == "ready"]
     silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
@@ -96,6 +97,20 @@ def _look(client: Gateway) -> Iterator[Finding]:
         )
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
+
+
+def _ledger(ledger: dict[str, Any]) -> Finding:
+    """Whether all of it can be read, from the log and its archive."""
+    archive = ledger["archive"]
+    found = f"offsets {ledger['begin']} to {ledger['end']} in the log"
+    if archive:
+        found += f", {archive['begin']} to {archive['end']} in {archive['folder']}"
+    remedy = "give the gateway the archive's directory as PENSTOCK_ARCHIVE, whole; `penstock-placer verify-archive` reads it all"
+    return (
+        Finding("ledger", f"{found}; {ledger['problem']}", remedy)
+        if ledger["problem"]
+        else Finding("ledger", found)
+    )
 
 
 def _services(status: dict[str, Any]) -> Iterator[Finding]:

@@ -93,7 +93,8 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         stack.callback(lambda: failed.cancel() or failed.exception())  # marks the exception as retrieved
         dsn = await _postgres(options.folder / "postgres", warn, failed, stack)
         step("Postgres", DSN_VARIABLE if os.environ.get(DSN_VARIABLE) else "embedded")
-        settings = Settings(log_url=options.log or dsn, dsn=dsn, otlp=options.otlp)
+        archive = os.environ.get("PENSTOCK_ARCHIVE") or None
+        settings = Settings(log_url=options.log or dsn, dsn=dsn, archive=archive, otlp=options.otlp)
         log = await _log(settings, stack)
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
             warn(
@@ -151,7 +152,7 @@ async def _ended(pid: int) -> None:
 
 async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
     """Creates the topics. Returns the log that all services share, None on Kafka: there each has its own."""
-    log = await open_log(settings.log_url, "local").start()
+    log = await open_log(settings.log_url, "local", settings.archive).start()
     topics = {topic.value: 1 for topic in CELL_TOPICS}
     topics |= {Topic.ORDERS: NODE_PARTITIONS, Topic.TELEMETRY: NODE_PARTITIONS, Topic.DEAD_LETTERS: 1}
     try:

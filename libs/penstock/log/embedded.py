@@ -20,6 +20,7 @@ from penstock.log.embedded_schema import (
     APPEND,
     BEGINNINGS,
     CHANNEL,
+    DELETE_BEFORE,
     EVERYTHING,
     EXPIRE,
     EXPIRE_ALONE,
@@ -42,6 +43,8 @@ WRITE_BATCH_MS = 4  # under load; a transaction costs 1 ms of CPU besides its re
 WRITE_TIMEOUT_S = 30.0  # one batch; an fsync on a struggling disk can take seconds
 EXPIRE_EVERY = 20_000  # records appended between two looks for expired ones; so many stay too long at most
 EXPIRE_BATCH = 250  # oldest records per partition and transaction; of 32 partitions in 80 ms
+DELETE_BATCH = 5_000  # records of one partition and transaction
+NOTHING_DELETED = "DELETE 0"
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.02, 1.0
 
 # What a restarting, recovering or vanished server looks like to its clients.
@@ -123,6 +126,24 @@ class EmbeddedLog:
         ids = await self.partition_ids(wanted)
         first = {row["id"]: row["first"] for row in await self._query(BEGINNINGS, list(ids.values()))}
         return {partition: first[ids[partition]] for partition in wanted}
+
+    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
+        """In small transactions, oldest records first: a crash leaves no gap."""
+        ids = await self.partition_ids(offsets)
+        connection = await self._connect(" (archive)")
+        try:
+            for partition, offset in offsets.items():
+                while (
+                    await connection.execute(DELETE_BEFORE, ids[partition], offset, DELETE_BATCH)
+                    != NOTHING_DELETED
+                ):
+                    pass
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise NotAllowed(f"{self._identity} may not delete records: {error}") from error
+        except (*OUTAGES, asyncpg.PostgresError) as error:
+            raise LogError(f"the embedded log cannot be shortened: {error}") from error
+        finally:
+            connection.terminate()
 
     async def close(self) -> None:
         self._closed = True

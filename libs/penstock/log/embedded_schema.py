@@ -102,6 +102,12 @@ WITH oldest AS (
 )
 SELECT count(*) FROM gone
 """
+DELETE_BEFORE = """
+WITH oldest AS (
+    SELECT position FROM penstock_log.records WHERE partition_id = $1 AND position < $2 ORDER BY position LIMIT $3
+)
+DELETE FROM penstock_log.records WHERE partition_id = $1 AND position <= (SELECT max(position) FROM oldest)
+"""
 EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
 ANY_EXPIRED = """
 SELECT EXISTS (

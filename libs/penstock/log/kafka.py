@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
@@ -201,6 +201,13 @@ class KafkaLog:
 
     async def begin_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return await self._offsets(partitions, lambda consumer, names: consumer.beginning_offsets(names))
+
+    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
+        wanted = {
+            TopicPartition(*place): RecordsToDelete(offset) for place, offset in offsets.items() if offset
+        }
+        if wanted:
+            await self._ask(lambda admin: admin.delete_records(wanted))
 
     async def close(self) -> None:
         self._closed = True

@@ -3,6 +3,8 @@
 from urllib.parse import parse_qsl, unquote
 
 from penstock.errors import ConfigurationError
+from penstock.log.archive import Archive
+from penstock.log.archived import ArchivedLog
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.port import Log
@@ -12,11 +14,19 @@ _FORMS = (
 )
 
 
-def open_log(url: str, identity: str) -> Log:
+def open_log(url: str, identity: str, archive: str | None = None) -> Log:
     """The log, not yet started. `identity` names the service; on Kafka the URL's user is who it is to the broker.
 
-    `ca`: the connection is encrypted, and the broker proves its name by a certificate of the authorities in this PEM file, or
-    of those that the machine trusts (`ca=system`). Raises `ConfigurationError`; the message never holds the password.
+    `archive`: directory of the log's oldest records, which are read as part of it. Raises `ConfigurationError`; the message
+    never holds the password.
+    """
+    log = _log(url, identity)
+    return ArchivedLog(log, Archive(archive)) if archive else log
+
+
+def _log(url: str, identity: str) -> Log:
+    """`ca`: the connection is encrypted, and the broker proves its name by a certificate of the authorities in this PEM file,
+    or of those that the machine trusts (`ca=system`).
     """
     scheme, mark, rest = url.partition("://")
     if mark and scheme in ("postgresql", "postgres"):

@@ -118,6 +118,13 @@ class Log(Protocol):
         """Per partition the offset of its oldest record; of a partition without records its end."""
         ...
 
+    async def delete_before(self, offsets: Mapping[Partition, int]) -> None:
+        """Deletes the records of each partition below this offset, for ever; those that are gone already are no error.
+
+        For administrators: nothing but the archiver calls it. Raises `NotAllowed`, `LogError`.
+        """
+        ...
+
     async def close(self) -> None:
         """Flushes nothing (appends are awaited by their callers), frees everything; idempotent."""
         ...

@@ -4,6 +4,7 @@
 |---|---|---|
 | `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…][?ca=FILE]` or `postgresql://…` (the embedded log) | the value of `PENSTOCK_DSN` |
 | `PENSTOCK_DSN` | Postgres for projections and snapshots | required by projector and gateway; spares the placer folding from the beginning |
+| `PENSTOCK_ARCHIVE` | directory of the log's oldest records (`penstock-placer archive`), which are read as part of it | none |
 | `PENSTOCK_CELL` | name of the cell that this service works for | `default` |
 | `PENSTOCK_CELL_INDEX` | its partition in the cell topics, 0–999 | `0` |
 | `PENSTOCK_OTLP` | OTLP/HTTP endpoint for traces, such as `http://127.0.0.1:4318` | no export |
@@ -82,6 +83,7 @@ class Settings(EnvironmentSettings):
         title="give kafka://host:port or postgresql://…, or run `penstock up`, which sets it",
     )
     dsn: str | None = None
+    archive: str | None = None
     cell: str = "default"
     cell_index: int = Field(0, ge=0, le=999, title="give 0 to 999")
     otlp: str | None = None
@@ -103,6 +105,8 @@ class Settings(EnvironmentSettings):
         }
         if self.dsn:
             found["PENSTOCK_DSN"] = self.dsn
+        if self.archive:
+            found["PENSTOCK_ARCHIVE"] = self.archive
         if self.otlp:
             found["PENSTOCK_OTLP"] = self.otlp
         return found

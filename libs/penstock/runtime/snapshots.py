@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import asyncpg
 
+from penstock.errors import ConfigurationError
 from penstock.ledger.record import Head, record_id
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged, dump, format_id, load
@@ -97,8 +98,10 @@ async def stored_snapshots(
 ) -> AsyncIterator[Stored]:
     """The snapshots of this format and this ledger, newest first, unread.
 
-    Those of another ledger are passed over with a warning. Raises `LogError`.
+    Those of another ledger are passed over with a warning, and those from before the ledger's beginning, which cannot be
+    proven, in silence. Raises `LogError`.
     """
+    begin = (await log.begin_offsets([ledger]))[ledger]
     query = _LATEST.format(schema=schema or schema_of(cell))
     seq = until.seq
     while True:
@@ -109,6 +112,8 @@ async def stored_snapshots(
         if row is None:
             return
         stored = Stored(*row)
+        if stored.head_offset < begin:
+            return
         if stored.head_offset < until.offset:
             found = await head_id_at(log, ledger, stored.head_offset)
             if found == stored.head_id:
@@ -161,17 +166,29 @@ def restore(stored: Stored) -> Replica:
 async def load_latest(
     store: Store, cell: str, log: Log, ledger: Partition, until: Until = NEWEST, schema: str | None = None
 ) -> Replica:
-    """The newest usable snapshot up to there, ready to be folded on; else an empty replica.
+    """The newest usable snapshot up to there, ready to be folded on; else an empty replica, where the ledger begins at 0.
 
     The replica's `offset` is where to read the ledger's partition from. Snapshots that are damaged or of another ledger
-    are passed over with a warning. Raises `LogError`.
+    are passed over with a warning. Raises `LogError`, and `ConfigurationError` where the ledger begins later.
     """
     async for stored in stored_snapshots(store, cell, log, ledger, until, schema):
         try:
             return restore(stored)
         except Damaged as error:
             warn_damaged(stored, error)
+    await check_beginning(log, ledger, 0)
     return Replica()
+
+
+async def check_beginning(log: Log, ledger: Partition, offset: int) -> None:
+    """Raises `ConfigurationError` with the remedy where the ledger begins after this offset, because its head is archived."""
+    begin = (await log.begin_offsets([ledger]))[ledger]
+    if offset < begin:
+        raise ConfigurationError(
+            f"{ledger.topic} partition {ledger.index} begins at offset {begin}, and is needed from offset {offset} on: its head "
+            "was archived. Set PENSTOCK_ARCHIVE to the archive's directory; or, for a service, give it the database with the "
+            "snapshots (PENSTOCK_DSN)"
+        )
 
 
 def warn_damaged(stored: Stored, error: Damaged) -> None:

@@ -1,4 +1,4 @@
-"""`penstock-placer [replay | accept-input | accept-ledger]`, or `python -m penstock_services.placer`: the placer, and what is done in its name."""
+"""`penstock-placer [replay | archive | verify-archive | accept-input | accept-ledger]`, or `python -m penstock_services.placer`: the placer, and what is done in its name."""
 
 import asyncio
 import sys
@@ -17,6 +17,7 @@ from penstock.model.topics import Topic
 from penstock.runtime.service import main as serve
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell import accept
+from penstock_services.placer.shell import archive as archiving
 from penstock_services.placer.shell import replay as replaying
 from penstock_services.placer.shell.service import run
 
@@ -86,8 +87,43 @@ def accept_ledger(
     print(orjson.dumps(found).decode())
 
 
-async def _with_log(settings: Settings, work: Callable[[Log], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    log = await open_log(settings.log_url, "placer").start()
+@app.command()
+def archive(
+    leave: Annotated[
+        int, typer.Option(metavar="RECORDS", min=0, help="So many ledger records stay in the log at least.")
+    ] = archiving.LEAVE_RECORDS,
+    delete: Annotated[
+        bool, typer.Option("--delete/--copy-only", help="Whether what is archived leaves the log.")
+    ] = True,
+) -> None:
+    """Move the ledger below a verified snapshot, and the inputs that it answers, to the directory PENSTOCK_ARCHIVE.
+
+    All services may run. On a Kafka with rights PENSTOCK_LOG must be an administrator's. Prints one JSON object.
+    Exit codes: 0 done; 1 the log failed; 2 a wrong setting, or an archive of another ledger: nothing was deleted.
+    """
+    settings = Settings.from_env()
+    found = asyncio.run(
+        _with_log(settings, lambda log: archiving.archive(settings, log, leave, delete=delete), whole=False)
+    )
+    print(orjson.dumps(found).decode())
+
+
+@app.command("verify-archive")
+def verify_archive() -> None:
+    """Read every segment of the archive and prove the ledger's chain; prints one JSON object.
+
+    Exit codes: 0 whole; 1 the log failed; 2 a segment is missing or altered, or the archive is another ledger's.
+    """
+    settings = Settings.from_env()
+    found = asyncio.run(_with_log(settings, lambda log: archiving.verify(settings, log), whole=False))
+    print(orjson.dumps(found).decode())
+
+
+async def _with_log(
+    settings: Settings, work: Callable[[Log], Awaitable[dict[str, Any]]], *, whole: bool = True
+) -> dict[str, Any]:
+    """`whole`: with the archive as part of the log."""
+    log = await open_log(settings.log_url, "placer", settings.archive if whole else None).start()
     try:
         return await work(log)
     finally:

@@ -25,6 +25,7 @@ from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import check_beginning
 from penstock.runtime.tracing.tracer import Attribute, Tracing, tracing
 from penstock_services.estimator.core.model_lifecycle import InUse
 from penstock_services.estimator.core.recall import recall, recall_from
@@ -108,10 +109,12 @@ class Estimator:
             try:
                 start = await self.learner.begin(self.state, self._log, self._ledger_partition)
                 known = self.learner.learned_from
-                since = recall_from(self.state, start)
+                begin = await self._log.begin_offsets([self._ledger_partition])
+                since = max(recall_from(self.state, start), begin[self._ledger_partition])
                 recall(self.state, [record.value async for record in self._ledger(since, start)])
             except StoreError as error:
                 LOG.warning("%s; folding from the beginning", error)
+        await check_beginning(self._log, self._ledger_partition, start)
         async for record in self._ledger(start, end):
             self.state.learning = record.offset >= known
             self.state.fold(record.value)
@@ -215,7 +218,7 @@ async def run(
     ready: asyncio.Event | None = None,
 ) -> None:
     """Works until `stop` is set; see penstock.runtime.service. The topics must exist. Raises `LogError`."""
-    used = await open_log(settings.log_url, "estimator").start() if log is None else log
+    used = await open_log(settings.log_url, "estimator", settings.archive).start() if log is None else log
     try:
         async with tracing("estimator", settings) as traces:
             await _until(stop, Estimator(settings, used, traces), ready)

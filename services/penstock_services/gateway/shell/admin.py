@@ -129,7 +129,7 @@ def ask_estimator(recorded: bytes | None, settings: Settings) -> Answer:
     from penstock_services.estimator import registry
 
     async def check(job: registry.Recorded) -> Answer:
-        log = await open_log(settings.log_url, "estimator").start()
+        log = await open_log(settings.log_url, "estimator", settings.archive).start()
         try:
             return await registry.check(settings, log, job)
         finally:

@@ -1,5 +1,6 @@
 """The cell as a whole: nodes, GPUs, queue, decisions, status."""
 
+import asyncio
 from collections import Counter
 from typing import Annotated
 
@@ -7,7 +8,8 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from penstock.errors import LogError
+from penstock.errors import ConfigurationError, LogError
+from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
 from penstock.model.codec import as_written
 from penstock.model.topics import Topic
@@ -104,6 +106,32 @@ async def decision(seq: Annotated[int, Path(ge=0, le=MAX_SEQ)], request: Request
     if not rows:
         raise Problem(404, "no_decision", f"record {seq} holds no decision; GET /v1/decisions lists them")
     return answer({"seq": seq, "decisions": rows})
+
+
+@router.get("/ledger", dependencies=[needs(Role.READ)])
+async def ledger(request: Request) -> Response:
+    """Where the ledger begins and ends, and its archive: `problem` is empty where both are one ledger."""
+    gateway = gateway_of(request)
+    place = Partition(Topic.LEDGER, gateway.settings.cell_index)
+    log, archived, problem = gateway.log, None, ""
+    try:
+        end = (await log.end_offsets([place]))[place]
+        begin = (await (log.log if isinstance(log, ArchivedLog) else log).begin_offsets([place]))[place]
+        if isinstance(log, ArchivedLog):
+            archived = {"folder": str(log.archive.folder), "begin": begin, "end": begin}
+            index = (await log.indexes({place: begin})).get(place)
+            if index is not None:
+                archived |= {"begin": index.first, "end": index.end}
+            lacking = await asyncio.to_thread(log.archive.lacking, place)
+            if lacking:
+                problem = f"{len(lacking)} segments of the archive cannot be read, the first is {lacking[0]}"
+        elif begin > 0:
+            problem = f"its first {begin} records were archived, and the gateway has no PENSTOCK_ARCHIVE"
+    except ConfigurationError as error:
+        problem = str(error)
+    except LogError as error:
+        raise Problem(503, "log_down", f"the log is away: {error}", retry_after_s=2) from error
+    return answer({"begin": begin, "end": end, "archive": archived, "problem": problem})
 
 
 @router.get("/status", dependencies=[needs(Role.READ)])

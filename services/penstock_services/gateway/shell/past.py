@@ -6,6 +6,7 @@ Reading happens here on the loop; loading the snapshot and folding happen in a w
 import asyncio
 from typing import Any, NamedTuple
 
+from penstock.errors import ConfigurationError
 from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged
@@ -14,7 +15,7 @@ from penstock.model.codec import as_written
 from penstock.model.topics import Topic
 from penstock.policies.explain import UnknownJob, explain
 from penstock.runtime.pool import PoolBusy
-from penstock.runtime.snapshots import Stored, Until, restore, stored_snapshots, warn_damaged
+from penstock.runtime.snapshots import Stored, Until, check_beginning, restore, stored_snapshots, warn_damaged
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway
 
@@ -66,7 +67,12 @@ async def _records(gateway: Gateway, stored: Stored | None, at: int) -> list[byt
     head = GENESIS if stored is None else Head(stored.seq, stored.head_id, stored.term)
     if at - head.seq > MAX_PAST_RECORDS:
         raise _too_far(f"record {at} lies {at - head.seq} records behind the nearest snapshot")
-    reader = gateway.log.reader({_ledger(gateway): 0 if stored is None else stored.head_offset + 1})
+    start = 0 if stored is None else stored.head_offset + 1
+    try:
+        await check_beginning(gateway.log, _ledger(gateway), start)
+    except ConfigurationError as error:
+        raise Problem(410, "archived", str(error)) from error
+    reader = gateway.log.reader({_ledger(gateway): start})
     values: list[bytes] = []
     try:
         async with asyncio.timeout(READ_WITHIN_S):

@@ -99,7 +99,11 @@ async def _attempt(
     """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
     start_fork_server()
-    log = shared if shared is not None else await open_log(settings.log_url, "gateway").start()
+    log = (
+        shared
+        if shared is not None
+        else await open_log(settings.log_url, "gateway", settings.archive).start()
+    )
     try:
         await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
         await store.start()

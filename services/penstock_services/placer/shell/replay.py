@@ -27,6 +27,7 @@ from penstock.model.ledger_events import PlacementDecided, TermStarted
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.upcasters import SPLIT
 from penstock.runtime.settings import Settings
+from penstock.runtime.snapshots import check_beginning
 from penstock_services.placer.core.answer import (
     Input,
     Moment,
@@ -91,7 +92,7 @@ def replay(
 async def _replay(
     settings: Settings, until: int | None, decision: str | None, progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    log = await open_log(settings.log_url, "replay").start()
+    log = await open_log(settings.log_url, "replay", settings.archive).start()
     try:
         report = await Replayer(log, settings.cell_index).run(until, decision, progress)
     finally:
@@ -122,6 +123,7 @@ class Replayer:
         """Up to record `until` (default: the head now). `decision`: a seq, or a job whose last
         placement is meant; its re-decided record is reported."""
         began = perf_counter()
+        await check_beginning(self._log, self._ledger, 0)
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
         reader = self._log.reader({self._ledger: 0})
         report = self.report

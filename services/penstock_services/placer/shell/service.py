@@ -31,7 +31,14 @@ from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import CONNECT_TIMEOUT_S, Written, head_id_at, load_latest, projected
+from penstock.runtime.snapshots import (
+    CONNECT_TIMEOUT_S,
+    Written,
+    check_beginning,
+    head_id_at,
+    load_latest,
+    projected,
+)
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
@@ -316,10 +323,14 @@ class PlacerService:
 
 
 async def load_replica(settings: Settings, log: Log) -> Loaded:
-    """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning."""
-    if settings.dsn is None:
-        return Loaded(Replica(), None)
+    """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning.
+
+    Raises `ConfigurationError` where the ledger's beginning was archived and cannot be read.
+    """
     ledger = Partition(Topic.LEDGER, settings.cell_index)
+    if settings.dsn is None:
+        await check_beginning(log, ledger, 0)
+        return Loaded(Replica(), None)
     try:
         connection = await asyncpg.connect(settings.dsn, timeout=CONNECT_TIMEOUT_S)
         try:
@@ -329,6 +340,7 @@ async def load_replica(settings: Settings, log: Log) -> Loaded:
             await connection.close()
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
+        await check_beginning(log, ledger, 0)
         return Loaded(Replica(), None)
 
 
@@ -342,7 +354,7 @@ async def run(
 ) -> None:
     """The placer service until `stop`; see penstock.runtime.service. `start`: otherwise than by the environment."""
     shared = log is not None
-    log = log if log is not None else await open_log(settings.log_url, "placer").start()
+    log = log if log is not None else await open_log(settings.log_url, "placer", settings.archive).start()
     async with tracing("placer", settings) as traces:
         service = PlacerService(settings, log, ready or asyncio.Event(), traces, start or start_of_process())
         try:

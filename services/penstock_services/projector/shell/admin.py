@@ -21,7 +21,7 @@ def perform(name: str, settings: Settings) -> dict[str, Any]:
 
 
 async def _with_log(command: Command, settings: Settings) -> dict[str, Any]:
-    log = await open_log(settings.log_url, "projector").start()
+    log = await open_log(settings.log_url, "projector", settings.archive).start()
     try:
         return await command(settings, log)
     finally:

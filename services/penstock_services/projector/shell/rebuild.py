@@ -18,7 +18,7 @@ from penstock.log.port import Log, Partition
 from penstock.model.topics import Topic
 from penstock.runtime.migrations import load_migrations, schema_of
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import save_snapshot
+from penstock.runtime.snapshots import check_beginning, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, REPLACED, Store
 
@@ -127,6 +127,7 @@ async def _project(
     projection = Projection(Replica())
     replica = projection.replica
     ledger = Partition(Topic.LEDGER, settings.cell_index)
+    await check_beginning(log, ledger, 0)
     reader = log.reader({ledger: 0})
     try:
         while replica.offset < end:

@@ -20,7 +20,7 @@ from penstock.runtime.crash_only import crash_only
 from penstock.runtime.failpoints import hit
 from penstock.runtime.migrations import load_migrations, migrate, schema_of
 from penstock.runtime.settings import EnvironmentSettings, Settings
-from penstock.runtime.snapshots import Until, head_id_at, load_latest, save_snapshot
+from penstock.runtime.snapshots import Until, check_beginning, head_id_at, load_latest, save_snapshot
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import CONNECT_TIMEOUT_S, Store
 
@@ -79,6 +79,7 @@ class Projector:
     async def _recover(self, store: Store) -> Replica:
         """The fold as it was at the stored position, from a snapshot and the ledger after it."""
         offset, head, head_offset = await store.position()
+        await check_beginning(self._log, self._ledger, max(0, head_offset))
         end = (await self._log.end_offsets([self._ledger]))[self._ledger]
         found = NO_PARENT if head == GENESIS else await head_id_at(self._log, self._ledger, head_offset)
         if found != head.id or end < offset:
@@ -150,7 +151,7 @@ async def run(
     """The projector service until `stop`; see penstock.runtime.service."""
     settings.need_dsn("the projector")
     shared = log is not None
-    log = log if log is not None else await open_log(settings.log_url, "projector").start()
+    log = log if log is not None else await open_log(settings.log_url, "projector", settings.archive).start()
     try:
         await log.create(dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
         projector = Projector(settings, log, ready or asyncio.Event())
