@@ -85,7 +85,9 @@ async def _everything(
     failed = asyncio.get_running_loop().create_future()
     async with all_services(settings, shared, folder / "services.log", failed):
         joined = asyncio.Event()
-        options = Options("node-0", folder / "state", folder / "logs", virtual_gpus=4, cores=8)
+        options = Options(
+            "node-0", folder / "state", folder / "logs", virtual_gpus=4, cores=8, allow_root=True
+        )
         node = asyncio.ensure_future(runner(options)(settings, stop, log=shared, ready=joined))
         await joined.wait()
         if ready is not None:

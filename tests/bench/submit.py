@@ -83,6 +83,7 @@ async def _services(found: Servers) -> AsyncIterator[tuple[str, Path]]:
             "--node-id",
             "node-0",
             "--drain",
+            "--allow-root",
             "--virtual-gpus",
             "8",
         ]

@@ -75,7 +75,7 @@ class System:
 
     def _node(self, node_id: str) -> Child:
         arguments = ["--node-id", node_id, "--virtual-gpus", "2", "--cores", "4", "--host-memory", "8GiB"]
-        arguments += ["--state-dir", str(self.folder / node_id), "--drain"]
+        arguments += ["--state-dir", str(self.folder / node_id), "--drain", "--allow-root"]
         return self._service("node_reporter", "node-reporter", *arguments, log=node_id)
 
 

@@ -81,7 +81,15 @@ async def main(folder: Path, *, healthy: bool) -> None:
     broker = MemoryBroker()
     broker.create(TOPICS)
     log = MemoryLog(broker, "test")
-    options = Options(NODE, folder / "state", folder / "logs", virtual_gpus=1, cores=1, host_memory_mib=1_024)
+    options = Options(
+        NODE,
+        folder / "state",
+        folder / "logs",
+        virtual_gpus=1,
+        cores=1,
+        host_memory_mib=1_024,
+        allow_root=True,
+    )
     stop, ready = asyncio.Event(), asyncio.Event()
     service = asyncio.ensure_future(runner(options)(Settings(log_url="memory"), stop, log=log, ready=ready))
     await asyncio.wait_for(ready.wait(), 10)

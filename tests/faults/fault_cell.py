@@ -300,7 +300,7 @@ class FaultCell:
                 f"r{i}",
                 "penstock_services.node_reporter",
                 (
-                    "--node-id", f"r{i}", "--virtual-gpus", str(gpus), "--cores", "64", "--host-memory", "64GiB",
+                    "--node-id", f"r{i}", "--allow-root", "--virtual-gpus", str(gpus), "--cores", "64", "--host-memory", "64GiB",
                     "--state-dir", str(self.folder / f"r{i}"), "--log-dir", str(self.folder / "logs"),
                 ),
                 failpoints=failpoint_cycle("node", self.rng) if armed else None,

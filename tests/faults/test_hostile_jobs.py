@@ -1,34 +1,55 @@
 """Jobs that mean harm, on a real node-reporter with real processes: each is contained, or the node says that it cannot be.
 
-Every attack is bounded: in processes, bytes and seconds, so that a test that fails harms no machine.
+Every attack is bounded: in processes, bytes and seconds, so that a test that fails harms no machine. The reporter is
+root here, its jobs are root with few capabilities or `nobody`; where tests are not root, they are the tests' own user.
 """
 
+import asyncio
 import os
+import shutil
 import signal
-import sys
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from penstock.errors import ConfigurationError
 from penstock.model import external_events
-from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.linux import read_record
+from penstock.runtime.task_logs import log_path
+from penstock_services.node_reporter.options import IsolationChoice, Options
+from penstock_services.node_reporter.shell.cgroups import Cgroups
+from penstock_services.node_reporter.shell.linux import LinuxHost, read_record
 from penstock_services.node_reporter.shell.ports import Started
+from tests.conftest import reachable_folder
+from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, PRELUDE, SLEEP_S
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, TOPICS, Cell, eventually, start_order, working
+from tests.support.node_cell import NODE, TOPICS, Cell, eventually, start_order, stop_order, working
 
-SLEEP_S = 25.0
-"""An escaped process ends by itself after so long; larger than any wait of these tests."""
+PYTHON = "/usr/bin/python3"  # which every user can run
+ROOT = os.geteuid() == 0
+OPEN_ON_SUCH_A_NODE = {
+    "exit record beside its folder", "exit record by its path", "another task's folder",
+    "the reporter's files", "processes of others", "SIGKILL to a bystander", "its FIFO replaced",
+}  # fmt: skip
+"""Attacks that succeed where neither namespaces nor another user are to be had: the judge sees them."""
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
+def folder() -> Iterator[Path]:
+    with reachable_folder() as found:
+        yield found
+
+
+@pytest.fixture
+def options(folder: Path) -> Options:
     return Options(
-        NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, cores=4, host_memory_mib=8_192
-    )
+        NODE, folder / "state", folder / "logs", virtual_gpus=2, cores=4, host_memory_mib=8_192,
+        log_limit_mib=1, allow_root=True,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -68,52 +89,185 @@ def nothing_left() -> Iterator[None]:
             process.kill()
 
 
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process beside the reporter, as the reporter's own parents are: a credential in its environment."""
+    with subprocess.Popen(["sleep", "60"], env={"SECRET": "".join(CANARY_HALVES)}) as process:
+        yield process.pid
+        assert process.poll() is None, "a job killed a process that is not its own"
+        process.kill()
+
+
+def outside(folder: Path, stack: ExitStack) -> Path:
+    """What lies beside the reporter's folders: a setuid program, and a disk of 4 MiB where the tests may mount one."""
+    found = folder / "outside"
+    (found / "disk").mkdir(parents=True)
+    if ROOT:
+        shutil.copy("/usr/bin/id", found / "id")
+        (found / "id").chmod(0o4755)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "none", found / "disk"], check=False
+        )
+        if mounted.returncode == 0:
+            stack.callback(subprocess.run, ["umount", found / "disk"], check=True)
+    return found
+
+
+async def attacked(
+    options: Options, broker: MemoryBroker, cell: Cell, folder: Path, bystander: int
+) -> dict[str, str]:
+    """Runs every attack on one node, all at once; what each of them got, and what the judge saw from outside."""
+    found: dict[str, str] = {}
+    with ExitStack() as stack:
+        place = outside(folder, stack)
+        names = dict(enumerate(ATTACKS, start=1))
+        prelude = PRELUDE.format(
+            state=str(options.state_dir),
+            bystander=bystander,
+            outside=str(place),
+            sleep=SLEEP_S,
+            canary=CANARY_HALVES,
+        )
+        async with working(options, MemoryLog(broker, "node-reporter")):
+            secret = options.state_dir / "secret"
+            secret.touch(0o600)
+            secret.write_text("".join(CANARY_HALVES))
+            for token, name in names.items():
+                workdir = str(place / "disk") if name == "its small disk full" else None
+                script = prelude + ATTACKS[name]
+                order = start_order(
+                    token, PYTHON, "-c", script, gpus=(), host_memory_mib=256, workdir=workdir
+                )
+                await cell.order(order)
+            for token, name in names.items():
+                task_id = f"job-{token}.1.0"
+                log = log_path(options.log_dir, f"job-{token}", task_id)
+                if name == "SIGTERM ignored":
+                    await cell.until(external_events.TaskStarted, task_id=task_id)
+                    await eventually(lambda log=log: "deaf" in log.read_text())  # type: ignore[misc]
+                    await cell.order(stop_order(token + 100, task_id, grace_ms=100))
+                exited = await cell.until(external_events.TaskExited, task_id=task_id)
+                ended = (exited.cause, exited.exit_code, exited.signal)
+                if ended != (("stopped", None, 9) if name == "SIGTERM ignored" else ("exited", 3, None)):
+                    found[name] = f"ended as {exited}: {log.read_text()[-600:]}"
+                text = log.read_text(errors="replace")
+                if "GOT" in text:
+                    found[name] = text.strip()[-600:]
+                if len(text) > 2 << 20:
+                    found[name] = f"{len(text)} characters of log"
+            if escaped():
+                found["to outlive the task"] = str([process.pid for process in escaped()])
+            await cell.order(start_order(99, "true"))  # the node still works
+            assert (await cell.until(external_events.TaskExited, task_id="job-99.1.0")).exit_code == 0
+    return found
+
+
+@pytest.mark.parametrize("user", [None, "nobody"] if ROOT else [None])
+async def test_every_attack_is_contained(
+    user: str | None, options: Options, broker: MemoryBroker, cell: Cell, folder: Path, bystander: int
+) -> None:
+    """What the corpus tries as root (with few capabilities) and as another user gets it nothing."""
+    assert len(ATTACKS) >= 25
+    options = replace(options, task_user=user)
+    host = LinuxHost(options)
+    if host.spec.isolation is None or not host.spec.isolation.files:
+        pytest.skip(f"this machine allows no namespaces and mounts: {host.spec.isolation}")
+    assert await attacked(options, broker, cell, folder, bystander) == {}
+
+
+async def test_where_nothing_is_enforced_the_node_says_so_and_the_judge_sees_it(
+    options: Options, broker: MemoryBroker, cell: Cell, folder: Path, bystander: int
+) -> None:
+    """A machine that gives neither namespaces nor cgroups: attacks get through, and no GPU of the node is shared."""
+    options = replace(options, isolation=IsolationChoice.NONE)
+    found = await attacked(options, broker, cell, folder, bystander)
+    assert found.keys() >= OPEN_ON_SUCH_A_NODE
+    joined = (await cell.until(external_events.NodeJoined)).node
+    assert (joined.isolation.exits, joined.isolation.files, joined.shares_gpus) == ("none", False, False)
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can run jobs as another user")
+async def test_another_user_alone_protects_records_and_credentials(
+    options: Options, broker: MemoryBroker, cell: Cell, folder: Path, bystander: int
+) -> None:
+    """Without namespaces, with --task-user: files and environments of the reporter are another user's."""
+    options = replace(options, isolation=IsolationChoice.NONE, task_user="nobody")
+    found = await attacked(options, broker, cell, folder, bystander)
+    assert found.keys() <= {"another task's folder", "processes of others", "to outlive the task"}
+
+
 def attack(script: str) -> tuple[str, ...]:
-    """A job's command: Python with these lines, and `escape`: a process in a session of its own, with nothing of ours."""
-    tools = f"""
-import os, signal, sys, time
-def escape():
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.closerange(0, 256)
-            os.execve("/bin/sleep", ["sleep", "{SLEEP_S}"], {{}})
-        os._exit(0)
-    os.wait()
-"""
-    return (sys.executable, "-c", tools + script)
+    return (
+        PYTHON,
+        "-c",
+        PRELUDE.format(state="/", bystander=1, outside="/", sleep=SLEEP_S, canary=CANARY_HALVES) + script,
+    )
 
 
+@pytest.mark.parametrize("isolation", [IsolationChoice.PID_NAMESPACE, IsolationChoice.CGROUP])
 async def test_what_a_job_left_behind_is_dead_before_its_killed_shim_is_reported(
-    node: Options, cell: Cell
+    isolation: IsolationChoice, options: Options, broker: MemoryBroker, cell: Cell
 ) -> None:
     """A job escapes with a double fork, a session of its own and an empty environment; then the OOM killer
     picks its shim. The node reports the GPU as free; a process that still holds it there would be a second user."""
-    await cell.order(start_order(1, *attack("escape(); time.sleep(30)")))
-    await cell.until(external_events.TaskStarted)
-    await eventually(lambda: len(escaped()) == 1)
-    started = read_record(node.state_dir / "tasks/job-1.1.0@1/started.json", Started)
-    assert started is not None
-    os.kill(started.shim, signal.SIGKILL)
-    exited = await cell.until(external_events.TaskExited)
-    assert escaped() == []
+    options = replace(options, isolation=isolation)
+    try:
+        LinuxHost(options)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    async with working(options, MemoryLog(broker, "node-reporter")):
+        await cell.order(start_order(1, *attack("escape(); time.sleep(30)")))
+        await cell.until(external_events.TaskStarted)
+        await eventually(lambda: len(escaped()) == 1)
+        started = read_record(options.state_dir / "tasks/job-1.1.0@1/started.json", Started)
+        assert started is not None
+        os.kill(started.shim, signal.SIGKILL)
+        exited = await cell.until(external_events.TaskExited)
+        assert escaped() == []
     assert (exited.cause, exited.exit_code) == ("lost", None)
 
 
-async def test_a_forged_exit_record_is_not_believed(node: Options, cell: Cell) -> None:
-    """A job writes down its own success where it finds the shim's records, and then kills the shim."""
-    forged = """
-import json
-from pathlib import Path
-folder = Path.cwd().parent
-record = dict(task_id="job-1.1.0", token=1, started_ms=1, exited_ms=2, exit_code=0, signal=None, cpu_ms=0, max_rss_kib=0)
-try:
-    (folder / "exit.json").write_text(json.dumps(record))
-finally:
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(0.3)
-    os._exit(7)
-"""
-    await cell.order(start_order(1, *attack(forged)))
-    exited = await cell.until(external_events.TaskExited)
-    assert (exited.cause, exited.exit_code) == ("exited", 7)
+async def test_a_cgroup_proves_an_end_where_there_is_no_namespace(
+    options: Options, broker: MemoryBroker, cell: Cell
+) -> None:
+    """The job ends by itself; what hid is in its cgroup."""
+    if Cgroups(NODE, None).unified is None:
+        pytest.skip("this machine lets nobody make a cgroup v2")
+    async with working(
+        replace(options, isolation=IsolationChoice.CGROUP), MemoryLog(broker, "node-reporter")
+    ):
+        await cell.order(start_order(1, *attack("escape(); sys.exit(5)")))
+        exited = await cell.until(external_events.TaskExited)
+        assert escaped() == []
+    assert (exited.cause, exited.exit_code) == ("exited", 5)
+    joined = (await cell.until(external_events.NodeJoined)).node
+    assert (joined.isolation.exits, joined.shares_gpus) == ("cgroup", True)
+
+
+async def test_the_next_reporter_adopts_a_task_in_its_namespace(
+    options: Options, broker: MemoryBroker, cell: Cell
+) -> None:
+    """An upgrade while a job runs: the next reporter finds its shim, and its end is proven as before."""
+    async with working(options, MemoryLog(broker, "before")):
+        await cell.order(start_order(1, *attack("escape(); time.sleep(0.8); sys.exit(6)")))
+        await cell.until(external_events.TaskStarted)
+        await eventually(lambda: len(escaped()) == 1)
+    async with working(options, MemoryLog(broker, "after")):
+        joined = await cell.until(external_events.NodeJoined, count=2)
+        assert [task.task_id for task in joined.tasks] == ["job-1.1.0"]
+        assert (await cell.until(external_events.TaskExited)).exit_code == 6
+        assert escaped() == []
+    await asyncio.sleep(0)
+
+
+@pytest.mark.skipif(not ROOT, reason="it is about root")
+def test_jobs_are_not_root_by_oversight(options: Options) -> None:
+    """A reporter that is root refuses to start until somebody says as whom jobs run."""
+    with pytest.raises(ConfigurationError, match=r"--task-user.*--allow-root"):
+        LinuxHost(replace(options, allow_root=False))
+    with pytest.raises(ConfigurationError, match="no such user"):
+        LinuxHost(replace(options, allow_root=False, task_user="nobody-of-that-name"))
+    closed = options.state_dir.parent / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(ConfigurationError, match="cannot enter"):
+        LinuxHost(replace(options, task_user="nobody", state_dir=closed / "state"))

@@ -34,7 +34,13 @@ from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
     return Options(
-        NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, cores=4, host_memory_mib=8_192
+        NODE,
+        tmp_path / "state",
+        tmp_path / "logs",
+        virtual_gpus=2,
+        cores=4,
+        host_memory_mib=8_192,
+        allow_root=True,
     )
 
 

@@ -26,7 +26,13 @@ async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Pa
     placed once more while it runs.
     """
     options = Options(
-        NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, cores=4, host_memory_mib=8_192
+        NODE,
+        tmp_path / "state",
+        tmp_path / "logs",
+        virtual_gpus=2,
+        cores=4,
+        host_memory_mib=8_192,
+        allow_root=True,
     )
     broker = MemoryBroker()
     broker.create(TOPICS)
@@ -77,6 +83,7 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
         cores=4,
         host_memory_mib=8_192,
         drain=True,
+        allow_root=True,
     )
     broker = MemoryBroker()
     broker.create(TOPICS)
@@ -107,6 +114,7 @@ async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path
         cores=4,
         host_memory_mib=8_192,
         drain=True,
+        allow_root=True,
     )
     broker = MemoryBroker()
     broker.create(TOPICS)

@@ -42,7 +42,7 @@ FAILPOINTS = [
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2)
+    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, allow_root=True)
 
 
 @pytest.fixture

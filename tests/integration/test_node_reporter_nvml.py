@@ -61,7 +61,7 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
         "FAKE_NVML_GPUS": "3",
         "FAKE_NVML_EVENTS": str(events),
     }
-    options = Options(NODE, tmp_path / "state", tmp_path / "logs")
+    options = Options(NODE, tmp_path / "state", tmp_path / "logs", allow_root=True)
     async with reporter_process(options, dsn, env=env):
         joined = await cell.until(external_events.NodeJoined)
         assert [(gpu.index, gpu.memory_mib) for gpu in joined.node.gpus] == [
@@ -116,7 +116,7 @@ async def test_one_lost_gpu_stops_neither_the_reporter_nor_the_others(
     env = {
         "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards), "FAKE_NVML_EVENTS": str(events),
     }  # fmt: skip
-    options = Options(NODE, tmp_path / "state", tmp_path / "logs")
+    options = Options(NODE, tmp_path / "state", tmp_path / "logs", allow_root=True)
     async with reporter_process(options, dsn, env=env):
         assert (await cell.until(external_events.NodeJoined)).faults == ()
         with events.open("w") as file:
@@ -190,7 +190,7 @@ async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell
     histories.mkdir()
     cards.write_text("GPU-A\nGPU-B\nGPU-C\nGPU-D\n")
     env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards)}
-    options = Options(NODE, tmp_path / "state", tmp_path / "logs")
+    options = Options(NODE, tmp_path / "state", tmp_path / "logs", allow_root=True)
     placer = Placer(cell, (sys.executable, "-I", "-S", judge_task.__file__, str(histories), "600"))
     jobs = placer.core.state.jobs
 

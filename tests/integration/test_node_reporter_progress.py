@@ -26,7 +26,7 @@ TASK = "job-1.1.0"
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2)
+    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, allow_root=True)
 
 
 @pytest.fixture

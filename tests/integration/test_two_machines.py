@@ -70,7 +70,7 @@ def machine(tmp_path: Path, name: str) -> Options:
     folder = tmp_path / name
     return Options(
         NODE, folder / "state", folder / "logs", virtual_gpus=2, machine_id=name, cores=4, host_memory_mib=8_192,
-        drain_grace_ms=100,
+        drain_grace_ms=100, allow_root=True
     )  # fmt: skip
 
 

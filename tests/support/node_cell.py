@@ -173,7 +173,7 @@ async def reporter_process(
         str(options.log_dir),
     ]
     arguments += [] if options.virtual_gpus is None else ["--virtual-gpus", str(options.virtual_gpus)]
-    arguments += ["--cores", "4", "--host-memory", "8GiB", *more]
+    arguments += ["--cores", "4", "--host-memory", "8GiB", "--allow-root", *more]
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -111,6 +111,10 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         stack.callback(end_leftover_tasks, options.folder / "nodes")
         await stack.enter_async_context(_node_reporters(options, settings, warn, failed))
         step("nodes", _describe_nodes(options))
+        if os.geteuid() == 0:
+            warn(
+                "you are root, and so are the jobs, with few of root's rights; elsewhere node-reporters ask for --task-user"
+            )
         url = f"http://127.0.0.1:{port}"
         announce(lock, url)
         yield Running(url, failed)
@@ -205,13 +209,22 @@ def _node_command(options: Options, settings: Settings, number: int, node_id: st
         str(state),
     ]
     argv += ["--log-dir", str(options.folder / TASK_LOGS), "--drain", "--drain-grace-ms", str(DRAIN_GRACE_MS)]
-    argv += ["--rack", f"rack-{number % RACKS}"]
+    argv += ["--rack", f"rack-{number % RACKS}", "--hide", str(options.folder)]
+    argv += ["--allow-root"] if os.geteuid() == 0 else []
     if not options.real:
         argv += ["--virtual-gpus", str(options.virtual_gpus), "--virtual-gpu-model", options.gpu_model]
         argv += ["--virtual-gpu-memory", f"{options.gpu_memory_mib}MiB", "--cores", str(options.cores)]
     log_path = options.folder / "logs" / f"{node_id}.log"
     _start_anew(log_path)
-    return Command(node_id, argv, {**os.environ, **settings.environment()}, log_path)
+    return Command(node_id, argv, _node_environment(settings, state / "log-url"), log_path)
+
+
+def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
+    """The log's password is in a file of our own, the database's nowhere: no node-reporter needs it."""
+    log_url.touch(mode=0o600)
+    log_url.write_text(settings.log_url)
+    found = {**os.environ, **settings.environment(), "PENSTOCK_LOG_FILE": str(log_url)}
+    return {name: value for name, value in found.items() if name not in ("PENSTOCK_LOG", DSN_VARIABLE)}
 
 
 def _describe_nodes(options: Options) -> str:

@@ -3,6 +3,7 @@
 | variable | meaning | default |
 |---|---|---|
 | `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…][?ca=FILE]` or `postgresql://…` (the embedded log) | the value of `PENSTOCK_DSN` |
+| `PENSTOCK_LOG_FILE` | a file that holds `PENSTOCK_LOG`, which others cannot read: out of the environment, where children and `ps` find it | |
 | `PENSTOCK_DSN` | Postgres for projections and snapshots | required by projector and gateway; spares the placer folding from the beginning |
 | `PENSTOCK_ARCHIVE` | directory of the log's oldest records (`penstock-placer archive`), which are read as part of it | none |
 | `PENSTOCK_CELL` | name of the cell that this service works for | `default` |
@@ -13,6 +14,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, ValidationError
@@ -92,8 +94,8 @@ class Settings(EnvironmentSettings):
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """The log is that of the DSN unless it is named."""
-        log_url = env.get("PENSTOCK_LOG") or env.get("PENSTOCK_DSN") or ""
-        return super().from_env({**env, "PENSTOCK_LOG": log_url})
+        log_url = env.get("PENSTOCK_LOG") or _private(env.get("PENSTOCK_LOG_FILE")) or env.get("PENSTOCK_DSN")
+        return super().from_env({**env, "PENSTOCK_LOG": log_url or ""})
 
     def environment(self) -> dict[str, str]:
         """The variables that give another process these same settings."""
@@ -118,3 +120,20 @@ class Settings(EnvironmentSettings):
                 f"PENSTOCK_DSN: not set, but {who} needs Postgres; give postgresql://user@host/db"
             )
         return self.dsn
+
+
+def _private(path: str | None) -> str | None:
+    """What a file holds that only its owner may read. Raises `ConfigurationError`."""
+    if not path:
+        return None
+    try:
+        found = Path(path)
+        if found.stat().st_mode & 0o077:
+            raise ConfigurationError(
+                f"PENSTOCK_LOG_FILE: others may read {path}, which holds a password; chmod 600 {path}"
+            )
+        return found.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"PENSTOCK_LOG_FILE: {path} cannot be read ({error.strerror}); give a readable file"
+        ) from error

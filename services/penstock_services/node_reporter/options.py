@@ -84,6 +84,23 @@ class Options:
             help="Once, after a repair without a boot: forget the GPU faults of earlier starts.",
         ),
     ] = False
+    task_user: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_TASK_USER",
+            help="Run jobs as this user (name or number); needs root. Default: as this process.",
+        ),
+    ] = None
+    allow_root: Annotated[
+        bool,
+        typer.Option(
+            "--allow-root", envvar="PENSTOCK_ALLOW_ROOT", help="Jobs may run as root; refused otherwise."
+        ),
+    ] = False
+    hide: Annotated[
+        Path | None,
+        typer.Option(help="A further folder that jobs find empty, such as one with other nodes' state."),
+    ] = None
     isolation: Annotated[
         IsolationChoice,
         typer.Option(

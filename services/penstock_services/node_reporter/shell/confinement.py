@@ -48,6 +48,8 @@ class Confinement(NamedTuple):
     """Folders that a task finds empty, none inside another."""
     tasks: str = ""
     """The folder of the tasks' folders."""
+    user: Sequence[Any] | None = None
+    """(uid, gid, groups) of the tasks; None: as the reporter."""
 
 
 class _MountAttributes(ctypes.Structure):
@@ -128,6 +130,15 @@ def reveal(plan: Confinement, tasks: int | None, folder: str, names: Sequence[st
     os.close(tasks)
 
 
+def become(plan: Confinement) -> None:
+    """Makes the calling leader the tasks' user."""
+    if plan.user is not None:
+        uid, gid, groups = plan.user
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+
 def drop_privileges() -> None:
     """Of the leader's program, by exec: root keeps `KEPT_CAPABILITIES` alone, and no program gives more than the task has."""
     if os.geteuid() == 0:
@@ -141,23 +152,28 @@ def drop_privileges() -> None:
 # ---------------------------------------------------------------------------------------------------- probe
 
 
-def plans(*, root: bool) -> Iterator[Confinement]:
-    """What may work here, the best first."""
-    for user_namespace in (False, True) if root else (True,):
+def plans(user: Sequence[Any] | None) -> Iterator[Confinement]:
+    """What may work here, the best first. A user namespace knows one user, so root's tasks there are root."""
+    kinds = (True,) if os.geteuid() else (False, True) if user is None else (False,)
+    for user_namespace in kinds:
         for mounts in (True, False):
-            yield Confinement("pid_namespace", user_namespace, mounts, ("/sys",), "/sys")
+            yield Confinement("pid_namespace", user_namespace, mounts, ("/sys",), "/sys", user)
 
 
 def answer_probe() -> NoReturn:
-    """Tries the plans in processes of its own; prints the first that works and the others' errors, as JSON."""
+    """Tries the plans in processes of its own; prints the first that works and the others' errors, as JSON.
+
+    Its argument is the tasks' user, as in `Confinement`.
+    """
     errors = []
-    for plan in plans(root=os.geteuid() == 0):
+    user = json.loads(sys.argv[1])
+    for plan in plans(user):
         error = _attempt(plan)
         if not error:
             break
         errors.append(error)
     else:
-        plan = Confinement()
+        plan = Confinement(user=user)
     json.dump({"plan": plan, "errors": errors}, sys.stdout)
     sys.stdout.flush()
     os._exit(0)
@@ -172,6 +188,7 @@ def _attempt(plan: Confinement) -> str:
             if os.fork() == 0:
                 hide(plan)
                 drop_privileges()
+                become(plan)
                 os.write(write, b"-")
                 os._exit(0)
             os.wait()

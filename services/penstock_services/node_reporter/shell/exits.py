@@ -52,13 +52,14 @@ def _why(failure: Failure, order: StartTask | None) -> str:
     what = {
         "exec": f"cannot execute {program!r}",
         "workdir": f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}",
+        "user": "cannot become --task-user",
         "affinity": "cannot pin it to its cores",
         "confinement": "cannot give it namespaces and mounts of its own",
         "cgroup": "cannot put it into its memory cgroup",
     }.get(failure.stage, "cannot prepare it")
     remedy = {
         errno.ENOENT: "check the spelling, give an absolute path, or install it on every node",
-        errno.EACCES: "make it executable and readable for the node-reporter's user",
+        errno.EACCES: "make it executable and readable for the user that jobs run as (--task-user)",
         errno.ENOEXEC: "it is no program for this machine; a script needs a first line such as #!/usr/bin/env python3",
         errno.ENOTDIR: "a part of the path is a file; correct the path",
         errno.E2BIG: "arguments and environment are too long; put them into a file",

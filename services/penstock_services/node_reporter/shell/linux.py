@@ -30,6 +30,7 @@ from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
+from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user
 
 PHASES = "phases"
 WORK = "work"
@@ -47,8 +48,11 @@ class LinuxHost:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._user = find_task_user(options.task_user, allow_root=options.allow_root)
+        if self._user is not None:
+            check_reach(self._user, options.state_dir)
         self._cgroups = Cgroups(options.node_id, options.cgroup)
-        self._confinement, why = confine(options.isolation, self._cgroups)
+        self._confinement, why = confine(options.isolation, self._cgroups, self._user)
         isolation = Isolation(
             exits=self._confinement.exits, files=self._confinement.mounts, reason=why[:MAX_TEXT]
         )
@@ -57,6 +61,8 @@ class LinuxHost:
         """Environment variables that mark our processes."""
         interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
         self._base = base_environment(os.environ, interpreter) | self._marks
+        if self._user is not None:
+            self._base |= self._user.environment()
 
     # ------------------------------------------------------------------------------- state folder
 
@@ -95,9 +101,8 @@ class LinuxHost:
         tasks = make_folder(self.options.state_dir / "tasks")
         with suppress(JournalFailed):  # tasks go without logs
             make_folder(self.options.log_dir)
-        hidden = outermost(
-            folder for folder in (self.options.state_dir, self.options.log_dir) if folder.is_dir()
-        )
+        folders = (self.options.state_dir, self.options.log_dir, self.options.hide)
+        hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
         plan = self._confinement._replace(tasks=str(tasks), hidden=[str(folder) for folder in hidden])
         return Spawner(lock, self._marks, plan, callbacks, self.request)
 
@@ -108,6 +113,7 @@ class LinuxHost:
         with _state_folder(), suppress(FileExistsError):
             os.mkfifo(folder / PHASES, 0o600)
         work = None if order.workdir else make_folder(folder / WORK)
+        self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
         virtual = options.virtual_gpus is not None
         return {
             "task_id": order.task_id,
@@ -123,6 +129,17 @@ class LinuxHost:
             **self._cgroups.request(order.place, (order.task_id, order.token)),
             "cores": real_cores(order.place.cores),
         }
+
+    def _give(self, folder: Path, paths: Sequence[Path]) -> None:
+        """Makes these paths of a task's folder its user's; without mounts of its own it must be let through to them."""
+        if self._user is None:
+            return
+        with _state_folder():
+            for path in paths:
+                os.chown(path, self._user.uid, self._user.gid)
+            if not self._confinement.mounts:
+                for parent in (folder, folder.parent, self.options.state_dir):
+                    parent.chmod(0o711)
 
     def end_task(self, key: Key) -> int:
         started = self.started(key)
@@ -235,11 +252,11 @@ def real_cores(cores: Sequence[int]) -> list[int]:
     return sorted({usable[core % len(usable)] for core in cores})
 
 
-def confine(choice: IsolationChoice, groups: Cgroups) -> tuple[Confinement, str]:
+def confine(choice: IsolationChoice, groups: Cgroups, user: TaskUser | None) -> tuple[Confinement, str]:
     """What is done with each task, and why nothing better is. Raises `ConfigurationError` where the choice is not to be had."""
-    plan, errors = Confinement(), ["--isolation asks for nothing better"]
+    plan, errors = Confinement(user=user and user[:3]), ["--isolation asks for nothing better"]
     if choice in (IsolationChoice.AUTO, IsolationChoice.PID_NAMESPACE):
-        plan, errors = find_confinement()
+        plan, errors = find_confinement(user)
     if plan.exits == "none" and choice in (IsolationChoice.AUTO, IsolationChoice.CGROUP) and groups.unified:
         groups.proves_ends = True
         plan = plan._replace(exits="cgroup")

@@ -34,7 +34,13 @@ from collections import deque
 from types import FrameType
 from typing import Any, NoReturn
 
-from penstock_services.node_reporter.shell.confinement import Confinement, drop_privileges, hide, reveal
+from penstock_services.node_reporter.shell.confinement import (
+    Confinement,
+    become,
+    drop_privileges,
+    hide,
+    reveal,
+)
 from penstock_services.node_reporter.shell.output import Output
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment and peers together; the events behind them are ≤ 64 KiB
@@ -145,6 +151,8 @@ class Shim:
         self._shim_start = start_ticks(self._shim)
         own = os.getpid()
         self._out_read, out_write = os.pipe()
+        if self._plan.user is not None:
+            os.fchown(out_write, *self._plan.user[:2])  # so that it may open /dev/stdout
         go_read, self._go_write = os.pipe()
         self._failed_read, failed_write = os.pipe()
         leader = os.fork()
@@ -251,6 +259,9 @@ class Shim:
             if request["data_limit"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            stage = "user"
+            become(self._plan)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
             stage = "workdir"
             os.chdir(request["cwd"])
             stage = "exec"

@@ -23,6 +23,7 @@ from penstock_services.node_reporter.shell.confinement import PROBE, PROBE_TIMEO
 from penstock_services.node_reporter.shell.launcher import IMPORTABLE, LAUNCHER
 from penstock_services.node_reporter.shell.ports import Callbacks, Key
 from penstock_services.node_reporter.shell.shim import MAX_MESSAGE_BYTES
+from penstock_services.node_reporter.shell.users import TaskUser
 
 LOCK_WAIT_S = 15.0  # a killed reporter's launcher lets go in milliseconds, one that leaves while the log is away in 10 s
 LOCK_PAUSE_S = 0.01
@@ -37,15 +38,15 @@ SHIM_SIGNALS: Mapping[signal.Signals, signal.Signals] = {
 logger = logging.getLogger(__name__)
 
 
-def find_confinement() -> tuple[Confinement, list[str]]:
+def find_confinement(user: TaskUser | None) -> tuple[Confinement, list[str]]:
     """The best that this machine allows, tried with real processes; and why nothing better is to be had."""
-    command = [*ISOLATED_PYTHON, IMPORTABLE + PROBE]
+    command = [*ISOLATED_PYTHON, IMPORTABLE + PROBE, json.dumps(user and user[:3])]
     try:
         answer = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, timeout=PROBE_TIMEOUT_S, cwd="/"
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Confinement(), [str(error)]
+        return Confinement(user=user and user[:3]), [str(error)]
     found = json.loads(answer)
     return Confinement(*found["plan"]), found["errors"]
 
