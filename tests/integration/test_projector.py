@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition
 from penstock.model.external_events import NodeLeft
 from penstock.model.topics import Topic
+from penstock.runtime import snapshots
 from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import Until, load_latest, save_snapshot
@@ -421,3 +423,36 @@ async def test_on_kafka_too(dsn: str, kafka: KafkaBroker) -> None:
         await assert_equals_replay(settings, log)
     finally:
         await log.close()
+
+
+async def test_a_snapshot_leaves_the_event_loop_alone(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell with 100,000 jobs: while its snapshot is written or read, the services on the same loop answer."""
+    threads: dict[str, list[threading.Thread]] = {}
+
+    def watched(name: str) -> None:
+        real = getattr(snapshots, name)
+
+        def call(*given: object) -> object:
+            threads.setdefault(name, []).append(threading.current_thread())
+            return real(*given)
+
+        monkeypatch.setattr(snapshots, name, call)
+
+    watched("dump_parts")
+    watched("load_lines")
+    placer = busy(seed=3)
+    connection = await asyncpg.connect(dsn)
+    log = await EmbeddedLog(dsn, "test").start()
+    await log.create({Topic.LEDGER.value: 1})
+    await placer.send(log)
+    await migrate(connection, "penstock", load_migrations(service.MIGRATIONS))
+    replica = placer.replica
+    replica.offset, replica.head_offset = len(placer.values), len(placer.values) - 1
+    await save_snapshot(connection, "default", replica)
+    found = await load_latest(connection, "default", log, LEDGER)
+    await connection.close()
+    await log.close()
+    assert dump(found.state) == dump(placer.state)
+    assert (found.head, found.offset) == (placer.head, len(placer.values))
+    assert {name: len(used) for name, used in threads.items()} == {"dump_parts": 1, "load_lines": 1}
+    assert all(thread is not threading.main_thread() for used in threads.values() for thread in used)

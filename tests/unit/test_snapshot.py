@@ -1,5 +1,6 @@
 """Snapshots: a fold that was put away and taken out again goes on as if nothing had happened."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import Damaged, dump, format_id, load
 from penstock.ledger.state import CellState
+from penstock.model.types import JobSpec
 from tests.support.hand_placer import HandPlacer, node_spec
 
 
@@ -65,6 +67,31 @@ def test_what_is_no_snapshot_is_refused(harm: bytes) -> None:
     """A disk returned something else: the caller must learn that, and never get half a state."""
     with pytest.raises(Damaged):
         load(harm)
+
+
+def large() -> Replica:
+    """With mappings that are written in several slices."""
+    placer = HandPlacer()
+    placer.join(*(node_spec(f"n{number}", 1) for number in range(2 * snapshot.SLICE + 3)))
+    spec = JobSpec(command=("true",), queue_timeout_ms=1_000_000, env={"text": '\n"{}\n'})
+    for number in range(3 * snapshot.SLICE):
+        placer.submit(f"j{number}", gpus=2, spec=spec)
+    return placer.replica
+
+
+def test_slices_are_the_same_json() -> None:
+    """A large cell's snapshot is written and read piece by piece: nothing depends on where the pieces end."""
+    state = large().state
+    body = dump(state)
+    assert body.count(b"\n") > 6, "nothing was sliced, so nothing is shown"
+    assert dump(load(body)) == body
+    whole = msgspec.json.encode(msgspec.json.decode(body))
+    assert dump(load(whole)) == body, "as the version before wrote it"
+    assert list(load(body).queue.items()) == list(state.queue.items())
+    lines = body.split(b"\n")
+    for line in (3, len(lines) // 2):
+        with pytest.raises(Damaged):
+            load(b"\n".join([*lines[:line], lines[line][:-5], *lines[line + 1 :]]))
 
 
 def test_a_cut_snapshot_is_refused() -> None:

@@ -10,9 +10,10 @@ import dataclasses
 import heapq
 import types
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import sha256
+from itertools import islice
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -21,6 +22,10 @@ from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.index import NOT_PLACEABLE
 from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, TaskState, Timer
 from penstock.model.transitions import JobStatus, NodeStatus
+
+SLICE = (
+    256  # entries of a mapping that are written or read at once: a millisecond in which no other thread runs
+)
 
 DERIVED = {
     CellState: frozenset({"queue", "holding", "change_log", "node_at", "sound_gpus", "index", "timer_heap"}),
@@ -96,31 +101,90 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def dump(state: CellState) -> bytes:
     """The state's canonical bytes (JSON)."""
+    return b"".join(dump_parts(state))
+
+
+def dump_parts(state: CellState) -> Iterator[bytes]:
+    """The bytes of `dump` piece by piece, for a thread beside an event loop; the state must not change meanwhile.
+
+    Large mappings are written in slices on lines of their own, which `load_lines` reads one by one; it is the same JSON.
+    """
     body = _fields(state)
-    body["nodes"] = {node_id: _fields(node) for node_id, node in state.nodes.items()}
     body["positions"] = sorted((list(key), offset) for key, offset in state.positions.items())
     body["last_inputs"] = sorted((list(key), event_id) for key, event_id in state.last_inputs.items())
-    body["timers"] = dict(sorted(state.timers.items()))
-    return msgspec.json.encode(body)
+    body["timers"] = {timer_id: state.timers[timer_id] for timer_id in sorted(state.timers)}
+    mark = b"{"
+    for name, value in body.items():
+        yield b'%b"%b":' % (mark, name.encode())
+        yield from _mapping(name, value) if isinstance(value, dict) else (msgspec.json.encode(value),)
+        mark = b","
+    yield b"}"
+
+
+def _mapping(name: str, value: dict[str, Any]) -> Iterator[bytes]:
+    sliced = len(value) > SLICE
+    entries = iter(value.items())
+    yield b"{\n" if sliced else b"{"
+    first = True
+    while part := dict(islice(entries, SLICE)):
+        if name == "nodes":
+            part = {node_id: _fields(node) for node_id, node in part.items()}
+        yield (b"" if first else b",\n") + msgspec.json.encode(part)[1:-1]
+        first = False
+    yield b"\n}" if sliced else b"}"
 
 
 def load(value: bytes) -> CellState:
     """The state that was dumped; folds on exactly as the original would. Raises `Damaged`."""
+    return load_lines(value.split(b"\n"))
+
+
+def load_lines(lines: Iterable[bytes]) -> CellState:
+    """As `load`, from the lines of what was dumped."""
+    frame: list[bytes] = []
+    slices: list[tuple[str, dict[str, Any]]] = []
     try:
-        found: Any = msgspec.json.decode(value, type=_struct(CellState))
-    except msgspec.DecodeError as error:
+        for line in lines:
+            if line.startswith(b'"') and frame and frame[-1].endswith(b'":{'):
+                name = frame[-1][:-3].rpartition(b'"')[2].decode()
+                part = msgspec.json.decode(b"{%b}" % line.removesuffix(b","), type=_field_type(name))
+                slices.append((name, _entries(name, part)))
+            else:
+                frame.append(line)
+        found: Any = msgspec.json.decode(b"".join(frame), type=_struct(CellState))
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         raise Damaged(f"no snapshot of format {format_id()}: {error}") from error
     state = cast(CellState, _object(CellState, found))
-    state.jobs = {job_id: _job(job) for job_id, job in found.jobs.items()}
-    state.nodes = {node_id: _object(NodeState, node) for node_id, node in found.nodes.items()}
-    state.timers = {timer_id: _object(Timer, timer) for timer_id, timer in found.timers.items()}
+    state.jobs, state.nodes = _entries("jobs", found.jobs), _entries("nodes", found.nodes)
+    state.timers = _entries("timers", found.timers)
     state.ended = OrderedDict(found.ended)
     state.early_estimates = OrderedDict(found.early_estimates)
     state.forgotten_nodes = OrderedDict(found.forgotten_nodes)
     state.positions = {tuple(key): offset for key, offset in found.positions}
     state.last_inputs = {tuple(key): event_id for key, event_id in found.last_inputs}
+    for name, part in slices:
+        getattr(state, name).update(part)
     _derive(state)
     return state
+
+
+def _entries(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Entries of a mapping of the state, as the state has them."""
+    match name:
+        case "jobs":
+            return {job_id: _job(job) for job_id, job in found.items()}
+        case "nodes":
+            return {node_id: _object(NodeState, node) for node_id, node in found.items()}
+        case "timers":
+            return {timer_id: _object(Timer, timer) for timer_id, timer in found.items()}
+        case _:
+            return found
+
+
+@cache
+def _field_type(name: str) -> Any:
+    """Of a field of the state. Raises KeyError."""
+    return {field.name: field.type for field in msgspec.structs.fields(_struct(CellState))}[name]
 
 
 def _object(model: type[Any], found: Any) -> Any:

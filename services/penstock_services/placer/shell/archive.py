@@ -26,7 +26,7 @@ from penstock.runtime.snapshots import (
     CONNECT_TIMEOUT_S,
     Until,
     projected,
-    restore,
+    restored,
     stored_snapshots,
     warn_damaged,
 )
@@ -93,7 +93,7 @@ async def _snapshot(settings: Settings, log: Log, ledger: Partition, leave: int)
         until = Until(seq=written.head.seq - leave)
         async for stored in stored_snapshots(connection, settings.cell, log, ledger, until):
             try:
-                return restore(stored)
+                return await restored(stored)
             except Damaged as error:
                 warn_damaged(stored, error)
         return None
