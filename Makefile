@@ -6,8 +6,8 @@ SEEDS ?= 500
 BIN := $(VENV)/bin
 # The locked uv installs the other packages in a third of pip's time; both refuse a package whose hash is not in the lock.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
-# One test process per core, each with servers of its own; the tests of one module stay together, longest first.
-PYTEST := $(BIN)/python -m pytest -n logical --dist loadscope --no-loadscope-reorder --durations 20
+# Three test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
 .PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos up kafka jaeger clean
 

@@ -39,6 +39,12 @@ Result = TypeVar("Result")
 _names = itertools.count()
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three for two cores: a worker waits half of its time, for servers, time-outs and processes."""
+    cores = os.cpu_count() or 1
+    return cores + cores // 2
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts by folder; the order within a folder stays."""
     places = {name: place for place, name in enumerate(FOLDERS)}

@@ -44,6 +44,7 @@ STOP_S = 10.0
 RETRY_S = 0.05
 HTTP_S = 15.0  # the gateway itself answers within 10 s, or answers "unknown outcome"
 MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
+EARLY_PASSAGE = 3  # the latest at which it kills for the first time: so each point is visited soon
 ONCE = frozenset({"placer.term_appended"})  # passed once in a process's life
 WATCH_S = 0.02
 TAIL_CHARS = 3_000
@@ -73,13 +74,14 @@ class Slot:
     keeper: "asyncio.Task[None] | None" = None
 
 
-def failpoint_cycle(prefix: str, rng: np.random.Generator) -> Iterator[str]:
-    """The failpoints of one service, each in turn, at varying passages."""
+def failpoint_cycle(prefix: str, rng: np.random.Generator, kills: Mapping[str, int]) -> Iterator[str]:
+    """The failpoints of one service, those with the fewest `kills` first, at varying passages."""
     names = sorted(name for name in NAMES if name.startswith(f"{prefix}."))
     assert names, prefix
     while True:
-        for name in rng.permutation(names):
-            yield f"{name}:{1 if name in ONCE else int(rng.integers(1, MAX_PASSAGE + 1))}"
+        name = min(map(str, rng.permutation(names)), key=lambda name: kills.get(name, 0))
+        latest = MAX_PASSAGE if kills.get(name, 0) else EARLY_PASSAGE
+        yield f"{name}:{1 if name in ONCE else int(rng.integers(1, latest + 1))}"
 
 
 class Follower:
@@ -281,7 +283,7 @@ class FaultCell:
             slot = Slot(
                 name,
                 f"penstock_services.{name}",
-                failpoints=failpoint_cycle(name, self.rng) if armed else None,
+                failpoints=failpoint_cycle(name, self.rng, self.kills) if armed else None,
             )
             if name == "gateway":
                 port = free_port()
@@ -303,7 +305,7 @@ class FaultCell:
                     "--node-id", f"r{i}", "--allow-root", "--virtual-gpus", str(gpus), "--cores", "64", "--host-memory", "64GiB",
                     "--state-dir", str(self.folder / f"r{i}"), "--log-dir", str(self.folder / "logs"),
                 ),
-                failpoints=failpoint_cycle("node", self.rng) if armed else None,
+                failpoints=failpoint_cycle("node", self.rng, self.kills) if armed else None,
             )
             for i in range(1, count + 1)
         ]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from infra.devservers.kafka import KafkaBroker
-from penstock.log.port import Message, Partition
+from penstock.log.port import Log, Message, Partition, Reader, Record
 from penstock.model.envelope import from_wire
 from penstock.model.errors import EventError
 from penstock.model.external_events import DeadLettered, JobSubmitted
@@ -79,6 +79,7 @@ async def throw(cell: FaultCell, seed: int, nodes: list[str]) -> dict[str, int]:
     """Garbage at every door of the log, in random order, while honest jobs flow. Returns counts per door."""
     rng = np.random.default_rng(seed)
     generator = Generator(seed, waiting=[await waiting_job(cell)], nodes=nodes)
+    repeats = Repeats(cell.log)
     counts: Counter[str] = Counter()
     plan = [
         *(Partition(topic, 0) for topic in INPUT_TOPICS for _ in range(INPUTS // len(INPUT_TOPICS))),
@@ -91,25 +92,43 @@ async def throw(cell: FaultCell, seed: int, nodes: list[str]) -> dict[str, int]:
         await cell.log.append([Message(partition, piece.value, piece.headers)])
         counts[partition.topic] += 1
         if rng.random() < REPEATS / len(plan):
-            await repeat(cell, rng, partition)
+            await repeats.repeat(rng, partition)
             counts["repeats"] += 1
         await asyncio.sleep(0.001)
+    await repeats.close()
     answers = await post_garbage(cell, generator, rng)
     counts["http"] = answers.total()
     print(f"\nHTTP answers: {dict(sorted(answers.items()))}")
     return counts
 
 
-async def repeat(cell: FaultCell, rng: np.random.Generator, partition: Partition) -> None:
-    """An old record once more, word for word: as duplicates and late arrivals come in real life.
+class Repeats:
+    """Old records once more, word for word: as duplicates and late arrivals come in real life.
 
     Of nodes and jobs only what follows their joining: an old `NodeJoined` would be a machine's word that it
     has booted again.
     """
-    old = [record for record in await read_all(cell.log, partition) if b'"boot_id"' not in record.value]
-    if old:
-        record = old[int(rng.integers(len(old)))]
-        await cell.log.append([Message(partition, record.value, record.headers, record.key)])
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._readers: dict[Partition, Reader] = {}
+        self._old: dict[Partition, list[Record]] = {}
+
+    async def repeat(self, rng: np.random.Generator, partition: Partition) -> None:
+        """One of all that the partition holds by now."""
+        if partition not in self._readers:
+            self._readers[partition] = self._log.reader({partition: 0})
+        reader, old = self._readers[partition], self._old.setdefault(partition, [])
+        end = (await self._log.end_offsets([partition]))[partition]
+        while reader.position(partition) < end:
+            old += [record for record in await reader.read() if b'"boot_id"' not in record.value]
+        if old:
+            record = old[int(rng.integers(len(old)))]
+            await self._log.append([Message(partition, record.value, record.headers, record.key)])
+
+    async def close(self) -> None:
+        for reader in self._readers.values():
+            await reader.close()
 
 
 async def unread_orders(cell: FaultCell) -> Counter[tuple[str, int, int]]:

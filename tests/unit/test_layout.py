@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ def own_imports(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
+@cache
 def place_of(module: str) -> Path | None:
     """The file that the search paths give for a module."""
     for root in ROOTS:
@@ -29,6 +31,7 @@ def place_of(module: str) -> Path | None:
     return None
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     """What a module defines or imports at its top level, also inside `if` and `try`."""
     found: set[str] = set()

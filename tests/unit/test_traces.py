@@ -12,6 +12,7 @@ from penstock.simulator.traces.cluster import BadCluster, nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import locate, read_trace
 from penstock.simulator.traces.jobs import shape_of
+from tests.support.command_line import penstock
 from tests.unit.bad_traces import problems
 
 HEADER = "job_id,submit_s,duration_s,gpus\n"
@@ -197,14 +198,14 @@ def test_the_command_tells_figures_and_nothing_else_on_stdout(trace: Path, tmp_p
     ],
 )
 def test_bad_commands_are_answered_with_what_would_be_good(
-    trace: Path, options: tuple[str, ...], message: str
+    trace: Path, options: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trace.write_text(HEADER + "a,0,60,4\n")
-    done = simulate(str(trace), *options)
-    assert done.returncode == 2
-    assert message in done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-    assert done.stdout == b""
+    assert penstock("simulate", str(trace), *options) == 2
+    printed = capfd.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
 
 
 def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace: Path) -> None:

@@ -5,10 +5,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from penstock.model.transitions import IllegalTransition
-from penstock.runtime import failpoints
+from penstock.runtime import crash_only, failpoints
+from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.policies import PolicyBug, raising_policies
 from tests.faults.laboratory.process import PROCESS
 from tests.faults.laboratory.world import UNEXPECTED, World
@@ -17,6 +19,8 @@ from tests.faults.ledger_rules import Violation
 EXPECTED = ("AppendFailed", "Fenced", "OffsetOutOfRange", "OffsetTaken", "LogError")
 """What may end an attempt of a service."""
 LOGGERS = ("penstock", "penstock_services", "asyncio")
+NO_COLLECTOR = SimpleNamespace(collect=lambda: 0)
+"""For services that collect garbage at each restart: eighteen times a run, over the memory of the whole test process."""
 
 
 class _CrashPoints:
@@ -63,7 +67,7 @@ def environment(world: World, variables: Mapping[str, str]) -> Iterator[None]:
         logger.propagate = False
         logger.setLevel(logging.WARNING)
     try:
-        with raising_policies(world):
+        with raising_policies(world), posing(crash_only, "gc", NO_COLLECTOR):
             yield
     finally:
         os.environ.clear()

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.pool import Pool
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -71,14 +73,24 @@ def run_all(options: Sequence[Options], workers: int) -> Iterator[Outcome]:
     if workers == 1 or len(options) == 1:
         yield from map(guarded, options)
         return
-    with multiprocessing.get_context("fork").Pool(workers, initializer=_set_up_worker) as pool:
+    with _pool(workers) as pool:
         yield from pool.imap_unordered(guarded, options, chunksize=4)
+
+
+@contextmanager
+def _pool(workers: int, **given: Any) -> Iterator[Pool]:
+    """Of forked processes. What this one holds is frozen meanwhile: a collector that looks at it copies every page."""
+    gc.freeze()
+    try:
+        with multiprocessing.get_context("fork").Pool(workers, initializer=_set_up_worker, **given) as pool:
+            yield pool
+    finally:
+        gc.unfreeze()
 
 
 def _set_up_worker() -> None:
     """Ctrl-C is for the process that gathers the outcomes. A run makes little garbage: look for cycles rarely."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
 
 
@@ -148,8 +160,7 @@ def hunt_all(
     names: Sequence[str], seeds: int, progress: Callable[[Hunt], None], *, directed: bool = True
 ) -> list[Hunt]:
     """Each mutant in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    with context.Pool(cores(), initializer=_set_up_worker, maxtasksperchild=1) as pool:
+    with _pool(cores(), maxtasksperchild=1) as pool:
         found: dict[str, Hunt] = {}
         for result in pool.imap_unordered(_hunt, [(name, seeds, directed) for name in names]):
             progress(result)
@@ -166,6 +177,6 @@ def _fits(name: str) -> str:
 
 
 def misfits(names: Sequence[str]) -> list[str]:
-    """Mutants whose function is not in the product any more, with what is missing."""
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        return [found for found in pool.map(_fits, names, chunksize=1) if found]
+    """Mutants whose function is not in the product any more, with what is missing. All are put into one process."""
+    with _pool(1) as pool:
+        return [found for found in pool.map(_fits, names) if found]
