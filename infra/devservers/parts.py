@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from infra.devservers.jaeger import obtain_binary
-from infra.devservers.kafka import obtain_jars
+from infra.devservers.kafka import obtain_parts
 from infra.devservers.processes import LaunchError
 
-PARTS: dict[str, Callable[[], Path]] = {"kafka": obtain_jars, "jaeger": obtain_binary}
+PARTS: dict[str, Callable[[], Path]] = {"kafka": obtain_parts, "jaeger": obtain_binary}
 """Pytest marker → how to get its part."""
 
 
