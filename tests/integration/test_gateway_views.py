@@ -323,3 +323,17 @@ async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) 
     assert "PENSTOCK_ARCHIVE" in (await cell.http.get("/v1/ledger")).json()["problem"]
     cell.log.inner = ArchivedLog(inner, archive)
     assert (await cell.http.get("/v1/jobs/later/why", params={"at": at})).json() == before
+
+
+async def test_a_job_that_left_the_tables(cell: Cell) -> None:
+    """Somebody asks for a job of two years ago: the answer names the archive and the command that reads it."""
+    cell.placer.run([])
+    await cell.tell()
+    await cell.caught_up()
+    assert "archive" not in problem(await cell.http.get("/v1/jobs/long-ago"), 404)["detail"]
+    connection = await asyncpg.connect(cell.dsn)
+    await connection.execute("UPDATE penstock.positions SET forgotten_ms = 1700000000000")
+    await connection.close()
+    detail = problem(await cell.http.get("/v1/jobs/long-ago"), 404)["detail"]
+    assert "up to 2023-11-14" in detail
+    assert "the ledger and its archive have them, `penstock replay --decision long-ago`" in detail

@@ -336,6 +336,42 @@ async def test_old_events_are_forgotten(
     await assert_equals_replay(cell, log)
 
 
+async def test_jobs_that_ended_long_ago_leave_the_tables(
+    dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell runs for years: old jobs go a few at a time with the records that come, live ones stay, and verify knows."""
+    monkeypatch.setenv("PENSTOCK_ENDED_JOBS_DAYS", "31")
+    monkeypatch.setattr(service, "FORGET_RECORDS", 1)
+    monkeypatch.setattr(service, "FORGET_JOBS", 2)
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 4))
+    placer.run([f"old-{number}" for number in range(9)])
+    placer.submit("runs-for-a-year")
+    placer.start("runs-for-a-year")
+    connection = await asyncpg.connect(dsn)
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+        assert await connection.fetchval("SELECT count(*) FROM penstock.jobs") == 10
+        placer.now_ms += 32 * service.DAY_MS
+        for number in range(8):
+            placer.run([f"new-{number}"])
+            await placer.send(log)
+            await reached(dsn, len(placer.values))
+    await assert_equals_replay(cell, log)
+    rows = await connection.fetch("SELECT job_id FROM penstock.jobs ORDER BY job_id")
+    left = {"runs-for-a-year", *(f"new-{number}" for number in range(8))}
+    assert {row["job_id"] for row in rows} == left
+    for table in ("tasks", "decisions"):
+        found = await connection.fetch(
+            f"SELECT DISTINCT job_id FROM penstock.{table} WHERE job_id IS NOT NULL"
+        )
+        assert {row["job_id"] for row in found} == left, table
+    assert (await rebuild(cell, log))["tables"]["jobs"] == 18, "rebuilt from the whole ledger"
+    await assert_equals_replay(cell, log)
+    await connection.close()
+
+
 async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
     """Whatever text a user manages to submit, the tables go on."""
     from penstock.model.types import JobSpec

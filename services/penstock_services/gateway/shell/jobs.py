@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import orjson
@@ -253,9 +254,24 @@ async def find_job(gateway: Gateway, job_id: str) -> Row:
         return found
     text = await gateway.store.row("SELECT row_to_json(jobs)::text FROM jobs WHERE job_id = $1", job_id)
     if text is None:
-        raise Problem(404, "no_job", f"no job {job_id!r}; GET /v1/jobs lists them")
+        raise Problem(
+            404, "no_job", f"no job {job_id!r}; GET /v1/jobs lists them" + await _forgotten(gateway, job_id)
+        )
     row: Row = orjson.loads(text)
     return row
+
+
+async def _forgotten(gateway: Gateway, job_id: str) -> str:
+    """Where a job is found that ended so long ago that it has left the tables; empty: none has."""
+    query = "SELECT forgotten_ms::text FROM positions WHERE cell = $1"
+    forgotten_ms = int(await gateway.store.row(query, gateway.settings.cell) or 0)
+    if not forgotten_ms:
+        return ""
+    day = datetime.fromtimestamp(forgotten_ms / 1_000, UTC).date().isoformat()
+    return (
+        f". Jobs that ended up to {day} have left the tables (PENSTOCK_ENDED_JOBS_DAYS): the ledger and its archive have them, "
+        f"`penstock replay --decision {job_id}` shows the last placement"
+    )
 
 
 @router.get("", dependencies=[needs(Role.READ)])

@@ -30,14 +30,19 @@ BATCH_MS = 150  # under load rows touched several times within it are written on
 SNAPSHOT_RECORDS = 20_000  # between two snapshots; folding so many takes under half a second
 MIN_SNAPSHOT_RECORDS = 500  # a clean stop takes none for less
 RETAINED_RECORDS = 1_000_000  # of the ledger, whose events stay in the database
-FORGET_RECORDS = 10_000  # between two removals of old events
+FORGET_RECORDS = 10_000  # between two removals of old events and jobs
+FORGET_JOBS = 200  # after one batch of records: 10 ms of Postgres
+ENDED_JOBS_DAYS = 365
+DAY_MS = 86_400_000
 MIGRATIONS = "penstock_services.projector.migrations"
 
 
 class ProjectorSettings(EnvironmentSettings):
-    """`PENSTOCK_EVENTS_KEPT`: so many ledger records keep their events in the database."""
+    """`PENSTOCK_EVENTS_KEPT`: so many ledger records keep their events in the database. `PENSTOCK_ENDED_JOBS_DAYS`: so long do
+    jobs that ended stay there, with their tasks and decisions; longer than an idempotency key, which asks for them."""
 
     events_kept: int = Field(RETAINED_RECORDS, ge=1, title="give a number above 0")
+    ended_jobs_days: int = Field(ENDED_JOBS_DAYS, ge=31, title="give 31 or more")
 
 
 async def prepare_schema(dsn: str, schema: str) -> None:
@@ -63,7 +68,9 @@ class Projector:
         self._dsn = settings.need_dsn("the projector")
         self._schema = schema_of(settings.cell)
         self._ledger = Partition(Topic.LEDGER, settings.cell_index)
-        self._retained = ProjectorSettings.from_env().events_kept
+        retention = ProjectorSettings.from_env()
+        self._retained = retention.events_kept
+        self._ended_jobs_ms = retention.ended_jobs_days * DAY_MS
 
     async def attempt(self) -> None:
         """From the stored position on, until cancelled or until something fails."""
@@ -110,6 +117,7 @@ class Projector:
     async def _follow(self, store: Store, projection: Projection) -> None:
         replica = projection.replica
         saved_seq = forgot_seq = replica.head.seq
+        old_jobs = True  # whether there may be some; the first batch finds out
         reader = self._log.reader({self._ledger: replica.offset}, batch_ms=BATCH_MS)
         try:
             while True:
@@ -127,6 +135,11 @@ class Projector:
                 if replica.head.seq - forgot_seq >= FORGET_RECORDS:
                     forgot_seq = replica.head.seq
                     await store.forget_events(replica.head.seq - self._retained)
+                    old_jobs = True
+                if old_jobs:
+                    old_jobs = await store.forget_jobs(
+                        replica.state.now_ms - self._ended_jobs_ms, FORGET_JOBS
+                    )
         except asyncio.CancelledError:
             await self._snapshot_on_stop(store, replica, saved_seq)
             raise

@@ -27,6 +27,18 @@ COMMAND_TIMEOUT_S = 60.0  # one batch; an fsync on a struggling disk can take se
 REPLACED = {"jobs": "job_id", "tasks": "task_id", "nodes": "node_id", "gpus": "node_id, gpu"}
 APPENDED = ("decisions", "events")
 
+FORGET_UNTIL = """
+SELECT max(ended_ms) FROM (SELECT ended_ms FROM jobs WHERE ended_ms < $1 ORDER BY ended_ms LIMIT $2) AS oldest
+"""
+FORGET_JOBS = """
+WITH gone AS (DELETE FROM jobs WHERE ended_ms <= $1 RETURNING job_id),
+their_tasks AS (DELETE FROM tasks USING gone WHERE tasks.job_id = gone.job_id),
+their_decisions AS (DELETE FROM decisions USING gone WHERE decisions.job_id = gone.job_id),
+other_decisions AS (DELETE FROM decisions WHERE job_id IS NULL AND at_ms <= $1),
+noted AS (UPDATE positions SET forgotten_ms = greatest(forgotten_ms, $1) WHERE cell = $2)
+SELECT count(*) FROM gone
+"""
+
 NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # an escaped NUL that is not itself behind a backslash
 
 
@@ -173,6 +185,15 @@ class Store:
     async def forget_events(self, before_seq: int) -> None:
         """Removes events of records before `before_seq` (bounded retention)."""
         await self.connection.execute("DELETE FROM events WHERE seq < $1", before_seq)
+
+    async def forget_jobs(self, before_ms: int, limit: int) -> bool:
+        """Removes about `limit` of the jobs that ended before this moment of the ledger, oldest first, with their tasks and decisions,
+        and decisions about no job; returns whether more are left."""
+        until_ms = await self.connection.fetchval(FORGET_UNTIL, before_ms, limit)
+        if until_ms is None:
+            return False
+        forgotten = await self.connection.fetchval(FORGET_JOBS, until_ms, self._cell)
+        return bool(forgotten >= limit)
 
     async def close(self) -> None:
         """Idempotent."""
