@@ -37,9 +37,10 @@ from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
-from tests.faults.laboratory.nemesis import FAULTS, HOUR_MS, Nemesis
+from tests.faults.laboratory.nemesis import FAULTS, Nemesis
 from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms
 from tests.faults.laboratory.proposer import Proposer
+from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import UNEXPECTED, Rates, World
 from tests.faults.ledger_rules import Violation

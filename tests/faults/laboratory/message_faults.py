@@ -1,0 +1,96 @@
+"""Faulty messages: nonsense, stale and wrong reports, duplicates, and cancellations in mid-launch."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.log.port import Message, Partition
+from penstock.model.external_events import (
+    GpuFaulted,
+    JobProgress,
+    NodeJoined,
+    NodeSuspected,
+    TaskExited,
+    TaskStarted,
+    WorkProgressed,
+)
+from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.transitions import JobStatus
+from tests.faults.laboratory.injector import Injector
+from tests.faults.laboratory.wire import message, orders_of
+
+DOUBTFUL = (NodeSuspected.TYPE.encode(), GpuFaulted.TYPE.encode())
+"""What makes a node unused until it reports again, also when it comes late."""
+JOINED = f"{NodeJoined.TYPE}.v{NodeJoined.VERSION}".encode()
+
+
+class MessageFaults(Injector):
+    """Each method is a fault."""
+
+    def garbage(self) -> None:
+        """Somebody writes nonsense."""
+        topic = INPUT_TOPICS[int(self._world.rng.integers(len(INPUT_TOPICS)))]
+        if self._world.rng.random() < 0.5:
+            topic = Topic.NODES
+        elif self._world.rng.random() < 0.2:
+            self._lab.send(Message(orders_of(self._node().machine.node_id), b"garbage"))
+        nonsense = [
+            *self._stale(),
+            Message(Partition(topic, 0), b"\xff\xfe"),
+            message(GpuFaulted(node_id="nobody", gpu=0, fault="ecc"), "x", "/nobody"),
+        ]
+        found = nonsense[int(self._world.rng.integers(len(nonsense)))]
+        self._lab.send(msgspec.structs.replace(found, partition=Partition(topic, 0)))
+
+    def _stale(self) -> list[Message]:
+        """A node restored from an old image reports tasks that live under a newer token."""
+        found: list[Message] = []
+        for job in self._lab.judge.book.jobs.values():
+            for task_id, place in list(job.places.items())[:1]:
+                fields: dict[str, Any] = {
+                    "node_id": place["node_id"], "task_id": task_id, "token": job.token - 1, "started_ms": 1,
+                }  # fmt: skip
+                found.append(message(TaskStarted(**fields, pid=1), "z", "/nobody"))
+                found.append(message(TaskExited(**fields, cause="lost", exited_ms=1), "z", "/nobody"))
+        return found
+
+    def wrong_progress(self) -> None:
+        """Jobs report how far they are, those that wait too: wrongly, now and then twice; and one that nobody knows."""
+        rng = self._world.rng
+        jobs = tuple(
+            JobProgress(
+                job_id=job_id,
+                attained_s=float(rng.integers(0, 80)),
+                remaining_s=float(rng.integers(0, 90)) if rng.random() < 0.7 else None,
+            )
+            for job_id in (*self._lab.judge.book.jobs, "nobody")
+        )
+        self._send_maybe_twice(message(WorkProgressed(node_id="n0", jobs=jobs), "progress", "/nobody"))
+
+    def duplicate(self) -> None:
+        """Something that was sent long ago comes once more: a mirror, a bridge, a dispatcher that woke up late."""
+        rng, broker = self._world.rng, self._lab.broker
+        partitions = [Partition(topic, 0) for topic in (Topic.NODES, Topic.JOBS, Topic.ESTIMATES)]
+        partitions += [orders_of(node_id) for node_id in self._lab.nodes]
+        used = [partition for partition in partitions if broker.records(partition)]
+        if not used:
+            return
+        records = broker.records(used[int(rng.integers(len(used)))])
+        joins = [record for record in records if ("ce_type", JOINED) in record.headers]
+        for _ in range(int(rng.integers(1, 6))):
+            among = joins if joins and rng.random() < 0.5 else records
+            record = among[int(rng.integers(len(among)))]
+            self._lab.send(Message(record.partition, record.value, record.headers, record.key))
+            if any(raw.startswith(DOUBTFUL) for _, raw in record.headers):
+                self.suspected |= dict.fromkeys(self._lab.nodes)
+
+    def cancel(self) -> None:
+        """A user changes his mind, best while his job is being launched; the placer may die over it."""
+        lab, rng = self._lab, self._world.rng
+        jobs = list(lab.judge.replica.state.jobs.values())
+        launching = [job for job in jobs if job.status is JobStatus.LAUNCHING] or jobs
+        if launching:
+            lab.cancel(launching[int(rng.integers(len(launching)))].job_id)
+            for service in lab.placers:
+                if rng.random() < 0.4:
+                    service.kill("beside a cancellation")

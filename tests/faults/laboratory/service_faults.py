@@ -1,0 +1,185 @@
+"""Faults of services and of the log: placers that die, sleep, compete or do not belong; clocks; lost records."""
+
+import msgspec
+
+from penstock.ledger.record import Draft, Head, write
+from penstock.log.port import Message, Partition
+from penstock.model.event import Event
+from penstock.model.external_events import JobCancelRequested
+from penstock.model.orders import StartTask
+from penstock.model.topics import INPUT_TOPICS, Topic
+from penstock.model.types import TaskPlacement
+from tests.faults.laboratory.injector import Injector
+from tests.faults.laboratory.wire import message, orders_of
+
+HOUR_MS = 3_600_000
+YEAR_MS = 365 * 24 * HOUR_MS
+LATEST = 40  # placements whose orders may still be under way
+PLACER_STEPS = ("read inputs", "append ledger", "read ledger", "append orders")
+MAX_LOST = 60  # records of the ledger, at once
+STUCK_S = (20.0, 60.0)
+
+
+class ServiceFaults(Injector):
+    """Each method is a fault."""
+
+    def crash(self) -> None:
+        """One service is killed."""
+        lab = self._lab
+        reporters = [node.reporter for node in lab.nodes.values()]
+        alive = [service for service in (*lab.placers, lab.estimator, *reporters) if service.alive]
+        if alive:
+            alive[int(self._world.rng.integers(len(alive)))].kill("a crash")
+
+    def upgrade(self) -> None:
+        """One service is stopped in good order and started again; a node's tasks run on meanwhile."""
+        lab = self._lab
+        reporters = [node.reporter for node in lab.nodes.values() if not node.drains]
+        services = (*lab.placers, lab.estimator, *reporters)
+        services[int(self._world.rng.integers(len(services)))].terminate()
+
+    def zombie(self) -> None:
+        """The placer in office falls asleep, whole or with one of its tasks, and another takes its place."""
+        serving, rng = self._lab.serving(), self._world.rng
+        if serving is not None and serving.process is not None:
+            until_s = self._world.now_s + self._world.within(1, 40)
+            kind = PLACER_STEPS[int(rng.integers(len(PLACER_STEPS)))] if rng.random() < 0.6 else ""
+            serving.process.sleep(until_s, kind)
+            self._world.trace(f"{serving.name} sleeps until {until_s:.1f} s: {kind or 'all of it'}")
+        self.rival()
+
+    def rival(self) -> None:
+        """Somebody starts one more placer, which takes over at once."""
+        serving = self._lab.serving()
+        idle = [service for service in self._lab.placers if service is not serving]
+        rival = idle[int(self._world.rng.integers(len(idle)))]
+        rival.kill("to be started anew")
+        rival.start()
+
+    def duel(self) -> None:
+        """All placers but the one in office start at once, and each begins a term."""
+        serving = self._lab.serving()
+        for service in self._lab.placers:
+            if service is not serving:
+                service.kill("to duel for the term")
+                service.start()
+
+    def sleeper(self) -> None:
+        """A dispatcher fell asleep between reading a placement back and sending its orders; now it sends them."""
+        judge = self._lab.judge
+        latest = list(judge.placed)[-LATEST:]
+        unsent = [key for key in judge.placed if key not in judge.ordered]
+        overtaken = [key for key in unsent if (judge.placed[key].place["node_id"], key[1]) in judge.may_stop]
+        placed = overtaken[-LATEST:] or unsent[-LATEST:] or latest
+        for _ in range(3):
+            if placed:
+                self._send_start(placed[int(self._world.rng.integers(len(placed)))])
+
+    def overtake(self) -> None:
+        """Orders are stuck while a job that was just placed is cancelled; the next placer's stop overtakes the start."""
+        serving, judge, lab = self._lab.serving(), self._lab.judge, self._lab
+        if serving is None or serving.process is None:
+            return
+        until_s = self._world.now_s + self._world.within(*STUCK_S)
+        serving.process.sleep(until_s, "append orders")
+
+        def unsent() -> list[tuple[int, str]]:
+            jobs = judge.book.jobs
+            return [
+                key
+                for key, own in judge.placed.items()
+                if key not in judge.ordered and own.job_id in jobs and jobs[own.job_id].token == key[0]
+            ]
+
+        def cancel() -> None:
+            key = unsent()[-1]
+            own = judge.placed[key]
+            node_id, job = own.place["node_id"], judge.book.jobs[own.job_id]
+            lab.cancel(own.job_id)
+            self._once(lambda: job.stop_reason is not None, self.rival, until_s)
+            self._once(lambda: (node_id, key[1]) in judge.may_stop, lambda: self._send_start(key), until_s)
+
+        self._once(lambda: bool(unsent()), cancel, until_s)
+
+    def _send_start(self, key: tuple[int, str]) -> None:
+        """The order that follows from a placement, as its placer would have sent it."""
+        own = self._lab.judge.placed[key]
+        order = StartTask(
+            token=key[0],
+            node_id=own.place["node_id"],
+            task_id=key[1],
+            job_id=own.job_id,
+            attempt=int(key[1].rsplit(".", 2)[1]),
+            boot_id=own.boot_id,
+            incarnation=own.incarnation,
+            command=("train",),
+            place=msgspec.convert(own.place, TaskPlacement),
+            gpu_uuids=own.gpus,
+            peers=(),
+            rendezvous_port=29_500,
+            grace_ms=1_000,
+        )
+        self._lab.send(message(order, f"order-{key}", "/penstock/placer"))
+
+    def stranger(self) -> None:
+        """The placer of another cell, or of a restored backup, writes to this ledger: nothing of it may count."""
+        lab, rng = self._lab, self._world.rng
+        replica = lab.judge.replica
+        head, state = replica.head, replica.state
+        fact: list[Event] = [JobCancelRequested(job_id=job_id) for job_id in list(state.jobs)[:1]]
+        cause: dict[str, object] = {"timer_id": "none"}
+        wrong = int(rng.integers(5))
+        if wrong == 0:
+            value = b"\x00 no record"
+        elif wrong == 1:
+            other = Head(head.seq, "f" * 32, head.term)
+            value = write(other, Draft(head.term, state.now_ms, cause, "committed", None, fact))[1]
+        elif wrong == 4:
+            other = Head(head.seq + 1, head.id, head.term)
+            value = write(other, Draft(head.term, state.now_ms, cause, "committed", None, fact))[1]
+        else:
+            term = head.term - 1 if wrong == 2 else head.term + 1
+            value = write(head, Draft(term, state.now_ms, cause, "committed", None, fact))[1]
+        lab.broker.put([Message(Partition(Topic.LEDGER, 0), value)])
+
+    def propose(self) -> None:
+        """Somebody proposes placements, as of what it last saw."""
+        self._lab.proposer.propose()
+
+    def clock(self) -> None:
+        """Some machine's clock jumps."""
+        clocks = self._lab.clocks
+        clock = clocks[int(self._world.rng.integers(len(clocks)))]
+        jump_ms = int(self._world.rng.integers(-2 * HOUR_MS, 2 * HOUR_MS))
+        clock.error_ms += jump_ms if self._world.rng.random() < 0.3 else jump_ms // 1_000
+        self._world.trace(f"a clock jumps by {jump_ms} ms or a thousandth of it")
+
+    def years(self) -> None:
+        """A machine's battery dies, or a time server errs: its clock jumps by up to forty years, and now and then back."""
+        clocks = self._lab.clocks
+        clock = clocks[int(self._world.rng.integers(len(clocks)))]
+        usual_ms, years = clock.error_ms, int(self._world.rng.integers(-40, 41))
+        clock.error_ms += years * YEAR_MS
+        self._world.trace(f"a clock jumps by {years} years")
+        if self._world.rng.random() < 0.5:
+            mended_s = self._world.within(1, 60)
+            self._world.at(mended_s, lambda: setattr(clock, "error_ms", usual_ms))
+
+    def outage(self) -> None:
+        """Nobody reaches the log for a while."""
+        self._lab.broker.unreachable_until_s = self._world.now_s + self._world.within(0.5, 30)
+        self._world.trace("the log cannot be reached")
+
+    def retention(self) -> None:
+        """The log forgets a node's old orders: a reporter that lags behind finds its position gone."""
+        self._lab.broker.expire(orders_of(self._node().machine.node_id))
+
+    def inputs(self) -> None:
+        """An administrator truncates an input topic, or deletes it and creates it again: what was in it is lost."""
+        place = Partition(INPUT_TOPICS[int(self._world.rng.integers(len(INPUT_TOPICS)))], 0)
+        if self._lab.judge.rules.answered(place.topic):  # else nobody could know of it
+            self._lab.lose_input(place, anew=bool(self._world.rng.random() < 0.5))
+
+    def ledger(self) -> None:
+        """The ledger is restored from an older copy, while everything else goes on."""
+        self._lab.restore_ledger(int(self._world.rng.integers(1, MAX_LOST)))
