@@ -78,6 +78,14 @@ async def in_sync(cluster: KafkaCluster, led_by: KafkaBroker | None = None) -> N
             await asyncio.sleep(0.1)
 
 
+async def rounds(cluster: KafkaCluster, count: int) -> AsyncIterator[int]:
+    """So many, by number; at the beginning of each all brokers run and hold all records."""
+    for number in range(count):
+        await asyncio.to_thread(cluster.start_stopped)
+        await in_sync(cluster)
+        yield number
+
+
 class Watched(Load):
     """Remembers the longest time without any acknowledgement."""
 
@@ -164,9 +172,7 @@ async def until_refused(log: KafkaLog) -> None:
 async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaCluster, scale: int) -> None:
     """Its machine dies, another one leads, the first comes back and leads again; then one is stopped for an upgrade."""
     async with under_load(cluster) as load:
-        for number in range(scale):
-            await asyncio.to_thread(cluster.start_stopped)
-            await in_sync(cluster)
+        async for number in rounds(cluster, scale):
             first = await leader(cluster) if number % 2 == 0 else cluster.brokers[number % 3]
             first.kill9()
             await load.flows()
@@ -186,9 +192,7 @@ async def test_a_broker_is_killed_and_leaders_move_under_load(cluster: KafkaClus
 async def test_two_brokers_die_at_once(cluster: KafkaCluster, scale: int) -> None:
     """A rack loses its power: the copy that is left does not count alone, and goes on when another one is back."""
     async with under_load(cluster) as load:
-        for number in range(scale):
-            await asyncio.to_thread(cluster.start_stopped)
-            await in_sync(cluster)
+        async for number in rounds(cluster, scale):
             await load.flows()
             victims = [cluster.brokers[number % 3], cluster.brokers[(number + 1) % 3]]
             for victim in victims:

@@ -29,6 +29,14 @@ async def connected(broker: KafkaBroker, identity: str) -> AsyncIterator[KafkaLo
         await log.close()
 
 
+@asynccontextmanager
+async def new_topic(broker: KafkaBroker, topic: str) -> AsyncIterator[tuple[KafkaLog, KafkaLog]]:
+    """Connections of the administrator and of the placer, which has no right to this new topic yet."""
+    async with connected(broker, ADMIN) as admin, connected(broker, "placer") as placer:
+        await admin.create({topic: 1})
+        yield admin, placer
+
+
 async def may_write(broker: KafkaBroker, identity: str) -> dict[str, bool]:
     """Topic → whether one record was accepted. The administrator checks that a refused one left no trace."""
     answers = {}
@@ -79,8 +87,7 @@ async def test_a_service_that_may_not_read_settings_says_which_right_it_needs(
 ) -> None:
     """Rights were given by hand, or before services read settings: READ alone does not show how long records stay."""
     topic = topic_name("ledger")
-    async with connected(guarded_kafka, ADMIN) as admin, connected(guarded_kafka, "placer") as placer:
-        await admin.create({topic: 1})
+    async with new_topic(guarded_kafka, topic) as (admin, placer):
         client = AIOKafkaAdminClient(**guarded_kafka.client_settings(ADMIN))
         await client.start()
         await create_topic_acl(client, "placer", OPERATIONS["read"], topic)
@@ -98,8 +105,7 @@ async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
 ) -> None:
     """A second cell is configured before the administrator has run the set-up again."""
     topic = topic_name("ledger")
-    async with connected(guarded_kafka, ADMIN) as admin, connected(guarded_kafka, "placer") as placer:
-        await admin.create({topic: 1})
+    async with new_topic(guarded_kafka, topic) as (admin, placer):
         await admin.topics.grant("placer", "write", topic)
         with pytest.raises(ConfigurationError, match=f"{topic}: partitions is 1, must be 2") as refused:
             await placer.create({topic: 2})

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -62,89 +63,110 @@ async def submitted(cell: Cell) -> tuple[str, str]:
     return str(found["job_id"]), str(found["nodes"][0])
 
 
-async def command(cell: Cell, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """`penstock …` against this gateway: exit code, standard output and standard error."""
-    code = await asyncio.to_thread(penstock, ["--server", cell.url, *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+@dataclass(slots=True)
+class Operator:
+    """Acts on nodes by HTTP and by command."""
 
+    cell: Cell
+    capsys: pytest.CaptureFixture[str]
 
-async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fans of one machine are to be replaced, and then it burns: every step is stored with who and why."""
-    async with system(dsn) as (cell, machines):
-        await until(cell, "/v1/nodes", lambda found: len(found["nodes"]) == 2)
-        job_id, first = await submitted(cell)
-        other = {"n1": "n2", "n2": "n1"}[first]
-        problem(await cell.http.post("/v1/nodes/n9/drain", json=ACT), 404)
-        problem(await cell.http.post(f"/v1/nodes/{first}/drain", json={"reason": "fans"}), 400)
-        problem(await cell.http.post(f"/v1/nodes/{first}/drain", content=b"{", headers=JSON), 400)
-        problem(await cell.http.post(f"/v1/nodes/{first}/uncordon", json=ACT), 409)
+    async def command(self, *arguments: str) -> tuple[int, str, str]:
+        """`penstock …` against this gateway: exit code, standard output and standard error."""
+        code = await asyncio.to_thread(penstock, ["--server", self.cell.url, *arguments])
+        out, err = self.capsys.readouterr()
+        return code, out, err
 
-        drained = await cell.http.post(f"/v1/nodes/{first}/drain", json=ACT)
+    async def drain(self, job_id: str, first: str, other: str) -> None:
+        """The job moves to the other node."""
+        http = self.cell.http
+        problem(await http.post("/v1/nodes/n9/drain", json=ACT), 404)
+        problem(await http.post(f"/v1/nodes/{first}/drain", json={"reason": "fans"}), 400)
+        problem(await http.post(f"/v1/nodes/{first}/drain", content=b"{", headers=JSON), 400)
+        problem(await http.post(f"/v1/nodes/{first}/uncordon", json=ACT), 409)
+        drained = await http.post(f"/v1/nodes/{first}/drain", json=ACT)
         assert (drained.status_code, drained.json()["applied"]) == (200, True)
         assert drained.json()["cordon"]["by"] == ACT["by"]
         moved = await until(
-            cell, f"/v1/jobs/{job_id}", lambda job: job["status"] == "running" and job["attempt"] == 2
+            self.cell, f"/v1/jobs/{job_id}", lambda job: job["status"] == "running" and job["attempt"] == 2
         )
         assert moved["nodes"] == [other]
-        problem(await cell.http.post(f"/v1/nodes/{first}/drain", json=ACT), 409)
-        code, out, _ = await command(cell, capsys, "get", "nodes", "-o", "wide")
+        problem(await http.post(f"/v1/nodes/{first}/drain", json=ACT), 409)
+        code, out, _ = await self.command("get", "nodes", "-o", "wide")
         assert code == 0
         assert "ready, drained" in out
-        events = (await cell.http.get(f"/v1/jobs/{job_id}/events")).json()["events"]
+        events = (await http.get(f"/v1/jobs/{job_id}/events")).json()["events"]
         assert [e["data"]["reason"] for e in events if e["type"] == "penstock.job.requeued"] == ["drained"]
-        why = (await cell.http.get("/v1/queue")).json()
-        assert why["waiting"] == 0
+        assert (await http.get("/v1/queue")).json()["waiting"] == 0
 
-        waits = (await cell.http.post("/v1/jobs", json={**SPEC, "resources": {"gpus": 2}})).json()["job_id"]
-        reason = await until(cell, f"/v1/jobs/{waits}/why", lambda found: found.get("histogram"))
+    async def uncordon(self, first: str) -> str:
+        """A job that waits for the drained node runs there; its id."""
+        spec = {**SPEC, "resources": {"gpus": 2}}
+        waits = str((await self.cell.http.post("/v1/jobs", json=spec)).json()["job_id"])
+        reason = await until(self.cell, f"/v1/jobs/{waits}/why", lambda found: found.get("histogram"))
         assert reason["histogram"]["nodes_cordoned"] == 1
-        code, out, _ = await command(
-            cell, capsys, "node", "uncordon", first, "--reason", "new fans", "-o", "json"
-        )
+        code, out, _ = await self.command("node", "uncordon", first, "--reason", "new fans", "-o", "json")
         assert code == 0
         assert json.loads(out)["cordon"] is None
-        runs = await until(cell, f"/v1/jobs/{waits}", lambda job: job["status"] == "running")
+        runs = await until(self.cell, f"/v1/jobs/{waits}", lambda job: job["status"] == "running")
         assert runs["nodes"] == [first]
+        return waits
 
-        code, _, err = await command(cell, capsys, "node", "fence", other)
+    async def fence(self, job_id: str, other: str) -> None:
+        """The job is lost, and why."""
+        code, _, err = await self.command("node", "fence", other)
         assert code != 0
         assert job_id in err, "the question names the jobs"
         assert "--yes" in err
-        code, out, _ = await command(
-            cell, capsys, "node", "fence", other, "--yes", "--reason", "burnt", "-o", "json"
+        code, out, err = await self.command(
+            "node", "fence", other, "--yes", "--reason", "burnt", "-o", "json"
         )
         assert code == 0, err
         assert json.loads(out)["status"] == "gone"
-        [left] = [e.data for e in await cell.written(Topic.NODES) if isinstance(e.data, NodeLeft)]
+        [left] = [e.data for e in await self.cell.written(Topic.NODES) if isinstance(e.data, NodeLeft)]
         assert (left.proof, left.reason, "@" in left.by) == ("fenced", "burnt", True)
         lost = await until(
-            cell,
+            self.cell,
             f"/v1/jobs/{job_id}/events",
             lambda found: any(e["type"] == "penstock.task.lost" for e in found["events"]),
         )
         [fact] = [e["data"] for e in lost["events"] if e["type"] == "penstock.task.lost"]
         assert fact["reason"] == f"its node was fenced by {left.by}: burnt"
-        problem(await cell.http.post(f"/v1/nodes/{other}/fence", json=ACT), 409)
+        problem(await self.cell.http.post(f"/v1/nodes/{other}/fence", json=ACT), 409)
 
-        silent = NodeSuspected(node_id=first, reason="its connection broke")
+    async def lose(self, job_id: str, waits: str, first: str) -> dict[str, Any]:
+        """The other node is silent: each answer about its job names what is unproven. The row of that."""
+        http, silent = self.cell.http, NodeSuspected(node_id=first, reason="its connection broke")
         headers, value = to_wire(Envelope(id="watch-1", source="/watch", time_ms=1, data=silent))
-        await cell.log.inner.append([Message(Partition(Topic.NODES, 0), value, headers)])
+        await self.cell.log.inner.append([Message(Partition(Topic.NODES, 0), value, headers)])
         row = {"task_id": f"{waits}.1.w0", "node_id": first, "node": "suspect", "task": "running"}
-        await until(cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])
-        assert (await cell.http.get(f"/v1/jobs/{waits}/eta")).json()["unproven"] == [row]
-        listed = (await cell.http.get("/v1/jobs")).json()["jobs"]
+        await until(self.cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])
+        assert (await http.get(f"/v1/jobs/{waits}/eta")).json()["unproven"] == [row]
+        listed = (await http.get("/v1/jobs")).json()["jobs"]
         assert {job["job_id"]: job["unproven"] for job in listed} == {job_id: [], waits: [row]}
-        code, out, _ = await command(cell, capsys, "get", "jobs")
+        _, out, _ = await self.command("get", "jobs")
         assert f"({first} silent)" in out
-        code, out, _ = await command(cell, capsys, "eta", waits)
+        _, out, _ = await self.command("eta", waits)
         assert f"not proven: {row['task_id']} on {first}" in out
+        return row
+
+
+async def test_operators_take_nodes_out_of_use(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fans of one machine are replaced, then the other burns and the first dies: every step is stored with who and why."""
+    async with system(dsn) as (cell, machines):
+        operator = Operator(cell, capsys)
+        await until(cell, "/v1/nodes", lambda found: len(found["nodes"]) == 2)
+        job_id, first = await submitted(cell)
+        other = {"n1": "n2", "n2": "n1"}[first]
+        await operator.drain(job_id, first, other)
+        waits = await operator.uncordon(first)
+        await operator.fence(job_id, other)
+        row = await operator.lose(job_id, waits, first)
         machines.cancel()  # they die
         await cell.http.post(f"/v1/jobs/{waits}/cancel", json={})
         why = await until(cell, f"/v1/jobs/{waits}/why", lambda found: found["status"] == "stopping")
         assert "It ends as cancelled" in why["text"]
         assert why["unproven"] == [{**row, "task": "stopping"}]
-        code, _, err = await command(cell, capsys, "node", "fence", first, "--yes")
+        code, _, err = await operator.command("node", "fence", first, "--yes")
         assert code == 0, err
         await until(cell, f"/v1/jobs/{waits}", lambda job: job["outcome"] == "cancelled")
         verified = json.loads((await cell.http.post("/v1/projections/verify")).text)

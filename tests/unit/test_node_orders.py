@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskExited
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned
 from penstock.model.ledger_events import JobRequeued, PlacerSettings, TaskLost
 from penstock.model.orders import StopTask
 from penstock.model.transitions import JobStatus
@@ -20,19 +20,6 @@ def cordon(node_id: str = "n1", *, drain: bool = False) -> NodeCordoned:
 
 def uncordon(node_id: str = "n1") -> NodeUncordoned:
     return NodeUncordoned(node_id=node_id, by=ADA, reason="fans are new")
-
-
-def stopped(cell: CellDriver, task_id: str) -> TaskExited:
-    job = cell.job(task_id.rsplit(".", 2)[0])
-    return TaskExited(
-        node_id=job.tasks[task_id].place.node_id,
-        task_id=task_id,
-        token=job.token,
-        cause="stopped",
-        signal=15,
-        started_ms=1,
-        exited_ms=2,
-    )
 
 
 @pytest.mark.parametrize("profile", ["liquid", "drf", "srtf", "hived", "fgd"])
@@ -83,13 +70,13 @@ def test_a_drained_node_empties_and_its_jobs_go_on_elsewhere() -> None:
         "b.1.w0",
         "b.1.w1",
     }
-    found = cell.feed(stopped(cell, "a.1.w0"))
+    found = cell.exit("a.1.w0", None, cause="stopped", signal=15)
     requeued = [fact for fact in found.facts if isinstance(fact, JobRequeued)]
     assert [fact.reason for fact in requeued] == ["drained"]
     assert cell.job("a").tasks["a.2.w0"].place.node_id == "n2"
     assert cell.job("a").infrastructure_retries == 1, "a drain costs no attempt of the user's"
     for task_id in ("b.1.w0", "b.1.w1"):
-        cell.feed(stopped(cell, task_id))
+        cell.exit(task_id, None, cause="stopped", signal=15)
     assert {task.place.node_id for task in cell.job("b").tasks.values()} == {"n2"}
     assert not cell.state.nodes["n1"].tasks
 

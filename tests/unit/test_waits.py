@@ -7,6 +7,20 @@ from penstock.policies.explain import explain
 from tests.support.driver import CellDriver, estimate, job_spec, node_spec
 
 
+def fill(cell: CellDriver, gpus: int) -> None:
+    """Another job takes so many GPUs, all that are free."""
+    cell.submit("fills", need=estimate(gpus))
+    cell.start("fills")
+
+
+def times_out_at(cell: CellDriver, at_ms: int) -> None:
+    """Job `j` waits until this moment, and not longer."""
+    cell.at(at_ms - 1)
+    assert cell.job("j").status is JobStatus.QUEUED
+    cell.at(at_ms)
+    assert cell.state.ended["j"] == "timed_out_queued"
+
+
 def test_a_job_that_lost_its_node_waits_no_longer_than_it_may() -> None:
     """Its node is deleted after an hour; nothing else has room. Its user asked to give up after 5 s of waiting."""
     cell = CellDriver()
@@ -15,14 +29,10 @@ def test_a_job_that_lost_its_node_waits_no_longer_than_it_may() -> None:
     cell.start("j")
     cell.at(3_600_000)
     cell.join(node_spec("n2", gpus=4))
-    cell.submit("fills", need=estimate(4))
-    cell.start("fills")
+    fill(cell, 4)
     cell.feed(NodeLeft(node_id="n1", boot_id="b1", proof="deleted"))
     assert cell.job("j").status is JobStatus.QUEUED
-    cell.at(3_604_999)
-    assert cell.job("j").status is JobStatus.QUEUED
-    cell.at(3_605_000)
-    assert cell.state.ended["j"] == "timed_out_queued"
+    times_out_at(cell, 3_605_000)
 
 
 def test_a_pause_before_a_retry_is_no_wait_in_the_queue() -> None:
@@ -32,12 +42,8 @@ def test_a_pause_before_a_retry_is_no_wait_in_the_queue() -> None:
     cell.submit("j", job_spec(attempts=2, backoff_ms=60_000, queue_timeout_ms=5_000))
     cell.start("j")
     cell.exit("j.1.w0", 1)
-    cell.submit("fills", need=estimate(1))
-    cell.start("fills")
-    cell.at(64_999)
-    assert cell.job("j").status is JobStatus.QUEUED
-    cell.at(65_000)
-    assert cell.state.ended["j"] == "timed_out_queued"
+    fill(cell, 1)
+    times_out_at(cell, 65_000)
 
 
 def test_a_drained_job_waits_no_longer_than_it_may() -> None:
