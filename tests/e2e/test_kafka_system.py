@@ -207,7 +207,7 @@ def test_a_service_under_a_wrong_identity_says_so_and_ends(system: System) -> No
 
 
 def test_a_certificate_of_a_stranger_is_refused_at_once(system: System, tmp_path: Path) -> None:
-    """Somebody between us and the broker shows a certificate of his own, or a new authority was not given out everywhere."""
+    """An attacker between us and the broker shows a certificate of his own, or a new authority was not given out everywhere."""
     make_certificates(tmp_path)
     url = system.broker.url("projector").replace(str(system.broker.ca), str(tmp_path / "ca.pem"))
     argv = [sys.executable, "-m", "penstock_services.projector"]

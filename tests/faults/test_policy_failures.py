@@ -135,7 +135,7 @@ def test_a_job_on_which_the_policy_raises_holds_up_no_other(bug: Bug) -> None:
 
 
 def test_a_plan_that_cannot_be_folded_is_not_carried_out(monkeypatch: pytest.MonkeyPatch, bug: Bug) -> None:
-    """The policy names a node that nobody knows: the fold refuses that decision, and the exit before it stands."""
+    """The policy names a node that is not in the cell: the fold refuses that decision, and the exit before it stands."""
 
     async def scenario(stage: Stage) -> None:
         stage.start(placer.run)

@@ -75,14 +75,14 @@ async def test_a_placer_does_not_begin_with_another_topic(loss: str) -> None:
     for standby in ("0", "1"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PENSTOCK_STANDBY", standby)
-            told = await refused(cell)
+            error = await refused(cell)
     for part in (
         "penstock.jobs.v1 partition 0",
         "stands at its offset 2",
         how,
         "accept-input penstock.jobs.v1 --from",
     ):
-        assert part in told
+        assert part in error
     assert len(cell.broker.records(Partition(Topic.LEDGER, 0))) == before, "nothing was written"
     first = cell.broker.first(JOBS)
     with pytest.raises(ConfigurationError, match="--from"):
@@ -102,7 +102,7 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 
 
 async def test_a_topic_is_lost_under_a_running_placer(cell: Cell) -> None:
-    """An administrator deletes a topic in the middle of the day: the placer stops and says so."""
+    """An administrator deletes a topic in the middle of the day: the placer stops and reports it."""
     stop = asyncio.Event()
     running = asyncio.create_task(run_placer(SETTINGS, stop, log=cell.log("placer")))
     await submitted(cell, "a", "b")
@@ -115,7 +115,7 @@ async def test_a_topic_is_lost_under_a_running_placer(cell: Cell) -> None:
 
 
 async def test_what_was_accepted_is_on_record(cell: Cell) -> None:
-    """A year later somebody asks why jobs were answered twice from offset 0 on: the ledger says who went on, and from where."""
+    """A year later an auditor asks why jobs were answered twice from offset 0 on: the ledger names who went on, and from where."""
     async with cell.placer():
         await submitted(cell, "a", "b")
     cell.broker.restore(JOBS)

@@ -71,7 +71,7 @@ async def set_to(broker: KafkaBroker, topic: str, **configs: str) -> None:
 
 
 async def ask_as_others_do(broker: KafkaBroker, *topics: str) -> None:
-    """Somebody's dashboard looks at topics that are not there yet: Kafka creates them as it likes."""
+    """A dashboard looks at topics that are not there yet: Kafka creates them as it likes."""
     async with raw_admin(broker) as admin:
         await admin._send_request(
             MetadataRequest([str(topic) for topic in topics], allow_auto_topic_creation=True)

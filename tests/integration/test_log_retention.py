@@ -110,7 +110,7 @@ async def test_a_clock_that_was_set_back_deletes_no_younger_record(dsn: str) -> 
 
 @pytest.mark.postgres
 async def test_a_running_log_is_bounded(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody restarts anything for months: appends themselves have the old records deleted."""
+    """No service is restarted for months: appends themselves have the old records deleted."""
     monkeypatch.setattr(embedded, "EXPIRE_EVERY", 200)
     monkeypatch.setattr(embedded, "EXPIRE_BATCH", 30)
     log = await EmbeddedLog(dsn, "placer").start()

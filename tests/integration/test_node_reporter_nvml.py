@@ -108,7 +108,7 @@ async def test_one_lost_gpu_stops_neither_the_reporter_nor_the_others(
 ) -> None:
     """B falls off the bus at work, and C has an ECC error: reported, and again at each joining of this boot.
 
-    At the next start NVML cannot even open B. Then somebody repairs C, and says so.
+    At the next start NVML cannot even open B. Then its operator repairs C, and reports it.
     """
     cards, events = tmp_path / "cards", tmp_path / "events"
     os.mkfifo(events)
@@ -184,7 +184,7 @@ class Placer:
 async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell, tmp_path: Path) -> None:
     """B is hot-removed and the reporter restarted: C, where j3 runs, has B's index now.
 
-    Each program holds a lock per card that the driver would give it: whoever finds one taken writes that down.
+    Each program holds a lock per card that the driver would give it: a program that finds one taken writes that down.
     """
     cards, histories = tmp_path / "cards", tmp_path / "histories"
     histories.mkdir()

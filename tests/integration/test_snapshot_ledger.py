@@ -1,4 +1,4 @@
-"""Snapshots of another ledger: the topics were made anew, or the cell's index changed, and Postgres was kept."""
+"""Snapshots of another ledger: the topics were made anew, or the cell's index changed, and Postgres stayed as it was."""
 
 import asyncio
 import logging

@@ -93,7 +93,7 @@ def expected_state() -> Any:
 
 
 def test_a_changed_fold_has_a_new_version() -> None:
-    """Somebody changes what a fact means; without a new FOLD_VERSION services would go on from snapshots of the former meaning.
+    """A developer changes what a fact means; without a new FOLD_VERSION services would go on from snapshots of the former meaning.
 
     When this fails: raise `penstock.ledger.evolve.FOLD_VERSION` and add its digest to `golden/folds.json`.
     """

@@ -94,7 +94,7 @@ def test_a_card_that_was_renumbered_is_not_given_out_twice(cell: CellDriver) -> 
 
 
 def test_a_card_that_is_gone_holds_its_task_and_nothing_else(cell: CellDriver) -> None:
-    """C falls off the bus under j3: its slot is nobody else's, and its end frees nothing before the card is back."""
+    """C falls off the bus under j3: its slot is no other card's, and its end frees nothing before the card is back."""
     running(cell, "j1", "j2", "j3")
     cell.feed(NodeChanged(node=machine("ABD")))
     assert cards_of(cell, "j3") == ("C",)
@@ -138,7 +138,7 @@ def test_a_fault_is_of_the_card_and_not_of_the_index(cell: CellDriver) -> None:
 
 
 def test_a_fault_outlives_its_reporter_and_ends_with_its_boot(cell: CellDriver) -> None:
-    """The node's journal knows what broke since the boot; each of its joinings says so, until a new boot."""
+    """The node's journal knows what broke since the boot; each of its joinings reports it, until a new boot."""
     running(cell, "j1")
     broken = (GpuFault(uuid="B", fault="ecc", code=5), GpuFault(uuid="X", fault="xid", code=79))
     alive = tuple(RunningTask(task_id=task, token=cell.job("j1").token) for task in cell.job("j1").tasks)

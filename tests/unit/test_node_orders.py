@@ -24,7 +24,7 @@ def uncordon(node_id: str = "n1") -> NodeUncordoned:
 
 @pytest.mark.parametrize("profile", ["liquid", "drf", "srtf", "hived", "fgd"])
 def test_nothing_new_is_placed_on_a_cordoned_node_and_what_runs_there_runs_on(profile: str) -> None:
-    """Its reporter is upgraded meanwhile: a new joining does not end the cordon. Policies that preempt stop nobody for it."""
+    """Its reporter is upgraded meanwhile: a new joining does not end the cordon. Policies that preempt stop no job for it."""
     cell = CellDriver(PlacerSettings(profile=profile))
     cell.join(node_spec("n1"))
     cell.submit("runs")

@@ -173,7 +173,7 @@ def test_a_node_that_returns_with_fewer_gpus_loses_their_rows() -> None:
 
 
 def test_a_gpu_that_is_gone_is_listed_while_it_is_held() -> None:
-    """GPU 1 is pulled under its task: the table says whose it is, and that it is gone."""
+    """GPU 1 is pulled under its task: the table shows whose it is, and that it is gone."""
     placer = HandPlacer()
     spec = node_spec("n0", 3)
     placer.join(spec)

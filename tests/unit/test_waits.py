@@ -70,7 +70,7 @@ def silent_cell(**times: int) -> CellDriver:
 
 
 def test_a_cancelled_job_on_a_silent_node_says_what_is_not_proven() -> None:
-    """Its user cancels it. Nobody knows whether it still runs, so its GPUs stay taken; the node's next boot proves its end."""
+    """Its user cancels it. No record shows whether it still runs, so its GPUs stay taken; the node's next boot proves its end."""
     cell = silent_cell()
     cell.feed(JobCancelRequested(job_id="j"))
     assert cell.job("j").status is JobStatus.STOPPING

@@ -1,4 +1,4 @@
-"""The administrator of a run: reads what a placer says when it stops for good, and does what it says."""
+"""The administrator of a run: reads the remedy in a placer's last error, and carries it out."""
 
 import re
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ class Administrator:
         """A placer ended with this message."""
         found = COMMAND.search(str(error))
         if found is None:
-            raise Violation("crash", f"a placer stops, and says no remedy: {error}")
+            raise Violation("crash", f"a placer stops, and names no remedy: {error}")
         if not self._busy:
             self._busy = True
             after_s = self._world.within(*READS_WITHIN_S)

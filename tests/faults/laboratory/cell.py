@@ -249,7 +249,7 @@ class Laboratory:
                 self.world.at(job.cancel_s + 1.0, lambda: self.cancel(job.job_id))
 
     def lose_input(self, place: Partition, *, anew: bool) -> None:
-        """It is truncated at its end, or created anew. But not both ledger and joinings: then nobody knows who is there."""
+        """It is truncated at its end, or created anew. But not both ledger and joinings: then no record is left of the nodes."""
         if place.topic == Topic.NODES and self.judge.has_lost:
             return
         self.nodes_lost = self.nodes_lost or place.topic == Topic.NODES
@@ -262,7 +262,7 @@ class Laboratory:
         position = self.judge.rules.answered(place.topic)
         if not self.broker.first(place) <= position <= self.broker.end(place):
             raise Violation(
-                "loss", f"{place.topic} was lost {NOTICED_WITHIN_S:g} s ago, and nobody has said so"
+                "loss", f"{place.topic} was lost {NOTICED_WITHIN_S:g} s ago, and no service has reported it"
             )
 
     def restore_ledger(self, lost: int) -> None:

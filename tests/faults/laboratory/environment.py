@@ -80,7 +80,7 @@ def environment(world: World, variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def on_loop_error(world: World) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """For callbacks, which have nobody to raise to, and for tasks that nobody waits for."""
+    """For callbacks, which have no caller, and for tasks that no other task waits for."""
 
     def found(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -5,7 +5,7 @@ It believes no service: GPUs are identified by UUID, processes and faults are as
 
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
 `outcome` (each job ends rightly), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
-on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (nobody is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
+on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (no task is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
 (a node reports only what happened), `drain` (a drained node's jobs are stopped), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
 `fold`, `replay`, `crash`, `liveness`, `rest`.
 """

@@ -101,7 +101,7 @@ class Machine:
         self.broken: dict[str, None] = {}
         """UUIDs of GPUs that broke since the last boot or repair."""
         self.repaired = False
-        """Since its last fault somebody has repaired its GPUs."""
+        """Since its last fault its operator has repaired its GPUs."""
         self.started: dict[Key, Started] = {}
         self.exits: dict[Key, Exit] = {}
         self.streams: dict[Key, Stream] = {}
@@ -263,12 +263,12 @@ class Machine:
         self._renumber(gpus)
 
     def shuffle_gpus(self) -> None:
-        """The driver was reloaded, or somebody changed CUDA_DEVICE_ORDER: another order on the bus."""
+        """The driver was reloaded, or its operator changed CUDA_DEVICE_ORDER: another order on the bus."""
         gpus = self.spec.gpus
         self._renumber([gpus[int(index)] for index in self.world.rng.permutation(len(gpus))])
 
     def repair_gpus(self) -> None:
-        """Without a boot: the operator restarts the reporter and says so."""
+        """Without a boot: the operator restarts the reporter with the option for it."""
         self.broken, self.repaired = {}, True
 
     def _renumber(self, gpus: list[Gpu]) -> None:

@@ -92,7 +92,7 @@ class MachineFaults(Injector):
             self._power_off(node, power_loss=True, away_s=self._world.within(1, 60))
 
     def false_report(self) -> None:
-        """Somebody reports that a machine is fenced, and it is not: its tasks run on beside their successors."""
+        """An operator reports that a machine is fenced, and it is not: its tasks run on beside their successors."""
         node = self._node()
         machine = node.machine
         if machine.up and not machine.destroyed:

@@ -28,7 +28,7 @@ class MessageFaults(Injector):
     """Each method is a fault."""
 
     def garbage(self) -> None:
-        """Somebody writes nonsense."""
+        """A broken client writes nonsense."""
         topic = INPUT_TOPICS[int(self._world.rng.integers(len(INPUT_TOPICS)))]
         if self._world.rng.random() < 0.5:
             topic = Topic.NODES
@@ -55,7 +55,7 @@ class MessageFaults(Injector):
         return found
 
     def wrong_progress(self) -> None:
-        """Jobs report how far they are, those that wait too: wrongly, now and then twice; and one that nobody knows."""
+        """Jobs report how far they are, those that wait too: wrongly, now and then twice; and one that is in no ledger."""
         rng = self._world.rng
         jobs = tuple(
             JobProgress(

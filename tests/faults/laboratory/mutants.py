@@ -350,7 +350,7 @@ def _() -> None:
     replace(real, joined)
 
 
-@mutant("a drain stops nobody", faults="cordon")
+@mutant("a drain stops no task", faults="cordon")
 def _() -> None:
     nothing(Decider._drain)
 
@@ -366,7 +366,7 @@ def _() -> None:
     replace(real, free)
 
 
-@mutant("a node is not told that its joining is stale", faults="disk,clock")
+@mutant("no answer reports to a node that its joining is stale", faults="disk,clock")
 def _() -> None:
     replace(guard.join_refusal, lambda state, event, reason: None)
 

@@ -49,7 +49,7 @@ class ServiceFaults(Injector):
         self.rival()
 
     def rival(self) -> None:
-        """Somebody starts one more placer, which takes over at once."""
+        """An operator starts one more placer, which takes over at once."""
         serving = self._lab.serving()
         idle = [service for service in self._lab.placers if service is not serving]
         rival = idle[int(self._world.rng.integers(len(idle)))]
@@ -143,7 +143,7 @@ class ServiceFaults(Injector):
         lab.broker.put([Message(Partition(Topic.LEDGER, 0), value)])
 
     def propose(self) -> None:
-        """Somebody proposes placements, as of what it last saw."""
+        """A proposer proposes placements, as of what it last saw."""
         self._lab.proposer.propose()
 
     def clock(self) -> None:
@@ -166,7 +166,7 @@ class ServiceFaults(Injector):
             self._world.at(mended_s, lambda: setattr(clock, "error_ms", usual_ms))
 
     def outage(self) -> None:
-        """Nobody reaches the log for a while."""
+        """The log cannot be reached for a while."""
         self._lab.broker.unreachable_until_s = self._world.now_s + self._world.within(0.5, 30)
         self._world.trace("the log cannot be reached")
 
@@ -177,7 +177,7 @@ class ServiceFaults(Injector):
     def inputs(self) -> None:
         """An administrator truncates an input topic, or deletes it and creates it again: what was in it is lost."""
         place = Partition(INPUT_TOPICS[int(self._world.rng.integers(len(INPUT_TOPICS)))], 0)
-        if self._lab.judge.rules.answered(place.topic):  # else nobody could know of it
+        if self._lab.judge.rules.answered(place.topic):  # else no record names what was lost
             self._lab.lose_input(place, anew=bool(self._world.rng.random() < 0.5))
 
     def ledger(self) -> None:

@@ -131,7 +131,9 @@ def _() -> None:
 # ------------------------------------------------------------------------------------------------------ changed topics
 
 
-@mutant("nobody looks whether an input is the one that was answered", faults="inputs", jobs=8, nodes=3)
+@mutant(
+    "a placer does not check that an input is the one that was answered", faults="inputs", jobs=8, nodes=3
+)
 def _() -> None:
     async def trusted(*given: object) -> None:
         """As if it always were."""
@@ -139,7 +141,7 @@ def _() -> None:
     replace(check_inputs, trusted)
 
 
-@mutant("nobody looks whether the ledger has lost records", faults="ledger", jobs=8, nodes=3)
+@mutant("a placer does not check whether the ledger has lost records", faults="ledger", jobs=8, nodes=3)
 def _() -> None:
     async def trusted(*given: object) -> None:
         """As if it never had."""
