@@ -181,6 +181,17 @@ time.sleep(0.1); sys.exit(3)
     # ------------------------------------------------------------------------------------------ to change the node
     "a mount": "attempt('a mount', call, 'mount', b'none', b'/mnt', b'tmpfs', 0, b'size=4k') and libc.umount(b'/mnt'); sys.exit(3)",
     "a device node": "attempt('a device', os.mknod, 'disk', 0o60600, os.makedev(254, 0)); sys.exit(3)",
+    "raw disks": """
+for name in os.listdir("/sys/block"):
+    attempt("the disk " + name, lambda name=name: open("/dev/" + name, "rb").read(1))
+sys.exit(3)
+""",
+    "more cores": """
+before = os.sched_getaffinity(0)
+os.sched_setaffinity(0, range(64))
+if os.sched_getaffinity(0) != before: got("other cores")
+sys.exit(3)
+""",
     "kernel settings": """
 path = "/proc/sys/kernel/core_pattern"; same = open(path).read()
 attempt("a kernel setting", write, path, same); sys.exit(3)

@@ -172,7 +172,12 @@ async def test_every_attack_is_contained(
     host = LinuxHost(options)
     if host.spec.isolation is None or not host.spec.isolation.files:
         pytest.skip(f"this machine allows no namespaces and mounts: {host.spec.isolation}")
-    assert await attacked(options, broker, cell, folder, bystander) == {}
+    found = await attacked(options, broker, cell, folder, bystander)
+    if host.spec.isolation.devices == "hint" and user is None:
+        found.pop("raw disks", None)  # named by the node as not enforced
+    if host.spec.isolation.cores == "affinity":
+        found.pop("more cores", None)
+    assert found == {}
 
 
 async def test_where_nothing_is_enforced_the_node_says_so_and_the_judge_sees_it(

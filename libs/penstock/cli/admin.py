@@ -16,10 +16,12 @@ from rich.text import Text
 from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.output import Format, dump, duration, present
+from penstock.cli.tables import isolation
 from penstock.exits import Exit, Stop
 from penstock.screen import plain_table
 
 MIN_PYTHON = (3, 11)
+MAX_NAMED = 4  # nodes of one kind
 MAX_LAG_RECORDS = 1_000  # behind the ledger; far below a second of work for the projector
 MAX_CLOCK_STEP_MS = 120_000  # beyond what records are under way
 REPLAY_PATIENCE_S = 600.0  # a replay folds tens of thousands of records per second, and decides on each
@@ -88,13 +90,7 @@ def _look(client: Gateway) -> Iterator[Finding]:
     silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
     start = "start a node-reporter, or everything on this machine with `penstock up`"
     yield Finding("nodes", f"{len(ready)} of {len(nodes)} ready", "" if ready else start)
-    unproven = [node for node in nodes if not node.get("shares_gpus", True)]
-    if unproven:
-        found = f"{', '.join(node['node_id'] for node in unproven)}: a task's end cannot be proven, GPUs are not shared"
-        why = unproven[0]["isolation"]["reason"]
-        yield Finding(
-            "isolation", found, f"let node-reporters make PID namespaces, or give them a cgroup ({why})"
-        )
+    yield from _isolation(nodes)
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")
 
@@ -111,6 +107,21 @@ def _ledger(ledger: dict[str, Any]) -> Finding:
         if ledger["problem"]
         else Finding("ledger", found)
     )
+
+
+def _isolation(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
+    """What nodes enforce on tasks, one line per kind of node."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for node in nodes:
+        kinds.setdefault(isolation(node), []).append(node)
+    for what, alike in sorted(kinds.items()):
+        names = ", ".join(node["node_id"] for node in alike[:MAX_NAMED])
+        more = f" and {len(alike) - MAX_NAMED} more" if len(alike) > MAX_NAMED else ""
+        remedy = ""
+        if not alike[0].get("shares_gpus", True):
+            why = alike[0]["isolation"]["reason"]
+            remedy = f"GPUs are not shared there: let the node-reporter make PID namespaces, or give it a cgroup ({why})"
+        yield Finding("isolation", f"{names}{more}: {what}", remedy)
 
 
 def _services(status: dict[str, Any]) -> Iterator[Finding]:

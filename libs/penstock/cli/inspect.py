@@ -19,6 +19,7 @@ from penstock.cli.tables import (
     clock,
     cordoned_by,
     gpus_table,
+    isolation,
     jobs_table,
     node_state,
     nodes_table,
@@ -146,6 +147,7 @@ def describe_node(
         "Cores": f"{found['cores_free']} of {found['cores']} free",
         "Memory": f"{memory(found['host_memory_free_mib'])} of {memory(found['host_memory_mib'])} free",
         "Network": f"{found['bandwidth_free_mbps'] / 1_000:g} of {found['bandwidth_mbps'] / 1_000:g} Gbit/s free",
+        "Isolation": escape(isolation(found)),
         "Boot": escape(found["boot_id"]),
     }
     whole = {**found, "gpu_list": gpus}

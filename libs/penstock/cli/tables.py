@@ -123,7 +123,7 @@ def nodes_table(nodes: Iterable[Row], *, wide: bool = False) -> Table:
             cells += [
                 escape(node["rack"]), escape(node["domain"]), escape(node["address"]),
                 f"{node['bandwidth_mbps'] / 1_000:g} Gbit/s", str(node["gpus_faulted"]),
-                escape(cordoned_by(node)), isolation(node),
+                escape(cordoned_by(node)), escape(isolation(node)),
             ]  # fmt: skip
         table.add_row(*cells)
     return table
@@ -141,7 +141,15 @@ def isolation(node: Row) -> str:
     found = node.get("isolation")
     if not found:
         return "not reported"
-    return f"{EXITS[found['exits']]}, files {'hidden' if found['files'] else 'open'}"
+    parts = [
+        EXITS[found["exits"]],
+        "files hidden" if found["files"] else "files open",
+        "memory per task" if found.get("memory") == "task" else "memory per process",
+        f"cores by {found.get('cores', 'affinity')}",
+        "devices by cgroup" if found.get("devices") == "cgroup" else "GPUs by CUDA_VISIBLE_DEVICES alone",
+        f"jobs as {found['user']}" if found.get("user") else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:

@@ -204,7 +204,7 @@ class Gpu(Value, frozen=True, kw_only=True):
 class Isolation(Value, frozen=True, kw_only=True):
     """What a node enforces on its tasks, as its reporter found it by trying."""
 
-    OMITTED = ("reason",)
+    OMITTED = ("reason", "memory", "cores", "devices", "user")
 
     exits: Literal["pid_namespace", "cgroup", "none"]
     """How the end of all processes of a task is proven. `none`: one that hides may outlive its task, so a GPU has one."""
@@ -212,6 +212,14 @@ class Isolation(Value, frozen=True, kw_only=True):
     """A task sees neither the reporter's folders nor other processes, and cannot write records in its shim's name."""
     reason: ShortText = ""
     """Why nothing better is to be had."""
+    memory: Literal["task", "process"] = "process"
+    """Whose memory the cap counts: of all processes of a task together, or of each."""
+    cores: Literal["cpuset", "affinity"] = "affinity"
+    """`affinity`: a task can widen it."""
+    devices: Literal["cgroup", "hint"] = "hint"
+    """`cgroup`: a task opens its own GPUs and no disk; `hint`: CUDA_VISIBLE_DEVICES, which a program can ignore."""
+    user: ShortText = ""
+    """As whom jobs run; empty: not reported."""
 
 
 class NodeSpec(Value, frozen=True, kw_only=True):

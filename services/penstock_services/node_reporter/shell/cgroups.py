@@ -1,22 +1,20 @@
-"""Control groups of tasks: memory caps, and the proof of an end where there is no PID namespace.
+"""Control groups of tasks: memory caps, cores, devices, and the proof of an end where there is no PID namespace.
 
-A task's groups are folders named after node, task and token under a *root* per purpose, in the hierarchy of cgroup v2 or
-in one of v1. They are made here before the task starts; its leader enters them; its shim removes them at the end.
+A task's groups are folders named after node and shim under a *root* per purpose, in the hierarchy of cgroup v2 or
+in one of v1. A shim makes them before it has a task, and removes them at the end; an order sets their limits.
 """
 
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.model.types import TaskPlacement
-from penstock.runtime.task_logs import file_name
-from penstock_services.node_reporter.shell.journal import JournalFailed
-from penstock_services.node_reporter.shell.ports import Immortal, Key
+from penstock_services.node_reporter.shell.ports import Immortal
 
 BYTES_PER_MIB = 1 << 20
 DATA_SLACK_MIB = 1_024
@@ -24,6 +22,11 @@ DATA_SLACK_MIB = 1_024
 per thread), a memory cap means what is used; so much more is therefore allowed."""
 UNIFIED = "unified"
 MEMORY = "memory"
+CPUSET = "cpuset"
+DEVICES = "devices"
+GPU_MAJOR = 195
+"""Of /dev/nvidia0 … Source: the kernel's admin-guide/devices.txt; a GPU's minor number is NVML's."""
+DISKS = "b *:* rwm"
 CAPS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 """File with the cap in bytes (v2, v1) → file with the line `oom_kill COUNT`."""
 KILL_ROUNDS = 200
@@ -68,11 +71,14 @@ def gives(root: Path | None, file: str) -> bool:
 
 
 class Cgroups:
-    """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if that is no use."""
+    """The groups of one node's tasks. `given`: the folder of `--cgroup`. Raises `ConfigurationError` if that is no use.
 
-    def __init__(self, node_id: str, given: Path | None) -> None:
+    `name`: no other reporter on this machine has it.
+    """
+
+    def __init__(self, name: str, given: Path | None) -> None:
         own = own_groups(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-        self._node_id = node_id
+        self.name = name
         unified = given or own.get(UNIFIED)
         self.unified = unified if gives(unified, "cgroup.kill") else None
         """Where ends can be proven."""
@@ -88,32 +94,85 @@ class Cgroups:
                 "cgroup.subtree_control, or a folder of the memory hierarchy of v1"
             )
 
+        cpuset = own.get(CPUSET) or unified
+        self._cpuset = cpuset if gives(cpuset, "cpuset.cpus") else None
+        self._devices = own[DEVICES] if gives(own.get(DEVICES), "devices.deny") else None
+        self.gpu_minors: Mapping[str, int] | None = {}
+        """Minor device number by UUID, of every GPU of the node; None where they are not known."""
+
+    @property
+    def keeps_cores(self) -> bool:
+        return self._cpuset is not None
+
+    @property
+    def keeps_devices(self) -> bool:
+        return self._devices is not None and self.gpu_minors is not None
+
     @property
     def caps_memory(self) -> bool:
         """Of all processes of a task together; else of each."""
         return self._memory is not None
 
-    def request(self, place: TaskPlacement, key: Key) -> dict[str, Any]:
-        """The launcher's fields `data_limit` (bytes, 0: none), `groups`, `oom` and `ended_by`. Raises `JournalFailed`."""
-        groups: list[str] = []
-        fields: dict[str, Any] = {"data_limit": 0, "groups": groups, "oom": None, "ended_by": None}
-        if self.proves_ends and self.unified is not None:
-            fields["ended_by"] = str(self._make(self.unified, key, {}))
-            groups.append(fields["ended_by"])
+    def plan(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The roots, each with what a group there needs before anybody may enter it. See `Confinement.groups`."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for root in self._roots():
+            found[str(root)] = []
+        if (
+            self._cpuset is not None and (self._cpuset / "cpuset.mems").exists()
+        ):  # v1; in v2 empty files inherit
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                found[str(self._cpuset)].append((name, (self._cpuset / name).read_text().strip()))
+        if self._devices is not None:
+            found[str(self._devices)].append(("devices.deny", DISKS))
+        return [(root, [pair for pair in settings if pair[1]]) for root, settings in found.items()]
+
+    def request(self, place: TaskPlacement, cores: Sequence[int], gpus: Collection[str]) -> dict[str, Any]:
+        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom` and `ended_by`.
+
+        `cores`: as this machine counts; `gpus`: UUIDs of those that the task may open.
+        """
+        settings: list[tuple[str, str, str]] = []
+        fields: dict[str, Any] = {"data_limit": 0, "settings": settings, "oom": None, "ended_by": None}
+        if self.proves_ends:
+            fields["ended_by"] = str(self.unified)
         if place.host_memory_mib and self._memory is not None:
             root, cap = self._memory
-            made = self._make(root, key, {cap: str(place.host_memory_mib * BYTES_PER_MIB)})
-            fields["oom"] = str(made / CAPS[cap])
-            if str(made) not in groups:
-                groups.append(str(made))
+            settings.append((str(root), cap, str(place.host_memory_mib * BYTES_PER_MIB)))
+            fields["oom"] = (str(root), CAPS[cap])
         elif place.host_memory_mib:
             fields["data_limit"] = (place.host_memory_mib + DATA_SLACK_MIB) * BYTES_PER_MIB
+        if cores and self._cpuset is not None:
+            settings.append((str(self._cpuset), "cpuset.cpus", ",".join(map(str, cores))))
+        if self._devices is not None:
+            others = [minor for uuid, minor in (self.gpu_minors or {}).items() if uuid not in gpus]
+            settings += [
+                (str(self._devices), "devices.deny", f"c {GPU_MAJOR}:{minor} rwm") for minor in others
+            ]
         return fields
 
-    def end(self, key: Key) -> int:
+    def set_cores(self, groups: Iterable[str], cores: Sequence[int]) -> None:
+        """Gives a running task other cores, where a cgroup keeps them."""
+        for group in groups:
+            if Path(group).parent == self._cpuset:
+                with suppress(OSError):  # it has ended
+                    (Path(group) / "cpuset.cpus").write_text(",".join(map(str, cores)))
+
+    def sweep(self) -> None:
+        """Removes groups that killed shims left behind; those with a living task stay."""
+        for root in self._roots():
+            for group in root.glob(f"{self.name}@*"):
+                with suppress(OSError):
+                    group.rmdir()
+
+    def end(self, groups: Iterable[str]) -> int:
         """Kills what is left in a task's groups and removes them; how many processes. Raises `Immortal`."""
-        roots = [self.unified, None if self._memory is None else self._memory[0]]
-        return sum(self._end(root / self._name(key)) for root in dict.fromkeys(roots) if root is not None)
+        return sum(self._end(Path(group)) for group in groups)
+
+    def _roots(self) -> list[Path]:
+        memory = None if self._memory is None else self._memory[0]
+        roots = [self.unified if self.proves_ends else None, memory, self._cpuset, self._devices]
+        return [root for root in dict.fromkeys(roots) if root is not None]
 
     def _end(self, group: Path) -> int:
         seen: set[str] = set()
@@ -134,16 +193,3 @@ class Cgroups:
             else:
                 return len(seen)
         raise Immortal(f"processes {left} of {group} do not die; this needs a look at the machine")
-
-    def _make(self, root: Path, key: Key, settings: Mapping[str, str]) -> Path:
-        group = root / self._name(key)
-        try:
-            group.mkdir(exist_ok=True)
-            for name, value in settings.items():
-                (group / name).write_text(value)
-        except OSError as error:
-            raise JournalFailed(f"cgroup {group} cannot be set up: {error}") from error
-        return group
-
-    def _name(self, key: Key) -> str:
-        return f"{file_name(self._node_id)}@{file_name(key[0])}@{key[1]}"

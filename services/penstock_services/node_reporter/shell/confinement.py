@@ -50,6 +50,10 @@ class Confinement(NamedTuple):
     """The folder of the tasks' folders."""
     user: Sequence[Any] | None = None
     """(uid, gid, groups) of the tasks; None: as the reporter."""
+    name: str = ""
+    """Of the node, in the names of its tasks' cgroups."""
+    groups: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()
+    """In which cgroups each task gets one of its own, and what is written there before anybody may enter."""
 
 
 class _MountAttributes(ctypes.Structure):

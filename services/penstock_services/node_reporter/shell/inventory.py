@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -88,6 +89,18 @@ def nvml_gpus() -> tuple[Gpu, ...]:
             continue
         found.append(Gpu(index=len(found), uuid=uuid, model=identifier(name), memory_mib=memory_mib))
     return tuple(found[:MAX_GPUS_PER_NODE])
+
+
+def gpu_minors(gpus: Sequence[Gpu]) -> dict[str, int] | None:
+    """Minor device number (/dev/nvidiaN) by UUID; None where NVML does not know one, as of a MIG slice."""
+    try:
+        return {
+            gpu.uuid: pynvml.nvmlDeviceGetMinorNumber(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            for gpu in gpus
+        }
+    except pynvml.NVMLError as error:
+        logger.warning("GPUs cannot be kept from tasks by a device cgroup: NVML says %s", error)
+        return None
 
 
 def identifier(name: str) -> str:

@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +27,11 @@ from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import open_fifo
-from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node
+from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
-from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user
+from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
 
 PHASES = "phases"
 WORK = "work"
@@ -51,18 +52,33 @@ class LinuxHost:
         self._user = find_task_user(options.task_user, allow_root=options.allow_root)
         if self._user is not None:
             check_reach(self._user, options.state_dir)
-        self._cgroups = Cgroups(options.node_id, options.cgroup)
+        own = sha256(str(options.state_dir).encode()).hexdigest()[:8]
+        self._cgroups = Cgroups(f"{file_name(options.node_id)}-{own}", options.cgroup)
         self._confinement, why = confine(options.isolation, self._cgroups, self._user)
-        isolation = Isolation(
-            exits=self._confinement.exits, files=self._confinement.mounts, reason=why[:MAX_TEXT]
-        )
-        self.spec = msgspec.structs.replace(find_node(options), isolation=isolation)
+        spec = find_node(options)
+        if options.virtual_gpus is None:
+            self._cgroups.gpu_minors = gpu_minors(spec.gpus)
+        self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
         self._base = base_environment(os.environ, interpreter) | self._marks
         if self._user is not None:
             self._base |= self._user.environment()
+
+    def _isolation(self, why: str) -> Isolation:
+        """What is enforced. A task that could write into the cgroups' files, as the same user, is kept by none."""
+        groups, plan = self._cgroups, self._confinement
+        kept = plan.mounts or self._user is not None
+        return Isolation(
+            exits=plan.exits,
+            files=plan.mounts,
+            reason=why[:MAX_TEXT],
+            memory="task" if groups.caps_memory else "process",
+            cores="cpuset" if kept and groups.keeps_cores else "affinity",
+            devices="cgroup" if kept and groups.keeps_devices else "hint",
+            user=self._user.name if self._user is not None else own_name(),
+        )
 
     # ------------------------------------------------------------------------------- state folder
 
@@ -103,7 +119,13 @@ class LinuxHost:
             make_folder(self.options.log_dir)
         folders = (self.options.state_dir, self.options.log_dir, self.options.hide)
         hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
-        plan = self._confinement._replace(tasks=str(tasks), hidden=[str(folder) for folder in hidden])
+        self._cgroups.sweep()
+        plan = self._confinement._replace(
+            tasks=str(tasks),
+            hidden=[str(folder) for folder in hidden],
+            name=self._cgroups.name,
+            groups=self._cgroups.plan(),
+        )
         return Spawner(lock, self._marks, plan, callbacks, self.request)
 
     def request(self, order: StartTask) -> dict[str, Any]:
@@ -126,7 +148,7 @@ class LinuxHost:
             | {FIFO: str(folder / PHASES)},
             "cwd": order.workdir or str(work),
             "visible": [PHASES] if work is None else [PHASES, WORK],
-            **self._cgroups.request(order.place, (order.task_id, order.token)),
+            **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
             "cores": real_cores(order.place.cores),
         }
 
@@ -143,7 +165,7 @@ class LinuxHost:
 
     def end_task(self, key: Key) -> int:
         started = self.started(key)
-        in_groups = self._cgroups.end(key)
+        in_groups = self._cgroups.end(() if started is None else started.groups)
         if started is not None and started.exits == "pid_namespace":
             return 0  # with its shim the kernel ended all of it
         session = started.pid if started is not None else None
@@ -168,6 +190,7 @@ class LinuxHost:
         started = self.started(key)
         if started is None or not processes.is_alive(started.shim, started.shim_start):
             return
+        self._cgroups.set_cores(started.groups, real_cores(cores))
         for pid in processes.with_descendants({started.pid}, set()):
             with suppress(OSError):
                 for thread in os.listdir(f"/proc/{pid}/task"):

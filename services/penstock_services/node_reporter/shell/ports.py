@@ -50,6 +50,8 @@ class Started(msgspec.Struct, frozen=True):
     started_ms: int
     exits: str = "none"
     """What proves its end, see `confinement.Confinement`."""
+    groups: tuple[str, ...] = ()
+    """Its cgroups."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, cores,
-data_limit, groups, oom, ended_by, visible, task_id, token}`; runs the program, waits for all of it and writes down how it ended.
+data_limit, settings, oom, ended_by, visible, task_id, token}`; runs the program, waits for all of it and writes down how it ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
-`started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits}`, written before the program runs;
+`started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
 `exit.json {exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, stage, errno, oom}`, written (fsync)
 after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
@@ -94,6 +94,15 @@ def write_whole(folder: str, name: str, content: dict[str, Any], *, durable: boo
     os.rename(temporary, f"{folder}/{name}")
 
 
+def _put(path: str, text: str) -> None:
+    """Writes to a file of a cgroup, at once."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
 def descendants(root: int) -> list[int]:
     """Living descendants of a process, by the parents in /proc; zombies are left out."""
     children: dict[int, list[int]] = {}
@@ -166,12 +175,16 @@ class Shim:
         self._leader_fd = os.pidfd_open(leader)
         self._pid = pid_of(self._leader_fd)
         self._leader_start = start_ticks(self._pid)
+        self._enter_groups()
 
     def run(self) -> None:
         """Takes one request and stays until nothing of its program is left."""
         message = self._control.recv(MAX_MESSAGE_BYTES)
         if not message:
-            os._exit(0)  # the reporter is gone; the leader goes with us
+            os.kill(self._leader, signal.SIGKILL)  # the reporter is gone
+            os.waitpid(self._leader, 0)
+            self._remove_groups()
+            os._exit(0)
         self._request = json.loads(message)
         self._folder = self._request["folder"]
         self._report({"event": "taken"})
@@ -189,6 +202,7 @@ class Shim:
         self._output.close()
         os.close(phases)
         self._write_exit(failure)
+        self._remove_groups()
 
     def _start(self, message: bytes) -> dict[str, Any] | None:
         """Writes down who will run, lets the leader go; the failure when it could not be executed."""
@@ -202,14 +216,13 @@ class Shim:
             "pid_start": self._leader_start,
             "started_ms": self._started_ms,
             "exits": self._plan.exits,
+            "groups": list(self._groups.values()),
         }
         write_whole(self._folder, "started.json", started, durable=False)
         os.close(self._lock_fd)
-        failure: dict[str, Any] | None = None
-        try:
-            self._enter_groups()
-        except OSError as error:  # the leader is not sent its request, and ends
-            message, failure = b"", {"stage": "cgroup", "errno": error.errno}
+        failure = self._set_groups()
+        if failure is not None:  # the leader is not sent its request, and ends
+            message = b""
         while message:
             message = message[os.write(self._go_write, message) :]
         os.close(self._go_write)
@@ -219,10 +232,34 @@ class Shim:
         return json.loads(report) if report else failure
 
     def _enter_groups(self) -> None:
-        """Puts the leader, which waits, into the task's cgroups; it could not itself, for it sees them read-only."""
-        for group in self._request["groups"]:
-            with open(f"{group}/cgroup.procs", "w") as file:
-                file.write(str(self._leader))
+        """Puts the leader into cgroups of its own: in advance, for that waits for a grace period of the kernel (11 ms)."""
+        self._groups: dict[str, str] = {}
+        self._group_failure: OSError | None = None
+        try:
+            for root, settings in self._plan.groups:
+                group = f"{root}/{self._plan.name}@{self._shim}"
+                os.makedirs(group, exist_ok=True)
+                self._groups[root] = group
+                for name, value in (*settings, ("cgroup.procs", str(self._leader))):
+                    _put(f"{group}/{name}", value)
+        except OSError as error:
+            self._group_failure = error
+
+    def _set_groups(self) -> dict[str, Any] | None:
+        """Gives the groups the limits of this task; the failure, if that is refused."""
+        try:
+            if self._group_failure is not None:
+                raise self._group_failure
+            for root, name, value in self._request["settings"]:
+                _put(f"{self._groups[root]}/{name}", value)
+        except OSError as error:
+            return {"stage": "cgroup", "errno": error.errno}
+        return None
+
+    def _remove_groups(self) -> None:
+        for group in self._groups.values():
+            with contextlib.suppress(OSError):
+                os.rmdir(group)
 
     def _become_program(self, output: int, go: int, failed: int, shim: int) -> NoReturn:
         """In the child: wait for the request, prepare, exec. Whatever fails is reported through `failed`."""
@@ -350,24 +387,21 @@ class Shim:
 
     def _empty_group(self) -> None:
         """Where a cgroup proves the end: kills what is in it until the kernel knows of no process there."""
-        group = self._request["ended_by"]
+        group = self._groups.get(self._request["ended_by"])
         while group:
             with open(f"{group}/cgroup.events") as file:
                 if "populated 0" in file.read().splitlines():
                     return
-            with open(f"{group}/cgroup.kill", "w") as file:
-                file.write("1")
+            _put(f"{group}/cgroup.kill", "1")
             time.sleep(REAP_PAUSE_MS / 1_000)
 
     def _out_of_memory(self) -> bool:
-        """Whether the kernel counted an OOM kill in the task's cgroup; the groups are removed."""
+        """Whether the kernel counted an OOM kill in the task's cgroup."""
         counts: dict[str, str] = {}
         if self._request["oom"]:
-            with contextlib.suppress(OSError), open(self._request["oom"]) as file:
+            root, name = self._request["oom"]
+            with contextlib.suppress(OSError, KeyError), open(f"{self._groups[root]}/{name}") as file:
                 counts = dict(line.split() for line in file)
-        for group in self._request["groups"]:
-            with contextlib.suppress(OSError):
-                os.rmdir(group)
         return counts.get("oom_kill", "0") != "0"
 
     def _report(self, content: dict[str, Any]) -> None:

@@ -42,6 +42,14 @@ def find_task_user(name: str | None, *, allow_root: bool) -> TaskUser | None:
     return found
 
 
+def own_name() -> str:
+    """Of the reporter's user; its number where it has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def check_reach(user: TaskUser, folder: Path) -> None:
     """Raises `ConfigurationError` when this user cannot come to a folder, whose parents alone count."""
     for parent in folder.resolve().parents:
