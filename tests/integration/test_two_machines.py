@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def second(tmp_path: Path) -> Iterator[Options]:
 def cleaned(options: Options) -> Iterator[Options]:
     yield options
     for process in ours(options):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it ended with its namespace
+            process.kill()
 
 
 def sleeping(options: Options) -> list[psutil.Process]:
