@@ -1,5 +1,6 @@
 """The node's choices without a process: orders and exits in, exact changes and actions out."""
 
+import json
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,12 @@ from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
 from penstock.model.orders import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
 from penstock.model.types import Gpu, NodeSpec, TaskPlacement
 from penstock_services.node_reporter.core import machine
-from penstock_services.node_reporter.core.environment import base_environment, task_environment
+from penstock_services.node_reporter.core.environment import (
+    base_environment,
+    gang_of,
+    peers_json,
+    task_environment,
+)
 from penstock_services.node_reporter.core.machine import (
     Drain,
     Gone,
@@ -381,7 +387,9 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
         },
         "/v/bin",
     )
-    found = task_environment(order, node, base, virtual=False)
+    members = peers_json(gang_of(order, node))
+    assert [peer["node_id"] for peer in json.loads(members)] == ["n0", "n1", "n1"]
+    found = task_environment(order, node, base, {"PENSTOCK_PEERS": members}, virtual=False)
     assert not any("secret" in value for value in found.values())
     assert "PENSTOCK_FAILPOINT" not in found
     expected = {
@@ -389,7 +397,7 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
         "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "3",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
-    assert task_environment(order, node, base, virtual=True)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert task_environment(order, node, base, {}, virtual=True)["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_a_start_of_before_the_last_joining_waits_for_its_repeat() -> None:

@@ -1,14 +1,19 @@
 """Stories of operators who take nodes out of use: cordon, drain, uncordon, fence."""
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from penstock.ledger.snapshot import dump, load
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned
+from penstock.model.codec import encode
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskStarted
 from penstock.model.ledger_events import JobRequeued, PlacerSettings, TaskLost
 from penstock.model.orders import StopTask
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
+from penstock_services.placer.core.orders import outstanding, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 ADA = "ada@workstation-7"
@@ -142,3 +147,45 @@ def test_a_frozen_cell_drains_nobody_until_it_thaws() -> None:
     cell.join(*(node_spec(node_id) for node_id in others))
     cell.at(0)
     assert cell.job("a").status is JobStatus.STOPPING
+
+
+def test_a_large_gangs_peers_are_ordered_once_per_node() -> None:
+    """256 workers on 32 nodes: 5 MiB of orders would name every member to every worker. A placer that begins a term repeats
+    what is left of them in the same way; small gangs' orders are complete each."""
+    cell = CellDriver(PlacerSettings(profile="fifo"))
+    for number in range(32):
+        cell.join(node_spec(f"n{number}", gpus=8, cores=64))
+    cell.submit("large", job_spec(workers=256))
+    job = cell.job("large")
+    assert len(job.tasks) == 256
+    orders = start_orders(cell.state, "large", job.token)
+    _named_once(orders, 32)
+    size = sum(len(encode(order)) for order in orders)
+    whole = sum(len(encode(replace(order, peers=orders[0].peers, peers_of=None))) for order in orders)
+    print(f"{size} bytes of orders, {whole} with all peers in each")
+    assert size < whole / 6
+    cell.feed(
+        TaskStarted(
+            node_id=orders[0].node_id, task_id=orders[0].task_id, token=job.token, pid=1, started_ms=1
+        )
+    )
+    left = list(outstanding(cell.state, list(cell.state.nodes), job.token))
+    assert len(left) == 255
+    _named_once(left, 32)
+    small = CellDriver(PlacerSettings(profile="fifo"))
+    small.join(node_spec("n0", gpus=8))
+    small.submit("small", job_spec(workers=8))
+    for order in start_orders(small.state, "small", small.job("small").token):
+        assert (len(order.peers), order.peers_of) == (8, None)
+
+
+def _named_once(orders: list[Any], nodes: int) -> None:
+    """The first order to each node has all peers; the others there name it."""
+    first: dict[str, str] = {}
+    for order in orders:
+        if order.node_id not in first:
+            first[order.node_id] = order.task_id
+            assert (len(order.peers), order.peers_of) == (256, None)
+        else:
+            assert (order.peers, order.peers_of) == ((), first[order.node_id])
+    assert len(first) == nodes

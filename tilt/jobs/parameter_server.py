@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -137,7 +138,8 @@ def main() -> None:
     options = parser.parse_args()
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
-    peers = json.loads(os.environ["PENSTOCK_PEERS"])
+    large = os.environ.get("PENSTOCK_PEERS_FILE")  # of a gang too large for a variable
+    peers = json.loads(Path(large).read_text() if large else os.environ["PENSTOCK_PEERS"])
     servers = [peer for peer in peers if peer["role"] == "ps"]
     # One port was given to the gang: server number i takes the i-th from there.
     addresses = [(peer["address"], port + number) for number, peer in enumerate(servers)]

@@ -57,7 +57,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids",)
+    OMITTED = ("gpu_uuids", "peers_of")
 
     job_id: Identifier
     attempt: Attempt
@@ -72,6 +72,9 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""
     peers: tuple[Peer, ...]
+    """Every member of the gang; empty where `peers_of` names the order that has them."""
+    peers_of: Identifier | None = None
+    """Of a large gang: the task on this node whose order, under the same token and read before this one, has the peers."""
     rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
     grace_ms: Annotated[int, Meta(ge=0)]
 

@@ -68,7 +68,7 @@ class SimulatedLauncher:
 
     def _launch(self, order: StartTask) -> None:
         """With the GPUs that the environment names: what the program really gets."""
-        visible = task_environment(order, self._spec, {}, virtual=False)["CUDA_VISIBLE_DEVICES"]
+        visible = task_environment(order, self._spec, {}, {}, virtual=False)["CUDA_VISIBLE_DEVICES"]
         gpus = tuple(visible.split(",")) if visible else ()
         absent = set(gpus) - {gpu.uuid for gpu in self._spec.gpus}
         if absent:

@@ -25,17 +25,28 @@ def base_environment(reporter: Mapping[str, str], interpreter_folder: str | None
     return found
 
 
+def gang_of(order: StartTask, node: NodeSpec) -> dict[int, Peer]:
+    """Every member of the task's gang by rank, itself included."""
+    place = order.place
+    own = Peer(rank=place.rank, role=place.role, node_id=node.node_id, address=node.address)
+    return dict(sorted({peer.rank: peer for peer in (*order.peers, own)}.items()))
+
+
+def peers_json(gang: Mapping[int, Peer]) -> str:
+    """Rank, role, node and address of every member, in order of the ranks."""
+    return json.dumps([msgspec.structs.asdict(peer) for peer in gang.values()])
+
+
 def task_environment(
-    order: StartTask, node: NodeSpec, base: Mapping[str, str], *, virtual: bool
+    order: StartTask, node: NodeSpec, base: Mapping[str, str], peers: Mapping[str, str], *, virtual: bool
 ) -> dict[str, str]:
-    """Base, then the job's own variables, then ours: a job cannot pretend to be another.
+    """`peers`: the variable that holds the gang's peers, or names their file. Base, then the job's own variables, then ours: a job cannot pretend to be another.
 
     RANK and WORLD_SIZE count workers; a parameter server's RANK is its rank in the whole gang. MASTER_ADDR
     is rank 0's node. Thread pools follow the cores given unless the job says otherwise.
     """
     place = order.place
-    own = Peer(rank=place.rank, role=place.role, node_id=node.node_id, address=node.address)
-    gang = {peer.rank: peer for peer in (*order.peers, own)}
+    gang = gang_of(order, node)
     workers = sorted(rank for rank, peer in gang.items() if peer.role == "worker")
     neighbours = [
         rank for rank, peer in gang.items() if peer.node_id == node.node_id and peer.role == place.role
@@ -62,7 +73,7 @@ def task_environment(
         "PENSTOCK_CORES": ",".join(map(str, place.cores)),
         "PENSTOCK_HOST_MEMORY_MIB": str(place.host_memory_mib),
         "PENSTOCK_GPU_MEMORY_MIB": str(place.gpu_memory_mib),
-        "PENSTOCK_PEERS": json.dumps([msgspec.structs.asdict(gang[rank]) for rank in sorted(gang)]),
+        **peers,
         "RANK": str(place.rank),
         "LOCAL_RANK": str(sorted(neighbours).index(place.rank)),
         "WORLD_SIZE": str(len(workers)),

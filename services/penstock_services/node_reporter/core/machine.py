@@ -263,6 +263,13 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         yield Emit(_refusal(order, "stale_token", highest, "a newer decision was obeyed already"), context)
         return
     refusal = _unacceptable(state, order, known, highest)
+    if refusal is None and order.peers_of is not None:
+        bearer = state.tasks.get(order.peers_of)
+        if bearer is not None and bearer.token == order.token and bearer.order is not None:
+            order = replace(order, peers=bearer.order.peers, peers_of=None)
+        else:
+            detail = f"the order of {order.peers_of}, which has its peers, is not known here"
+            refusal = _refusal(order, "unknown_task", highest, detail)
     if refusal is not None:
         if known is not None and known.status is not Status.ENDED:
             yield Put(replace(known, refused_token=order.token))

@@ -20,7 +20,12 @@ from penstock.model.orders import StartTask
 from penstock.model.types import MAX_TEXT, Isolation
 from penstock.runtime.task_logs import file_name, log_path
 from penstock.sdk.lines import FIFO
-from penstock_services.node_reporter.core.environment import base_environment, task_environment
+from penstock_services.node_reporter.core.environment import (
+    base_environment,
+    gang_of,
+    peers_json,
+    task_environment,
+)
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.cgroups import Cgroups
@@ -35,6 +40,9 @@ from penstock_services.node_reporter.shell.users import TaskUser, check_reach, f
 
 PHASES = "phases"
 WORK = "work"
+PEERS = "peers.json"
+PEERS_VARIABLE, PEERS_FILE = "PENSTOCK_PEERS", "PENSTOCK_PEERS_FILE"
+MAX_PEERS_CHARS = 16_384  # in a variable, of which the kernel takes 128 KiB at most; about 190 members
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MAX_RECORD_BYTES = 65_536
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -105,7 +113,11 @@ class LinuxHost:
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
-        folder = self._folder(key)
+        folder, gang = self._folder(key), self._gang_file(key)
+        with suppress(OSError):
+            (folder / PEERS).unlink()
+            if gang.stat().st_nlink == 1:
+                gang.unlink()
         with suppress(OSError):
             (folder / WORK).rmdir()
         if not (folder / WORK).exists():
@@ -136,6 +148,8 @@ class LinuxHost:
             os.mkfifo(folder / PHASES, 0o600)
         work = None if order.workdir else make_folder(folder / WORK)
         self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
+        peers = self._peers(order, folder)
+        visible = [PHASES, *([WORK] if work is not None else []), *([PEERS] if PEERS_FILE in peers else [])]
         virtual = options.virtual_gpus is not None
         return {
             "task_id": order.task_id,
@@ -144,13 +158,34 @@ class LinuxHost:
             "log": str(log_path(options.log_dir, order.job_id, order.task_id)),
             "log_limit": options.log_limit_mib << 20,
             "argv": list(order.command),
-            "env": task_environment(order, self.spec, self._base, virtual=virtual)
+            "env": task_environment(order, self.spec, self._base, peers, virtual=virtual)
             | {FIFO: str(folder / PHASES)},
             "cwd": order.workdir or str(work),
-            "visible": [PHASES] if work is None else [PHASES, WORK],
+            "visible": visible,
             **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
             "cores": real_cores(order.place.cores),
         }
+
+    def _peers(self, order: StartTask, folder: Path) -> dict[str, str]:
+        """The variable with the gang's peers; those of a large gang lie in a file, one on this node, of which each task has a link."""
+        text = peers_json(gang_of(order, self.spec))
+        if len(text) <= MAX_PEERS_CHARS:
+            return {PEERS_VARIABLE: text}
+        whole = self._gang_file((order.task_id, order.token))
+        with _state_folder():
+            if not whole.exists():
+                make_folder(whole.parent)
+                part = whole.with_suffix(".part")
+                part.write_text(text)
+                part.chmod(0o444)
+                part.rename(whole)
+            with suppress(FileExistsError):
+                (folder / PEERS).hardlink_to(whole)
+        return {PEERS_FILE: str(folder / PEERS)}
+
+    def _gang_file(self, key: Key) -> Path:
+        task_id, token = key
+        return self.options.state_dir / "gangs" / f"{file_name(task_id.rsplit('.', 2)[0])}@{token}.json"
 
     def _give(self, folder: Path, paths: Sequence[Path]) -> None:
         """Makes these paths of a task's folder its user's; without mounts of its own it must be let through to them."""

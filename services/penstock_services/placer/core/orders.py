@@ -15,6 +15,7 @@ from penstock.model.types import JoinRefusal
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
+MAX_PEERS_EACH = 64  # members of a gang whose orders have the peers each; 5 KiB
 Verdict = Literal["accepted", JoinRefusal]
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
@@ -34,10 +35,9 @@ def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     job = state.jobs.get(job_id)
     if job is None or job.token != token:
         return []
-    peers = _peers(state, job)
-    return [
-        _start(state, job, task, peers) for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED
-    ]
+    return list(
+        _starts(state, job, [task for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED])
+    )
 
 
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -55,13 +55,16 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
     """
     for node_id in node_ids:
         yield from orphan_orders(state, node_id, up_to)
+        assigned: dict[str, list[TaskState]] = {}
         for task_id, job_id in state.nodes[node_id].tasks.items():
             job = state.jobs[job_id]
             task = job.tasks[task_id]
             if task.status is TaskStatus.ASSIGNED and job.token <= up_to:
-                yield _start(state, job, task, _peers(state, job))
+                assigned.setdefault(job_id, []).append(task)
             elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
                 yield _stop(job, task)
+        for job_id, tasks in assigned.items():
+            yield from _starts(state, state.jobs[job_id], tasks)
 
 
 def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
@@ -116,7 +119,22 @@ def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
     )
 
 
-def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...]) -> StartTask:
+def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState]) -> Iterator[StartTask]:
+    """These tasks' orders. In a large gang the first on each node has the peers for the others there."""
+    peers = _peers(state, job)
+    first: dict[str, str] = {}
+    for task in tasks:
+        place = task.place
+        if len(peers) <= MAX_PEERS_EACH or place.node_id not in first:
+            first[place.node_id] = place.task_id
+            yield _start(state, job, task, peers)
+        else:
+            yield _start(state, job, task, (), first[place.node_id])
+
+
+def _start(
+    state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...], peers_of: str | None = None
+) -> StartTask:
     place = task.place
     node = state.nodes[place.node_id]
     uuids = node.gpu_uuids if place.gpus else ()
@@ -134,6 +152,7 @@ def _start(state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, 
         place=place,
         gpu_uuids=tuple(uuids[slot] for slot in place.gpus),
         peers=peers,
+        peers_of=peers_of,
         rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
         grace_ms=job.spec.grace_ms,
     )
