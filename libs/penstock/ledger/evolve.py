@@ -159,7 +159,7 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
         node = state.nodes[place.node_id]
         node.give(place)
         node.tasks[place.task_id] = job.job_id
-        state.reindex(node)
+        state.rebook(node)
 
 
 def _stop_decided(state: CellState, fact: ledger_events.StopDecided) -> None:
@@ -285,7 +285,7 @@ def _end_task(state: CellState, node_id: str, task_id: str, cause: str) -> tuple
     task.exited_ms = state.now_ms
     task.cause = cause
     node.take_back(task.place)
-    state.reindex(node)
+    state.rebook(node)
     job.version += 1
     return job, task
 

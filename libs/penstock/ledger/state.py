@@ -471,10 +471,14 @@ class CellState:
         return None
 
     def reindex(self, node: NodeState) -> None:
-        """Brings the index up to date with the node (called by `evolve` after each change)."""
+        """Brings the index up to date with the node, after a change of its inventory, faults or status."""
+        self.sound_gpus[node.ordinal] = node.sound_gpus()
+        self.rebook(node)
+
+    def rebook(self, node: NodeState) -> None:
+        """As `reindex`, after something of the node was given out or taken back."""
         new = node.free()
         if new != node.entered:
             self.index.refit(node.bit, len(node.spec.gpus), node.entered, new)
             node.entered = new
-        self.sound_gpus[node.ordinal] = node.sound_gpus()
         node.version += 1
