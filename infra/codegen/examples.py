@@ -27,6 +27,7 @@ from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
     Peer,
+    ProbeNode,
     SetBandwidth,
     SetCores,
     StartTask,
@@ -193,6 +194,7 @@ _NODES: tuple[Event, ...] = (
     ),
     external_events.NodeUncordoned(node_id=NEXT_NODE, by="ada@workstation-7", reason="fans are new"),
     external_events.NodeSuspected(node_id=NEXT_NODE, reason="its watch broke and did not come back"),
+    external_events.ProbeSent(node_id=NEXT_NODE, probe=TOKEN),
     external_events.GpuFaulted(
         node_id=NODE, gpu=3, fault="xid", code=79, detail="GPU has fallen off the bus"
     ),
@@ -356,6 +358,8 @@ _DECISIONS: tuple[Event, ...] = (
     ),
     ledger_events.NodeLost(node_id=NEXT_NODE),
     ledger_events.NodeRestored(node_id=NEXT_NODE),
+    ledger_events.NodeProbed(node_id=NEXT_NODE),
+    ledger_events.ProbeExpired(node_id=NEXT_NODE, probe=TOKEN),
     ledger_events.NodeJoinRefused(
         node_id=NODE, boot_id="77b0aa12-boot", incarnation=START_MS, reason="other_machine"
     ),
@@ -433,6 +437,7 @@ _ORDERS: tuple[Event, ...] = (
         machine_id="4c4c4544004b3510",
         highest_incarnation=START_MS - MINUTE_MS,
     ),
+    ProbeNode(token=TOKEN + 4, node_id=NEXT_NODE, incarnation=START_MS),
     StopTask(token=TOKEN + 5, node_id=NODE, task_id=WORKER, grace_ms=10_000, reason="cancelled by alice"),
     CheckpointTask(token=TOKEN + 6, node_id=NODE, task_id=WORKER),
     SetCores(token=TOKEN + 7, node_id=NODE, task_id=WORKER, cores=(0, 1, 2, 3, 12, 13)),

@@ -22,8 +22,11 @@ from tests.faults.ledger_book import SEQ_BITS, Book
 
 FINAL_STOPS = ("cancelled", "completed", "run_timeout", "queue_timeout")
 UNSCHEDULABLE = "unschedulable"
+PROBE_NODE = b"penstock.order.probe_node.v1"
 ANSWER_JOIN = b"penstock.order.answer_join.v1"
 START_TASK, STOP_TASK = b"penstock.order.start_task.v1", b"penstock.order.stop_task.v1"
+DEFAULT_LEASE_MS = 600_000
+LEASE_MARGIN = 1.25
 PLACER = b"/penstock/placer"
 Fact = dict[str, Any]
 InputPlace = tuple[str, int]
@@ -83,6 +86,8 @@ class LedgerRules:
         self._stops: dict[tuple[int, str], None] = {}
         self._answers: dict[int, tuple[str, str, int, str]] = {}
         """Seq → (node, boot, incarnation, verdict) of the joining that it answers."""
+        self._probes: dict[str, tuple[int, int, int]] = {}
+        """Node → token of its latest probe, ledger time and term at which that was first known to be in the log."""
         self._left: dict[str, int] = {}
         """Node → ledger time of its latest departure."""
         self._cause: Fact = {}
@@ -105,6 +110,7 @@ class LedgerRules:
         found.placed = self.placed | found.placed
         found._stops = self._stops | found._stops
         found._answers = self._answers | found._answers
+        found._probes = self._probes | found._probes
         found.freezes = self.freezes
         return found
 
@@ -186,6 +192,12 @@ class LedgerRules:
             joining = (order["node_id"], order["boot_id"], order["incarnation"], order["verdict"])
             if self._answers.get(order["token"]) != joining:
                 raise Violation("order", f"{joining} is answered; seq {order['token']} did not decide that")
+            return kind, order
+        if kind == PROBE_NODE:
+            if self._probes.get(order["node_id"], (0, 0, 0))[0] < order["token"]:
+                raise Violation(
+                    "order", f"{order['node_id']} is probed; seq {order['token']} did not decide that"
+                )
             return kind, order
         key = (order["token"], order["task_id"])
         if kind == START_TASK:
@@ -287,6 +299,23 @@ class LedgerRules:
         joining = (fact["node_id"], fact["boot_id"], fact["incarnation"], fact["reason"])
         self._answers[self.book.token] = joining
 
+    def _probed(self, fact: Fact) -> None:
+        if self.book.nodes[fact["node_id"]].status != "suspect":
+            raise Violation("probe", f"seq {self.book.seq}: {fact['node_id']} is probed, and not suspect")
+        self._probes[fact["node_id"]] = (self.book.token, 0, 0)
+
+    def _probe_sent(self, fact: Fact) -> None:
+        token, _, term = self._probes.get(fact["node_id"], (0, 0, 0))
+        if token == fact["probe"] and term != self.book.term:
+            self._probes[fact["node_id"]] = (token, self.book.now_ms, self.book.term)
+
+    def _probe_expired(self, fact: Fact) -> None:
+        """By one term's clock, for the lease and the margin."""
+        token, sent_ms, term = self._probes[fact["node_id"]]
+        waited_ms, lease_ms = self.book.now_ms - sent_ms, self.book.settings.get("lease_ms", DEFAULT_LEASE_MS)
+        if (token, term) != (fact["probe"], self.book.term) or waited_ms < LEASE_MARGIN * lease_ms - 1:
+            raise Violation("probe", f"seq {self.book.seq}: {fact} after {waited_ms} ms, in term {term}")
+
     def _departure(self, fact: Fact) -> None:
         self._left[fact["node_id"]] = self.book.now_ms
 
@@ -334,6 +363,9 @@ BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
         "penstock.stop.decided": LedgerRules._stop,
         "penstock.node.joined": LedgerRules._join,
         "penstock.node.join_refused": LedgerRules._join_refused,
+        "penstock.node.probed": LedgerRules._probed,
+        "penstock.node.probe_sent": LedgerRules._probe_sent,
+        "penstock.node.probe_expired": LedgerRules._probe_expired,
         "penstock.node.left": LedgerRules._departure,
         "penstock.task.lost": LedgerRules._lost,
         "penstock.node.lost": LedgerRules._node_lost,

@@ -38,6 +38,8 @@ ADDED_TO_NODES = {
     "slots": [],
     "overdrawn_memory_mib": 0,
     "overdrawn_bandwidth_mbps": 0,
+    "leases": False,
+    "suspicion": None,
 }
 """Fields of a node that the earlier version had not, as they are where slots are indexes and nothing has shrunk."""
 LAST_INPUTS = [
@@ -86,6 +88,10 @@ def test_an_old_ledger_folds_to_the_state_it_had() -> None:
 def expected_state() -> Any:
     """What the earlier version folded, with the fields of today."""
     state = ADDED | renamed(read("state.json.gz"))
+    state["settings"]["lease_ms"] = 600_000
+    for job in state["jobs"].values():
+        for task in job["tasks"].values():
+            task["lease_ms"] = 0
     for node in state["nodes"].values():
         node |= ADDED_TO_NODES
         node["spec"] |= {"machine_id": None, "isolation": None}

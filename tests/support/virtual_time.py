@@ -56,12 +56,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @contextmanager
-def _wall_clock(loop: VirtualLoop, error_ms: Callable[[], int]) -> Iterator[None]:
-    """`penstock.clock` shows the loop's time, wrong by `error_ms()`."""
+def _clocks(loop: VirtualLoop, error_ms: Callable[[], int], boot_rate: Callable[[], float]) -> Iterator[None]:
+    """`penstock.clock` shows the loop's time, the wall clock wrong by `error_ms()`, the boot-time clock running at `boot_rate()`."""
     real = getattr(clock, "time")  # noqa: B009 - as below
     virtual = SimpleNamespace(
         time_ns=lambda: (EPOCH_MS + error_ms()) * 1_000_000 + int(loop.time() * 1e9),
-        clock_gettime=lambda which: loop.time(),
+        clock_gettime=lambda which: loop.time() * boot_rate(),
         CLOCK_BOOTTIME=None,
     )
     setattr(clock, "time", virtual)  # noqa: B010 - a module's import is no attribute to a type checker
@@ -71,8 +71,12 @@ def _wall_clock(loop: VirtualLoop, error_ms: Callable[[], int]) -> Iterator[None
         setattr(clock, "time", real)  # noqa: B010
 
 
-def run_virtually(work: Coroutine[Any, Any, Result], error_ms: Callable[[], int] = lambda: 0) -> Result:
-    """As `asyncio.run`, in virtual time. `error_ms`: of the wall clock of whoever asks for it."""
+def run_virtually(
+    work: Coroutine[Any, Any, Result],
+    error_ms: Callable[[], int] = lambda: 0,
+    boot_rate: Callable[[], float] = lambda: 1.0,
+) -> Result:
+    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of whoever asks for them."""
     loop = VirtualLoop()
-    with _wall_clock(loop, error_ms), asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with _clocks(loop, error_ms, boot_rate), asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)

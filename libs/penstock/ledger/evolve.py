@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.ledger import evolve_nodes
+from penstock.ledger import evolve_nodes, lease
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
     HOLDING,
@@ -35,10 +35,11 @@ from penstock.model.transitions import (
     transition,
 )
 
-FOLD_VERSION = 8
+FOLD_VERSION = 9
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
+JOB_TIMERS = ("queue_timeout", "run_timeout", "launch_timeout", "stop_timeout", "backoff", "unschedulable")
 INFRASTRUCTURE = frozenset({"node_lost", "preempted", "migrated", "refused", "drained"})
 MIN_TIMER_HEAP = 64  # entries below which nothing is gained by compacting
 LOSSES = frozenset({"node_lost", "refused"})
@@ -154,9 +155,11 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
     _drop_timers(state, job.job_id, "queue_timeout")
     if state.failed_choices.in_a_row:
         state.failed_choices = replace(state.failed_choices, in_a_row=0)
-    job.tasks = {place.task_id: TaskState(place) for place in fact.tasks}
+    job.tasks = {}
     for place in fact.tasks:
         node = state.nodes[place.node_id]
+        lease_ms = state.settings.lease_ms if node.leases else 0
+        job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms)
         node.give(place)
         node.tasks[place.task_id] = job.job_id
         state.rebook(node)
@@ -179,7 +182,7 @@ def _job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         job.served_ms += state.now_ms - job.running_ms
     job.tasks = {}
     job.stop_reason = None
-    _drop_timers(state, job.job_id, "run_timeout", "launch_timeout")
+    _drop_timers(state, job.job_id, "run_timeout", "launch_timeout", "stop_timeout")
     job.placed_ms = job.running_ms = None
     if fact.reason in INFRASTRUCTURE:
         job.infrastructure_retries += 1
@@ -239,9 +242,7 @@ def _clear_unschedulable(state: CellState, job: JobState) -> None:
 def _job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
     job = state.jobs.pop(fact.job_id)
     _clear_unschedulable(state, job)
-    _drop_timers(
-        state, job.job_id, "queue_timeout", "run_timeout", "launch_timeout", "backoff", "unschedulable"
-    )
+    _drop_timers(state, job.job_id, *JOB_TIMERS)
     _compact_timers(state)
     _set_job(state, job, JobStatus(fact.outcome))
     state.ended[fact.job_id] = fact.outcome
@@ -347,11 +348,13 @@ def _input_accepted(state: CellState, fact: ledger_events.InputAccepted) -> None
     state.last_inputs[place] = ""
     if fact.topic == Topic.NODES:
         state.rejoin_offset = fact.end
+        evolve_nodes.answers_lost(state)
 
 
 def _ledger_accepted(state: CellState, fact: ledger_events.LedgerAccepted) -> None:
     state.epoch = fact.epoch
     state.rejoin_offset = fact.nodes_offset
+    evolve_nodes.answers_lost(state)
 
 
 def _cell_frozen(state: CellState, fact: ledger_events.CellFrozen) -> None:
@@ -412,6 +415,9 @@ HANDLERS: Mapping[type[Event], Callable[[CellState, Any], None]] = MappingProxyT
         external_events.NodeJoined: evolve_nodes.node_joined,
         external_events.NodeChanged: evolve_nodes.node_changed,
         external_events.NodeSuspected: evolve_nodes.node_suspected,
+        ledger_events.NodeProbed: lease.node_probed,
+        external_events.ProbeSent: lease.probe_sent,
+        ledger_events.ProbeExpired: lease.probe_expired,
         external_events.NodeCordoned: evolve_nodes.node_cordoned,
         external_events.NodeUncordoned: evolve_nodes.node_uncordoned,
         external_events.NodeLeft: evolve_nodes.node_left,

@@ -1,8 +1,13 @@
 """Fold of node events: inventory, GPU slots, cordons, departures, and forgetting nodes that are long gone."""
 
+import heapq
+
+from penstock.ledger import lease
 from penstock.ledger.index import bits
-from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, Cordon, NodeState, full_mask
+from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, Cordon, NodeState, Timer, full_mask
+from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
+from penstock.model.ledger_events import TimerSubject
 from penstock.model.topics import Topic
 from penstock.model.transitions import NODE_TRANSITIONS, NodeStatus, transition
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
@@ -99,6 +104,8 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
             node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, spec.node_id)
         node.leaving = False
         node.faulted_gpu_mask = 0
+        lease.cleared(state, node)
+    node.leases = fact.leases
     node.incarnation = max(node.incarnation, fact.incarnation)
     if state.epoch and state.inputs_read(Topic.NODES) > state.rejoin_offset:
         node.epoch = state.epoch
@@ -124,7 +131,18 @@ def node_suspected(state: CellState, fact: external_events.NodeSuspected) -> Non
     node = state.nodes[fact.node_id]
     if node.status is NodeStatus.READY:
         node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.SUSPECT, fact.node_id)
+        lease.suspected(state, node, fact.reason)
     state.reindex(node)
+
+
+def answers_lost(state: CellState) -> None:
+    """The nodes' topic, or the ledger, has lost records, perhaps answers: what is suspect is probed anew, at once."""
+    for node_id, node in state.nodes.items():
+        if node.status is NodeStatus.SUSPECT and node.suspicion is not None and node.leases:
+            node.suspicion = Suspicion(node.suspicion.reason, node.suspicion.at_ms)
+            timer_id = f"{node_id}:{lease.LEASE_TIMER}"
+            state.timers[timer_id] = Timer(state.now_ms, TimerSubject(kind="lease", id=node_id))
+            heapq.heappush(state.timer_heap, (state.now_ms, timer_id))
 
 
 def node_left(state: CellState, fact: external_events.NodeLeft) -> None:
@@ -153,6 +171,7 @@ def node_uncordoned(state: CellState, fact: external_events.NodeUncordoned) -> N
 def node_lost(state: CellState, fact: ledger_events.NodeLost) -> None:
     node = state.nodes[fact.node_id]
     node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.GONE, fact.node_id)
+    lease.cleared(state, node)
     state.index.lose(node.bit, node.spec)
     state.capacity_version += 1
     state.reindex(node)
@@ -162,6 +181,7 @@ def node_restored(state: CellState, fact: ledger_events.NodeRestored) -> None:
     node = state.nodes[fact.node_id]
     node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, fact.node_id)
     node.leaving = False
+    lease.cleared(state, node)
     state.reindex(node)
 
 

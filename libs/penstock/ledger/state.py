@@ -14,6 +14,7 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
+from penstock.ledger.suspicion import Suspicion
 from penstock.model.ledger_events import PlacerSettings, TimerSubject
 from penstock.model.token import token_of
 from penstock.model.topics import Topic
@@ -40,6 +41,8 @@ class TaskState:
     succeeded: bool = False
     exit_code: int | None = None
     cause: str = ""
+    lease_ms: int = 0
+    """Its node ends it when it has not reached the log for so long; 0: never."""
 
 
 @dataclass(slots=True)
@@ -187,6 +190,10 @@ class NodeState:
     """What it ran when it last joined and the cell had given up there, and has not ended: task id → token of that joining."""
     cordon: Cordon | None = None
     """Stays however often the node joins."""
+    leases: bool = False
+    """Whether its reporter ends tasks whose lease has run out."""
+    suspicion: Suspicion | None = None
+    """While it is Suspect."""
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""

@@ -71,7 +71,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.node.joined"
     TOPIC = Topic.NODES
-    OMITTED = ("faults",)
+    OMITTED = ("faults", "leases")
 
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
@@ -79,6 +79,8 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """Rises with each joining of this node, over restarts and boots: what is not above the last is a late copy. 0: not reported."""
     faults: Annotated[tuple[GpuFault, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """They belong to the machine: a restart of its reporter repairs nothing."""
+    leases: bool = False
+    """Whether it ends tasks whose lease has run out (`StartTask.lease_ms`); reporters of earlier versions do not."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -117,7 +119,7 @@ class NodeLeft(NodeEvent, frozen=True, kw_only=True):
     """The node is gone for sure; `proof` is how that is known (LAW 5)."""
 
     TYPE = "penstock.node.left"
-    OMITTED = ("by", "reason")
+    OMITTED = ("by", "reason", "probe")
 
     boot_id: Identifier
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
@@ -127,6 +129,8 @@ class NodeLeft(NodeEvent, frozen=True, kw_only=True):
     by: ShortText = ""
     """Who made sure, where a person did; `reason`: why."""
     reason: ShortText = ""
+    probe: Token = 0
+    """Of the probe that stayed unanswered; 0: somebody else knows of the lease."""
 
 
 @event
@@ -159,6 +163,16 @@ class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
     TYPE = "penstock.node.suspected"
 
     reason: ShortText
+
+
+@event
+class ProbeSent(NodeEvent, frozen=True, kw_only=True):
+    """A probe is in the log, where its node can read it: from now on the time counts."""
+
+    TYPE = "penstock.node.probe_sent"
+
+    probe: Token
+    """The order's token."""
 
 
 @event

@@ -47,7 +47,7 @@ class TypicalTask(Value, frozen=True, kw_only=True):
 class PlacerSettings(Value, frozen=True, kw_only=True):
     """Everything outside the log that a decision depends on; recorded at the start of each term."""
 
-    OMITTED = ("queue_limits_gpu_s", "typical_tasks")
+    OMITTED = ("queue_limits_gpu_s", "typical_tasks", "lease_ms")
 
     profile: Identifier = "liquid"
     seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
@@ -59,6 +59,9 @@ class PlacerSettings(Value, frozen=True, kw_only=True):
     """So many jobs may be backfilled before the head of the queue until everybody behind it waits."""
     launch_timeout_ms: Annotated[int, Meta(ge=1)] = 60_000
     """An order unanswered for so long makes its node Suspect."""
+    lease_ms: Milliseconds = 600_000
+    """Of tasks placed from now on: a node that has not reached the log for so long ends them. 0: they run on, and a silent node
+    keeps them until it is fenced."""
     unschedulable_grace_ms: Annotated[int, Meta(ge=0)] = 300_000
     """A job that fits on no node even when the cell is empty ends after so long."""
     freeze_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
@@ -276,6 +279,26 @@ class NodeLost(NodeFact, frozen=True, kw_only=True):
 
 
 @event
+class NodeProbed(Event, frozen=True, kw_only=True):
+    """A suspect node is asked to join again; the token of the order is (epoch, this record's seq)."""
+
+    TYPE = "penstock.node.probed"
+
+    node_id: Identifier
+
+
+@event
+class ProbeExpired(Event, frozen=True, kw_only=True):
+    """A probe was in the log for the longest lease of its node's tasks and a margin. `NodeLeft` with `lease_outlived` follows in the
+    nodes' topic, unless the node's answer stands there before it."""
+
+    TYPE = "penstock.node.probe_expired"
+
+    node_id: Identifier
+    probe: Token
+
+
+@event
 class NodeJoinRefused(NodeFact, frozen=True, kw_only=True):
     """A joining does not count, and its node is to know: nothing of it is folded."""
 
@@ -332,7 +355,15 @@ class TimerSubject(Value, frozen=True, kw_only=True):
     """What a timer is about; enough to judge on firing whether it still matters."""
 
     kind: Literal[
-        "backoff", "queue_timeout", "run_timeout", "launch_timeout", "unschedulable", "place_more", "refused"
+        "backoff",
+        "queue_timeout",
+        "run_timeout",
+        "launch_timeout",
+        "unschedulable",
+        "place_more",
+        "refused",
+        "stop_timeout",
+        "lease",
     ]
     id: Identifier
     attempt: Annotated[int, Meta(ge=0)] = 0

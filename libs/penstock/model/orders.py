@@ -1,4 +1,4 @@
-"""Orders to nodes: start, stop, checkpoint, cores, bandwidth, and the answer to a joining (LAW 4)."""
+"""Orders to nodes: start, stop, checkpoint, cores, bandwidth, probes, and the answer to a joining (LAW 4)."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,15 @@ from msgspec import Meta, field
 from penstock.model.event import Event, event
 from penstock.model.external_events import Attempt, Token
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
-from penstock.model.types import MAX_GPUS_PER_NODE, Identifier, JoinRefusal, ShortText, TaskPlacement, Value
+from penstock.model.types import (
+    MAX_GPUS_PER_NODE,
+    Identifier,
+    JoinRefusal,
+    Milliseconds,
+    ShortText,
+    TaskPlacement,
+    Value,
+)
 
 
 class Order(Event, frozen=True, kw_only=True):
@@ -43,6 +51,16 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     """Of the latest joining that counts: the next must be above it."""
 
 
+@event
+class ProbeNode(Order, frozen=True, kw_only=True):
+    """A suspect node that reads this joins again. If it does not, its lease ends, and then its tasks are proven dead."""
+
+    TYPE = "penstock.order.probe_node"
+
+    incarnation: Token
+    """Of the joining that is in doubt; a node that has joined again since has answered."""
+
+
 class Peer(Value, frozen=True, kw_only=True):
     """Where another member of the gang runs."""
 
@@ -57,7 +75,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids", "peers_of")
+    OMITTED = ("gpu_uuids", "peers_of", "lease_ms")
 
     job_id: Identifier
     attempt: Attempt
@@ -77,6 +95,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Of a large gang: the task on this node whose order, under the same token and read before this one, has the peers."""
     rendezvous_port: Annotated[int, Meta(ge=1_024, le=65_535)]
     grace_ms: Annotated[int, Meta(ge=0)]
+    lease_ms: Milliseconds = 0
+    """The node ends the task when it has not reached the log for so long. 0: never."""
 
 
 @event

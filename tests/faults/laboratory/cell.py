@@ -38,7 +38,7 @@ from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
 from tests.faults.laboratory.nemesis import FAULTS, Nemesis
-from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms
+from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms, clock_rate
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
@@ -57,6 +57,8 @@ RESTARTED_AFTER_S = 5.0  # a service that cannot work
 SNAPSHOT_EVERY = 25  # valid records
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+LEASES_MS = (20_000, 60_000)
+SLOWEST_CLOCK = 0.846  # of a node, against the ledger's: `penstock.ledger.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Prime to `REPLAY_EVERY`."""
@@ -140,6 +142,7 @@ class Laboratory:
             "PENSTOCK_QUEUE_LIMITS_GPU_S": "[20.0, 60.0]",
             "PENSTOCK_LAUNCH_TIMEOUT_MS": "30000",
             "PENSTOCK_UNSCHEDULABLE_GRACE_MS": str(int(rng.integers(10_000, 120_000))),
+            "PENSTOCK_LEASE_MS": str(int(rng.integers(*LEASES_MS))),
             "PENSTOCK_BACKFILL_WINDOW": str(int(rng.choice([1, 8, 64]))),
             "PENSTOCK_MAX_OVERTAKES": str(int(rng.choice([1, 4, 256]))),
         }
@@ -160,6 +163,7 @@ class Laboratory:
         self.estimator = Service(self.world, "estimator", self.clocks[PLACERS], self._estimate, 30.0)
         self.nodes: dict[str, Node] = {}
         for spec, clock in zip(specs, self.clocks[PLACERS + 1 :], strict=True):
+            clock.rate = float(rng.uniform(SLOWEST_CLOCK, 1.0)) if "clock" in faults else 1.0
             self._add_node(spec, clock, drain=bool(rng.random() < 0.5))
         self.judge.machines = {node_id: node.machine for node_id, node in self.nodes.items()}
         self.proposer = Proposer(self.world, self.broker)
@@ -371,6 +375,7 @@ class Laboratory:
                 node.reporter.kill("restarted by its operator")
             node.reporter.start()
         self.nemesis.confirm()
+        self.nemesis.suspect_again()
         world.at(LAST_MESSAGES_S, self._heal)
         for service in (self.estimator, *self.placers[:2]):
             service.start()
@@ -486,4 +491,4 @@ async def _live(options: Options) -> Outcome:
 
 def live(options: Options) -> Outcome:
     """One run, in virtual time."""
-    return run_virtually(_live(options), clock_error_ms)
+    return run_virtually(_live(options), clock_error_ms, clock_rate)

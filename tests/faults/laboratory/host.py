@@ -31,22 +31,22 @@ class SimulatedLauncher:
         self._callbacks = callbacks
         self._spec = spec
         """As this reporter found the machine."""
-        self._launching: dict[Key, StartTask] = {}
+        self._launching: dict[Key, tuple[StartTask, float | None]] = {}
         self._attached: dict[Key, float] = {}
         """Since when, in seconds."""
         machine.launcher = self
 
-    def spawn(self, order: StartTask) -> None:
+    def spawn(self, order: StartTask, until_s: float | None) -> None:
         self._process.step("before it asks its launcher")
         key = (order.task_id, order.token)
-        self._launching[key] = order
+        self._launching[key] = (order, until_s)
         longest_s = LONGEST_SLOW_LAUNCH_S if self._machine.slow_start else LONGEST_LAUNCH_S
         after_s = self._machine.world.within(0.01, longest_s)
         self._machine.world.at(after_s, lambda: self._launched(key))
 
     def launching(self) -> list[str]:
         """Jobs of which a task is about to start."""
-        return [order.job_id for order in self._launching.values()]
+        return [order.job_id for order, _ in self._launching.values()]
 
     def watched_s(self, key: Key) -> float:
         """For so long it has had this task's shim; 0 if it has not."""
@@ -54,10 +54,10 @@ class SimulatedLauncher:
         return now_s - self._attached.get(key, now_s)
 
     def _launched(self, key: Key) -> None:
-        order = self._launching.pop(key, None)
-        if order is None:
+        asked = self._launching.pop(key, None)
+        if asked is None:
             return
-        self._launch(order)
+        self._launch(*asked)
         started = self._machine.started.get(key)
         if started is not None:
             self._attached[key] = self._machine.world.now_s
@@ -66,7 +66,7 @@ class SimulatedLauncher:
             self._attached[key] = self._machine.world.now_s
             self.gone(key)
 
-    def _launch(self, order: StartTask) -> None:
+    def _launch(self, order: StartTask, until_s: float | None) -> None:
         """With the GPUs that the environment names: what the program really gets."""
         visible = task_environment(order, self._spec, {}, {}, virtual=False)["CUDA_VISIBLE_DEVICES"]
         gpus = tuple(visible.split(",")) if visible else ()
@@ -74,7 +74,7 @@ class SimulatedLauncher:
         if absent:
             what = f"{order.task_id} starts on {absent}, which its reporter did not find"
             self._machine.world.fail(Violation("gpu", what))
-        self._machine.launch(order, gpus)
+        self._machine.launch(order, gpus, until_s)
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
         process = self._machine.processes.get(key)
@@ -111,9 +111,9 @@ class SimulatedLauncher:
             return
         self.closed = True
         launching, self._launching = self._launching, {}
-        for order in launching.values():
+        for asked in launching.values():
             if self._machine.world.rng.random() < 0.5:
-                self._launch(order)
+                self._launch(*asked)
         if self._machine.launcher is self:
             self._machine.launcher = None
 
@@ -161,6 +161,14 @@ class SimulatedHost:
     def launch(self, lock: int, callbacks: Callbacks) -> SimulatedLauncher:
         del lock
         return SimulatedLauncher(self._machine, self._process, self.spec, callbacks)
+
+    def contact(self) -> float | None:
+        boot, contact_s = self._machine.contact or (0, None)
+        return contact_s if boot == self._machine.boots else None
+
+    def renew(self, contact_s: float) -> None:
+        self._process.step("before it notes contact")
+        self._machine.contact = (self._machine.boots, contact_s)
 
     def started(self, key: Key) -> Started | None:
         return self._machine.started.get(key)

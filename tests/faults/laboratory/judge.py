@@ -30,6 +30,7 @@ from tests.faults.ledger_book import TERM_STARTED
 from tests.faults.ledger_rules import PLACER, START_TASK, STOP_TASK, Fact, LedgerRules, Violation, kind_of
 from tests.faults.process_rules import ProcessRules, Running
 
+STOP_AFTER = 0.75  # of its lease without contact, a node stops its tasks (5/6 less what a slow boot-time clock makes of timers)
 MAX_UNDERWAY_S = 120.0  # of a record, between its stamp and its landing: placers sleep, and appends are late
 CORDONED = "penstock.node.cordoned."
 REPORTER = b"/penstock/node-reporter/"
@@ -248,8 +249,8 @@ class Judge:
     # ----------------------------------------------------------------------------- what machines do
 
     def signalled(self, machine: Machine, task_id: str) -> None:
-        """A signal goes only to what was ordered to stop, or is drained."""
-        if (machine.node_id, task_id) not in self.may_stop:
+        """A signal goes only to what was ordered to stop, is drained, or whose lease is nearly over."""
+        if (machine.node_id, task_id) not in self.may_stop and not machine.lease_ends(STOP_AFTER):
             raise Violation("signal", f"{machine.node_id} signals {task_id}, which nobody stopped")
 
     def unstopped(self, machine: Machine, process: TaskProcess) -> None:
@@ -345,6 +346,12 @@ LINES: Mapping[str, Callable[[Fact], str]] = MappingProxyType(
         ),
         "penstock.node.uncordoned": lambda fact: f"{fact['node_id']} is uncordoned",
         "penstock.node.suspected": lambda fact: f"{fact['node_id']} is suspect: {fact['reason']}",
+        "penstock.node.probed": lambda fact: f"{fact['node_id']} is probed",
+        "penstock.node.probe_sent": lambda fact: (
+            f"the probe {fact['probe']} of {fact['node_id']} is in the log"
+        ),
+        "penstock.node.probe_expired": lambda fact: f"the probe {fact['probe']} of {fact['node_id']} expires",
+        "penstock.node.restored": lambda fact: f"{fact['node_id']} reports again",
         "penstock.input.accepted": lambda fact: f"{fact['topic']} is read on from {fact['offset']}",
         "penstock.ledger.accepted": lambda fact: f"the ledger goes on in epoch {fact['epoch']}",
         "penstock.cell.frozen": lambda fact: f"the cell freezes: {fact['reason']}",

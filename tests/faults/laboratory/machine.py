@@ -29,6 +29,7 @@ RANK_PAUSE_S = 0.01  # between the ends of a gang's workers
 CHECKPOINTED = 0.9  # of the work of an attempt that was stopped
 WATCHED_S = 5.0  # after so long a launcher has passed on every signal that it was asked for
 STREAM_BYTES = 65_536
+SHIM_WAKES_S = 0.01
 RSS_KIB = 200 * 1_024
 
 
@@ -94,6 +95,8 @@ class Machine:
         self.disk = Disk()
         self.up = True
         self.destroyed = False
+        self.unproven = False
+        """It is destroyed, and nobody makes sure of it."""
         self.boots = 1
         self.processes: dict[Key, TaskProcess] = {}
         self.pulled: list[Gpu] = []
@@ -105,6 +108,8 @@ class Machine:
         self.started: dict[Key, Started] = {}
         self.exits: dict[Key, Exit] = {}
         self.streams: dict[Key, Stream] = {}
+        self.contact: tuple[int, float] | None = None
+        """Boot and time, by the boot-time clock, of the last contact that a reporter has noted."""
         self.launcher: SimulatedLauncher | None = None
         """Of the reporter that holds the state folder's lock."""
         self.locked = False
@@ -125,10 +130,14 @@ class Machine:
         """By this machine's clock."""
         return EPOCH_MS + int(self.world.now_s * 1_000) + self.clock.error_ms
 
+    def boot_s(self) -> float:
+        """By this machine's boot-time clock."""
+        return self.world.now_s * self.clock.rate
+
     # ---------------------------------------------------------------------------------- programs
 
-    def launch(self, order: StartTask, gpus: tuple[str, ...]) -> None:
-        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot."""
+    def launch(self, order: StartTask, gpus: tuple[str, ...], until_s: float | None) -> None:
+        """The shim starts the program with these GPUs (UUIDs), or writes down why it cannot. `until_s`: its lease at first."""
         key = (order.task_id, order.token)
         if not self.up or key in self.started or key in self.exits:
             return
@@ -138,17 +147,46 @@ class Machine:
             program.own_failures[order.token] = None
             self.exits[key] = Exit(now_ms, now_ms, None, None, 0, 0, False, Failure("exec", errno.ENOENT))
             return
+        if until_s is not None and self._lease_end_s(order, until_s) <= self.boot_s():
+            self.exits[key] = Exit(now_ms, now_ms, None, signal.SIGKILL, 0, 0, lapsed=True)
+            return
         self._pids += 2
         process = TaskProcess(order, self._pids, self.world.now_s, now_ms, gpus)
         self.world.guarded(lambda: self._starting(self, process))
         self.started[key] = Started(*key, self._pids, self.boots, self._pids + 1, now_ms)
         self.processes[key] = process
+        if until_s is not None:
+            self._watch_lease(process, until_s)
         after_s = self._ends_after_s(program, order)
         stream = self.streams[key] = Stream()
         stream.write(b"train\nnot a line\n")
         if after_s is not None:
             self.world.at(after_s / 2, lambda: stream.write(b'{"steps": {"done": 1, "total": 2}}\n'))
             self.world.at(after_s, lambda: self._ends(process))
+
+    def _lease_end_s(self, order: StartTask, until_s: float) -> float:
+        """As the shim knows it, from its request and what the reporter has noted since."""
+        boot, contact_s = self.contact or (0, 0.0)
+        return max(until_s, contact_s + order.lease_ms / 1_000) if boot == self.boots else until_s
+
+    def lease_ends(self, share: float) -> bool:
+        """Whether this share of some task's lease has passed since contact: then its reporter may stop all of them."""
+        boot, contact_s = self.contact or (0, 0.0)
+        leases = [found.order.lease_ms for found in self.processes.values() if found.order.lease_ms]
+        passed_s = self.boot_s() - (contact_s if boot == self.boots else 0.0)
+        return bool(leases) and passed_s >= share * min(leases) / 1_000
+
+    def _watch_lease(self, process: TaskProcess, until_s: float) -> None:
+        """By the shim: when its lease ends, the task does."""
+        if self.processes.get(process.key) is not process or not process.shim_alive:
+            return
+        until_s = self._lease_end_s(process.order, until_s)
+        if until_s > self.boot_s():
+            after_s = (until_s - self.boot_s()) / self.clock.rate
+            self.world.at(after_s + SHIM_WAKES_S, lambda: self._watch_lease(process, until_s))
+        else:
+            self.world.trace(f"{self.node_id} ends {process.key}: its lease is over")
+            self._exit(process, signal_number=signal.SIGKILL, lapsed=True)
 
     @staticmethod
     def _ends_after_s(program: Program, order: StartTask) -> float | None:
@@ -222,6 +260,7 @@ class Machine:
         code: int | None = None,
         signal_number: int | None = None,
         oom: bool = False,
+        lapsed: bool = False,
     ) -> None:
         """The end of a process, on the disk before anybody is called."""
         if self.processes.get(process.key) is not process:
@@ -232,7 +271,9 @@ class Machine:
         cpu_ms = round((self.world.now_s - process.started_s) * 1_000)
         exited_ms = max(process.started_ms, self.wall_ms())
         number = None if signal_number is None else int(signal_number)
-        self.exits[process.key] = Exit(process.started_ms, exited_ms, code, number, cpu_ms, RSS_KIB, oom)
+        self.exits[process.key] = Exit(
+            process.started_ms, exited_ms, code, number, cpu_ms, RSS_KIB, oom, lapsed=lapsed
+        )
         self._gone(process.key)
 
     def _gone(self, key: Key) -> None:
@@ -294,6 +335,7 @@ class Machine:
     def lose_disk(self) -> None:
         """A new disk: journal and folders are gone."""
         self.disk.versions = []
+        self.contact = None
         self.started, self.exits, self.streams = {}, {}, {}
         self.world.trace(f"{self.node_id} has a new disk")
 

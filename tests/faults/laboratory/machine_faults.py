@@ -17,12 +17,14 @@ from tests.faults.laboratory.wire import message
 if TYPE_CHECKING:
     from tests.faults.laboratory.cell import Laboratory
 
+BROKEN_WITHIN_S = (20.0, 30.0)
+"""Of a machine's end, its connection breaks: later than anything that it sent arrives."""
 PATIENCE_S = (20.0, 60.0)
 """How long a user waits for a program that a slow machine starts."""
 
 
 class MachineFaults(Injector):
-    """Each public method is a fault, but for `confirm` and `uncordon_all`, by which an operator clears up."""
+    """Each public method is a fault, but for `confirm`, `suspect_again` and `uncordon_all`, by which an operator clears up."""
 
     def __init__(self, lab: "Laboratory") -> None:
         super().__init__(lab)
@@ -57,11 +59,30 @@ class MachineFaults(Injector):
             self._report_loss(machine, boot_id)
 
     def confirm(self) -> None:
-        """Of what is gone for good the operator reports once more that it is fenced, for the boot that the cell knows."""
+        """Of what is gone for good the operator reports once more that it is fenced, for the boot that the cell knows.
+
+        Not of what the cell has to find out itself, unless the ledger was restored: then nobody knows what ran there.
+        """
+        judge = self._lab.judge
         for node_id, node in self._lab.nodes.items():
-            known = self._lab.judge.book.nodes.get(node_id)
-            if node.machine.destroyed and known is not None:
+            known = judge.book.nodes.get(node_id)
+            if node.machine.destroyed and known is not None and (judge.has_lost or not node.machine.unproven):
                 self._report(NodeLeft(node_id=node_id, boot_id=known.spec["boot_id"], proof="fenced"))
+
+    def gone(self) -> None:
+        """A machine is no more, and nobody makes sure of it: all that comes is the suspicion of who watched its connection."""
+        node, machines = self._node(), [other.machine for other in self._lab.nodes.values()]
+        if not node.machine.up or any(machine.destroyed for machine in machines):
+            return
+        node.machine.destroyed = node.machine.unproven = True
+        node.power_off(power_loss=True)
+        self._world.at(self._world.within(*BROKEN_WITHIN_S), self.suspect_again)
+
+    def suspect_again(self) -> None:
+        """Of machines that nobody made sure of: their connection is broken."""
+        for node in self._lab.nodes.values():
+            if node.machine.unproven:
+                self._report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))
 
     def disk(self) -> None:
         """A machine comes back with an empty disk."""
@@ -130,7 +151,7 @@ class MachineFaults(Injector):
         if process is None or not process.alive:
             return
         until_s = self._world.now_s + self._world.within(5, 150)
-        process.sleep(until_s, "read orders", "append inputs")
+        process.sleep(until_s, "read orders", "append inputs", "ends")
         self._world.trace(f"{node.machine.node_id} is cut off until {until_s:.1f} s")
         if self._world.rng.random() < 0.5:
             self._report(NodeSuspected(node_id=node.machine.node_id, reason="it is silent"))

@@ -11,7 +11,7 @@ from multiprocessing.pool import Pool
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from tests.faults.laboratory import mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
+from tests.faults.laboratory import lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
 from tests.faults.laboratory.cell import Options, Outcome, live
 from tests.faults.laboratory.patching import MUTANTS, SCENARIOS
 

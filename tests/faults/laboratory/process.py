@@ -21,16 +21,23 @@ class Killed(BaseException):
 
 
 class Clock:
-    """The error of one machine's wall clock; it may jump."""
+    """The error of one machine's wall clock, which may jump, and the rate of its boot-time clock."""
 
-    def __init__(self, error_ms: int = 0) -> None:
+    def __init__(self, error_ms: int = 0, rate: float = 1.0) -> None:
         self.error_ms = error_ms
+        self.rate = rate
 
 
 def clock_error_ms() -> int:
     """Of the process that runs now; 0 outside of all."""
     process = PROCESS.get()
     return process.service.clock.error_ms if process is not None else 0
+
+
+def clock_rate() -> float:
+    """Of the boot-time clock of the process that runs now; 1 outside of all."""
+    process = PROCESS.get()
+    return process.service.clock.rate if process is not None else 1.0
 
 
 class Process:

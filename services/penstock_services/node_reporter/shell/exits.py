@@ -12,6 +12,7 @@ from penstock_services.node_reporter.core.machine import Outcome
 from penstock_services.node_reporter.shell.ports import Exit, Failure
 
 KIB_PER_MIB = 1_024
+LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
 NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
 
 
@@ -28,6 +29,7 @@ def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
         exit_code=found.exit_code,
         signal=None if found.failure else found.signal,
         failure=_why(found.failure, order) if found.failure else "",
+        lost=LAPSED if found.lapsed else "",
         out_of_memory=found.oom or (found.signal == signal.SIGKILL and at_cap),
         usage=usage,
     )

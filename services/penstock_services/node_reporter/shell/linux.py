@@ -43,6 +43,7 @@ WORK = "work"
 PEERS = "peers.json"
 PEERS_VARIABLE, PEERS_FILE = "PENSTOCK_PEERS", "PENSTOCK_PEERS_FILE"
 MAX_PEERS_CHARS = 16_384  # in a variable, of which the kernel takes 128 KiB at most; about 190 members
+MS_PER_S = 1_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MAX_RECORD_BYTES = 65_536
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -100,6 +101,24 @@ class LinuxHost:
     def open_journal(self) -> Journal:
         return Journal(self.options.state_dir / "journal.sqlite")
 
+    @property
+    def _lease(self) -> Path:
+        """Where contact is noted for the shims, which cannot be asked; with the boot that its clock belongs to."""
+        return self.options.state_dir / "lease"
+
+    def contact(self) -> float | None:
+        try:
+            contact_s, boot_id = self._lease.read_text().split()
+            return float(contact_s) if boot_id == self.spec.boot_id else None
+        except (OSError, ValueError):
+            return None
+
+    def renew(self, contact_s: float) -> None:
+        new = self._lease.with_name(".lease")
+        with _state_folder():
+            new.write_text(f"{contact_s} {self.spec.boot_id}")
+            new.replace(self._lease)
+
     def _folder(self, key: Key) -> Path:
         """Where a task's shim writes down its start and end."""
         return self.options.state_dir / "tasks" / f"{file_name(key[0])}@{key[1]}"
@@ -140,7 +159,7 @@ class LinuxHost:
         )
         return Spawner(lock, self._marks, plan, callbacks, self.request)
 
-    def request(self, order: StartTask) -> dict[str, Any]:
+    def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `JournalFailed`."""
         options = self.options
         folder = make_folder(self._folder((order.task_id, order.token)))
@@ -164,6 +183,9 @@ class LinuxHost:
             "visible": visible,
             **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
             "cores": real_cores(order.place.cores),
+            "lease": None
+            if until_s is None
+            else {"path": str(self._lease), "lease_s": order.lease_ms / MS_PER_S, "until_s": until_s},
         }
 
     def _peers(self, order: StartTask, folder: Path) -> dict[str, str]:

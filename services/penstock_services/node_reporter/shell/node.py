@@ -27,7 +27,7 @@ from penstock.model.external_events import (
     RunningTask,
     TelemetrySampled,
 )
-from penstock.model.orders import Order, StartTask
+from penstock.model.orders import Order, ProbeNode, StartTask
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime import failpoints
 from penstock.runtime.race import first_of
@@ -39,6 +39,7 @@ from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Conte
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.exits import lost_outcome, merged, outcome_of
 from penstock_services.node_reporter.shell.journal import Journal, Outgoing
+from penstock_services.node_reporter.shell.lease import Lease, LeaseLapsed, concerns
 from penstock_services.node_reporter.shell.outbox import Outbox
 from penstock_services.node_reporter.shell.ports import (
     Callbacks,
@@ -100,6 +101,7 @@ class Node:
         self._sampler = Sampler(host, self._publish)
         self._progress = ProgressReader(self._on_progress)
         self._spans = TaskSpans(traces, spec.node_id)
+        self.lease = Lease(self.state, host, log, self.orders, self._joined, self._spawn)
         self.outbox = Outbox(journal, log, self._on_sent)
         self.launcher = host.launch(lock, Callbacks(self._on_started, self._on_gone, self._on_lost))
 
@@ -138,6 +140,8 @@ class Node:
             self._act(action)
         if not self.state.tasks:
             self._nothing_lives.set()
+        elif changes:
+            self.lease.wake()
 
     def follow(self, key: Key) -> None:
         """A task runs: reads its progress and measures it."""
@@ -192,11 +196,13 @@ class Node:
     # -------------------------------------------------------------------------------------- beginnings
 
     def _spawn(self, order: StartTask) -> None:
-        """Asks the launcher for one task. A folder that cannot be made leaves it to recovery (`JournalFailed`)."""
+        """Asks the launcher for one task, once the lease allows. A folder that cannot be made leaves it to recovery
+        (`JournalFailed`)."""
         key = (order.task_id, order.token)
         self._asked.add(key)
-        self._spans.asked(key)
-        self.launcher.spawn(order)
+        if self.lease.admits(order):
+            self._spans.asked(key)
+            self.launcher.spawn(order, self.lease.until_s(order))
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")
@@ -291,7 +297,11 @@ class Node:
     async def live(self, start: int, faults: "asyncio.Queue[GpuFaulted]") -> None:
         """Reads orders from offset `start`, and faults, until cancelled. Raises what ended this session."""
         await first_of(
-            self.outbox.run(), self._apply(), self._read_orders(start), self._report_faults(faults)
+            self.outbox.run(),
+            self._apply(),
+            self._read_orders(start),
+            self._report_faults(faults),
+            self.lease.keep(),
         )
 
     async def drain(self) -> None:
@@ -299,8 +309,21 @@ class Node:
         await first_of(self.outbox.run(), self._apply(), self._leave())
 
     async def fence(self) -> None:
-        """Stops all tasks, for a machine that may not be this node; returns when they are proven dead."""
+        """Stops all tasks, for a machine that may not be this node, or whose lease is over; returns when they are proven dead."""
+        self._give_up_held()
         await first_of(self.outbox.run(), self._apply(), self._stop_all())
+
+    def _give_up_held(self) -> None:
+        outcome = machine.Outcome(wall_ms(), lost="its lease ended before it could start")
+        self.feed([machine.Gone(*key, outcome) for key in self.lease.give_up()], durable=False)
+
+    def _answer_probe(self) -> None:
+        """Joins again, with all that lives; tasks run on. Raises `LeaseLapsed` when the answer comes too late for them."""
+        self._give_up_held()
+        if self.lease.lapsed():
+            raise LeaseLapsed("a probe was read after the lease")
+        self._joined.clear()
+        self.join()
 
     async def _stop_all(self) -> None:
         self._nothing_lives.clear()
@@ -339,7 +362,7 @@ class Node:
         tasks = sorted(self.state.tasks.values(), key=lambda task: task.task_id)
         running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
         faults = tuple(fault for gpu in self.state.gpus if (fault := self.state.faults.get(gpu)) is not None)
-        joined = NodeJoined(node=self.spec, tasks=running, incarnation=number, faults=faults)
+        joined = NodeJoined(node=self.spec, tasks=running, incarnation=number, faults=faults, leases=True)
         self._join_id = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
         self.feed([self._envelope(self._join_id, joined)], durable=True, numbers={"incarnation": number})
 
@@ -358,11 +381,14 @@ class Node:
         """Obeys nothing before the log has acknowledged the join: sent again later, it would deny a newer task."""
         await self._joined.wait()
         reader = self.log.reader({self.orders: start})
+        self.lease.taken(start)
         try:
             while True:
+                await self._joined.wait()
                 records = await reader.read()
                 failpoints.hit("node.order_read")
                 self._take(records, reader.position(self.orders))
+                self.lease.taken(reader.position(self.orders))
         finally:
             await reader.close()
 
@@ -370,6 +396,7 @@ class Node:
         """All orders of one read, with one wait for the disk."""
         inputs: list[machine.Input | Outgoing] = []
         orders = 0
+        probed = False
         own = self.spec.node_id.encode()
         for record in records:
             if record.key is not None and record.key != own:
@@ -381,7 +408,9 @@ class Node:
                 inputs.append(Outgoing(event_id(self.spec.node_id, "dead", record.offset), letter))
                 continue
             order = envelope.data
-            if isinstance(order, Order) and order.node_id == self.spec.node_id:
+            if isinstance(order, ProbeNode):
+                probed = probed or concerns(self.state, order)
+            elif isinstance(order, Order) and order.node_id == self.spec.node_id:
                 correlation = envelope.correlation_id or getattr(order, "job_id", None)
                 context = Context(envelope.traceparent, envelope.id, correlation)
                 inputs.append(machine.OrderRead(order, wall_ms(), context))
@@ -390,10 +419,13 @@ class Node:
         if inputs or self._skipped >= SKIPPED_ORDERS:
             self._skipped = 0
             self.feed(inputs, durable=orders > 0, numbers={"next_offset": position})
+        if probed:
+            self._answer_probe()
 
     def _on_sent(self, events: list[Outgoing]) -> None:
         if not self._joined.is_set() and any(event.id == self._join_id for event in events):
             self._joined.set()
+            self.lease.wake()
         ends = [event.id.rpartition("/")[2] for event in events]
         if "started" in ends:
             failpoints.hit("node.start_reported")

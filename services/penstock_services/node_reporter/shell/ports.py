@@ -73,6 +73,8 @@ class Exit(msgspec.Struct, frozen=True):
     oom: bool = False
     """Its cgroup counted an OOM kill."""
     failure: Failure | None = None
+    lapsed: bool = False
+    """Its lease ended, and so it was ended."""
 
 
 class Callbacks(NamedTuple):
@@ -92,8 +94,9 @@ class Launcher(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def spawn(self, order: StartTask) -> None:
-        """Asks for one task. Raises `JournalFailed` when its folder cannot be made."""
+    def spawn(self, order: StartTask, until_s: float | None) -> None:
+        """Asks for one task. `until_s`: it is ended when no contact has been noted (`Host.renew`) before its lease ends, at this time
+        of the boot-time clock at first; None: it has no lease. Raises `JournalFailed` when its folder cannot be made."""
         ...
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
@@ -145,6 +148,14 @@ class Host(Protocol):
         ...
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
+
+    def contact(self) -> float | None:
+        """The last contact with the log in this boot, by the boot-time clock, s; None: not known."""
+        ...
+
+    def renew(self, contact_s: float) -> None:
+        """Notes contact, for the shims that watch the leases of running tasks. Raises `JournalFailed`."""
+        ...
 
     def started(self, key: Key) -> Started | None:
         """None: never begun, or lost when the machine went down."""

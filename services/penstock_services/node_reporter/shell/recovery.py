@@ -37,6 +37,8 @@ def _give_up_if_impossible(node: Node, task: Task) -> bool:
     missing = [gpu for gpu in task.gpus if gpu not in node.state.gpus]
     if task.boot_id != node.spec.boot_id:
         why = "the node was booted anew before it could start"
+    elif not node.lease.holds(task.order):
+        why = "its lease ended before it could start"
     elif missing:
         why = f"before it could start, its GPU was gone: {', '.join(missing)}"
     else:

@@ -15,6 +15,7 @@ from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.journal import JournalFailed
+from penstock_services.node_reporter.shell.lease import LeaseLapsed
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.node import SERVICE, Node
 from penstock_services.node_reporter.shell.ports import Host, Immortal, JoinStale, LauncherLost, OtherMachine
@@ -73,7 +74,7 @@ async def _sessions(
         try:
             await _session(options, settings, host, log, traces, stop, ready, faults, cleared, anew=anew)
             return
-        except (JournalFailed, LauncherLost, Immortal, JoinStale, LogError) as error:
+        except (JournalFailed, LauncherLost, Immortal, JoinStale, LeaseLapsed, LogError) as error:
             logger.error("no order is acted on until this is mended: %s; trying again", error)
             anew = isinstance(error, OffsetOutOfRange)
         if asyncio.get_running_loop().time() - started_s > LONGEST_PAUSE_S:
@@ -114,5 +115,9 @@ async def _session(
             logger.error("%s; its tasks here are stopped", error)
             await node.fence()
             raise ConfigurationError(f"{error}; {OTHER_MACHINE}") from error
+        except LeaseLapsed as error:
+            logger.error("%s: tasks are stopped, since the cell may take them for dead", error)
+            await node.fence()
+            raise
         if options.drain:
             await node.drain()

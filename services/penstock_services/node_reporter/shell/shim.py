@@ -1,11 +1,12 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, cores,
-data_limit, settings, oom, ended_by, visible, task_id, token}`; runs the program, waits for all of it and writes down how it ended.
+data_limit, settings, oom, ended_by, visible, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
+ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
-`exit.json {exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, stage, errno, oom}`, written (fsync)
+`exit.json {exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, stage, errno, oom, lapsed}`, written (fsync)
 after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
 
@@ -15,6 +16,8 @@ the leader is gone it kills what is left and waits until the kernel knows of no 
 
 The lock's descriptor is held by the reporter, by the launcher and by each shim until its `started.json` is
 written. Who gets the lock therefore knows: nothing will be started any more that has no `started.json`.
+
+`lease` is None or the arguments of `lease_watch.LeaseWatch`: when it ends, so does the task, whether or not a reporter is left.
 
 Signals to a shim: SIGTERM → SIGTERM to the process group; SIGUSR1 → SIGKILL to every process of the task;
 SIGUSR2 → SIGUSR1 to the leader if it handles it (a request to save a checkpoint).
@@ -41,6 +44,7 @@ from penstock_services.node_reporter.shell.confinement import (
     hide,
     reveal,
 )
+from penstock_services.node_reporter.shell.lease_watch import LeaseWatch
 from penstock_services.node_reporter.shell.output import Output
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment and peers together; the events behind them are ≤ 64 KiB
@@ -143,6 +147,8 @@ class Shim:
         self._leader = 0
         self._reaped: tuple[int, Any] | None = None
         self._started_ms = 0
+        self._lease: LeaseWatch | None = None
+        self._lapsed = False
 
     def prepare(self) -> None:
         """Everything that needs no request: signals, pipes, and the leader, which waits for its program."""
@@ -220,8 +226,12 @@ class Shim:
         }
         write_whole(self._folder, "started.json", started, durable=False)
         os.close(self._lock_fd)
+        lease = self._request["lease"]
+        if lease is not None:
+            self._lease = LeaseWatch(**lease)
+            self._lapsed = self._lease.over()
         failure = self._set_groups()
-        if failure is not None:  # the leader is not sent its request, and ends
+        if failure is not None or self._lapsed:  # the leader is not sent its request, and ends
             message = b""
         while message:
             message = message[os.write(self._go_write, message) :]
@@ -315,16 +325,28 @@ class Shim:
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         poll.register(leader, select.POLLIN)
+        if self._lease is not None:
+            poll.register(self._lease.fd, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll():
                 if descriptor == leader:
                     os.close(leader)
                     return
+                if self._lease is not None and descriptor == self._lease.fd:
+                    self._end_lapsed(self._lease)
+                    continue
                 chunk = os.read(pipe, CHUNK_BYTES)
                 if chunk:
                     output.write(chunk)
                 else:
                     poll.unregister(pipe)
+
+    def _end_lapsed(self, lease: LeaseWatch) -> None:
+        """Ends the task if its lease is over; until the leader has ended this is tried again at once."""
+        if lease.over():
+            self._lapsed = True
+            self._kill_all()
+            time.sleep(REAP_PAUSE_MS / 1_000)
 
     def _reap_all(self, pipe: int, output: Output) -> None:
         """Kills what the leader left behind and waits until no child is left; then empties the pipe."""
@@ -375,6 +397,7 @@ class Shim:
             "exited_ms": now_ms(),
             "failure": failure,
             "oom": self._out_of_memory(),
+            "lapsed": self._lapsed,
         }
         pause_s = FIRST_PAUSE_S
         while os.path.isdir(self._folder):  # without it nobody will ever ask

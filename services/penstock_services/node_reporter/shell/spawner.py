@@ -85,7 +85,7 @@ class Spawner:
         marks: Mapping[str, str],
         plan: Confinement,
         callbacks: Callbacks,
-        request_of: Callable[[StartTask], Mapping[str, Any]],
+        request_of: Callable[[StartTask, float | None], Mapping[str, Any]],
     ) -> None:
         self._started, self._gone, self._lost = callbacks
         self._request_of = request_of
@@ -123,8 +123,8 @@ class Spawner:
     def pid(self) -> int:
         return self._process.pid
 
-    def spawn(self, order: StartTask) -> None:
-        self._queue.append(json.dumps(self._request_of(order)).encode())
+    def spawn(self, order: StartTask, until_s: float | None) -> None:
+        self._queue.append(json.dumps(self._request_of(order, until_s)).encode())
         self._flush()
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:

@@ -43,12 +43,12 @@ class Attempts:
                 yield from self._stopped(state, job)
         elif failed:
             if living:
-                yield stop(job, "gang_member_failed")
+                yield from stop(state, job, "gang_member_failed")
             else:
                 yield from self._failed(state, job)
         elif completed:
             if living:
-                yield stop(job, "completed")
+                yield from stop(state, job, "completed")
             else:
                 yield succeeded(job)
 

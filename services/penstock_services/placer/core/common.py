@@ -6,7 +6,9 @@ from typing import Any
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.state import CellState, JobState
 from penstock.model import ledger_events
+from penstock.model.event import Event
 from penstock.model.ledger_events import TimerSubject
+from penstock.model.transitions import TaskStatus
 
 RESCHEDULE = timer_id("cell", "place_more")
 """The timer by which a cell reschedules; a request for a plan, a continuation and a wake-up coalesce in it."""
@@ -40,14 +42,18 @@ def wake_up(state: CellState, at_ms: int) -> ledger_events.TimerSet:
     return timer(state, "cell", "place_more", at_ms - state.now_ms)
 
 
-def stop(job: JobState, reason: Any) -> ledger_events.StopDecided:
-    """The job's own grace between SIGTERM and SIGKILL."""
-    return ledger_events.StopDecided(
+def stop(state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
+    """With the job's own grace between SIGTERM and SIGKILL; nodes that can be probed have to answer."""
+    yield ledger_events.StopDecided(
         job_id=job.job_id,
         attempt=job.attempt,
         reason=reason,
         grace_ms=job.spec.grace_ms,
     )
+    stopping = (task for task in job.tasks.values() if task.status is TaskStatus.STOPPING)
+    if any(state.nodes[task.place.node_id].leases for task in stopping):
+        after_ms = job.spec.grace_ms + state.settings.launch_timeout_ms
+        yield timer(state, job.job_id, "stop_timeout", after_ms, job.attempt)
 
 
 def succeeded(job: JobState) -> ledger_events.JobEnded:

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import one_line
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
+from penstock.ledger.lease import LEASE_TIMER
 from penstock.ledger.state import HOLDING, CellState, JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
@@ -24,6 +25,7 @@ from penstock.policies.base import LazyRng, Plan, Queueing, Replanning, assign
 from penstock.policies.capacity import never_fits
 from penstock.policies.profiles import in_force, policy_for
 from penstock.policies.validate import validate
+from penstock_services.placer.core import lease
 from penstock_services.placer.core.attempts import Attempts
 from penstock_services.placer.core.common import (
     RESCHEDULE,
@@ -105,7 +107,7 @@ class Decider:
     def _cancel(self, state: CellState, event: external_events.JobCancelRequested) -> Iterator[Event]:
         job = state.jobs[event.job_id]
         if job.status in HOLDING:
-            yield stop(job, "cancelled")
+            yield from stop(state, job, "cancelled")
             return
         was_head = state.head_of_queue() is job
         yield ledger_events.JobEnded(job_id=job.job_id, outcome="cancelled", reason=event.reason)
@@ -268,10 +270,16 @@ class Decider:
             yield from self.attempts.after_exit(state, job)
         yield from self._place_waiting(state)
 
+    def _suspected(self, state: CellState, event: external_events.NodeSuspected) -> Iterator[Event]:
+        yield from lease.probe(state.nodes[event.node_id])
+
+    def _probe_sent(self, state: CellState, event: external_events.ProbeSent) -> Iterator[Event]:
+        yield from lease.sent(state, event.node_id)
+
     def _node_recovered(self, state: CellState, node_id: str) -> Iterator[Event]:
         """A Suspect node that reports is alive."""
         node = state.nodes[node_id]
-        if node.status is NodeStatus.SUSPECT and not node.leaving:
+        if node.status is NodeStatus.SUSPECT and not node.leaving and not lease.awaits_answer(node):
             yield ledger_events.NodeRestored(node_id=node_id)
 
     # ----------------------------------------------------------------------------------------- nodes
@@ -321,7 +329,7 @@ class Decider:
                     by_job_id=None,
                     reason=f"{node.spec.node_id} is being drained",
                 )
-                yield stop(job, "drained")
+                yield from stop(state, job, "drained")
                 stopped += 1
 
     def _left(self, state: CellState, event: external_events.NodeLeft) -> Iterator[Event]:
@@ -341,7 +349,8 @@ class Decider:
                     reason=f"{missing} of {of} nodes left within the freeze window"
                 )
                 return
-        yield from self.attempts.accept_loss(state, node)
+        why = lease.OUTLIVED if event.probe else "its node left"
+        yield from self.attempts.accept_loss(state, node, why)
         yield from self._place_waiting(state)
 
     def _missing(self, state: CellState) -> tuple[int, int]:
@@ -418,6 +427,9 @@ class Decider:
             yield from self._reschedule(state)
             return
         subject, _, kind = event.timer_id.rpartition(":")
+        if kind == LEASE_TIMER:
+            yield from lease.due(state, subject)
+            return
         job = state.jobs.get(subject)
         if job is None:
             return
@@ -432,19 +444,20 @@ class Decider:
                 )
                 yield from self._place_waiting(state)
             case "queue_timeout" if job.status is JobStatus.LAUNCHING:
-                yield stop(job, "queue_timeout")
+                yield from stop(state, job, "queue_timeout")
             case "run_timeout" if job.status is JobStatus.RUNNING:
-                yield stop(job, "run_timeout")
+                yield from stop(state, job, "run_timeout")
             case "launch_timeout" if job.status is JobStatus.LAUNCHING:
                 silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.ASSIGNED}
                 for node_id in sorted(silent):
-                    if state.nodes[node_id].status is NodeStatus.READY:
-                        yield external_events.NodeSuspected(
-                            node_id=node_id, reason=f"no answer to the start of {job.job_id}"
-                        )
+                    yield from lease.suspect(state, node_id, f"no answer to the start of {job.job_id}")
                 if silent and job.spec.queue_timeout_ms is not None and job.queued_ms is not None:
                     left_ms = job.queued_ms + job.spec.queue_timeout_ms - state.now_ms  # it waits on
                     yield timer(state, job.job_id, "queue_timeout", max(0, left_ms), job.attempt)
+            case "stop_timeout" if job.status is JobStatus.STOPPING:
+                silent = {t.place.node_id for t in job.tasks.values() if t.status is TaskStatus.STOPPING}
+                for node_id in sorted(silent):
+                    yield from lease.suspect(state, node_id, f"no answer to the stop of {job.job_id}")
             case "unschedulable" if job.unschedulable:
                 yield ledger_events.JobEnded(
                     job_id=job.job_id, outcome="unschedulable", reason=job.unschedulable
@@ -462,6 +475,8 @@ CHOICES: Mapping[type[Event], Callable[[Decider, CellState, Any], Iterator[Event
         external_events.NodeJoined: Decider._joined,
         external_events.NodeChanged: Decider._changed,
         external_events.WorkProgressed: Decider._progressed,
+        external_events.NodeSuspected: Decider._suspected,
+        external_events.ProbeSent: Decider._probe_sent,
         external_events.NodeCordoned: Decider._cordoned,
         external_events.NodeUncordoned: Decider._uncordoned,
         external_events.NodeLeft: Decider._left,

@@ -180,9 +180,28 @@ def _left(state: CellState, event: external_events.NodeLeft) -> str | None:
         return "older_boot"
     if 0 < event.incarnation < node.incarnation:
         return "stale_leave"
+    if event.probe and not _is_expired(node, event.probe):
+        return "probe_not_expired"
     if event.proof == "fenced":
         return "already_gone" if node.status is NodeStatus.GONE else None
     return "already_left" if node.leaving else None
+
+
+def _is_expired(node: NodeState, probe: int) -> bool:
+    """Whether the node stayed silent for its lease, by the ledger, and still has not answered this probe."""
+    doubt = node.suspicion
+    return doubt is not None and doubt.expired and doubt.probe == probe
+
+
+def _probe_sent(state: CellState, event: external_events.ProbeSent) -> str | None:
+    """Counted once in each term, whose clock measures the time."""
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return "unknown_node"
+    doubt = node.suspicion
+    if doubt is None or doubt.probe != event.probe:
+        return "stale_probe"
+    return "duplicate_probe" if doubt.sent_term == state.term else None
 
 
 def _gpu(state: CellState, event: external_events.GpuFaulted) -> str | None:
@@ -222,6 +241,7 @@ GUARDS: Mapping[type[Event], Callable[[CellState, Any], str | None]] = MappingPr
         external_events.NodeJoined: _joined,
         external_events.NodeChanged: _changed,
         external_events.NodeSuspected: _node,
+        external_events.ProbeSent: _probe_sent,
         external_events.NodeCordoned: _cordoned,
         external_events.NodeUncordoned: _uncordoned,
         external_events.NodeLeft: _left,

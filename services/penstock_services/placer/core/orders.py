@@ -6,9 +6,15 @@ from typing import Any, Literal
 
 from penstock.ledger.state import CellState, JobState, TaskState
 from penstock.model.event import Event
-from penstock.model.external_events import NodeJoined
-from penstock.model.ledger_events import NodeJoinRefused, PlacementDecided, StopDecided
-from penstock.model.orders import AnswerJoin, Order, Peer, StartTask, StopTask
+from penstock.model.external_events import NodeEvent, NodeJoined, NodeLeft, ProbeSent
+from penstock.model.ledger_events import (
+    NodeJoinRefused,
+    NodeProbed,
+    PlacementDecided,
+    ProbeExpired,
+    StopDecided,
+)
+from penstock.model.orders import AnswerJoin, Order, Peer, ProbeNode, StartTask, StopTask
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import JoinRefusal
@@ -24,6 +30,15 @@ def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
     """What follows from one fact of record `seq`, which was read back as valid."""
     make = ORDERS.get(type(fact))
     return () if make is None else make(state, fact, token_of(state.epoch, seq))
+
+
+def notices_of(state: CellState, fact: Event, orders: Iterable[Order]) -> Iterator[NodeEvent]:
+    """What the nodes' topic must hold of one fact: that a probe is in the log, once it is; that it stayed unanswered."""
+    for order in orders:
+        if isinstance(order, ProbeNode):
+            yield ProbeSent(node_id=order.node_id, probe=order.token)
+    if isinstance(fact, ProbeExpired):
+        yield from proof_of(state, fact)
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -55,6 +70,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
     """
     for node_id in node_ids:
         yield from orphan_orders(state, node_id, up_to)
+        yield from probe_orders(state, node_id, up_to)
         assigned: dict[str, list[TaskState]] = {}
         for task_id, job_id in state.nodes[node_id].tasks.items():
             job = state.jobs[job_id]
@@ -106,6 +122,28 @@ def _answer(
     )
 
 
+def probe_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
+    """The probe of a suspect node, until it has answered."""
+    node = state.nodes[node_id]
+    if node.suspicion is not None and 0 < node.suspicion.probe <= up_to:
+        yield ProbeNode(token=node.suspicion.probe, node_id=node_id, incarnation=node.incarnation)
+
+
+def proof_of(state: CellState, fact: ProbeExpired) -> Iterable[NodeLeft]:
+    """For the nodes' topic: whatever the node has answered in time stands there before it."""
+    node = state.nodes[fact.node_id]
+    if node.suspicion is None or node.suspicion.probe != fact.probe:
+        return ()
+    left = NodeLeft(
+        node_id=fact.node_id,
+        boot_id=node.spec.boot_id,
+        proof="lease_outlived",
+        incarnation=node.incarnation,
+        probe=fact.probe,
+    )
+    return (left,)
+
+
 def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
     nodes = state.nodes
     return tuple(
@@ -151,6 +189,7 @@ def _start(
         workdir=job.spec.workdir,
         place=place,
         gpu_uuids=tuple(uuids[slot] for slot in place.gpus),
+        lease_ms=task.lease_ms,
         peers=peers,
         peers_of=peers_of,
         rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
@@ -172,6 +211,7 @@ ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] =
     {
         PlacementDecided: lambda state, fact, token: start_orders(state, fact.job_id, token),
         StopDecided: lambda state, fact, token: stop_orders(state, fact.job_id, token),
+        NodeProbed: lambda state, fact, token: probe_orders(state, fact.node_id, token),
         NodeJoined: _joined,
         NodeJoinRefused: lambda state, fact, token: [
             _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, token)

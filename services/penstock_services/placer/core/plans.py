@@ -98,4 +98,4 @@ def _stop_all(
             by_job_id=by_job_id,
             reason=f"profile {policy.name}",
         )
-        yield stop(job, "preempted")
+        yield from stop(state, job, "preempted")

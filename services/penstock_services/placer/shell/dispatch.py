@@ -6,21 +6,26 @@ follows on the last valid one: there the commit is the proof (decision 19).
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 
 from penstock.clock import wall_ms
+from penstock.errors import NotAllowed
 from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
+from penstock.model.external_events import NodeEvent, ProbeSent
 from penstock.model.ledger_events import PlacementExplanation
-from penstock.model.orders import Order, StartTask, TaskOrder
+from penstock.model.orders import Order, ProbeNode, StartTask, TaskOrder
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
 from penstock.runtime.settings import Settings
-from penstock_services.placer.core.orders import orders_of, outstanding
+from penstock_services.placer.core.orders import notices_of, orders_of, outstanding
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
+
+logger = logging.getLogger(__name__)
 
 MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, reading back waits
 
@@ -32,18 +37,19 @@ class Dispatcher:
         self._log = log
         self._state = state
         self._cell = settings.cell
+        self._nodes = Partition(Topic.NODES, settings.cell_index)
         self._trace = ledger_trace
         self._batch: list[Message] = []
         self._batches: asyncio.Queue[list[Message]] = asyncio.Queue(maxsize=MAX_QUEUED_BATCHES)
 
     async def repeat_outstanding(self, seq: int) -> None:
         """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
-        messages = [
-            self._message(order)
-            for order in outstanding(self._state, list(self._state.nodes), token_of(self._state.epoch, seq))
-        ]
-        if messages:
-            await self._log.append(messages)
+        orders = list(outstanding(self._state, list(self._state.nodes), token_of(self._state.epoch, seq)))
+        await self._append([self._message(order) for order in orders])
+        probes = (order for order in orders if isinstance(order, ProbeNode))
+        await self._notify(
+            [self._notice(ProbeSent(node_id=order.node_id, probe=order.token)) for order in probes]
+        )
 
     def take(
         self,
@@ -58,8 +64,28 @@ class Dispatcher:
             self._batch += self.orders(seq, facts)
 
     def orders(self, seq: int, facts: Sequence[Event]) -> list[Message]:
-        """The orders that follow from the record `seq`, whose facts are the last that were folded."""
-        return [self._message(order) for fact in facts for order in orders_of(self._state, fact, seq)]
+        """What follows from the record `seq`, whose facts are the last that were folded: orders, then notices for the nodes' topic."""
+        messages: list[Message] = []
+        notices: list[Message] = []
+        for fact in facts:
+            found = list(orders_of(self._state, fact, seq))
+            messages += map(self._message, found)
+            notices += map(self._notice, notices_of(self._state, fact, found))
+        return messages + notices
+
+    def _notice(self, event: NodeEvent) -> Message:
+        """A probe is named by its token, which also names the record that decided it."""
+        probe: int = getattr(event, "probe")  # noqa: B009 - both kinds have it
+        headers, value = to_wire(
+            Envelope(
+                id=f"{event.TYPE}-{event.node_id}-{probe}",
+                source="/penstock/placer",
+                time_ms=wall_ms(),
+                data=event,
+                causation_id=f"ledger-{self._cell}-{seq_of(probe)}",
+            )
+        )
+        return Message(self._nodes, value, headers, event.node_id.encode())
 
     def _message(self, order: Order) -> Message:
         if not isinstance(order, TaskOrder):
@@ -98,5 +124,21 @@ class Dispatcher:
             messages = await self._batches.get()
             while not self._batches.empty():
                 messages += self._batches.get_nowait()
-            await self._log.append(messages)
+            notices = [message for message in messages if message.partition.topic == Topic.NODES]
+            await self._append([message for message in messages if message.partition.topic != Topic.NODES])
             hit("placer.orders_sent")
+            await self._notify(notices)  # that a probe is in the log is said when it is
+
+    async def _append(self, messages: list[Message]) -> None:
+        if messages:
+            await self._log.append(messages)
+
+    async def _notify(self, notices: list[Message]) -> None:
+        """Without the right to do so nothing is proven, and everything else goes on."""
+        try:
+            await self._append(notices)
+        except NotAllowed as error:
+            logger.error(
+                "silent nodes keep their jobs until they are fenced: %s; grant it with infra.kafka's --rights",
+                error,
+            )

@@ -1,0 +1,73 @@
+"""Failure detection, as the fold knows it: leases, probes, and until when a probe may stay unanswered.
+
+Decision 40 has the argument. The answer to a probe is a joining.
+"""
+
+from msgspec.structs import replace
+
+from penstock.ledger.state import CellState, NodeState
+from penstock.ledger.suspicion import Suspicion
+from penstock.model.external_events import ProbeSent
+from penstock.model.ledger_events import NodeProbed, ProbeExpired
+
+LEASE_TIMER = "lease"
+MAX_NODE_ID_CHARS = 128 - len(
+    ":lease"
+)  # a longer one has no timer of its own: such a node is never proven by its lease
+MARGIN = 4  # a quarter of the lease; see `wait_ms`
+
+
+def lease_of(node: NodeState, state: CellState) -> int | None:
+    """The longest lease under which anything of this node may run, ms; None: something runs without, or nobody knows."""
+    if not node.leases or node.epoch != state.epoch or len(node.spec.node_id) > MAX_NODE_ID_CHARS:
+        return None
+    leases = [state.jobs[job_id].tasks[task_id].lease_ms for task_id, job_id in node.tasks.items()]
+    leases = leases or [state.settings.lease_ms]
+    return max(leases) if all(leases) else None
+
+
+def wait_ms(lease_ms: int) -> int:
+    """How long a probe stays unanswered, by the ledger's time, until its node's lease has ended by the node's own clock.
+
+    The margin covers that the node's clock is slow and the placer's fast, each by the 8.3 % at which time servers correct at most
+    (chrony's `maxslewrate`): a factor of 1.183, with the thousandth of `penstock.clock.SLEW`. The rest, 6.7 % of the lease, is
+    for ending processes.
+    """
+    return lease_ms + lease_ms // MARGIN
+
+
+def proven_ms(node: NodeState, state: CellState) -> int | None:
+    """Ledger time at which the node's tasks will be proven dead, if it stays silent; None: not known, or never."""
+    lease_ms, doubt = lease_of(node, state), node.suspicion
+    if doubt is None or lease_ms is None or not doubt.sent_ms or doubt.sent_term != state.term:
+        return None
+    return doubt.sent_ms + wait_ms(lease_ms)
+
+
+def suspected(state: CellState, node: NodeState, reason: str) -> None:
+    node.suspicion = Suspicion(reason, state.now_ms)
+
+
+def cleared(state: CellState, node: NodeState) -> None:
+    """It has answered, or is proven gone."""
+    node.suspicion = None
+    state.timers.pop(f"{node.spec.node_id}:{LEASE_TIMER}", None)
+
+
+def node_probed(state: CellState, fact: NodeProbed) -> None:
+    node = state.nodes[fact.node_id]
+    if node.suspicion is not None:
+        doubt = node.suspicion
+        node.suspicion = Suspicion(doubt.reason, doubt.at_ms, state.token)
+
+
+def probe_sent(state: CellState, fact: ProbeSent) -> None:
+    node = state.nodes[fact.node_id]
+    if node.suspicion is not None:
+        node.suspicion = replace(node.suspicion, sent_ms=state.now_ms, sent_term=state.term)
+
+
+def probe_expired(state: CellState, fact: ProbeExpired) -> None:
+    node = state.nodes[fact.node_id]
+    if node.suspicion is not None:
+        node.suspicion = replace(node.suspicion, expired=True)

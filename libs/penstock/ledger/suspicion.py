@@ -1,0 +1,17 @@
+"""Why a node is suspect, and how far the proof is that its tasks are dead (decision 40)."""
+
+from penstock.model.types import Value
+
+
+class Suspicion(Value, frozen=True):
+    """Why a node is suspect, and how far its proof is."""
+
+    reason: str
+    at_ms: int
+    probe: int = 0
+    """Token of its probe; 0: none."""
+    sent_ms: int = 0
+    """Ledger time at which the probe was known to be in the log, in `sent_term`. 0: not known."""
+    sent_term: int = 0
+    expired: bool = False
+    """It stayed unanswered for long enough."""

@@ -1,0 +1,158 @@
+"""The lease of this node's tasks: they run only as long as the node reaches the log (decision 40).
+
+*Contact* is a moment of the boot-time clock at which the log held no probe that this node has not answered. Until contact plus its
+lease a task may run; then its shim ends it, whether or not a reporter is left. The reporter renews: when a third of the shortest
+lease has passed it asks the log where the orders end, and contact is the moment of the question. A node without tasks asks
+nothing; its next start waits for the answer to one question.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+from penstock.clock import boot_s
+from penstock.errors import LogError, PenstockError
+from penstock.log.port import Log, Partition
+from penstock.model.orders import ProbeNode, StartTask
+from penstock.retry import retry
+from penstock_services.node_reporter.core.state import NodeState, Status, Task
+from penstock_services.node_reporter.shell.ports import Host, Key
+
+ASK_AFTER = 1 / 3  # of the lease, since contact
+STOP_AFTER = 5 / 6  # of the lease: then tasks get SIGTERM, and what is left of it to save their work
+MIN_PAUSE_S = 0.01  # the loop's timers go by another clock
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseLapsed(PenstockError):
+    """The log was out of reach for so long that the cell may take this node's tasks for dead: they have to be."""
+
+
+def concerns(state: NodeState, order: ProbeNode) -> bool:
+    """Whether a probe is of this joining; of an earlier one it is answered."""
+    return order.node_id == state.node_id and order.incarnation == state.incarnation
+
+
+class Lease:
+    """Of one session. `spawn` begins a task that had to wait for contact."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        host: Host,
+        log: Log,
+        orders: Partition,
+        joined: asyncio.Event,
+        spawn: Callable[[StartTask], None],
+    ) -> None:
+        self._state = state
+        self._host = host
+        self._log = log
+        self._orders = orders
+        self._joined = joined
+        self._spawn = spawn
+        self._contact_s = host.contact()
+        self._position = -1
+        self._moved = asyncio.Event()
+        self._held: dict[Key, StartTask] = {}
+
+    def until_s(self, order: StartTask) -> float | None:
+        """When this task's lease ends, by the boot-time clock; None: never."""
+        return (
+            self._contact_s + order.lease_ms / 1_000
+            if order.lease_ms and self._contact_s is not None
+            else None
+        )
+
+    def holds(self, order: StartTask | None) -> bool:
+        """Whether the task may run now."""
+        until_s = None if order is None else self.until_s(order)
+        return order is None or not order.lease_ms or (until_s is not None and boot_s() < until_s)
+
+    def admits(self, order: StartTask) -> bool:
+        """Whether a task may begin now; if not, `spawn` begins it after the next contact."""
+        if self.holds(order):
+            return True
+        self._held[order.task_id, order.token] = order
+        self.wake()
+        return False
+
+    def give_up(self) -> list[Key]:
+        """Tasks that have not begun, and must not any more: the cell may take them for dead."""
+        begun = {task.task_id for task in self._begun()}
+        self._held = {}
+        idle = (task for task in self._leased() if task.task_id not in begun)
+        return [(task.task_id, task.token) for task in idle if not self.holds(task.order)]
+
+    def lapsed(self) -> bool:
+        """Whether some task that has begun must not run any more."""
+        return any(not self.holds(task.order) for task in self._begun())
+
+    def taken(self, position: int) -> None:
+        """All orders before this offset are taken."""
+        self._position = position
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed: tasks, the position, or the joining."""
+        self._moved.set()
+
+    async def keep(self) -> None:
+        """Renews the lease while it is needed. Raises `LeaseLapsed`, while there is still time to end tasks in good order."""
+        while True:
+            self._moved.clear()
+            leases = [task.order.lease_ms for task in self._leased() if task.order is not None]
+            if not leases:
+                await self._moved.wait()
+                continue
+            lease_s = min(leases) / 1_000
+            ask_s = stop_s = boot_s()
+            if self._contact_s is not None:
+                ask_s, stop_s = self._contact_s + ASK_AFTER * lease_s, self._contact_s + STOP_AFTER * lease_s
+            if not self._held and ask_s > boot_s():
+                await self._changed(max(MIN_PAUSE_S, ask_s - boot_s()))
+                continue
+            begun = any(self._begun())
+            try:
+                async with asyncio.timeout(max(0.0, stop_s - boot_s()) if begun else None):
+                    await self._renew()
+            except TimeoutError as error:
+                raise LeaseLapsed(f"the log was out of reach for {STOP_AFTER * lease_s:.0f} s") from error
+
+    async def _renew(self) -> None:
+        asked_s, end = await retry(self._ask, (LogError,), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        while self._position < end or not self._joined.is_set():
+            self._moved.clear()
+            await self._moved.wait()
+        if self.lapsed():  # the answer to a probe may have come too late
+            raise LeaseLapsed("the log was reached again after the lease")
+        self._contact_s = asked_s
+        self._host.renew(asked_s)
+        held, self._held = self._held, {}
+        for order in held.values():
+            self._spawn(order)
+
+    async def _ask(self) -> tuple[float, int]:
+        """When it was asked, and where the orders ended no earlier than that."""
+        asked_s = boot_s()
+        return asked_s, (await self._log.end_offsets([self._orders]))[self._orders]
+
+    async def _changed(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._moved.wait()
+        except TimeoutError:
+            pass
+
+    def _leased(self) -> Iterator[Task]:
+        return (task for task in self._state.tasks.values() if task.order is not None and task.order.lease_ms)
+
+    def _begun(self) -> Iterator[Task]:
+        return (
+            task
+            for task in self._leased()
+            if (task.task_id, task.token) not in self._held and task.status is not Status.WAITING
+        )

@@ -1,0 +1,54 @@
+"""Proof that a silent node's tasks are dead: a probe that stays unanswered for longer than their lease (decision 40).
+
+    suspect ─▶ NodeProbed ─▶ the probe is in the log ─▶ ProbeSent ─▶ timer, within one term ─▶ ProbeExpired ─▶ NodeLeft
+
+ProbeSent and NodeLeft come through the nodes' topic. A joining that stands there before NodeLeft is the node's answer.
+"""
+
+from collections.abc import Iterator
+
+from penstock.ledger.lease import LEASE_TIMER, proven_ms
+from penstock.ledger.state import CellState, NodeState
+from penstock.model import external_events, ledger_events
+from penstock.model.event import Event
+from penstock.model.transitions import NodeStatus
+from penstock_services.placer.core.common import timer
+
+OUTLIVED = "lease_outlived: its node is silent, and has ended what ran there when its lease ended"
+
+
+def suspect(state: CellState, node_id: str, reason: str) -> Iterator[Event]:
+    """Nothing new is placed there; it is asked whether it lives."""
+    if state.nodes[node_id].status is NodeStatus.READY:
+        yield external_events.NodeSuspected(node_id=node_id, reason=reason)
+        yield from probe(state.nodes[node_id])
+
+
+def probe(node: NodeState) -> Iterator[Event]:
+    """For one that is suspect and was not asked yet. A reporter of an earlier version would not understand it."""
+    doubt = node.suspicion
+    if node.leases and not node.leaving and doubt is not None and not doubt.probe:
+        yield ledger_events.NodeProbed(node_id=node.spec.node_id)
+
+
+def sent(state: CellState, node_id: str) -> Iterator[Event]:
+    """The probe is in the log: the time begins."""
+    due_ms = proven_ms(state.nodes[node_id], state)
+    if due_ms is not None:
+        yield timer(state, node_id, LEASE_TIMER, due_ms - state.now_ms)
+
+
+def due(state: CellState, node_id: str) -> Iterator[Event]:
+    """The timer fired. One that was set in an earlier term proves nothing: between terms a log's clock may have stepped."""
+    node = state.nodes.get(node_id)
+    if node is None or node.suspicion is None or node.status is not NodeStatus.SUSPECT or node.leaving:
+        return
+    yield from probe(node)
+    due_ms = proven_ms(node, state)
+    if due_ms is not None and state.now_ms >= due_ms and not node.suspicion.expired:
+        yield ledger_events.ProbeExpired(node_id=node_id, probe=node.suspicion.probe)
+
+
+def awaits_answer(node: NodeState) -> bool:
+    """Whether only a joining counts as a sign of life: what else arrives may have been sent before its silence."""
+    return node.suspicion is not None and bool(node.suspicion.probe)

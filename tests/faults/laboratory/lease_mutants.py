@@ -1,0 +1,92 @@
+"""Mutants of suspicion, probes and leases, in placer and node-reporter."""
+
+import asyncio
+from typing import Any
+
+from penstock.ledger import lease as ledger_lease
+from penstock.ledger.lease import lease_of, wait_ms
+from penstock.ledger.state import CellState, NodeState
+from penstock.model.orders import ProbeNode
+from penstock_services.node_reporter.shell import lease
+from penstock_services.node_reporter.shell.lease import Lease
+from penstock_services.placer.core import orders
+from penstock_services.placer.core.decide import Decider
+from tests.faults.laboratory.machine import Machine
+from tests.faults.laboratory.patching import filtered, mutant, nothing, replace
+
+
+@mutant("nobody ends a task whose lease is over", faults="silence")
+def _() -> None:
+    """Neither the reporter nor the watchdog in the shim."""
+    real = Lease.keep
+
+    async def keep(self: Lease) -> None:
+        try:
+            await real(self)
+        except lease.LeaseLapsed:
+            await asyncio.Event().wait()
+
+    replace(real, keep)
+    replace(Machine._watch_lease, lambda self, process, until_s: None)
+
+
+@mutant("a watchdog never fires", faults="silence,crash")
+def _() -> None:
+    """A reporter that is killed, or hangs, stops nobody."""
+    real = Lease.keep
+
+    async def keep(self: Lease) -> None:
+        try:
+            await real(self)
+        except lease.LeaseLapsed:
+            await asyncio.sleep(LONG_S)
+            raise
+
+    replace(real, keep)
+    replace(Machine._watch_lease, lambda self, process, until_s: None)
+
+
+@mutant("a probe's time has no margin", faults="gone")
+def _() -> None:
+    replace(wait_ms, lambda lease_ms: lease_ms)
+
+
+@mutant("a probe's time goes on over terms", faults="gone,zombie")
+def _() -> None:
+    def proven_ms(node: NodeState, state: CellState) -> int | None:
+        lease_ms, doubt = lease_of(node, state), node.suspicion
+        if doubt is None or lease_ms is None or not doubt.sent_ms:
+            return None
+        return doubt.sent_ms + wait_ms(lease_ms)
+
+    replace(ledger_lease.proven_ms, proven_ms)
+
+
+@mutant("a probe is not repeated by a new term", faults="gone,rival,crash")
+def _() -> None:
+    filtered(orders.outstanding, lambda order: order.TYPE != ProbeNode.TYPE)
+
+
+@mutant("a probe counts as answered by an earlier joining", faults="silence")
+def _() -> None:
+    replace(lease.concerns, lambda state, order: False)
+
+
+@mutant("what is suspect is not probed", faults="gone")
+def _() -> None:
+    nothing(Decider._suspected)
+
+
+@mutant("a start needs no lease", faults="silence,late,overtake,sleeper")
+def _() -> None:
+    def admits(self: Lease, order: Any) -> bool:
+        return True
+
+    def until_s(self: Lease, order: Any) -> float:
+        return (self._contact_s or 0.0) + 1e6
+
+    replace(Lease.admits, admits)
+    replace(Lease.until_s, until_s)
+
+
+LONG_S = 1_000.0
