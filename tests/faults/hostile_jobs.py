@@ -172,6 +172,12 @@ try: os.kill(os.getppid(), 9) if CONFINED else None
 except PermissionError: pass
 time.sleep(0.1); sys.exit(3)
 """,
+    "every deadly signal to its shim": """
+for number in (signal.SIGSTOP, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGSEGV, signal.SIGALRM):
+    try: os.kill(os.getppid(), number) if CONFINED else None
+    except PermissionError: pass
+time.sleep(0.1); sys.exit(3)
+""",
     "SIGKILL to everybody": """
 try: os.kill(-1, 9) if CONFINED else None
 except ProcessLookupError: pass

@@ -5,6 +5,7 @@ root here, its jobs are root with few capabilities or `nobody`; where tests are 
 """
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -22,8 +23,11 @@ from penstock.model import external_events
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell.cgroups import Cgroups
+from penstock_services.node_reporter.shell.confinement import PROBE, Confinement
+from penstock_services.node_reporter.shell.launcher import IMPORTABLE
 from penstock_services.node_reporter.shell.linux import LinuxHost, read_record
 from penstock_services.node_reporter.shell.ports import Started
+from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
 from tests.conftest import reachable_folder
 from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, PRELUDE, SLEEP_S
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -263,6 +267,21 @@ async def test_the_next_reporter_adopts_a_task_in_its_namespace(
         assert (await cell.until(external_events.TaskExited)).exit_code == 6
         assert escaped() == []
     await asyncio.sleep(0)
+
+
+@pytest.mark.skipif(not ROOT, reason="it becomes another user")
+def test_a_reporter_that_is_not_root_confines_tasks_in_a_user_namespace() -> None:
+    """The trial that it makes at its start, as `nobody`; who may read the interpreter of these tests."""
+    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    become += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    answer = subprocess.run(
+        [*become, *ISOLATED_PYTHON, IMPORTABLE + PROBE, "null"], check=True, stdout=subprocess.PIPE, cwd="/"
+    )
+    found = json.loads(answer.stdout)
+    if found["plan"][0] == "none" and all("not permitted" in error for error in found["errors"]):
+        pytest.skip(f"this machine allows no user namespaces: {found['errors']}")
+    plan = Confinement(*found["plan"])
+    assert (plan.exits, plan.user_namespace, plan.mounts) == ("pid_namespace", True, True)
 
 
 @pytest.mark.skipif(not ROOT, reason="it is about root")

@@ -46,6 +46,12 @@ logger = logging.getLogger(__name__)
 RACKS = 2  # virtual nodes are spread over so many, so that the network levels differ
 DRAIN_GRACE_MS = 1_500  # running tasks get so long after SIGTERM; all of `up` must end within 5 s
 TASK_LOGS = "task-logs"  # inside the folder: JOB/TASK.log
+OWN_FOLDERS = (
+    "postgres",
+    "nodes",
+    "logs",
+    TASK_LOGS,
+)  # which jobs find empty; the rest of the folder may be anybody's
 LOG_BYTES = 16 << 20  # a log file larger than this starts anew
 
 
@@ -209,7 +215,9 @@ def _node_command(options: Options, settings: Settings, number: int, node_id: st
         str(state),
     ]
     argv += ["--log-dir", str(options.folder / TASK_LOGS), "--drain", "--drain-grace-ms", str(DRAIN_GRACE_MS)]
-    argv += ["--rack", f"rack-{number % RACKS}", "--hide", str(options.folder)]
+    argv += ["--rack", f"rack-{number % RACKS}"]
+    for name in OWN_FOLDERS:
+        argv += ["--hide", str(options.folder / name)]
     argv += ["--allow-root"] if os.geteuid() == 0 else []
     if not options.real:
         argv += ["--virtual-gpus", str(options.virtual_gpus), "--virtual-gpu-model", options.gpu_model]

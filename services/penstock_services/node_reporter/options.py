@@ -98,8 +98,8 @@ class Options:
         ),
     ] = False
     hide: Annotated[
-        Path | None,
-        typer.Option(help="A further folder that jobs find empty, such as one with other nodes' state."),
+        list[Path] | None,
+        typer.Option(help="Further folders that jobs find empty, such as other nodes' state; repeatable."),
     ] = None
     isolation: Annotated[
         IsolationChoice,

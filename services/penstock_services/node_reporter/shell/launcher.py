@@ -15,14 +15,13 @@ import select
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from penstock_services.node_reporter.shell.confinement import Confinement, enter_namespaces
 from penstock_services.node_reporter.shell.shim import PR_SET_NAME, Shim, prctl
 
-ROOT = Path(__file__).parents[3]
-IMPORTABLE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+ROOT = os.path.abspath(f"{__file__}/../../../..")
+IMPORTABLE = f"import sys; sys.path.insert(0, {ROOT!r}); "
 """Gives `python -I -S -c` these modules and no other packages."""
 LAUNCHER = IMPORTABLE + "from penstock_services.node_reporter.shell.launcher import main; main()"
 

@@ -148,8 +148,8 @@ class LinuxHost:
         tasks = make_folder(self.options.state_dir / "tasks")
         with suppress(JournalFailed):  # tasks go without logs
             make_folder(self.options.log_dir)
-        folders = (self.options.state_dir, self.options.log_dir, self.options.hide)
-        hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
+        folders = (self.options.state_dir, self.options.log_dir, *(self.options.hide or ()))
+        hidden = outermost(folder for folder in folders if folder.is_dir())
         self._cgroups.sweep()
         plan = self._confinement._replace(
             tasks=str(tasks),
