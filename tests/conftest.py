@@ -22,6 +22,7 @@ import pytest_asyncio
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.parts import prepare_for
 from penstock.runtime.postgres import resolve_dsn
+from tests.support.processes import orphans_with
 
 os.environ.pop(
     "COLUMNS", None
@@ -34,6 +35,10 @@ pytest_collection_finish = prepare_for  # minutes of building belong to no test
 TESTS = Path(__file__).parent
 FOLDERS = ("faults", "e2e", "integration", "simulation", "papers", "unit", "replay")
 """Order of the run, longest tests first: when tests run in parallel, nothing long is left for the end."""
+
+WORKER = "TEST_WORKER"
+"""Environment variable: the test process from which another one stems. Not one of Penstock's, which tests take away."""
+ORPHANS_END_S = 10.0  # a process that reads its parent's end needs a moment on a busy machine
 
 Result = TypeVar("Result")
 _names = itertools.count()
@@ -49,6 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts by folder; the order within a folder stays."""
     places = {name: place for place, name in enumerate(FOLDERS)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).parts[0], len(FOLDERS)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests end what they start, also tasks of node-reporters, which outlive those by design."""
+    os.environ[WORKER] = str(os.getpid())
+    yield
+    marks = (f"{WORKER}={os.getpid()}\0".encode(), f"{tmp_path_factory.getbasetemp()}/".encode())
+    left = orphans_with(*marks, within_s=ORPHANS_END_S)
+    assert not left, "processes outlive the tests that have started them:\n" + "\n".join(left)
 
 
 class BackgroundLoop:

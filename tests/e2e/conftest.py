@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import processes_with
+
 ROOT = Path(__file__).resolve().parents[2]
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.main import main; main()")
 READY_S = 60.0
@@ -41,22 +43,8 @@ def place() -> Iterator[Path]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Living processes that have to do with the folder: by command, environment or working directory."""
-    needle = str(folder).encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            state = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[0]
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-            text = command + Path(f"/proc/{name}/environ").read_bytes()
-            text += os.readlink(f"/proc/{name}/cwd").encode()
-        except OSError:
-            continue
-        if state not in (b"Z", b"X") and needle in text:
-            found.append(f"{name}: {command.replace(bytes(1), b' ').decode(errors='replace')[:150]}")
-    return found
+    """Living processes that have to do with the folder."""
+    return [f"{pid}: {command[:150]}" for pid, command in processes_with(str(folder).encode()).items()]
 
 
 def survivors(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -112,11 +113,11 @@ async def working(options: Options, log: Log) -> AsyncIterator[asyncio.Event]:
 
 
 def ours(options: Options) -> list[psutil.Process]:
-    """Living processes that carry this node's marks."""
+    """Living processes that carry this node's marks, also those of its state folders within the first."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            marked = process.environ().get("PENSTOCK_STATE_DIR") == str(options.state_dir)
+            marked = Path(process.environ().get("PENSTOCK_STATE_DIR", "/")).is_relative_to(options.state_dir)
             if marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
