@@ -86,6 +86,7 @@ def _sentence(act: str, found: dict[str, Any]) -> str:
             f"{node}: the order is in the log, and the placer has not answered yet; see `penstock get nodes`"
         )
     if act == "drain":
-        left = f"{len(jobs)} jobs are leaving it" if jobs else "nothing runs on it"
-        return f"{node}: {left}; `penstock get nodes` shows when it is drained"
+        if not jobs:
+            return f"{node}: {found['status']}, drained; nothing runs on it"
+        return f"{node}: {len(jobs)} jobs are leaving it; `penstock get nodes` shows when it is drained"
     return f"{node}: {found['status']}, {'cordoned' if found['cordon'] else 'not cordoned'}"

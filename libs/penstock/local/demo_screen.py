@@ -1,6 +1,8 @@
 """Screen of the demo: a live table on a terminal, else a line per event; then the summary."""
 
 import re
+import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -159,7 +161,9 @@ def print_summary(show: Show, took_s: float, folder: Path, out: Console) -> list
     else:
         out.print(f"\n[green]All {len(show.jobs)} jobs ended as expected[/], {took_s:.0f} s in all.")
     out.print("\nLook further: everything that happened is stored.\n", markup=False)
+    installed = Path(sys.executable).parent
     lines = [
+        *([] if shutil.which("penstock") else [(f"export PATH={installed}:$PATH", "where `penstock` is")]),
         (
             f"penstock up --folder {_near(folder)}",
             "start the same installation again, then in another terminal:",

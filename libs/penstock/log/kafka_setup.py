@@ -113,4 +113,4 @@ def prepare_kafka(
 
 
 if __name__ == "__main__":
-    commandline.start(app, "kafka_setup")
+    commandline.start(app, "python -m penstock.log.kafka_setup")

@@ -13,7 +13,7 @@ from penstock import commandline
 from penstock.exits import Exit, Stop
 from penstock.log.open import open_log
 from penstock.log.port import Log
-from penstock.model.topics import Topic
+from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.runtime.service import main as serve
 from penstock.runtime.settings import Settings
 from penstock_services.placer.shell import accept
@@ -55,7 +55,12 @@ def replay(
 
 @app.command("accept-input")
 def accept_input(
-    topic: Annotated[Topic, typer.Argument(help="The input that was truncated or created anew.")],
+    topic: Annotated[
+        Topic,
+        typer.Argument(
+            metavar="TOPIC", help=f"The input that was truncated or created anew: {', '.join(INPUT_TOPICS)}."
+        ),
+    ],
     offset: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="Of the next record to answer.")
     ],
