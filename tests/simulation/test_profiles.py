@@ -41,9 +41,9 @@ def rows() -> list[str]:
     return found
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "afternoon.csv"
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profiles") / "afternoon.csv"
     path.write_text("\n".join([HEADER, *rows()]) + "\n")
     return path
 
@@ -92,21 +92,38 @@ def test_nobody_who_waits_could_start(profile: str, trace: Path) -> None:
     assert Reason.ABOUT_TO_START not in reasons
 
 
+PROGRAM = """
+import sys
+from tests.support.command_line import penstock
+trace, cluster, *profiles = sys.argv[1:]
+for profile in profiles:
+    assert penstock("simulate", trace, "--cluster", cluster, "--profile", profile, "-o", "json") == 0
+"""
+
+
+def hashes(hash_seed: str, trace: Path) -> dict[str, str]:
+    """By profile, the line with its ledger's hash, from one process with this hash seed."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(trace), CLUSTER, *REPEATED],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if "ledger_hash" in line]
+    return dict(zip(REPEATED, lines, strict=True))
+
+
+@pytest.fixture(scope="module")
+def other_processes(trace: Path) -> list[dict[str, str]]:
+    return [hashes(hash_seed, trace) for hash_seed in ("0", "4711")]
+
+
 @pytest.mark.parametrize("profile", REPEATED)
-def test_another_process_writes_the_same_ledger(profile: str, trace: Path) -> None:
+def test_another_process_writes_the_same_ledger(
+    profile: str, trace: Path, other_processes: list[dict[str, str]]
+) -> None:
     """Sets and caches have another order under each hash seed: no decision may hang on it."""
-    found = set()
-    for hash_seed in ("0", "4711"):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "penstock.cli.main", "simulate", str(trace)),
-                *("--cluster", CLUSTER, "--profile", profile, "-o", "json"),
-            ],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.add(next(line for line in done.stdout.splitlines() if "ledger_hash" in line))
+    found = {ledgers[profile] for ledgers in other_processes}
     assert len(found) == 1
     assert run(trace, profile).cell.head.id in found.pop()

@@ -58,7 +58,9 @@ def accept_input(
     topic: Annotated[
         Topic,
         typer.Argument(
-            metavar="TOPIC", help=f"The input that was truncated or created anew: {', '.join(INPUT_TOPICS)}."
+            metavar="TOPIC",
+            show_choices=False,
+            help=f"The input that was truncated or created anew: {', '.join(INPUT_TOPICS)}.",
         ),
     ],
     offset: Annotated[
