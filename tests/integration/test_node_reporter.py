@@ -27,6 +27,7 @@ from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import cgroups, sampler
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost
+from penstock_services.node_reporter.shell.ports import Callbacks
 from penstock_services.node_reporter.shell.spawner import Spawner
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
@@ -278,6 +279,18 @@ async def test_a_long_log_keeps_its_head_and_its_end(
     assert text.endswith("\nlast\n")
     assert "limit is reached" in text
     assert len(text) < (1 << 20) + (1 << 17)
+
+
+async def test_the_shim_that_waits_is_no_orphan(options: Options) -> None:
+    """A reporter that starts ends processes of unknown tasks: those that its own launcher has ready are not among them."""
+    host = LinuxHost(options)
+    lock = await host.lock()
+    launcher = host.launch(lock, Callbacks(lambda *_: None, lambda _: None, lambda: None))
+    await eventually(lambda: [p.name() for p in ours(options)].count("penstock-shim") == 2)
+    assert host.end_orphans({launcher.pid}) == 0
+    launcher.close()
+    host.unlock(lock)
+    await eventually(lambda: not ours(options))
 
 
 async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> None:

@@ -18,7 +18,7 @@ import sys
 from typing import NoReturn
 
 from penstock_services.node_reporter.shell.confinement import Confinement, enter_namespaces
-from penstock_services.node_reporter.shell.shim import PR_SET_NAME, Shim, prctl
+from penstock_services.node_reporter.shell.shim import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, Shim, prctl
 
 ROOT = os.path.abspath(f"{__file__}/../../../..")
 IMPORTABLE = f"import sys; sys.path.insert(0, {ROOT!r}); "
@@ -58,6 +58,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     prctl(PR_SET_NAME, b"penstock-launch", 0, 0, 0)
+    prctl(
+        PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+    )  # a shim's parent ends as it enters its namespace; the shim stays below us
     gc.collect()
     gc.freeze()
     gc.disable()
