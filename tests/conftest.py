@@ -44,6 +44,7 @@ Result = TypeVar("Result")
 _names = itertools.count()
 
 
+@pytest.hookimpl(optionalhook=True)  # runs without xdist have no such hook
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Three for two cores: a worker waits half of its time, for servers, time-outs and processes."""
     cores = os.cpu_count() or 1

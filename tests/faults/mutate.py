@@ -38,6 +38,7 @@ OPTIONS = (
     "no:xdist",
     "--no-header",
     "--tb=line",
+    "--assert=plain",  # only the exit status counts, and each process would rewrite its modules
     "-m",
     "",
     "-o",
