@@ -35,6 +35,8 @@ RENAMED = {"told_ms": "progress_ms", "overtaken": "backfill_count", "strays": "o
 ADDED_TO_NODES = {
     "epoch": 0,
     "cordon": None,
+    "public_key": None,
+    "replaceable": False,
     "slots": [],
     "overdrawn_memory_mib": 0,
     "overdrawn_bandwidth_mbps": 0,

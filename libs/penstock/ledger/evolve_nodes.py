@@ -107,6 +107,8 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
         lease.cleared(state, node)
     node.leases = fact.leases
     node.incarnation = max(node.incarnation, fact.incarnation)
+    node.public_key = fact.public_key or (None if node.replaceable else node.public_key)
+    node.replaceable = False
     if state.epoch and state.inputs_read(Topic.NODES) > state.rejoin_offset:
         node.epoch = state.epoch
     known = {task_id: state.jobs[job_id].token for task_id, job_id in node.tasks.items()}
@@ -151,6 +153,7 @@ def node_left(state: CellState, fact: external_events.NodeLeft) -> None:
         node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.SUSPECT, fact.node_id)
     node.leaving = True
     node.left_ms = state.now_ms
+    node.replaceable = node.replaceable or fact.proof in ("fenced", "deleted")
     state.reindex(node)
 
 

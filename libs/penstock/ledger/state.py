@@ -184,6 +184,10 @@ class NodeState:
     """Of its latest joining; see `NodeJoined`."""
     epoch: int = 0
     """Of the log, in which it last joined; see `LedgerAccepted`."""
+    public_key: str | None = None
+    """Of its first joining that named one."""
+    replaceable: bool = False
+    """An operator or its deletion has proven that machine dead: the next one that joins has a key of its own."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Task id → job id of every task not proven ended."""
     orphan_tasks: dict[str, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import msgspec
 from penstock.model.codec import decode, encode
 from penstock.model.errors import Undecodable
 from penstock.model.event import Event, wire_type
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeSuspected, NodeUncordoned
 from penstock.model.topics import Topic
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -134,6 +135,22 @@ def _time_ms(text: str | None) -> int:
     if time.tzinfo is None:
         raise Undecodable(f"ce_time has no offset: {text[:64]!r}; end it with Z")
     return max(0, (time - EPOCH) // timedelta(milliseconds=1))
+
+
+SIGNATURE = "signature"
+"""Header of a node's event: Ed25519 in base64 over `signed_bytes`."""
+
+
+def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> bytes:
+    """What a node signs of an event. Names hold no NUL, so two events never share these bytes."""
+    return b"\0".join((b"penstock node event", cell.encode(), event_id.encode(), type_name.encode(), value))
+
+
+def by_operator(event: Event) -> bool:
+    """Whether this is somebody's word about a node, not the node's own: a command, a watch, a proof from outside."""
+    if isinstance(event, NodeLeft):
+        return event.proof != "shutdown"
+    return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected)
 
 
 def topic_of(event: Event) -> Topic:

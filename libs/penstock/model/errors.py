@@ -10,8 +10,8 @@ EventError
 
 from typing import ClassVar, Literal
 
-Reason = Literal["undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "failed"]
-"""Why something is dead-lettered; `failed`: it was read, but applying it failed."""
+Reason = Literal["undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "failed", "forged"]
+"""Why something is dead-lettered; `failed`: it was read, but applying it failed; `forged`: its signature is not the node's."""
 
 
 class EventError(Exception):

@@ -71,7 +71,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.node.joined"
     TOPIC = Topic.NODES
-    OMITTED = ("faults", "leases")
+    OMITTED = ("faults", "leases", "public_key")
 
     node: NodeSpec
     tasks: Annotated[tuple[RunningTask, ...], Meta(max_length=1_024)] = ()
@@ -81,6 +81,8 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """They belong to the machine: a restart of its reporter repairs nothing."""
     leases: bool = False
     """Whether it ends tasks whose lease has run out (`StartTask.lease_ms`); reporters of earlier versions do not."""
+    public_key: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")] | None = None
+    """Ed25519 and X25519, in URL-safe base64: what the node sends is signed from now on. None: it does not sign."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -92,8 +94,11 @@ class NodeChanged(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.node.changed"
     TOPIC = Topic.NODES
+    OMITTED = ("incarnation",)
 
     node: NodeSpec
+    incarnation: Token = 0
+    """Of the joining after which it changed; 0: not reported."""
 
     def subject(self) -> str:
         return self.node.node_id
@@ -181,7 +186,7 @@ class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
 
     TYPE = "penstock.gpu.faulted"
 
-    OMITTED = ("uuid",)
+    OMITTED = ("uuid", "incarnation")
 
     gpu: GpuIndex
     """Its index when it broke."""
@@ -190,6 +195,8 @@ class GpuFaulted(NodeEvent, frozen=True, kw_only=True):
     fault: Fault
     code: Annotated[int, Meta(ge=0)] = 0
     detail: ShortText = ""
+    incarnation: Token = 0
+    """Of the joining after which it broke; a later joining names what is still broken. 0: not reported."""
 
 
 @event
@@ -343,7 +350,14 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     source_offset: Annotated[int, Meta(ge=0)]
     service: Identifier
     reason: Literal[
-        "undecodable", "unknown_type", "unknown_version", "invalid", "too_large", "wrong_topic", "failed"
+        "undecodable",
+        "unknown_type",
+        "unknown_version",
+        "invalid",
+        "too_large",
+        "wrong_topic",
+        "failed",
+        "forged",
     ]
     detail: ShortText
     headers: dict[str, str] = field(default_factory=dict)

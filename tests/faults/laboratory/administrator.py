@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, LogError
 from penstock.model.topics import Topic
+from penstock.runtime.signatures import SEED_BYTES
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.accept import accept_input, accept_ledger
 from penstock_services.placer.shell.term import Fenced
@@ -46,7 +47,7 @@ class Administrator:
     async def _accept(self, topic: str | None, offset: str | None) -> None:
         """What fails is said again by the next placer."""
         lab = self._lab
-        start = placer.Start(f"operator-{self.accepted}", False, lab.load_replica)
+        start = placer.Start(f"operator-{self.accepted}", False, lab.load_replica, bytes(SEED_BYTES))
         try:
             log = Connection(lab.broker)
             if topic is None or offset is None:

@@ -7,6 +7,7 @@ the log, the machines under the node-reporters and the users.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,7 +185,7 @@ class Laboratory:
         async def work(process: Process) -> None:
             standing_by = name in self._standing_by
             self._standing_by.discard(name)
-            start = placer.Start(name, standing_by, load_replica)
+            start = placer.Start(name, standing_by, load_replica, sha256(name.encode()).digest())
             log = Connection(self.broker, process)
             try:
                 await placer.run(SETTINGS, process.stop, log=log, start=start)

@@ -8,11 +8,13 @@ from pathlib import Path
 from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import StartTask
 from penstock.model.types import NodeSpec
+from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
 from tests.faults.laboratory.machine import Machine
 from tests.faults.laboratory.process import Process
+from tests.faults.laboratory.wire import keys_of
 from tests.faults.ledger_rules import Violation
 
 LONGEST_LAUNCH_S = 2.0
@@ -157,6 +159,9 @@ class SimulatedHost:
 
     def open_journal(self) -> Journal:
         return Journal(Path("journal"), self._machine.disk.connect)
+
+    def keys(self) -> NodeKeys:
+        return keys_of(self.spec.node_id)
 
     def launch(self, lock: int, callbacks: Callbacks) -> SimulatedLauncher:
         del lock

@@ -17,7 +17,7 @@ from penstock.model.external_events import (
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.transitions import JobStatus
 from tests.faults.laboratory.injector import Injector
-from tests.faults.laboratory.wire import message, orders_of
+from tests.faults.laboratory.wire import message, orders_of, unsigned
 
 DOUBTFUL = (NodeSuspected.TYPE.encode(), GpuFaulted.TYPE.encode())
 """What makes a node unused until it reports again, also when it comes late."""
@@ -39,6 +39,7 @@ class MessageFaults(Injector):
             Message(Partition(topic, 0), b"\xff\xfe"),
             message(GpuFaulted(node_id="nobody", gpu=0, fault="ecc"), "x", "/nobody"),
         ]
+        self._lab.broker.put(self._forged())
         found = nonsense[int(self._world.rng.integers(len(nonsense)))]
         self._lab.send(msgspec.structs.replace(found, partition=Partition(topic, 0)))
 
@@ -53,6 +54,15 @@ class MessageFaults(Injector):
                 found.append(message(TaskStarted(**fields, pid=1), "z", "/nobody"))
                 found.append(message(TaskExited(**fields, cause="lost", exited_ms=1), "z", "/nobody"))
         return found
+
+    def _forged(self) -> list[Message]:
+        """Somebody who wants a task's GPUs says in its node's name that it has ended."""
+        for job in self._lab.judge.book.jobs.values():
+            for task_id, place in list(job.places.items())[:1]:
+                fields: dict[str, Any] = {"node_id": place["node_id"], "task_id": task_id, "token": job.token}
+                exited = TaskExited(**fields, started_ms=1, cause="exited", exit_code=0, exited_ms=1)
+                return [unsigned(message(exited, "z", "/mallory"))]
+        return []
 
     def wrong_progress(self) -> None:
         """Jobs report how far they are, those that wait too: wrongly, now and then twice; and one that is in no ledger."""

@@ -16,7 +16,7 @@ from penstock.model.topics import Topic
 from penstock_services.estimator.core.state import State
 from penstock_services.estimator.shell import publisher
 from penstock_services.placer.core import orders
-from penstock_services.placer.shell import ledger_time, service
+from penstock_services.placer.shell import identity, ledger_time, service
 from penstock_services.placer.shell.history import check_ledger
 from penstock_services.placer.shell.inputs import check_inputs
 from tests.faults.laboratory.log import Connection
@@ -212,3 +212,8 @@ def _() -> None:
             await self._log.append(messages)
 
     replace(publisher.Publisher.send, send)
+
+
+@mutant("whoever writes to the nodes' topic speaks for a node", faults="garbage")
+def _() -> None:
+    replace(identity.Identity.forged, lambda *_: None)

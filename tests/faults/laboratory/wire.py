@@ -1,20 +1,46 @@
-"""Events of users, watchers and operators as messages for the log."""
+"""Events of users, watchers and operators, and of nodes that say what they should not, as messages for the log."""
+
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.event import Event
+from penstock.model.envelope import SIGNATURE, Envelope, by_operator, signed_bytes, to_wire
+from penstock.model.event import Event, wire_type
 from penstock.model.topics import Topic, node_partition
+from penstock.runtime.node_keys import CODE, NodeKeys
+
+CELL = "default"
 
 
 def message(event: Event, event_id: str, source: str) -> Message:
-    """To the cell's partition of the event's topic; an order to its node's partition."""
+    """To the cell's partition of the event's topic; an order to its node's partition. What a node says is signed by it."""
     assert event.TOPIC is not None
     headers, value = to_wire(Envelope(event_id, source, wall_ms(), event))
+    if event.TOPIC == Topic.NODES and not by_operator(event):
+        node: Any = getattr(event, "node", event)
+        data = signed_bytes(CELL, event_id, wire_type(type(event)), value)
+        headers = (*headers, *keys_of(node.node_id).proofs(data))
     if event.TOPIC == Topic.ORDERS:
         node_id: str = event.node_id  # type: ignore[attr-defined]
         return Message(orders_of(node_id), value, headers, node_id.encode())
     return Message(Partition(event.TOPIC, 0), value, headers)
+
+
+def unsigned(found: Message) -> Message:
+    """As somebody else sends it in the node's name."""
+    return replace(
+        found, headers=tuple((name, raw) for name, raw in found.headers if name not in (SIGNATURE, CODE))
+    )
+
+
+@cache
+def keys_of(node_id: str) -> NodeKeys:
+    """Of a name and not of a disk: whoever installs a machine anew gives it its key back."""
+    return NodeKeys(sha256(node_id.encode()).digest())
 
 
 def orders_of(node_id: str) -> Partition:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire, topic_of
+from penstock.model.envelope import Envelope, by_operator, signed_bytes, to_wire, topic_of
 from penstock.runtime.failpoints import hit
+from penstock.runtime.node_keys import operator_key, operators_code
+from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.problems import Problem
 
 OVERLOADED_RETRY_S = 1
@@ -18,9 +20,10 @@ SAME_AGAIN = "Send the same request again, with the same Idempotency-Key or even
 class Appender:
     """Appends events of one cell. `in_flight` counts appends that are not settled, answered or not."""
 
-    def __init__(self, log: Log, cell_index: int, max_in_flight: int, answer_within_s: float) -> None:
+    def __init__(self, log: Log, settings: Settings, max_in_flight: int, answer_within_s: float) -> None:
         self._log = log
-        self._cell_index = cell_index
+        self._cell, self._cell_index = settings.cell, settings.cell_index
+        self._key = operator_key()
         self._max = max_in_flight
         self._answer_within_s = answer_within_s
         self.in_flight = 0
@@ -37,6 +40,9 @@ class Appender:
         messages = []
         for envelope in envelopes:
             headers, value = to_wire(envelope)
+            if self._key is not None and by_operator(envelope.data):
+                data = signed_bytes(self._cell, envelope.id, envelope.type, value)
+                headers = (*headers, operators_code(self._key, data))
             messages.append(Message(Partition(topic_of(envelope.data), self._cell_index), value, headers))
         hit("gateway.before_append")
         self.in_flight += 1

@@ -117,7 +117,7 @@ async def _attempt(
                 log=log,
                 store=store,
                 follower=Follower(replica),
-                appender=Appender(log, settings.cell_index, options.max_in_flight, options.answer_within_s),
+                appender=Appender(log, settings, options.max_in_flight, options.answer_within_s),
                 traces=traces,
             )
             try:

@@ -219,7 +219,7 @@ def _faulted(state: NodeState, event: GpuFaulted) -> Iterator[Decision]:
     if event.uuid is not None:
         fault = GpuFault(uuid=event.uuid, fault=event.fault, code=event.code)
         yield Break(fault, state.boot_id)
-    yield Emit(event, NO_CONTEXT)
+    yield Emit(replace(event, incarnation=state.incarnation), NO_CONTEXT)
 
 
 def _join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:

@@ -18,6 +18,8 @@ from penstock.errors import ConfigurationError
 from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import StartTask
 from penstock.model.types import MAX_TEXT, Isolation
+from penstock.runtime.node_keys import NodeKeys
+from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.task_logs import file_name, log_path
 from penstock.sdk.lines import FIFO
 from penstock_services.node_reporter.core.environment import (
@@ -44,6 +46,7 @@ PEERS = "peers.json"
 PEERS_VARIABLE, PEERS_FILE = "PENSTOCK_PEERS", "PENSTOCK_PEERS_FILE"
 MAX_PEERS_CHARS = 16_384  # in a variable, of which the kernel takes 128 KiB at most; about 190 members
 MS_PER_S = 1_000
+KEY_FILE = "node.key"  # in the state folder: the seed of the node's keys
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MAX_RECORD_BYTES = 65_536
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -100,6 +103,15 @@ class LinuxHost:
 
     def open_journal(self) -> Journal:
         return Journal(self.options.state_dir / "journal.sqlite")
+
+    def keys(self) -> NodeKeys:
+        path = self.options.state_dir / KEY_FILE
+        try:
+            if not path.exists():
+                _write_secret(path, os.urandom(SEED_BYTES))
+            return NodeKeys(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise JournalFailed(f"{path}: the node's key cannot be used: {error}") from error
 
     @property
     def _lease(self) -> Path:
@@ -330,6 +342,16 @@ def real_cores(cores: Sequence[int]) -> list[int]:
     """Cores as this machine has them: a virtual node may count more than there are."""
     usable = sorted(os.sched_getaffinity(0))
     return sorted({usable[core % len(usable)] for core in cores})
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """Whole or not at all, on the disk, and for us alone. Raises OSError."""
+    temporary = path.with_suffix(".new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def confine(choice: IsolationChoice, groups: Cgroups, user: TaskUser | None) -> tuple[Confinement, str]:

@@ -17,9 +17,9 @@ from penstock.clock import wall_ms
 from penstock.errors import LogError
 from penstock.log.dead_letters import dead_letter
 from penstock.log.port import Log, Message, Partition, Record
-from penstock.model.envelope import MAX_ID_BYTES, Envelope, from_wire, to_wire
+from penstock.model.envelope import MAX_ID_BYTES, Envelope, from_wire, signed_bytes, to_wire
 from penstock.model.errors import EventError
-from penstock.model.event import Event
+from penstock.model.event import Event, wire_type
 from penstock.model.external_events import (
     GpuFaulted,
     NodeJoined,
@@ -85,6 +85,8 @@ class Node:
         self.state: NodeState = journal.load(spec)
         self.orders = Partition(Topic.ORDERS, node_partition(spec.node_id))
         self._nodes = Partition(Topic.NODES, settings.cell_index)
+        self._cell = settings.cell
+        self._keys = host.keys()
         self._loop = asyncio.get_running_loop()
         self._inputs: list[machine.Input | Outgoing] = []
         self._something = asyncio.Event()
@@ -191,6 +193,9 @@ class Node:
                 **asdict(context),
             )
         )
+        if event.TOPIC == Topic.NODES:
+            data = signed_bytes(self._cell, id_, wire_type(type(event)), value)
+            headers = (*headers, *self._keys.proofs(data))
         return Outgoing(id_, Message(self._nodes, value, headers, self.spec.node_id.encode()))
 
     # -------------------------------------------------------------------------------------- beginnings
@@ -362,7 +367,14 @@ class Node:
         tasks = sorted(self.state.tasks.values(), key=lambda task: task.task_id)
         running = tuple(RunningTask(task_id=task.task_id, token=task.token) for task in tasks)
         faults = tuple(fault for gpu in self.state.gpus if (fault := self.state.faults.get(gpu)) is not None)
-        joined = NodeJoined(node=self.spec, tasks=running, incarnation=number, faults=faults, leases=True)
+        joined = NodeJoined(
+            node=self.spec,
+            tasks=running,
+            incarnation=number,
+            faults=faults,
+            leases=True,
+            public_key=self._keys.public_key,
+        )
         self._join_id = event_id(self.spec.node_id, "joined", self.spec.boot_id, number)
         self.feed([self._envelope(self._join_id, joined)], durable=True, numbers={"incarnation": number})
 
@@ -411,6 +423,7 @@ class Node:
             if isinstance(order, ProbeNode):
                 probed = probed or concerns(self.state, order)
             elif isinstance(order, Order) and order.node_id == self.spec.node_id:
+                self._keys.meet(record.headers)
                 correlation = envelope.correlation_id or getattr(order, "job_id", None)
                 context = Context(envelope.traceparent, envelope.id, correlation)
                 inputs.append(machine.OrderRead(order, wall_ms(), context))

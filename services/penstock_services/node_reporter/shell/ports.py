@@ -14,6 +14,7 @@ from penstock.errors import PenstockError
 from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import StartTask
 from penstock.model.types import NodeSpec
+from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.shell.journal import Journal
 
 Key = tuple[str, int]
@@ -145,6 +146,10 @@ class Host(Protocol):
 
     def open_journal(self) -> Journal:
         """Raises `JournalFailed`."""
+        ...
+
+    def keys(self) -> NodeKeys:
+        """The machine's own, made once: the cell knows the node by it. Raises `JournalFailed`."""
         ...
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...

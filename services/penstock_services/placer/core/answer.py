@@ -1,12 +1,13 @@
 """From one input's bytes to the draft of its one ledger record (LAW 2). Shared by the shell and by replay."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.ledger.evolve import answered, begin, evolve
 from penstock.ledger.record import Draft, RawRecord
+from penstock.ledger.state import CellState
 from penstock.model.envelope import Envelope, Headers, from_wire
 from penstock.model.errors import EventError, Reason
 from penstock.model.event import Event, wire_type
@@ -15,6 +16,8 @@ from penstock_services.placer.core.step import MAX_REASON, UNDECIDED, Failure, P
 
 FAILED = "failed: "
 """Begins the reason of a record whose input could not be folded."""
+FORGED = "forged: "
+"""Begins the reason of a record whose input was not from whom it said."""
 CHOICE_FAILED = wire_type(ChoiceFailed)
 
 
@@ -49,8 +52,14 @@ class Answer(NamedTuple):
     errors: Sequence[Exception] = ()
 
 
-def answer_input(core: PlacerCore, moment: Moment, found: Input, failure: Failure | None = None) -> Answer:
-    """Folds and decides one input. `failure`: what an earlier attempt failed at."""
+def answer_input(
+    core: PlacerCore,
+    moment: Moment,
+    found: Input,
+    failure: Failure | None = None,
+    forged: Callable[[CellState, Input, Envelope], str | None] = lambda *_: None,
+) -> Answer:
+    """Folds and decides one input. `failure`: what an earlier attempt failed at; `forged`: why it is not from whom it says."""
     begin(core.state, *_order(moment))
     place = (found.topic, found.partition, found.offset)
     cause: dict[str, object] = {
@@ -71,6 +80,10 @@ def answer_input(core: PlacerCore, moment: Moment, found: Input, failure: Failur
         )
     answered(core.state, *place, envelope.id)
     cause["event_id"] = envelope.id
+    if (why := forged(core.state, found, envelope)) is not None:
+        reason = f"{FORGED}{why}"[:MAX_REASON]
+        draft = Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, ())
+        return Answer(draft, None, ("forged", reason))
     if failure is not None and failure.unfoldable:
         reason = f"{FAILED}{failure.error}"[:MAX_REASON]
         draft = Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, ())
@@ -115,6 +128,13 @@ def failure_of(record: RawRecord) -> Failure | None:
                 return Failure(fact.error, n - 1, jobs)
             jobs[fact.job_id] = fact.error
     return Failure(jobs=jobs)
+
+
+def forgery_of(record: RawRecord) -> str | None:
+    """Why this record's placer found its input forged, so that a replay needs no keys."""
+    if record.outcome != "dead_lettered" or record.reason is None or not record.reason.startswith(FORGED):
+        return None
+    return record.reason.removeprefix(FORGED)
 
 
 def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted, accepted: Sequence[Event] = ()) -> Draft:

@@ -127,6 +127,8 @@ def _changed(state: CellState, event: external_events.NodeChanged) -> str | None
         return "older_boot"
     if node.status is NodeStatus.GONE:
         return "node_gone"
+    if 0 < event.incarnation < node.incarnation:
+        return "stale_change"
     return _ambiguous(state, event.node)
 
 
@@ -208,6 +210,8 @@ def _gpu(state: CellState, event: external_events.GpuFaulted) -> str | None:
     node = state.nodes.get(event.node_id)
     if node is None:
         return "unknown_node"
+    if 0 < event.incarnation < node.incarnation:
+        return "stale_fault"
     known = event.gpu < len(node.spec.gpus) if event.uuid is None else node.slot_of(event.uuid) is not None
     return None if known else "unknown_gpu"
 

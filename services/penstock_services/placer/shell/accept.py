@@ -13,6 +13,7 @@ from penstock.model.ledger_events import CellFrozen, InputAccepted, LedgerAccept
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.runtime.settings import Settings
+from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.snapshots import Written
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -74,7 +75,9 @@ async def accept_ledger(
 
 
 def _start() -> Start:
-    return Start(f"operator-{os.getpid()}-{secrets.token_hex(4)}", False, load_replica)
+    return Start(
+        f"operator-{os.getpid()}-{secrets.token_hex(4)}", False, load_replica, secrets.token_bytes(SEED_BYTES)
+    )
 
 
 async def _begin_term(

@@ -21,6 +21,7 @@ from penstock.model.orders import Order, ProbeNode, StartTask, TaskOrder
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
+from penstock.runtime.node_keys import PlacerKeys
 from penstock.runtime.settings import Settings
 from penstock_services.placer.core.orders import notices_of, orders_of, outstanding
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -33,7 +34,10 @@ MAX_QUEUED_BATCHES = 64  # batches of orders that wait for the log; beyond, read
 class Dispatcher:
     """Derives orders in ledger order and sends them in that order."""
 
-    def __init__(self, log: Log, state: CellState, settings: Settings, ledger_trace: LedgerTrace) -> None:
+    def __init__(
+        self, log: Log, state: CellState, settings: Settings, ledger_trace: LedgerTrace, keys: PlacerKeys
+    ) -> None:
+        self._keys = keys
         self._log = log
         self._state = state
         self._cell = settings.cell
@@ -110,7 +114,7 @@ class Dispatcher:
             )
         )
         place = Partition(Topic.ORDERS, node_partition(order.node_id))
-        return Message(place, value, headers, order.node_id.encode())
+        return Message(place, value, (*headers, self._keys.header), order.node_id.encode())
 
     async def flush(self) -> None:
         """Hands what `take` gathered to the sender; waits while `MAX_QUEUED_BATCHES` are waiting."""

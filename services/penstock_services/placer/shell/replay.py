@@ -35,6 +35,7 @@ from penstock_services.placer.core.answer import (
     answer_term,
     answer_timer,
     failure_of,
+    forgery_of,
 )
 from penstock_services.placer.core.step import PlacerCore
 
@@ -183,7 +184,8 @@ class Replayer:
         failure = failure_of(raw)
         if raw.cause.topic is not None:
             found = await self._input(raw.cause.topic, raw.cause.offset)
-            draft = answer_input(self._core, moment, found, failure).draft
+            forgery = forgery_of(raw)
+            draft = answer_input(self._core, moment, found, failure, lambda *_: forgery).draft
         elif raw.cause.timer_id is not None:
             draft = answer_timer(self._core, moment, raw.cause.timer_id, failure).draft
         else:

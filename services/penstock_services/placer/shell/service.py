@@ -30,7 +30,9 @@ from penstock.model.ledger_events import PlacementExplanation
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
+from penstock.runtime.node_keys import PlacerKeys, operator_key
 from penstock.runtime.settings import Settings
+from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.snapshots import (
     CONNECT_TIMEOUT_S,
     Written,
@@ -45,6 +47,7 @@ from penstock_services.placer.core.answer import Answer, Input, Moment, answer_i
 from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
 from penstock_services.placer.shell.history import Loaded
+from penstock_services.placer.shell.identity import Identity
 from penstock_services.placer.shell.inputs import input_positions
 from penstock_services.placer.shell.ledger_time import ClockAlarm
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -86,6 +89,7 @@ class Term:
         poisoned: dict[str, Failure],
         ledger_trace: LedgerTrace,
         clock: LedgerClock,
+        keys: PlacerKeys,
     ) -> None:
         self._settings = settings
         self._log = log
@@ -102,7 +106,8 @@ class Term:
         self._room = asyncio.Event()
         self._room.set()
         self._next_offset: int | None = None  # of the ledger; None: the log has no compare-and-append
-        self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace)
+        self._identity = Identity(settings.cell, keys, operator_key())
+        self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace, keys)
 
     def seen(self) -> Written:
         """The last record that was read back."""
@@ -177,7 +182,9 @@ class Term:
         moment = Moment(self._tail.seq + 1, self._term, self._now_ms())
         place = found.place
         failure = self._poisoned.pop(place, None)
-        answer = applying(place, lambda: answer_input(self._core, moment, found, failure))
+        answer = applying(
+            place, lambda: answer_input(self._core, moment, found, failure, self._identity.forged)
+        )
         messages = self._record(place, answer, failure)
         if answer.letter is not None:
             messages.append(dead_letter(record, "placer", *answer.letter))
@@ -267,12 +274,14 @@ class Start(NamedTuple):
     standing_by: bool
     load: Callable[[Settings, Log], Awaitable[Loaded]]
     """What each of its terms begins with."""
+    seed: bytes
+    """Of the key that this process shows to nodes."""
 
 
 def start_of_process() -> Start:
     """By the environment, with an id that no other process has."""
     placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
-    return Start(placer_id, StandbySettings.from_env().standby, load_replica)
+    return Start(placer_id, StandbySettings.from_env().standby, load_replica, secrets.token_bytes(SEED_BYTES))
 
 
 class PlacerService:
@@ -288,7 +297,8 @@ class PlacerService:
         self._poisoned: dict[str, Failure] = {}
         self._seen: Written | None = None
         """At the end of this process' last term."""
-        self._placer_id, self._standing_by, self._load = start
+        self._placer_id, self._standing_by, self._load, seed = start
+        self._keys = PlacerKeys(seed)
 
     def failed(self, error: BaseException) -> None:
         """What the next attempt must know of this one's end."""
@@ -313,7 +323,7 @@ class PlacerService:
                 self._log, reader, replica, ledger, cell, self._placer_id, ledger_trace, seen
             )
             self._standing_by = False
-            term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace, clock)
+            term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace, clock, self._keys)
             try:
                 await term.serve(reader, self._ready)
             finally:

@@ -1,0 +1,63 @@
+"""Who an input is from: what a node says is signed with the key that it registered when it first joined.
+
+Ideal: every input is signed. Departure: a node that has never named a key is believed as before, and so is the first
+joining under a name that nobody has (trust on first use). What operators and watches say of nodes comes through the gateway,
+which shares a key with the placer where one is set (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are kept apart by topic.
+Signatures are judged here, before the pure core, and a replay takes the verdict from the record.
+"""
+
+import logging
+
+from penstock.ledger.state import CellState
+from penstock.model.envelope import Envelope, by_operator, signed_bytes
+from penstock.model.external_events import NodeJoined
+from penstock.model.topics import Topic
+from penstock.runtime.node_keys import PlacerKeys, by_gateway
+from penstock_services.placer.core.answer import Input
+
+logger = logging.getLogger(__name__)
+
+
+class Identity:
+    """Judges the inputs of one cell."""
+
+    def __init__(self, cell: str, keys: PlacerKeys, gateways: bytes | None) -> None:
+        """`gateways`: the key of what the gateway writes about nodes; None: it has none, and nobody is asked for it."""
+        self._cell = cell
+        self._keys = keys
+        self._gateways = gateways
+
+    def forged(self, state: CellState, read: Input, found: Envelope) -> str | None:
+        """Why this input is not from whom it says, or None."""
+        if read.topic != Topic.NODES:
+            return None
+        event = found.data
+        data = signed_bytes(self._cell, found.id, found.type, read.value)
+        if by_operator(event):
+            if self._gateways is None or by_gateway(self._gateways, read.headers, data):
+                return None
+            return f"{found.type} is for operators and watches, and the gateway did not write it"
+        node_id = _about(event)
+        node = state.nodes.get(node_id)
+        key = known = node.public_key if node is not None else None
+        if isinstance(event, NodeJoined) and (known is None or (node is not None and node.replaceable)):
+            key = event.public_key
+        elif isinstance(event, NodeJoined) and event.public_key not in (None, known):
+            logger.warning(
+                "node %s joined with another key; if it is a new machine, fence the former", node_id
+            )
+            return (
+                f"node {node_id} has another key; if its machine was replaced or lost its key, make sure that "
+                f"the former is dead and `penstock node fence {node_id}`"
+            )
+        if key is None:
+            return None
+        if not self._keys.proven(key, read.headers, data):
+            return f"not signed by node {node_id}, which signs what it sends"
+        return None
+
+
+def _about(event: object) -> str:
+    """The node that an event of the nodes' topic is about."""
+    node = getattr(event, "node", None)
+    return str(getattr(event, "node_id", "") if node is None else node.node_id)

@@ -1,0 +1,313 @@
+"""Who speaks for a node: its own key, from its first joining on; and nobody else's word or an old record has any effect."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigurationError
+from penstock.ledger.check import check
+from penstock.ledger.snapshot import dump
+from penstock.ledger.state import CellState
+from penstock.model.envelope import SIGNATURE, Envelope, Headers, signed_bytes, to_wire, topic_of
+from penstock.model.estimates import JobEstimated
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    GpuFaulted,
+    JobSubmitted,
+    NodeChanged,
+    NodeCordoned,
+    NodeJoined,
+    NodeLeft,
+    NodeSuspected,
+    NodeUncordoned,
+    OrderRefused,
+    RunningTask,
+    TaskCheckpointed,
+    TaskExited,
+    TaskPhaseChanged,
+    TaskStarted,
+)
+from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TermStarted
+from penstock.model.topics import Topic
+from penstock.runtime.node_keys import CODE, PLACER_KEY, NodeKeys, PlacerKeys, operator_key, operators_code
+from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
+from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_term
+from penstock_services.placer.core.step import PlacerCore
+from penstock_services.placer.shell.identity import Identity
+from tests.support.driver import estimate, job_spec, node_spec
+
+KEY, OTHER = NodeKeys(b"a" * 32), NodeKeys(b"b" * 32)
+CELL = "default"
+GATEWAYS = b"g" * 32
+WORKER = "j.1.w0"
+
+
+class SignedCell:
+    """A placer that reads records, as its shell hands them over: n1 signs with KEY, n2 never named a key."""
+
+    def __init__(self) -> None:
+        self.core = PlacerCore(CellState())
+        self.seq, self.term, self.offsets = 1, 1, dict.fromkeys(Topic, 0)
+        answer_term(
+            self.core, Moment(1, 1, 1_000), TermStarted(term=1, placer_id="p", settings=PlacerSettings())
+        )
+        self.identity = Identity(CELL, PlacerKeys(b"p" * 32), GATEWAYS)
+
+    @property
+    def state(self) -> CellState:
+        return self.core.state
+
+    def read(
+        self, event: Event, key: NodeKeys | bytes | None = None, *, topic: Topic | None = None, **more: str
+    ) -> Answer:
+        self.seq += 1
+        envelope = Envelope(f"e{self.seq}", "/t", 1, event)
+        headers, value = to_wire(envelope)
+        if key is not None:
+            headers = (*headers, *proofs(key, envelope, value, **more))
+        return self.take(topic or topic_of(event), headers, value)
+
+    def take(self, topic: Topic, headers: Headers, value: bytes) -> Answer:
+        self.seq += 1
+        self.offsets[topic] += 1
+        found = Input(topic, 0, self.offsets[topic], headers, value)
+        answer = answer_input(
+            self.core, Moment(self.seq, self.term, 2_000), found, None, self.identity.forged
+        )
+        assert check(self.state) == []
+        return answer
+
+    @property
+    def token(self) -> int:
+        return self.state.jobs["j"].token
+
+
+def signature(key: NodeKeys, envelope: Envelope, value: bytes, cell: str = CELL) -> Headers:
+    return key.proofs(signed_bytes(cell, envelope.id, envelope.type, value))
+
+
+def proofs(key: NodeKeys | bytes, envelope: Envelope, value: bytes, **more: str) -> Headers:
+    if isinstance(key, NodeKeys):
+        return signature(key, envelope, value, **more)
+    return (operators_code(key, signed_bytes(CELL, envelope.id, envelope.type, value)),)
+
+
+def joined(node: str, key: NodeKeys | None, incarnation: int = 1, **more: object) -> NodeJoined:
+    public_key = None if key is None else key.public_key
+    return NodeJoined(node=node_spec(node), incarnation=incarnation, public_key=public_key, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cell() -> SignedCell:
+    found = SignedCell()
+    assert found.read(joined("n1", KEY), KEY).draft.outcome == "committed"
+    found.read(JobSubmitted(job_id="j", spec=job_spec()))
+    found.read(JobEstimated(job_id="j", estimate=estimate(4)))
+    assert found.state.jobs["j"].tasks[WORKER].place.node_id == "n1"
+    started = TaskStarted(node_id="n1", task_id=WORKER, token=found.token, pid=1, started_ms=1)
+    assert found.read(started, KEY).draft.outcome == "committed"
+    return found
+
+
+def exited(token: int) -> TaskExited:
+    return TaskExited(
+        node_id="n1", task_id=WORKER, token=token, cause="exited", exit_code=0, started_ms=1, exited_ms=2
+    )
+
+
+FORGERIES: dict[str, Callable[[int], Event]] = {
+    "exit": exited,
+    "start": lambda token: TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1),
+    "checkpoint": lambda token: TaskCheckpointed(node_id="n1", task_id=WORKER, token=token, at_ms=1),
+    "phase": lambda token: TaskPhaseChanged(node_id="n1", task_id=WORKER, token=token, phase="save", at_ms=1),
+    "refusal": lambda token: OrderRefused(
+        node_id="n1", task_id=WORKER, token=token, reason="occupied", highest_token=token
+    ),
+    "fault": lambda _: GpuFaulted(node_id="n1", gpu=0, uuid="GPU-n1-0", fault="ecc"),
+    "change": lambda _: NodeChanged(node=node_spec("n1", 1)),
+    "joining": lambda _: joined("n1", KEY, 2),
+    "reboot": lambda _: NodeJoined(node=node_spec("n1", boot="b2"), incarnation=9, public_key=KEY.public_key),
+    "leaving": lambda _: NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1),
+}  # fmt: skip
+"""What somebody else may say in n1's name."""
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.parametrize("signer", ["nobody", "another key", "of another cell"])
+def test_nobody_else_speaks_for_a_node(cell: SignedCell, name: str, signer: str) -> None:
+    """Another reporter, with the same rights on the topic, says that a task has ended whose GPUs it wants."""
+    event = FORGERIES[name](cell.token)
+    before = unmoved(cell)
+    if signer == "of another cell":
+        answer = cell.read(event, KEY, cell="other")
+    else:
+        answer = cell.read(event, OTHER if signer == "another key" else None)
+    assert answer.draft.outcome == "dead_lettered"
+    assert answer.draft.facts == ()
+    assert answer.letter is not None
+    assert answer.letter[0] == "forged"
+    assert "n1" in answer.letter[1]
+    assert unmoved(cell) == before
+
+
+def unmoved(cell: SignedCell) -> bytes:
+    """The state, but for the place up to which inputs were answered."""
+    state = cell.state
+    kept = state.seq, state.now_ms, state.positions, state.last_inputs
+    state.seq, state.now_ms, state.positions, state.last_inputs = 0, 0, {}, {}
+    try:
+        return dump(state)
+    finally:
+        state.seq, state.now_ms, state.positions, state.last_inputs = kept
+
+
+def test_a_signature_covers_every_byte(cell: SignedCell) -> None:
+    """The reporter of n1 is honest; somebody copies its record and changes what it says."""
+    envelope = Envelope("x", "/t", 1, exited(cell.token - 1))
+    headers, value = to_wire(envelope)
+    signed = (*headers, *signature(KEY, envelope, value))
+    changed = value.replace(b'"token":%d' % (cell.token - 1), b'"token":%d' % cell.token)
+    assert changed != value
+    assert cell.take(Topic.NODES, signed, changed).letter is not None
+    renamed = tuple((name, b"y" if name == "ce_id" else raw) for name, raw in signed)
+    assert cell.take(Topic.NODES, renamed, value).letter is not None
+    for damaged in (b"", b"!", b"QUJD", dict(signature(KEY, envelope, value))[SIGNATURE][:-4]):
+        assert cell.take(Topic.NODES, (*headers, (SIGNATURE, damaged)), value).letter is not None
+    assert cell.state.jobs["j"].tasks[WORKER].status == "running"
+    answer = cell.read(exited(cell.token), KEY)
+    assert answer.draft.outcome == "committed"
+    assert cell.state.ended["j"] == "succeeded"
+
+
+def test_an_old_record_sent_again_has_no_effect(cell: SignedCell) -> None:
+    """Whoever reads the topic can send a node's own records again: all that it ever said, in a later term."""
+    n1 = cell.state.nodes["n1"]
+    said = [
+        joined("n1", KEY),
+        TaskStarted(node_id="n1", task_id=WORKER, token=cell.token, pid=1, started_ms=1),
+    ]
+    said += [GpuFaulted(node_id="n1", gpu=3, uuid="GPU-n1-3", fault="ecc", incarnation=1), exited(cell.token)]
+    for event in said[2:]:
+        assert cell.read(event, KEY).draft.outcome == "committed"
+    left = NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1)
+    changed = NodeChanged(node=node_spec("n1", 1), incarnation=1)
+    assert cell.read(changed, KEY).draft.outcome == "committed"
+    cell.read(JobSubmitted(job_id="k", spec=job_spec()))
+    assert cell.read(joined("n1", KEY, 2), KEY).draft.outcome == "committed"  # repaired
+    assert n1.faulted_gpu_mask == 0
+    cell.term = 2
+    cell.read(JobSubmitted(job_id="l", spec=job_spec()))
+    before = unmoved(cell)
+    for event in (*said, left, changed):
+        answer = cell.read(event, KEY)
+        assert [type(fact) for fact in answer.draft.facts] in ([], [NodeJoinRefused]), event
+    assert unmoved(cell) == before
+
+
+def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path) -> None:
+    """A reporter may write to the nodes' topic; it fences, cordons and suspects nobody there, itself included."""
+    acts = [
+        NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by="mallory", reason=""),
+        NodeCordoned(node_id="n1", drain=True, by="mallory", reason=""),
+        NodeSuspected(node_id="n1", reason="so they say"),
+        NodeUncordoned(node_id="n1", by="mallory", reason=""),
+        NodeLeft(node_id="n1", boot_id="b1", proof="deleted"),
+        NodeLeft(node_id="n1", boot_id="b1", proof="lease_outlived"),
+    ]
+    before = unmoved(cell)
+    for act in acts:
+        for key in (None, KEY, b"another key of thirty-two bytes!"):
+            assert cell.read(act, key).letter is not None
+    assert unmoved(cell) == before
+    assert [cell.read(act, GATEWAYS).draft.outcome for act in acts[1:4]] == ["committed"] * 3
+    cell.identity = Identity(CELL, PlacerKeys(b"p" * 32), None)
+    assert cell.read(acts[1]).draft.outcome == "committed", "without a key it is as it was"
+
+    path = tmp_path / "operator.key"
+    path.write_bytes(GATEWAYS)
+    path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="0644"):
+        operator_key({"PENSTOCK_OPERATOR_KEY": str(path)})
+    path.chmod(0o600)
+    assert operator_key({"PENSTOCK_OPERATOR_KEY": str(path)}) == GATEWAYS
+    assert operator_key({}) is None
+
+
+def test_a_name_is_bound_to_its_first_key(cell: SignedCell) -> None:
+    """A machine that lost its key, or another one, joins: an operator says first that the former is dead."""
+    again = joined("n1", OTHER, 5, tasks=(RunningTask(task_id=WORKER, token=cell.token),))
+    answer = cell.read(again, OTHER)
+    assert answer.letter is not None
+    assert "penstock node fence n1" in answer.letter[1]
+    assert cell.read(joined("n1", None, 6)).letter is not None
+    assert cell.read(joined("n1", KEY, 7), KEY).draft.outcome == "committed"
+
+    cell.read(NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by="ada", reason="burnt"), GATEWAYS)
+    assert cell.read(exited(cell.token), None).letter is not None, "until then it is the former one's"
+    assert cell.read(joined("n1", OTHER, 8), OTHER).draft.outcome == "committed"
+    fault = GpuFaulted(node_id="n1", gpu=0, uuid="GPU-n1-0", fault="ecc")
+    assert cell.read(fault, KEY).letter is not None
+    assert cell.read(fault, OTHER).draft.outcome == "committed"
+
+
+def test_a_reporter_of_before_goes_on_until_it_signs(cell: SignedCell) -> None:
+    """A rolling upgrade: the placer first, then one node after another."""
+    assert cell.read(joined("n2", None)).draft.outcome == "committed"
+    fault = GpuFaulted(node_id="n2", gpu=0, uuid="GPU-n2-0", fault="ecc")
+    assert cell.read(fault).draft.outcome == "committed"
+    assert cell.read(joined("n2", OTHER, 2)).letter is not None, "a key must sign what names it"
+    assert cell.read(joined("n2", OTHER, 2), OTHER).draft.outcome == "committed"
+    assert cell.read(fault).letter is not None
+
+
+def test_the_code_stands_for_the_signature_between_the_two_who_agreed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Node and placer share a secret since the first order; a placer that has just started has the signature."""
+    node, placer, next_placer = NodeKeys(b"a" * 32), PlacerKeys(b"p" * 32), PlacerKeys(b"q" * 32)
+    assert [name for name, _ in node.proofs(b"x")] == [SIGNATURE]
+    node.meet((placer.header,))
+    proofs = node.proofs(b"x")
+    assert [name for name, _ in proofs] == [SIGNATURE, CODE]
+    assert next_placer.proven(node.public_key, proofs, b"x")
+    stranger = NodeKeys(b"b" * 32)
+    stranger.meet((placer.header,))
+    for keys in (placer, next_placer):
+        assert not keys.proven(node.public_key, proofs, b"y")
+        assert not keys.proven(node.public_key, stranger.proofs(b"x"), b"x")
+        assert not keys.proven(node.public_key, ((CODE, dict(proofs)[CODE][:9]),), b"x")
+    monkeypatch.setattr("penstock.runtime.node_keys.verify", lambda *_: pytest.fail("the code suffices"))
+    assert placer.proven(node.public_key, proofs, b"x")
+    node.meet(((PLACER_KEY, b"\xff"),))
+    assert [name for name, _ in node.proofs(b"x")] == [SIGNATURE], "what is no key is not agreed upon"
+
+
+def test_x25519_as_the_standard_has_it() -> None:
+    """RFC 7748 §6.1: Bob's keys. A public key of small order gives no secret."""
+    alice = ExchangeKey(bytes.fromhex("77076d0a7318a57d3c16c17251b26645c6eb82dcc6c1a8b9e8f4dd3b3c5e0d0a"))
+    bob = ExchangeKey(bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"))
+    assert base64.urlsafe_b64decode(bob.public_key + "=").hex() == (
+        "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+    )
+    assert alice.shared(bob.public_key) is not None
+    assert alice.shared(bob.public_key) == bob.shared(alice.public_key)
+    assert alice.shared(base64.urlsafe_b64encode(bytes(32)).rstrip(b"=").decode()) is None
+
+
+def test_ed25519_as_the_standard_has_it() -> None:
+    """RFC 8032 §7.1, test 2: any other implementation agrees."""
+    key = SigningKey(bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb"))
+    assert key.public_key == "PUAXw-hDiVqStwqnTRt-vJyYLM8uxJaMwM1V8Sr0Zgw"
+    signed = key.sign(b"\x72")
+    assert (
+        base64.b64decode(signed)
+        .hex()
+        .startswith("92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da")
+    )
+    assert verify(key.public_key, signed, b"\x72")
+    assert not verify(key.public_key, signed, b"\x73")
+    assert not verify("x" * 43, signed, b"\x72")
+    with pytest.raises(ValueError, match="32 bytes"):
+        SigningKey(b"short")
