@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +82,10 @@ def escaped() -> list[psutil.Process]:
             if process.cmdline() == ["sleep", str(SLEEP_S)] and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def existing(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if Path(path).exists()]
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +237,7 @@ async def test_what_a_job_left_behind_is_dead_before_its_killed_shim_is_reported
         os.kill(started.shim, signal.SIGKILL)
         exited = await cell.until(external_events.TaskExited)
         assert escaped() == []
+        assert existing(started.groups) == [], "cgroups without a task"
     assert (exited.cause, exited.exit_code) == ("lost", None)
 
 

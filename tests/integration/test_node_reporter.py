@@ -457,11 +457,15 @@ async def test_a_memory_cap_is_of_all_processes_together(node: Options, cell: Ce
     """A data loader's workers: each is within the promise, together they are not; the kernel counts them as one."""
     if not cgroups.Cgroups(NODE, None).caps_memory:
         pytest.skip("this machine delegates no memory cgroup")
-    worker = f"{sys.executable} -c 'import time; x = bytes(1) * (70 << 20); time.sleep(2)'"
-    await cell.order(start_order(1, "sh", "-c", f"{worker} & {worker} & {worker}", host_memory_mib=150))
-    exited = await cell.until(external_events.TaskExited)
-    assert (exited.cause, exited.signal) != ("exited", None), "one of them was killed by the kernel"
-    assert exited.cause == "out_of_memory"
+    worker = f"{sys.executable} -c 'import time; x = bytes(1) * (70 << 20); time.sleep(1)'"
+    strict = f"for i in 1 2 3; do ({worker} || kill -9 $$) & done; wait"
+    lenient = f"for i in 1 2 3; do {worker} & done; wait; exit 0"
+    await cell.order(start_order(1, "sh", "-c", strict, host_memory_mib=150))
+    exited = await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+    assert (exited.cause, exited.signal) == ("out_of_memory", 9)
+    await cell.order(start_order(2, "sh", "-c", lenient, host_memory_mib=150))
+    exited = await cell.until(external_events.TaskExited, task_id="job-2.1.0")
+    assert (exited.cause, exited.exit_code) == ("exited", 0), "it went on without one of them, and succeeded"
 
 
 async def test_an_unwritable_log_folder_costs_the_log_and_not_the_task(

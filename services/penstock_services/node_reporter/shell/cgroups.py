@@ -48,7 +48,11 @@ def own_groups(mounts: str, memberships: str) -> dict[str, Path]:
         for name in names & paths.keys():
             path = paths[name]
             inside = (
-                path[len(root) :] if root != "/" and path.startswith(root) else path if root == "/" else ""
+                path[len(root) :]
+                if root != "/" and f"{path}/".startswith(f"{root}/")
+                else path
+                if root == "/"
+                else ""
             )
             found[name] = Path(point) / inside.strip("/")
     return found

@@ -30,7 +30,7 @@ def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
         signal=None if found.failure else found.signal,
         failure=_why(found.failure, order) if found.failure else "",
         lost=LAPSED if found.lapsed else "",
-        out_of_memory=found.oom or (found.signal == signal.SIGKILL and at_cap),
+        out_of_memory=(found.oom and found.exit_code != 0) or (found.signal == signal.SIGKILL and at_cap),
         usage=usage,
     )
 

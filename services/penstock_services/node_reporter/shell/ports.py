@@ -72,7 +72,7 @@ class Exit(msgspec.Struct, frozen=True):
     cpu_ms: int
     max_rss_kib: int
     oom: bool = False
-    """Its cgroup counted an OOM kill."""
+    """Its cgroup counted an OOM kill, of whichever process; a program may go on without it and succeed."""
     failure: Failure | None = None
     lapsed: bool = False
     """Its lease ended, and so it was ended."""
