@@ -177,8 +177,13 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     settings, without = cell.settings, cell.settings.model_copy(update={"archive": None})
     snapshot = await cell.snapshot(50)
     before = await replayed(cell, cell.log)
+    assert (await archive(settings, cell.log, leave=84))["archived"] == 0, "no snapshot is that old"
+    assert set((await cell.begins()).values()) == {0}
+    copied = await archive(settings, cell.log, leave=20, delete=False)  # or it was killed before it deleted
+    assert set((await cell.begins()).values()) == {0}
+    assert (await replayed(cell, open_whole(cell))).records == before.records
     found = await archive(settings, cell.log, leave=20)
-    assert found["until_seq"] == 50, found
+    assert (found["until_seq"], copied["archived"] > 0, found["archived"]) == (50, True, 0), found
     begins = await cell.begins()
     assert begins[Topic.LEDGER] == snapshot.head_offset
     positions = snapshot.state.positions
@@ -211,6 +216,9 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
 
     await cell.snapshot(100)
     assert (await archive(settings, cell.log, leave=20))["until_seq"] == 100
+    assert (await archive(settings, cell.log, leave=60))["archived"] == 0, (
+        "an older snapshot takes nothing back"
+    )
     assert (await replayed(cell, open_whole(cell))).records == after.records + 1
     folder = Path(settings.archive or "") / Topic.LEDGER / str(settings.cell_index)
     segment = sorted(folder.glob("*.gz"))[1]

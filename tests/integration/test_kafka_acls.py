@@ -113,3 +113,16 @@ async def test_too_few_partitions_are_refused_where_a_service_may_not_add_any(
         assert "--cells 2" in str(refused.value)
         await admin.create({topic: 2})
         await placer.create({topic: 2})
+
+
+async def test_only_the_administrator_deletes_records(guarded_kafka: KafkaBroker) -> None:
+    """The ledger's head is archived by an administrator; the placer's own password, stolen, deletes nothing of it."""
+    ledger = Partition(Topic.LEDGER, 0)
+    async with connected(guarded_kafka, "placer") as placer, connected(guarded_kafka, ADMIN) as admin:
+        end = (await placer.append([Message(ledger, b"{}"), Message(ledger, b"{}")]))[-1]
+        first = await placer.begin_offsets([ledger])
+        with pytest.raises(NotAllowed):
+            await placer.delete_before({ledger: end})
+        assert await placer.begin_offsets([ledger]) == first
+        await admin.delete_before({ledger: end})
+        assert await placer.begin_offsets([ledger]) == {ledger: end}

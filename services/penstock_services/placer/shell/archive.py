@@ -60,6 +60,13 @@ async def archive(
     if snapshot is None:
         return {"ok": True, "archived": 0, "reason": f"no snapshot is older than the last {leave} records"}
     with store.lock():
+        end = store.index(ledger).end
+        if snapshot.head_offset < end - 1:
+            return {
+                "ok": True,
+                "archived": 0,
+                "reason": f"the archive goes on to offset {end} already, further than the last {leave} records allow",
+            }
         before = (await log.begin_offsets([ledger]))[ledger]
         copied = await _copy_ledger(whole, ledger, snapshot)
         positions = input_positions(snapshot.state, settings.cell_index)
