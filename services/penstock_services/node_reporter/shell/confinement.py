@@ -22,9 +22,9 @@ AT_FDCWD, AT_RECURSIVE = -100, 0x8000  # <linux/fcntl.h>
 SYS_MOUNT_SETATTR = 442  # on every architecture
 MOUNT_ATTR_RDONLY = 1
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38  # <linux/prctl.h>
-KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18})
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT: what container
-runtimes leave to root, without raw network, device nodes and file capabilities."""
+KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: what
+container runtimes leave to root, without raw network, device nodes and file capabilities; with locked memory, for RDMA."""
 MAX_CAPABILITIES = 64
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 """Of /proc: kernel settings that uid 0 could write without any capability."""
