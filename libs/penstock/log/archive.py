@@ -2,10 +2,11 @@
 
     ARCHIVE/<topic>/<partition>/index.json
     ARCHIVE/<topic>/<partition>/<first offset>-<end offset>.records.gz
+    ARCHIVE/<ledger's topic>/<partition>/<end offset>.snapshot.gz
 
 A segment is the gzipped MessagePack of its records, byte for byte as they were read. The directory may be a network file
-system; one archiver at a time writes. Every read compares the file's sha256 with the index, and whoever joins the archive
-to a log compares the archive's last record with the log's (`Index.last_id`), so that neither can be exchanged alone.
+system; one archiver at a time writes. Every read compares the file's sha256 with the index, and `ArchivedLog` compares
+the archive's last record with the log's (`Index.last_id`), so that neither can be exchanged alone.
 """
 
 import fcntl

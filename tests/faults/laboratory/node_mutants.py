@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.clock import wall_ms
 from penstock.errors import LogError
-from penstock_services.node_reporter.core import machine
+from penstock_services.node_reporter.core import gpu_shares, machine
 from penstock_services.node_reporter.core.state import Put
 from penstock_services.node_reporter.shell import recovery
 from penstock_services.node_reporter.shell.exits import lost_outcome
@@ -49,7 +49,7 @@ def _() -> None:
 
 @mutant("a node waits for no predecessor", faults="false_report,late")
 def _() -> None:
-    replace(machine._fits, lambda others, task: True)
+    replace(gpu_shares.fits, lambda others, task: True)
 
 
 @mutant("a task that waits for its predecessor is never started", faults="false_report")

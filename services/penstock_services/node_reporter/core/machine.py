@@ -18,7 +18,7 @@ The shell first makes the changes durable (fsync when an order was decided on, L
 """
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -36,7 +36,8 @@ from penstock.model.orders import (
     StopTask,
     TaskOrder,
 )
-from penstock.model.types import WHOLE_GPU, Usage
+from penstock.model.types import Usage
+from penstock_services.node_reporter.core.gpu_shares import exclude, fits
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
@@ -281,9 +282,9 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         order.task_id, order.token, order.boot_id, Status.WAITING, order.gpu_uuids, order, context=context
     )
     for other in state.waiting():
-        if other.token < order.token and _exclude(other, task):
+        if other.token < order.token and exclude(other, task):
             yield from _supersede(other, order.token)
-    if not _fits(state.tasks.values(), task):
+    if not fits(state.tasks.values(), task):
         yield Put(task)
     else:
         yield Put(replace(task, status=Status.STARTING))
@@ -437,28 +438,10 @@ def _gone(state: NodeState, given: Gone) -> Iterator[Decision]:
     yield Emit(exited, task.context)
     for successor in state.waiting():
         older = [task for task in state.waiting() if task.token < successor.token]
-        if _fits((*state.live(), *older), successor):
+        if fits((*state.live(), *older), successor):
             assert successor.order is not None
             yield Put(replace(successor, status=Status.STARTING))
             yield Spawn(successor.order)
-
-
-def _exclude(one: Task, other: Task) -> bool:
-    """Whether the cell cannot want both at once: they meet on a GPU, and one of them has it whole."""
-    return bool(set(one.gpus) & set(other.gpus)) and WHOLE_GPU in (one.share_milli, other.share_milli)
-
-
-def _fits(others: Iterable[Task], task: Task) -> bool:
-    """Whether each of its GPUs has so much left beside the others."""
-    own = set(task.gpus)
-    met = [other for other in others if not own.isdisjoint(other.gpus)]
-    if not met:
-        return True
-    left = dict.fromkeys(own, WHOLE_GPU - task.share_milli)
-    for other in met:
-        for gpu in own.intersection(other.gpus):
-            left[gpu] -= other.share_milli
-    return all(milli >= 0 for milli in left.values())
 
 
 def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
