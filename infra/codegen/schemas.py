@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,16 @@ def event_schema(model: type[Event]) -> dict[str, Any]:
     return {"$schema": DIALECT, "$id": wire_type(model), **schema}
 
 
+@cache
+def _event_schema_file(model: type[Event]) -> bytes:
+    return _pretty(event_schema(model))
+
+
 def published_files(catalogue: Catalogue) -> dict[str, bytes]:
     """Path below `schemas/` → content of every file that the lock guards, current versions only."""
     files = {JOB_SCHEMA: _pretty(job_schema())}
     for name, model in sorted(catalogue.models.items()):
-        files[f"events/{model.TYPE}/v{model.VERSION}.json"] = _pretty(event_schema(model))
+        files[f"events/{model.TYPE}/v{model.VERSION}.json"] = _event_schema_file(model)
         files[f"examples/{name}.json"] = example_bytes(catalogue.examples[name])
     return files
 
