@@ -24,6 +24,7 @@ from penstock.cli.tables import (
     node_state,
     nodes_table,
     status_of,
+    suspected_for,
     tasks_table,
 )
 from penstock.exits import Exit, Stop
@@ -142,6 +143,7 @@ def describe_node(
     facts = {
         "Node": escape(found["node_id"]),
         "State": node_state(found) + (" · leaving" if found["leaving"] else ""),
+        "Suspect": escape(suspected_for(found)),
         "Cordoned by": escape(cordoned_by(found)),
         "Place": escape(f"{found['rack']} in {found['domain']}, address {found['address']}"),
         "Cores": f"{found['cores_free']} of {found['cores']} free",

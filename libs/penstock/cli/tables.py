@@ -88,12 +88,27 @@ def bar(used: int, whole: int, width: int = 12) -> str:
 
 
 def node_state(node: Row) -> str:
-    """`ready`; `ready, cordoned`; `suspect, draining`; `ready, drained` once nothing is left on it."""
-    cordon = node.get("cordon")
+    """`ready`; `ready, cordoned`; `suspect, dead at 12:40:10`; `ready, drained` once nothing is left on it."""
+    cordon, doubt = node.get("cordon"), node.get("suspicion")
+    if doubt and doubt["proven_ms"]:
+        return f"{state(node['status'])}, [yellow]dead at {clock(doubt['proven_ms'])}[/]"
     if not cordon:
         return state(node["status"])
     how = "cordoned" if not cordon["drain"] else "draining" if node["tasks"] else "drained"
     return f"{state(node['status'])}, [yellow]{how}[/]"
+
+
+def suspected_for(node: Row) -> str:
+    """`its connection broke (12:27:40); probed 12:27:41; proven dead at 12:40:11 unless it answers`."""
+    doubt = node.get("suspicion")
+    if not doubt:
+        return "–"
+    parts = [f"{doubt['reason']} ({clock(doubt['at_ms'])})"]
+    if doubt["probed_ms"]:
+        parts.append(f"probed {clock(doubt['probed_ms'])}")
+    if doubt["proven_ms"]:
+        parts.append(f"proven dead at {clock(doubt['proven_ms'])} unless it answers")
+    return "; ".join(parts)
 
 
 def cordoned_by(node: Row) -> str:

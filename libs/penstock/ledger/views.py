@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from penstock.ledger.state import JobState, NodeState, TaskState
+from penstock.ledger.lease import proven_ms
+from penstock.ledger.state import CellState, JobState, NodeState, TaskState
 from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.model.types import Value
 
@@ -80,6 +81,22 @@ def unproven(nodes: Mapping[str, NodeState], job: JobState) -> list[dict[str, st
         for task_id, task in job.tasks.items()
         if task.status is not TaskStatus.EXITED and nodes[task.place.node_id].status is not NodeStatus.READY
     ]
+
+
+def doubt(state: CellState, node: NodeState) -> Row | None:
+    """Why a node is suspect, since when, when its probe was in the log, and when its tasks will be proven dead unless it answers.
+
+    Times in ms of the ledger; None where not (yet) known. None: it is not suspect.
+    """
+    found = node.suspicion
+    if found is None:
+        return None
+    return {
+        "reason": found.reason,
+        "at_ms": found.at_ms,
+        "probed_ms": found.sent_ms or None,
+        "proven_ms": proven_ms(node, state),
+    }
 
 
 class TaskOf(NamedTuple):

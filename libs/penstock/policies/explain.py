@@ -13,7 +13,7 @@ from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
 from penstock.ledger.state import WAITING, CellState, Cordon, Demand, JobState
-from penstock.ledger.views import unproven
+from penstock.ledger.views import doubt, unproven
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.transitions import JobStatus, TaskStatus
 from penstock.model.types import ResourceVector, Value
@@ -280,8 +280,9 @@ def _holding(state: CellState, job: JobState) -> Explanation:
     missing = unproven(state.nodes, job)
     if missing:
         text += f" {'; '.join(silence_text(row) for row in missing[:MAX_NAMED])}."
+        text += doubt_text(state, missing[0]["node_id"])
         step = (
-            "Its end is proven by a report or a new boot of the node. If that machine is dead for sure, say so: "
+            "Its end is proven by a report, a new boot of the node, or its lease. If that machine is dead for sure, say so: "
             f"`penstock node fence {missing[0]['node_id']}`."
         )
     answer = not_waiting(state, job.job_id, job.status, text, step)
@@ -299,6 +300,19 @@ def silence_text(row: Mapping[str, str]) -> str:
     name = row["task_id"].rpartition(".")[2]
     doubt = "was started" if row["task"] == TaskStatus.ASSIGNED else "still runs"
     return f"{row['node_id']} is silent: whether {name} {doubt} there is not proven"
+
+
+def doubt_text(state: CellState, node_id: str) -> str:
+    """` Suspect since its connection broke; probed; its tasks are proven dead in 80 s unless it answers.`; empty: not known."""
+    found = doubt(state, state.nodes[node_id])
+    if found is None:
+        return ""
+    if found["proven_ms"] is not None:
+        left_s = max(0, found["proven_ms"] - state.now_ms) // 1_000
+        until = f"probed; unless it answers, its tasks are proven dead {left_s} s after this record"
+    else:
+        until = "no lease proves its end" if not found["probed_ms"] else "probed anew in this term"
+    return f" Why {node_id} is suspect: {found['reason']}; {until}."
 
 
 def cordon_text(cordon: Cordon) -> str:

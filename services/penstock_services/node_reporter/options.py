@@ -69,6 +69,17 @@ class Options:
     domain: Annotated[str, typer.Option()] = "domain-0"
     address: Annotated[str, typer.Option(help="Where other nodes reach this one's tasks.")] = "127.0.0.1"
     bandwidth_mbps: Annotated[int, typer.Option()] = 10_000
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_GATEWAY",
+            help="URL of the gateway: a standing connection to it shows when this machine is gone.",
+        ),
+    ] = None
+    gateway_token_file: Annotated[
+        Path | None,
+        typer.Option(envvar="PENSTOCK_NODE_TOKEN_FILE", help="File with this node's token for the gateway."),
+    ] = None
     drain: Annotated[
         bool,
         typer.Option(

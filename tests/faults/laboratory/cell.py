@@ -17,6 +17,7 @@ from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
+from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import INPUT_TOPICS, Topic
@@ -59,7 +60,7 @@ SNAPSHOT_EVERY = 25  # valid records
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
 LEASES_MS = (20_000, 60_000)
-SLOWEST_CLOCK = 0.846  # of a node, against the ledger's: `penstock.ledger.lease.wait_ms`
+SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
 """What the log behaves as, by seed: see `laboratory.log`. Prime to `REPLAY_EVERY`."""
@@ -323,7 +324,7 @@ class Laboratory:
         """A placer at the same record of the same term has the same state as the ledger, neither more nor less."""
         state = self.judge.replica.state
         for name, replica in self.replicas.items():
-            same = (replica.state.seq, replica.state.term) == (state.seq, state.term)
+            same = _moment(replica.state) == _moment(state)
             if same and dump(replica.state) != dump(state):
                 raise Violation("fold", f"seq {state.seq}: {name} has another state than the ledger")
 
@@ -383,6 +384,7 @@ class Laboratory:
 
     def _heal(self) -> None:
         """What was still under way has arrived: who was reported gone or silent by it reports again."""
+        self.nemesis.confirm()  # a restored ledger may have come to know of what is gone only now
         self.nemesis.uncordon_all()
         for node_id, node in self.judge.book.nodes.items():
             wronged = node.status == "gone" or (
@@ -422,6 +424,10 @@ class Laboratory:
         report = await Replayer(Connection(self.broker), 0).run()
         if report.different:
             raise Violation("replay", f"{report.different} records differ: {report.differences[:2]}")
+
+
+def _moment(state: CellState) -> tuple[int, int, int]:
+    return state.seq, state.term, state.epoch  # another epoch is another history
 
 
 def _clock(rng: np.random.Generator, wrong: bool) -> Clock:

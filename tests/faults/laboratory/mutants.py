@@ -270,11 +270,6 @@ def _ignoring_timers(kind: str) -> None:
     replace(real, fired)
 
 
-@mutant("a suspect node stays suspect", faults="silence,duplicate")
-def _() -> None:
-    nothing(Decider._node_recovered)
-
-
 # ------------------------------------------------------------------------------------------------------ the fold
 
 

@@ -19,7 +19,17 @@ from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
 from penstock_services.gateway.core.access import LOCAL, Caller, Role
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem, invalid
-from penstock_services.gateway.shell import admin, cluster, events, jobs, logs, operators, stream, why
+from penstock_services.gateway.shell import (
+    admin,
+    cluster,
+    connections,
+    events,
+    jobs,
+    logs,
+    operators,
+    stream,
+    why,
+)
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
 from penstock_services.gateway.shell.peer import Peers
@@ -31,7 +41,7 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-PARTS = (jobs, why, logs, events, stream, cluster, operators, admin)
+PARTS = (jobs, why, logs, events, stream, connections, cluster, operators, admin)
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 

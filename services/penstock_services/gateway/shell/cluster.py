@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from penstock.errors import ConfigurationError, LogError
+from penstock.ledger.views import doubt
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
 from penstock.model.codec import as_written
@@ -18,7 +19,7 @@ from penstock.policies.explain import explain
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
-from penstock_services.gateway.shell.gateway import answer, gateway_of
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, row_json
 from penstock_services.gateway.shell.operators import jobs_on
 from penstock_services.gateway.shell.roles import needs
 
@@ -32,8 +33,18 @@ WAITING = (JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF)
 @router.get("/nodes", dependencies=[needs(Role.READ)])
 async def nodes(request: Request) -> Response:
     """All nodes with what is free on them."""
-    rows = await gateway_of(request).fresh_rows("SELECT row_to_json(nodes)::text FROM nodes ORDER BY node_id")
-    return answer({"nodes": rows})
+    gateway = gateway_of(request)
+    await gateway.fresh()
+    rows = await gateway.store.rows("SELECT row_to_json(nodes)::text FROM nodes ORDER BY node_id")
+    return answer({"nodes": [_with_doubt(gateway, row) for row in rows]})
+
+
+def _with_doubt(gateway: Gateway, row: str) -> orjson.Fragment:
+    """The row with the key `suspicion`; it is read only while it is suspect."""
+    suspect = '"status":"suspect"' in row
+    live = gateway.follower.state.nodes.get(orjson.loads(row)["node_id"]) if suspect else None
+    found = None if live is None else doubt(gateway.follower.state, live)
+    return row_json(f'{row[:-1]},"suspicion":{orjson.dumps(found).decode()}}}')
 
 
 @router.get("/nodes/{node_id:path}", dependencies=[needs(Role.READ)])
@@ -50,7 +61,12 @@ async def node(node_id: str, request: Request) -> Response:
     if text is None:
         raise Problem(404, "no_node", f"no node {node_id!r}; GET /v1/nodes lists them")
     live = gateway.follower.state.nodes.get(node_id)
-    return answer({**orjson.loads(text), "jobs": [] if live is None else jobs_on(live)})
+    more = {
+        "jobs": [] if live is None else jobs_on(live),
+        "connected": node_id in gateway.connections,
+        "suspicion": None if live is None else doubt(gateway.follower.state, live),
+    }
+    return answer({**orjson.loads(text), **more})
 
 
 @router.get("/gpus", dependencies=[needs(Role.READ)])

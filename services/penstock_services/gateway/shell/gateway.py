@@ -53,6 +53,10 @@ class Gateway:
     marking: "set[asyncio.Future[None]]" = field(default_factory=set)
     """Keys that are being marked as done; held here so that they are not garbage-collected."""
     streams: int = 0
+    connections: dict[str, object] = field(default_factory=dict)
+    """Node → its standing connection."""
+    broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
+    """Node whose connection broke a moment ago → what reports it, unless it is back in time."""
 
     async def fresh(self) -> None:
         """Reads that follow see at least what this gateway has folded so far, if the projector keeps up."""

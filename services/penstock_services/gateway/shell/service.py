@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -13,6 +14,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
+from penstock.runtime.keepalive import keep_alive
 from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
 from penstock.runtime.snapshots import load_latest
@@ -63,6 +65,7 @@ def listening_socket(options: Options) -> socket.socket:
             "stop what listens there or give another port"
         ) from error
     found.setblocking(False)
+    keep_alive(found)
     return found
 
 
@@ -165,8 +168,11 @@ async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event
             following.result()
     finally:
         gateway.stopping.set()
-        for part in (following, catching_up):
+        parts: list[asyncio.Future[Any]] = [following, catching_up, *gateway.broken.values()]
+        for part in parts:
             part.cancel()
         if serving is not None:
             await asyncio.gather(serving, return_exceptions=True)
-        await asyncio.gather(following, catching_up, *gateway.marking, return_exceptions=True)
+        await asyncio.gather(
+            following, catching_up, *gateway.marking, *gateway.broken.values(), return_exceptions=True
+        )

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.log.open import open_log
@@ -45,13 +46,32 @@ def runner(options: Options, host: Host | None = None) -> Run:
         machine = host or LinuxHost(options)
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         try:
-            async with tracing(SERVICE, settings) as traces:
+            async with tracing(SERVICE, settings) as traces, _connected(options):
                 await _sessions(options, settings, machine, own or log, traces, stop, ready)  # type: ignore[arg-type]
         finally:
             if own is not None:
                 await own.close()
 
     return run
+
+
+@asynccontextmanager
+async def _connected(options: Options) -> AsyncIterator[None]:
+    """With a standing connection to the gateway, if one is named."""
+    if options.gateway is None:
+        yield
+        return
+    from penstock_services.node_reporter.shell.connection import (
+        Connection,
+    )
+
+    connection = Connection(options.gateway, options.node_id, options.gateway_token_file)
+    keeping = asyncio.create_task(connection.keep(), name="standing connection")
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def _sessions(

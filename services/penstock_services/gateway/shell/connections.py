@@ -1,0 +1,109 @@
+"""Standing connections of node-reporters: one that breaks, and is not replaced at once, makes its node suspect (decision 39).
+
+A reporter opens a request whose answer never ends. Nothing is sent on it: the kernels of both ends look after it.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock.clock import wall_ms
+from penstock.model.envelope import Envelope
+from penstock.model.external_events import NodeSuspected
+from penstock.retry import retry
+from penstock.runtime.race import first_of
+from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
+from penstock_services.gateway.shell.roles import caller_of, needs
+
+router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
+
+REPLACED_WITHIN_S = 8.0  # a reporter that restarts, or loses its connection to a router, is back by then
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+BEGUN = b'{"connected": true}\n'
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Standing(Response):
+    """An answer that ends with its connection, or with the gateway."""
+
+    def __init__(self, gateway: Gateway, node_id: str) -> None:
+        super().__init__(media_type="application/x-ndjson")
+        del self.headers["content-length"]
+        self._gateway = gateway
+        self._node_id = node_id
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        connections = self._gateway.connections
+        connections[self._node_id] = self
+        _is_back(self._gateway, self._node_id)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": BEGUN, "more_body": True})
+            await first_of(self._gateway.stopping.wait(), _disconnected(receive))
+        finally:
+            if connections.get(self._node_id) is self:
+                del connections[self._node_id]
+                if not self._gateway.stopping.is_set():
+                    report = asyncio.ensure_future(_suspect(self._gateway, self._node_id))
+                    self._gateway.broken[self._node_id] = report
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_back(gateway: Gateway, node_id: str) -> None:
+    """A new connection, or a goodbye: what broke before is no news."""
+    report = gateway.broken.pop(node_id, None)
+    if report is not None:
+        report.cancel()
+
+
+async def _suspect(gateway: Gateway, node_id: str) -> None:
+    """Cancelled when the node is back meanwhile."""
+    await asyncio.sleep(REPLACED_WITHIN_S)
+    reason = "its connection to the gateway broke, and was not replaced"
+    envelope = Envelope(
+        id=f"connection-{secrets.token_hex(8)}",
+        source="/penstock/gateway",
+        time_ms=wall_ms(),
+        data=NodeSuspected(node_id=node_id, reason=reason),
+    )
+    logger.warning("node %s: %s", node_id, reason)
+    await retry(
+        lambda: gateway.appender.append([envelope]),
+        (Problem,),
+        first_s=FIRST_PAUSE_S,
+        longest_s=LONGEST_PAUSE_S,
+    )
+    gateway.broken.pop(node_id, None)
+
+
+@router.post("/{node_id:path}/connection", dependencies=[needs(Role.NODE)])
+async def connection(node_id: str, request: Request) -> Response:
+    """Stays open as long as the node's reporter runs. Its break without a goodbye makes the node suspect."""
+    caller_of(request).demand_node(node_id, "a standing connection")
+    return Standing(gateway_of(request), node_id)
+
+
+@router.delete("/{node_id:path}/connection", dependencies=[needs(Role.NODE)])
+async def goodbye(node_id: str, request: Request) -> Response:
+    """The reporter ends in good order: what follows is no break."""
+    caller_of(request).demand_node(node_id, "a standing connection")
+    gateway = gateway_of(request)
+    gateway.connections.pop(node_id, None)
+    _is_back(gateway, node_id)
+    return answer({"node_id": node_id, "connected": False})

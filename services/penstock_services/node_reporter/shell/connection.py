@@ -1,0 +1,76 @@
+"""The standing connection to the gateway, by whose break the cell learns that this machine is gone (decision 39).
+
+Nothing is sent on it, and nothing on this node depends on it: without a gateway all goes on.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from penstock.errors import ConfigurationError
+from penstock.retry import Backoff
+from penstock.runtime.keepalive import SOCKET_OPTIONS
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # below what a gateway waits for a replacement
+CONNECT_TIMEOUT_S = 5.0
+GOODBYE_TIMEOUT_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class Connection:
+    """Of one reporter to one gateway. Raises `ConfigurationError` for a token file that cannot be read."""
+
+    def __init__(self, gateway: str, node_id: str, token_file: Path | None) -> None:
+        self._path = f"/v1/nodes/{quote(node_id)}/connection"
+        headers = {}
+        if token_file is not None:
+            try:
+                headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"--gateway-token-file: {token_file}: {error}") from error
+        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=None)
+        encrypted = not gateway.startswith("http://")
+        transport = httpx.AsyncHTTPTransport(verify=encrypted, socket_options=SOCKET_OPTIONS)
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=gateway, headers=headers, timeout=timeout, transport=transport, trust_env=False
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ConfigurationError(f"--gateway {gateway}: {error}; give http://host:port") from error
+
+    async def keep(self) -> None:
+        """Connects again whenever the connection ends, until cancelled; then says goodbye."""
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        warned = ""
+        try:
+            while True:
+                why = ""
+                try:
+                    async with self._http.stream("POST", self._path) as response:
+                        if response.status_code == httpx.codes.OK:
+                            backoff.reset()
+                            warned = ""
+                            async for _ in response.aiter_raw():
+                                pass
+                        else:
+                            why = f"{response.status_code} {(await response.aread()).decode(errors='replace')[:300]}"
+                except httpx.HTTPError as error:
+                    why = repr(error)
+                if why and why != warned:
+                    warned = why
+                    logger.warning("no standing connection to the gateway: %s; trying again", why)
+                await asyncio.sleep(backoff.next_s())
+        finally:
+            await self._goodbye()
+
+    async def _goodbye(self) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                await self._http.delete(self._path)
+                await self._http.aclose()
+        except (httpx.HTTPError, TimeoutError) as error:
+            logger.warning("the gateway was not told that this reporter ends: %r", error)

@@ -1,0 +1,161 @@
+"""Stories of silent nodes: probes, and the proof that what ran there is dead (decision 40)."""
+
+import pytest
+
+from penstock.ledger.lease import wait_ms
+from penstock.model.event import Event
+from penstock.model.external_events import (
+    JobCancelRequested,
+    NodeJoined,
+    NodeLeft,
+    NodeSuspected,
+    ProbeSent,
+    RunningTask,
+    TaskExited,
+)
+from penstock.model.ledger_events import PlacerSettings, TermStarted
+from penstock.model.orders import ProbeNode, StartTask
+from penstock.policies.explain import explain
+from tests.support.driver import CellDriver, job_spec, kinds, node_spec
+
+LEASE_MS = 40_000
+EPOCH_MS = 1_000_000
+SETTINGS = PlacerSettings(lease_ms=LEASE_MS)
+
+
+@pytest.fixture
+def cell() -> CellDriver:
+    """Two nodes that keep leases; job `j` runs on the first."""
+    found = CellDriver(SETTINGS)
+    for number, name in enumerate(("n1", "n2")):
+        found.feed(NodeJoined(node=node_spec(name, rack=f"r{number}"), incarnation=1, leases=True))
+        if not number:
+            found.submit("j")
+            found.start("j")
+    return found
+
+
+def suspected(cell: CellDriver) -> int:
+    """The probe's token."""
+    step = cell.feed(NodeSuspected(node_id="n1", reason="its connection broke"))
+    assert kinds(step) == ["node.suspected", "node.probed"]
+    [probe] = [order for order in cell.orders() if isinstance(order, ProbeNode)]
+    assert (probe.node_id, probe.incarnation) == ("n1", 1)
+    return probe.token
+
+
+def now_ms(cell: CellDriver) -> int:
+    """As `CellDriver.at` counts."""
+    return cell.state.now_ms - EPOCH_MS
+
+
+def left(probe: int) -> NodeLeft:
+    return NodeLeft(node_id="n1", boot_id="b1", proof="lease_outlived", incarnation=1, probe=probe)
+
+
+def test_a_dead_machines_job_runs_elsewhere(cell: CellDriver) -> None:
+    """A machine burns down at night, and nobody says so. Its job has lost nothing but time."""
+    probe = suspected(cell)
+    sent_ms = now_ms(cell)
+    assert cell.feed(left(probe)).reason == "probe_not_expired"
+    assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent", "timer.set"]
+    assert cell.feed(ProbeSent(node_id="n1", probe=probe)).reason == "duplicate_probe"
+    assert "proven dead 50 s after" in explain(cell.state, "j").text
+    assert cell.at(sent_ms + 50_000 - 1) == []
+    [expired] = cell.at(sent_ms + 50_000)
+    assert kinds(expired) == ["timer.fired", "node.probe_expired"]
+    assert cell.feed(left(probe + 1)).reason == "probe_not_expired"
+    step = cell.feed(left(probe))
+    assert kinds(step)[:4] == ["node.left", "task.lost", "job.requeued", "node.lost"]
+    [start] = [order for order in cell.orders() if isinstance(order, StartTask)]
+    assert (start.node_id, start.attempt, start.lease_ms) == ("n2", 2, LEASE_MS)
+    assert not cell.state.nodes["n1"].placeable
+
+
+def test_an_answer_before_the_proof_keeps_the_node(cell: CellDriver) -> None:
+    """The network was away for 49 s. The answer stands in the topic before what would give the node up."""
+    probe = suspected(cell)
+    cell.feed(ProbeSent(node_id="n1", probe=probe))
+    cell.at(now_ms(cell) + wait_ms(LEASE_MS))
+    task = RunningTask(task_id="j.1.w0", token=cell.job("j").token)
+    cell.feed(NodeJoined(node=node_spec("n1", rack="r0"), incarnation=2, leases=True, tasks=(task,)))
+    assert cell.feed(left(probe)).reason in ("probe_not_expired", "stale_leave")
+    assert cell.state.nodes["n1"].status == "ready"
+    assert not any(isinstance(order, ProbeNode) for order in cell.orders())
+
+
+def test_a_report_of_before_the_silence_is_no_answer(cell: CellDriver) -> None:
+    """An exit was on its way when the machine died: it counts for the job, and not as a sign of life."""
+    suspected(cell)
+    token = cell.job("j").token
+    event = TaskExited(
+        node_id="n1", task_id="j.1.w0", token=token, cause="exited", exit_code=0, started_ms=0, exited_ms=1
+    )
+    cell.feed(event)
+    assert cell.state.ended["j"] == "succeeded"
+    assert cell.state.nodes["n1"].status == "suspect"
+
+
+def test_a_new_term_counts_anew(cell: CellDriver) -> None:
+    """Between two terms only the log's stamps tell how long nobody wrote, and they may be wrong by days."""
+    probe = suspected(cell)
+    cell.feed(ProbeSent(node_id="n1", probe=probe))
+    cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))
+    later_ms = now_ms(cell) + 1_000_000
+    [fired] = cell.at(later_ms)
+    assert kinds(fired) == ["timer.fired"]
+    assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent", "timer.set"]
+    [expired] = cell.at(later_ms + 50_000)
+    assert kinds(expired)[-1] == "node.probe_expired"
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms", "waits_ms"), [(40_000, 8_000, 50_000), (8_000, 40_000, 10_000)]
+)
+def test_a_changed_lease_is_that_of_tasks_placed_from_then_on(
+    before_ms: int, after_ms: int, waits_ms: int
+) -> None:
+    """An operator shortens the lease. What runs was ordered with the longer one, and its node keeps that."""
+    cell = CellDriver(PlacerSettings(lease_ms=before_ms))
+    cell.feed(NodeJoined(node=node_spec("n1"), incarnation=1, leases=True))
+    cell.submit("j")
+    cell.start("j")
+    changed = TermStarted(
+        term=cell.state.term + 1, placer_id="p2", settings=PlacerSettings(lease_ms=after_ms)
+    )
+    cell.feed(changed)
+    probe, sent_ms = suspected(cell), now_ms(cell)
+    cell.feed(ProbeSent(node_id="n1", probe=probe))
+    assert cell.at(sent_ms + waits_ms - 1) == []
+    assert kinds(cell.at(sent_ms + waits_ms)[0])[-1] == "node.probe_expired"
+
+
+def test_what_runs_without_a_lease_is_never_proven_dead_by_one() -> None:
+    """It was placed before leases were switched on."""
+    cell = CellDriver(PlacerSettings(lease_ms=0))
+    cell.feed(NodeJoined(node=node_spec("n1"), incarnation=1, leases=True))
+    cell.submit("j")
+    cell.start("j")
+    cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))
+    probe = suspected(cell)
+    assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent"]
+    assert cell.at(now_ms(cell) + 10 * wait_ms(LEASE_MS)) == []
+
+
+def test_a_reporter_of_an_earlier_version_is_not_probed() -> None:
+    cell = CellDriver(SETTINGS)
+    cell.join(node_spec("n1"))
+    cell.submit("j")
+    cell.start("j")
+    assert kinds(cell.feed(NodeSuspected(node_id="n1", reason="silent"))) == ["node.suspected"]
+    assert cell.job("j").tasks["j.1.w0"].lease_ms == 0
+
+
+def test_a_stop_that_stays_unanswered_makes_its_node_suspect(cell: CellDriver) -> None:
+    """A user cancels, and waits: the machine is gone. So far only starts were missed."""
+    event: Event = JobCancelRequested(job_id="j")
+    assert kinds(cell.feed(event))[1:] == ["stop.decided", "timer.set"]
+    due_ms = now_ms(cell) + job_spec().grace_ms + SETTINGS.launch_timeout_ms
+    assert cell.at(due_ms - 1) == []
+    [fired] = cell.at(due_ms)
+    assert kinds(fired) == ["timer.fired", "node.suspected", "node.probed"]
