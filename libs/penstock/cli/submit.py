@@ -63,6 +63,10 @@ def submit(
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SECRET", help="A variable from the nodes' secret. May be repeated."),
+    ] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     workdir: Annotated[str | None, typer.Option(help="On the node; by default the current folder.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
@@ -95,7 +99,10 @@ def submit(
     sections: dict[str, dict[str, Any]] = {
         "resources": {field: value for field, value in needs.items() if value is not None},
         "retry": {} if max_attempts is None else {"max_attempts": max_attempts},
-        "env": jobspec.pairs(env or [], "--env"),
+        "env": {
+            **jobspec.pairs(env or [], "--env"),
+            **{name: {"secret": found} for name, found in jobspec.pairs(secret or [], "--secret").items()},
+        },
         "labels": jobspec.pairs(label or [], "--label"),
     }
     spec = _spec(fields, sections, command, file or "command line")
@@ -112,6 +119,8 @@ def _hand_in(
     """Submits, and follows unless detached; the exit code."""
     answer = client.post("/v1/jobs", as_written(spec), {"Idempotency-Key": key})
     job_id = str(answer["job_id"])
+    for warning in answer.get("warnings", ()):
+        remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
     if not detach:
         return _follow(client, job_id, output, propagate)
     if output in (Format.JSON, Format.YAML):

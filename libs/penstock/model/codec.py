@@ -56,7 +56,11 @@ def _omitted(kind: type) -> tuple[tuple[str, Any], ...]:
     """The fields that are not written while they have their default, with it."""
     if not issubclass(kind, Value):
         raise TypeError(f"{kind.__name__} has no JSON form")
-    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    fields = msgspec.structs.fields(kind)
+    defaults = {
+        field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        for field in fields
+    }
     return tuple((name, defaults[name]) for name in kind.OMITTED)
 
 

@@ -12,6 +12,7 @@ from penstock.model.types import (
     Identifier,
     JoinRefusal,
     Milliseconds,
+    SecretName,
     ShortText,
     TaskPlacement,
     Value,
@@ -75,7 +76,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids", "peers_of", "lease_ms")
+    OMITTED = ("gpu_uuids", "peers_of", "lease_ms", "secrets")
 
     job_id: Identifier
     attempt: Attempt
@@ -85,6 +86,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Of the joining that the cell knew; a node that has joined again since leaves it to the repeat. 0: not known."""
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, SecretName] = field(default_factory=dict)
+    """Variable → name of a secret of the node."""
     workdir: ShortText | None = None
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()

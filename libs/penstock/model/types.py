@@ -24,6 +24,8 @@ MAX_JOB_ID_CHARS = (
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")]
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
+SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+"""Of a file on the node, too."""
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
 Milliseconds = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -149,7 +151,7 @@ def _refuse_nul(*texts: str) -> None:
 class JobSpec(Value, frozen=True, kw_only=True):
     """A training job as submitted: what to run, not where."""
 
-    OMITTED = ("category", "traits", "iterations", "target_loss")
+    OMITTED = ("secrets", "category", "traits", "iterations", "target_loss")
     RULES = {
         "command": _command_can_run,
         "env": _env_can_be_passed,
@@ -162,6 +164,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     command: Annotated[tuple[Annotated[str, Meta(max_length=8_192)], ...], Meta(min_length=1, max_length=512)]
     """An argv list; never handed to a shell."""
     env: Annotated[dict[str, str], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
+    secrets: Annotated[dict[str, SecretName], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
+    """Environment variable → name of the secret that the node puts there; its value is nowhere but in the task."""
     workdir: ShortText | None = None
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
@@ -187,6 +191,10 @@ class JobSpec(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, rule in self.RULES.items():
             rule(getattr(self, name))
+        if self.secrets:
+            _env_can_be_passed(self.secrets)
+            if twice := sorted(self.env.keys() & self.secrets.keys()):
+                raise ValueError(f"{twice[0]} stands in env and in secrets; remove one")
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
             raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
 

@@ -67,6 +67,9 @@ _UNITS: Mapping[object, Mapping[str, int]] = {
 }
 
 
+SECRET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+
 class _Section(BaseModel):
     """Numbers must be written as numbers and text as text: `strict`. Unknown fields are errors."""
 
@@ -128,8 +131,14 @@ class JobFile(_Section):
     env: dict[str, str] = Field(
         default_factory=dict,
         max_length=MAX_ENV_ENTRIES,
-        description="Environment variables. Quote numbers.",
+        description="Environment variables. Quote numbers. `{secret: NAME}` as a value: an entry of `secrets`.",
         examples=[{"OMP_NUM_THREADS": "4"}],
+    )
+    secrets: dict[str, Annotated[str, Field(pattern=SECRET_NAME)]] = Field(
+        default_factory=dict,
+        max_length=MAX_ENV_ENTRIES,
+        description="Variables that the node sets from its secrets of these names; their values are in no file or log.",
+        examples=[{"WANDB_API_KEY": "wandb"}],
     )
     workdir: Text | None = Field(
         None, description="Folder to run in, on the node.", examples=["/home/alice/resnet"]
@@ -246,7 +255,7 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
     problems: list[Problem] = []
-    fields = dict(data)
+    fields = _with_references(dict(data))
     try:
         job = JobFile.model_validate(fields)
     except ValidationError as error:
@@ -265,6 +274,22 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     return spec
 
 
+def _with_references(fields: dict[str, object]) -> dict[str, object]:
+    """With values `{secret: NAME}` of `env` as entries of `secrets`."""
+    env, secrets = fields.get("env"), fields.get("secrets", {})
+    if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
+        return fields
+    named = {
+        name: found["secret"]
+        for name, found in env.items()
+        if isinstance(found, Mapping) and [*found] == ["secret"]
+    }
+    if not named:
+        return fields
+    plain = {name: found for name, found in env.items() if name not in named}
+    return {**fields, "env": plain, "secrets": {**secrets, **named}}
+
+
 def job_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of the job file, with descriptions, examples and patterns."""
     schema = JobFile.model_json_schema()
@@ -276,6 +301,11 @@ def job_schema() -> dict[str, Any]:
                 entry.pop("default")  # its fields have their own defaults
             if units is not None:
                 _as_written(entry, info.default, units)
+    reference = {"type": "object", "required": ["secret"], "properties": {"secret": {"type": "string"}}}
+    env = schema["properties"]["env"]
+    env["additionalProperties"] = {
+        "anyOf": [env["additionalProperties"], reference | {"additionalProperties": False}]
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "penstock.job_file",

@@ -95,6 +95,13 @@ class Options:
             help="Once, after a repair without a boot: forget the GPU faults of earlier starts.",
         ),
     ] = False
+    secrets_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_SECRETS_DIR",
+            help="A file per secret that jobs may ask for by name, mode 0600; else PENSTOCK_SECRET_NAME.",
+        ),
+    ] = None
     task_user: Annotated[
         str | None,
         typer.Option(

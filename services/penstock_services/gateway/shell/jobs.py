@@ -18,9 +18,11 @@ from penstock.model.envelope import Envelope
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus
+from penstock.model.types import JobSpec
 from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Attributes
+from penstock.sdk.secrets import remedy, suspicions
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.eta import EtaReport
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
@@ -103,7 +105,7 @@ async def submit(request: Request) -> Response:
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
         await _append_submission(gateway, event, caller)
-        return _accepted(event.job_id, 202)
+        return _accepted(event.job_id, 202, spec)
     key = tenants_key(tenant, key)
     event = submission(keyed_job_id(gateway.settings.cell, key), spec)
     return await _submit_keyed(gateway, key, event, caller)
@@ -125,7 +127,7 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
             raise _conflict(key, known, digest)
         if known.appended or (not known.fresh and await _exists(gateway, known.job_id)):
             lock.release()
-            return _accepted(known.job_id, 200)
+            return _accepted(known.job_id, 200, event.spec)
         await _append_submission(gateway, event, caller)
     except BaseException:
         lock.release()
@@ -135,7 +137,7 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
     )  # the answer need not wait: the job is in the log
     gateway.marking.add(marking)
     marking.add_done_callback(gateway.marking.discard)
-    return _accepted(event.job_id, 202 if known.fresh else 200)
+    return _accepted(event.job_id, 202 if known.fresh else 200, event.spec)
 
 
 async def _exists(gateway: Gateway, job_id: str) -> bool:
@@ -207,9 +209,20 @@ async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str 
     gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
 
-def _accepted(job_id: str, status: int) -> Response:
+def _warnings(spec: JobSpec) -> list[dict[str, str]]:
+    """What in the job looks like a secret."""
+    return [
+        BadField(field, f"looks like a secret: {why}", remedy(field))._asdict()
+        for field, why in suspicions(spec.env, spec.command)
+    ]
+
+
+def _accepted(job_id: str, status: int, spec: JobSpec | None = None) -> Response:
     links = {"self": f"/v1/jobs/{job_id}", "why": f"/v1/jobs/{job_id}/why", "logs": f"/v1/jobs/{job_id}/logs"}
-    return answer({"job_id": job_id, "links": links}, status, {"Location": links["self"]})
+    found: dict[str, Any] = {"job_id": job_id, "links": links}
+    if spec is not None and (warnings := _warnings(spec)):
+        found["warnings"] = warnings
+    return answer(found, status, {"Location": links["self"]})
 
 
 @router.post("/{job_id}/cancel", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])

@@ -37,6 +37,7 @@ from penstock_services.node_reporter.shell.fifo import open_fifo
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
 from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
+from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
 from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
 
@@ -71,6 +72,7 @@ class LinuxHost:
         if options.virtual_gpus is None:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
         self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
+        self._secrets = Secrets(options.secrets_dir, os.environ)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
@@ -160,8 +162,13 @@ class LinuxHost:
         tasks = make_folder(self.options.state_dir / "tasks")
         with suppress(JournalFailed):  # tasks go without logs
             make_folder(self.options.log_dir)
-        folders = (self.options.state_dir, self.options.log_dir, *(self.options.hide or ()))
-        hidden = outermost(folder for folder in folders if folder.is_dir())
+        folders = (
+            self.options.state_dir,
+            self.options.log_dir,
+            self.options.secrets_dir,
+            *(self.options.hide or ()),
+        )
+        hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
         self._cgroups.sweep()
         plan = self._confinement._replace(
             tasks=str(tasks),
@@ -172,8 +179,8 @@ class LinuxHost:
         return Spawner(lock, self._marks, plan, callbacks, self.request)
 
     def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
-        """The launcher's request for a task, whose folder is made. Raises `JournalFailed`."""
-        options = self.options
+        """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
+        options, secrets = self.options, self._secrets.resolve(order.secrets)
         folder = make_folder(self._folder((order.task_id, order.token)))
         with _state_folder(), suppress(FileExistsError):
             os.mkfifo(folder / PHASES, 0o600)
@@ -189,7 +196,8 @@ class LinuxHost:
             "log": str(log_path(options.log_dir, order.job_id, order.task_id)),
             "log_limit": options.log_limit_mib << 20,
             "argv": list(order.command),
-            "env": task_environment(order, self.spec, self._base, peers, virtual=virtual)
+            "env": secrets
+            | task_environment(order, self.spec, self._base, peers, virtual=virtual)
             | {FIFO: str(folder / PHASES)},
             "cwd": order.workdir or str(work),
             "visible": visible,

@@ -49,6 +49,7 @@ from penstock_services.node_reporter.shell.ports import (
     Key,
     LauncherLost,
     OtherMachine,
+    SecretMissing,
 )
 from penstock_services.node_reporter.shell.progress_reader import ProgressReader
 from penstock_services.node_reporter.shell.sampler import Sampler
@@ -207,7 +208,10 @@ class Node:
         self._asked.add(key)
         if self.lease.admits(order):
             self._spans.asked(key)
-            self.launcher.spawn(order, self.lease.until_s(order))
+            try:
+                self.launcher.spawn(order, self.lease.until_s(order))
+            except SecretMissing as error:
+                self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")

@@ -186,6 +186,7 @@ def _start(
         incarnation=node.incarnation,
         command=job.spec.command,
         env=job.spec.env,
+        secrets=job.spec.secrets,
         workdir=job.spec.workdir,
         place=place,
         gpu_uuids=tuple(uuids[slot] for slot in place.gpus),

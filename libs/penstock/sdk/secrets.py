@@ -1,0 +1,61 @@
+"""Secret detection: what in a job's variables and arguments looks like a password, a token or a key, and what to write instead.
+
+A guess that only warns. By a variable's name, by forms that providers give their tokens, by a password inside a URL, and by
+entropy: random text has more than 4 bits per character (Shannon), words and paths have less.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+NAME = re.compile(
+    r"(^|_)(token|secret|passw(or)?d|passphrase|pwd|api_?key|access_?key|private_?key|credentials?|auth)(_|$)",
+    re.IGNORECASE,
+)
+FORM = re.compile(
+    r"AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
+RANDOM = re.compile(r"[A-Za-z0-9+/_=-]{24,}\Z")
+MIN_ENTROPY = 4.0  # bits per character; hexadecimal text has at most 4, English about 3.5 at such lengths
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+HARMLESS = re.compile(r"(true|false|yes|no|none|\d*)\Z", re.IGNORECASE)
+
+
+def suspicions(env: Mapping[str, str], command: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """(field, what gives it away) of what looks like a secret; never its text."""
+    for name, value in env.items():
+        if (why := _why(name, value)) is not None:
+            yield f"env.{name}", why
+    for number, word in enumerate(command):
+        if (why := _form(word)) is not None:
+            yield f"command.{number}", why
+
+
+def remedy(field: str) -> str:
+    """What to write instead."""
+    name = field.partition(".")[2] if field.startswith("env.") else "NAME"
+    return f"give the nodes the secret and write `{name}: {{secret: name-of-it}}` under env; what stands here is in the ledger for ever"
+
+
+def _why(name: str, value: str) -> str | None:
+    if NAME.search(name) and HARMLESS.match(value) is None:
+        return "its name says so"
+    return _form(value) or ("it looks random" if _is_random(value) else None)
+
+
+def _form(text: str) -> str | None:
+    if FORM.search(text):
+        return "it has the form of a token or key"
+    return "it is a URL with a password" if USERINFO.search(text) else None
+
+
+def _is_random(text: str) -> bool:
+    if RANDOM.match(text) is None or text.count("/") > 2 or UUID.search(text):
+        return False
+    kinds = (any(map(test, text)) for test in (str.isdigit, str.islower, str.isupper))
+    counts = Counter(text).values()
+    entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
+    return sum(kinds) == 3 and entropy >= MIN_ENTROPY
