@@ -23,6 +23,7 @@ from penstock.model.external_events import (
     NodeSuspected,
     NodeUncordoned,
     OrderRefused,
+    ProbeSent,
     RunningTask,
     TaskCheckpointed,
     TaskExited,
@@ -215,6 +216,7 @@ def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path)
         NodeUncordoned(node_id="n1", by="mallory", reason=""),
         NodeLeft(node_id="n1", boot_id="b1", proof="deleted"),
         NodeLeft(node_id="n1", boot_id="b1", proof="lease_outlived"),
+        ProbeSent(node_id="n1", probe=1),
     ]
     before = unmoved(cell)
     for act in acts:

@@ -12,7 +12,7 @@ import msgspec
 from penstock.model.codec import decode, encode
 from penstock.model.errors import Undecodable
 from penstock.model.event import Event, wire_type
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeSuspected, NodeUncordoned
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeSuspected, NodeUncordoned, ProbeSent
 from penstock.model.topics import Topic
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -147,10 +147,10 @@ def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> byte
 
 
 def by_operator(event: Event) -> bool:
-    """Whether this is somebody's word about a node, not the node's own: a command, a watch, a proof from outside."""
+    """Whether this is somebody's word about a node, not the node's own: a command, a watch, a probe, a proof from outside."""
     if isinstance(event, NodeLeft):
         return event.proof != "shutdown"
-    return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected)
+    return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected | ProbeSent)
 
 
 def topic_of(event: Event) -> Topic:

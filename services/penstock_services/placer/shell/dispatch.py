@@ -13,7 +13,7 @@ from penstock.clock import wall_ms
 from penstock.errors import NotAllowed
 from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition
-from penstock.model.envelope import Envelope, to_wire
+from penstock.model.envelope import Envelope, signed_bytes, to_wire
 from penstock.model.event import Event
 from penstock.model.external_events import NodeEvent, ProbeSent
 from penstock.model.ledger_events import PlacementExplanation
@@ -21,7 +21,7 @@ from penstock.model.orders import Order, ProbeNode, StartTask, TaskOrder
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import PlacerKeys
+from penstock.runtime.node_keys import PlacerKeys, operator_key, operators_code
 from penstock.runtime.settings import Settings
 from penstock_services.placer.core.orders import notices_of, orders_of, outstanding
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
@@ -38,6 +38,7 @@ class Dispatcher:
         self, log: Log, state: CellState, settings: Settings, ledger_trace: LedgerTrace, keys: PlacerKeys
     ) -> None:
         self._keys = keys
+        self._operator = operator_key()
         self._log = log
         self._state = state
         self._cell = settings.cell
@@ -80,15 +81,17 @@ class Dispatcher:
     def _notice(self, event: NodeEvent) -> Message:
         """A probe is named by its token, which also names the record that decided it."""
         probe: int = getattr(event, "probe")  # noqa: B009 - both kinds have it
-        headers, value = to_wire(
-            Envelope(
-                id=f"{event.TYPE}-{event.node_id}-{probe}",
-                source="/penstock/placer",
-                time_ms=wall_ms(),
-                data=event,
-                causation_id=f"ledger-{self._cell}-{seq_of(probe)}",
-            )
+        envelope = Envelope(
+            id=f"{event.TYPE}-{event.node_id}-{probe}",
+            source="/penstock/placer",
+            time_ms=wall_ms(),
+            data=event,
+            causation_id=f"ledger-{self._cell}-{seq_of(probe)}",
         )
+        headers, value = to_wire(envelope)
+        if self._operator is not None:
+            data = signed_bytes(self._cell, envelope.id, envelope.type, value)
+            headers = (*headers, operators_code(self._operator, data))
         return Message(self._nodes, value, headers, event.node_id.encode())
 
     def _message(self, order: Order) -> Message:
