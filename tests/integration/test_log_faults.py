@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -10,7 +11,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from infra.devservers.kafka import KafkaBroker, kafka_broker
-from penstock.errors import AppendFailed, NotAllowed
+from penstock.errors import AppendFailed, LogError, NotAllowed
+from penstock.log import embedded
 from penstock.log.aiokafka_gaps import abandon_producer
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
@@ -42,6 +44,36 @@ async def test_postgres_is_killed_under_load(postgres_folder: Path) -> None:
     finally:
         await one.close()
         await two.close()
+        await server.stop()
+
+
+@pytest.mark.postgres
+async def test_a_log_comes_back_after_a_long_outage(
+    postgres_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres is away for longer than a log waits: callers are refused meanwhile, and served as soon as it is back."""
+    monkeypatch.setattr(embedded, "OUTAGE_LIMIT_S", 0.2)
+    partition = Partition("penstock.test.v1", 0)
+    server = PostgresServer()
+    log = EmbeddedLog(await server.start(postgres_folder / "pg"), "one")
+    try:
+        await log.start()
+        await log.create({partition.topic: 1})
+        reader = log.reader({partition: 0})
+        await server.stop()
+        with pytest.raises(LogError, match="stayed away"):
+            await reader.read()
+        with pytest.raises(LogError, match="stayed away"):
+            await log.end_offsets([partition])
+        await server.start(postgres_folder / "pg")
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(LogError):
+                    await log.append([Message(partition, b"after the outage")])
+                    break
+        assert [record.value for record in await log.reader({partition: 0}).read()] == [b"after the outage"]
+    finally:
+        await log.close()
         await server.stop()
 
 

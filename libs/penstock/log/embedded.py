@@ -170,7 +170,7 @@ class EmbeddedLog:
                 self._feeds.pop(partition, None)
 
     def raise_if_lost(self) -> None:
-        """Raises the `LogError` that ended this log, if any."""
+        """Raises the `LogError` of an outage that lasts, if there is one."""
         if self._lost is not None:
             raise LogError(*self._lost.args) from self._lost.__cause__
 
@@ -253,7 +253,7 @@ class EmbeddedLog:
             connection.terminate()
             raise
         connection.add_termination_listener(self._on_listener_gone)
-        self._listener = connection
+        self._listener, self._lost = connection, None
         self._listener_up.set()
         self._look_again()  # commits made while the listener was down
 
@@ -267,13 +267,23 @@ class EmbeddedLog:
         )
 
     async def _reconnect(self) -> None:
-        """Listens again; the server may go away again between connect and LISTEN."""
-        try:
-            await retry(self._listen, OUTAGES, first_s=FIRST_BACKOFF_S, longest_s=LAST_BACKOFF_S)
-        except LogError as error:
-            self._fail(error)
-        except asyncpg.PostgresError as error:
-            self._fail(LogError(f"the embedded log's database refuses us: {error}"))
+        """Listens again; the server may go away again between connect and LISTEN.
+
+        While it stays away for long the log counts as lost: every call raises, until the server is back.
+        """
+        await retry(
+            self._listen,
+            (LogError, asyncpg.PostgresError, *OUTAGES),
+            first_s=FIRST_BACKOFF_S,
+            longest_s=LAST_BACKOFF_S,
+            on_failure=self._on_failure,
+        )
+
+    def _on_failure(self, error: Exception, _pause_s: float) -> None:
+        if isinstance(error, OUTAGES):
+            return
+        refused = f"the embedded log's database refuses us: {error}"
+        self._fail(error if isinstance(error, LogError) else LogError(refused))
 
     def _fail(self, error: LogError) -> None:
         self._lost = error

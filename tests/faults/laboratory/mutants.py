@@ -296,7 +296,7 @@ def _() -> None:
     real = evolve._placement_decided
 
     def placement_decided(state: CellState, fact: Any) -> None:
-        with posing(CellState, "reindex", lambda self, node: None):
+        with posing(CellState, "rebook", lambda self, node: None):
             real(state, fact)
 
     replace(real, placement_decided)
