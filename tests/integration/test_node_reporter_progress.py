@@ -217,6 +217,46 @@ async def test_a_hostile_script_disturbs_nobody(node: Options, cell: Cell) -> No
     assert steps_of(cell)[-1].done == 1 << 50, "after all that, an honest line is read"
 
 
+FORGED = (
+    b'{"steps":{"done":7,"task_id":"job-9.1.0","token":9}}',
+    b'{"steps":{"done":7,"node_id":"other"}}',
+    b'{"steps":{"done":7},"task_id":"job-9.1.0"}',
+    b'{"type":"penstock.task.exited.v1","node_id":"other","task_id":"job-9.1.0","token":9}',
+    b'{"exited":{"exit_code":0}}',
+    b'{"steps":{"done":7},"steps":{"done":8},"stages":{"iterations":1,"samples":[[1,1,0,0,0]]}}',
+    b'{"steps":{"done":-7}}',
+    b'{"steps":{"done":1e999}}',
+    b'{"steps":{"done":7,"loss":NaN}}',
+    b'{"steps":{"done":184467440737095516160}}',
+    b'{"stages":{"iterations":1,"samples":[]}}',
+    b'{"stages":{"iterations":1,"samples":[[1,1,0,0,0,"job-9"]]}}',
+    b'{"steps":' * 400,
+    b'{"steps":{"done":7}}' + b" " * 5_000,
+    b"exited",
+    b"TRAIN",
+    b"train\x00",
+    b"train job-9.1.0",
+    b"\x1b[2Jtrain",
+    b"\xff\xfetrain",
+    "ｔrain".encode(),
+    bytes(range(1, 10)) * 100,
+)
+"""Lines by which a task speaks for others, of what it may not, or not in our language."""
+
+
+async def test_a_task_speaks_for_nobody_else(node: Options, cell: Cell) -> None:
+    """Its script forges lines in another job's name: none becomes an event, and the honest line among them does."""
+    script = "import os; fifo = open(os.environ['PENSTOCK_PHASE_FILE'], 'wb', 0)\n"
+    script += f"for line in {FORGED!r} + (b'save',): fifo.write(line + b'\\n')"
+    await cell.order(start_order(1, sys.executable, "-c", script))
+    await finished(cell)
+    joined, started, *spoken, _ = cell.events()
+    assert [type(event).__name__ for event in (joined, started)] == ["NodeJoined", "TaskStarted"]
+    (phase,) = spoken
+    assert isinstance(phase, external_events.TaskPhaseChanged)
+    assert (phase.node_id, phase.task_id, phase.phase) == (NODE, TASK, "save")
+
+
 SLOW = """
 import pathlib, time
 from penstock.sdk.progress import progress

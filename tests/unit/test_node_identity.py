@@ -1,48 +1,46 @@
 """Who speaks for a node: its own key, from its first joining on; and nobody else's word or an old record has any effect."""
 
 import base64
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.check import check
-from penstock.ledger.snapshot import dump
 from penstock.ledger.state import CellState
-from penstock.model.envelope import SIGNATURE, Envelope, Headers, signed_bytes, to_wire, topic_of
+from penstock.model.envelope import SIGNATURE, Envelope, Headers, to_wire, topic_of
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
     GpuFaulted,
     JobSubmitted,
     NodeChanged,
-    NodeCordoned,
-    NodeJoined,
     NodeLeft,
-    NodeSuspected,
-    NodeUncordoned,
-    OrderRefused,
-    ProbeSent,
     RunningTask,
-    TaskCheckpointed,
-    TaskExited,
-    TaskPhaseChanged,
     TaskStarted,
 )
 from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TermStarted
 from penstock.model.topics import Topic
-from penstock.runtime.node_keys import CODE, PLACER_KEY, NodeKeys, PlacerKeys, operator_key, operators_code
+from penstock.runtime.node_keys import CODE, PLACER_KEY, NodeKeys, PlacerKeys, operator_key
 from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_term
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.identity import Identity
 from tests.support.driver import estimate, job_spec, node_spec
-
-KEY, OTHER = NodeKeys(b"a" * 32), NodeKeys(b"b" * 32)
-CELL = "default"
-GATEWAYS = b"g" * 32
-WORKER = "j.1.w0"
+from tests.support.forgeries import (
+    ACTS,
+    CELL,
+    FORGERIES,
+    GATEWAYS,
+    KEY,
+    OTHER,
+    WORKER,
+    exited,
+    joined,
+    proofs,
+    signature,
+    unmoved,
+)
 
 
 class SignedCell:
@@ -85,21 +83,6 @@ class SignedCell:
         return self.state.jobs["j"].token
 
 
-def signature(key: NodeKeys, envelope: Envelope, value: bytes, cell: str = CELL) -> Headers:
-    return key.proofs(signed_bytes(cell, envelope.id, envelope.type, value))
-
-
-def proofs(key: NodeKeys | bytes, envelope: Envelope, value: bytes, **more: str) -> Headers:
-    if isinstance(key, NodeKeys):
-        return signature(key, envelope, value, **more)
-    return (operators_code(key, signed_bytes(CELL, envelope.id, envelope.type, value)),)
-
-
-def joined(node: str, key: NodeKeys | None, incarnation: int = 1, **more: object) -> NodeJoined:
-    public_key = None if key is None else key.public_key
-    return NodeJoined(node=node_spec(node), incarnation=incarnation, public_key=public_key, **more)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def cell() -> SignedCell:
     found = SignedCell()
@@ -112,35 +95,12 @@ def cell() -> SignedCell:
     return found
 
 
-def exited(token: int) -> TaskExited:
-    return TaskExited(
-        node_id="n1", task_id=WORKER, token=token, cause="exited", exit_code=0, started_ms=1, exited_ms=2
-    )
-
-
-FORGERIES: dict[str, Callable[[int], Event]] = {
-    "exit": exited,
-    "start": lambda token: TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1),
-    "checkpoint": lambda token: TaskCheckpointed(node_id="n1", task_id=WORKER, token=token, at_ms=1),
-    "phase": lambda token: TaskPhaseChanged(node_id="n1", task_id=WORKER, token=token, phase="save", at_ms=1),
-    "refusal": lambda token: OrderRefused(
-        node_id="n1", task_id=WORKER, token=token, reason="occupied", highest_token=token
-    ),
-    "fault": lambda _: GpuFaulted(node_id="n1", gpu=0, uuid="GPU-n1-0", fault="ecc"),
-    "change": lambda _: NodeChanged(node=node_spec("n1", 1)),
-    "joining": lambda _: joined("n1", KEY, 2),
-    "reboot": lambda _: NodeJoined(node=node_spec("n1", boot="b2"), incarnation=9, public_key=KEY.public_key),
-    "leaving": lambda _: NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1),
-}  # fmt: skip
-"""What somebody else may say in n1's name."""
-
-
 @pytest.mark.parametrize("name", FORGERIES)
 @pytest.mark.parametrize("signer", ["nobody", "another key", "of another cell"])
 def test_nobody_else_speaks_for_a_node(cell: SignedCell, name: str, signer: str) -> None:
     """Another reporter, with the same rights on the topic, says that a task has ended whose GPUs it wants."""
     event = FORGERIES[name](cell.token)
-    before = unmoved(cell)
+    before = unmoved(cell.state)
     if signer == "of another cell":
         answer = cell.read(event, KEY, cell="other")
     else:
@@ -150,18 +110,7 @@ def test_nobody_else_speaks_for_a_node(cell: SignedCell, name: str, signer: str)
     assert answer.letter is not None
     assert answer.letter[0] == "forged"
     assert "n1" in answer.letter[1]
-    assert unmoved(cell) == before
-
-
-def unmoved(cell: SignedCell) -> bytes:
-    """The state, but for the place up to which inputs were answered."""
-    state = cell.state
-    kept = state.seq, state.now_ms, state.positions, state.last_inputs
-    state.seq, state.now_ms, state.positions, state.last_inputs = 0, 0, {}, {}
-    try:
-        return dump(state)
-    finally:
-        state.seq, state.now_ms, state.positions, state.last_inputs = kept
+    assert unmoved(cell.state) == before
 
 
 def test_a_signature_covers_every_byte(cell: SignedCell) -> None:
@@ -200,32 +149,23 @@ def test_an_old_record_sent_again_has_no_effect(cell: SignedCell) -> None:
     assert n1.faulted_gpu_mask == 0
     cell.term = 2
     cell.read(JobSubmitted(job_id="l", spec=job_spec()))
-    before = unmoved(cell)
+    before = unmoved(cell.state)
     for event in (*said, left, changed):
         answer = cell.read(event, KEY)
         assert [type(fact) for fact in answer.draft.facts] in ([], [NodeJoinRefused]), event
-    assert unmoved(cell) == before
+    assert unmoved(cell.state) == before
 
 
 def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path) -> None:
     """A reporter may write to the nodes' topic; it fences, cordons and suspects nobody there, itself included."""
-    acts = [
-        NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by="mallory", reason=""),
-        NodeCordoned(node_id="n1", drain=True, by="mallory", reason=""),
-        NodeSuspected(node_id="n1", reason="so they say"),
-        NodeUncordoned(node_id="n1", by="mallory", reason=""),
-        NodeLeft(node_id="n1", boot_id="b1", proof="deleted"),
-        NodeLeft(node_id="n1", boot_id="b1", proof="lease_outlived"),
-        ProbeSent(node_id="n1", probe=1),
-    ]
-    before = unmoved(cell)
-    for act in acts:
+    before = unmoved(cell.state)
+    for act in ACTS:
         for key in (None, KEY, b"another key of thirty-two bytes!"):
             assert cell.read(act, key).letter is not None
-    assert unmoved(cell) == before
-    assert [cell.read(act, GATEWAYS).draft.outcome for act in acts[1:4]] == ["committed"] * 3
+    assert unmoved(cell.state) == before
+    assert [cell.read(act, GATEWAYS).draft.outcome for act in ACTS[1:4]] == ["committed"] * 3
     cell.identity = Identity(CELL, PlacerKeys(b"p" * 32), None)
-    assert cell.read(acts[1]).draft.outcome == "committed", "without a key it is as it was"
+    assert cell.read(ACTS[1]).draft.outcome == "committed", "without a key it is as it was"
 
     path = tmp_path / "operator.key"
     path.write_bytes(GATEWAYS)
