@@ -31,9 +31,10 @@ import yaml
 from infra.devservers.build_cache import INFRA, Part, build_environment, copy_files, obtain, require
 from infra.devservers.processes import Child, LaunchError, free_port, run_bounded, until_told
 from penstock.errors import LogError
-from penstock.log.kafka import KafkaLog, Sasl, tls_context
+from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_setup import grant_all
 from penstock.log.topic_settings import topic_partitions
+from penstock.tls import client_context
 
 Security = Literal["plain", "scram", "tls"]
 """Without identities; with names and passwords; the same over encrypted connections."""
@@ -203,7 +204,7 @@ class KafkaBroker:
         if identity is not None:
             settings |= {
                 "security_protocol": "SASL_SSL" if self.ca else "SASL_PLAINTEXT",
-                "ssl_context": tls_context(self.ca) if self.ca else None,
+                "ssl_context": client_context(self.ca, "ca") if self.ca else None,
                 "sasl_mechanism": "SCRAM-SHA-256",
                 "sasl_plain_username": identity,
                 "sasl_plain_password": self.passwords[identity],
@@ -385,7 +386,7 @@ def answers_api_versions(port: int, ca: str | None = None) -> bool:
                 socket.create_connection(("127.0.0.1", port), timeout=PROBE_TIMEOUT_S)
             )
             if ca is not None:
-                encrypted = tls_context(ca).wrap_socket(connection, server_hostname="127.0.0.1")
+                encrypted = client_context(ca, "ca").wrap_socket(connection, server_hostname="127.0.0.1")
                 connection = stack.enter_context(encrypted)
             connection.sendall(struct.pack(">i", len(body)) + body)
             answer = connection.makefile("rb").read(10)  # size, correlation id, error code

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -14,6 +15,7 @@ from penstock.log.port import Log, Message, Partition, Reader, Record
 from penstock.model.envelope import Envelope, from_wire
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.settings import Settings
+from penstock.tls import client_context
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
 from penstock_services.projector.shell import service as projector_service
@@ -104,13 +106,15 @@ class Cell:
 
 
 @asynccontextmanager
-async def running(dsn: str, **changes: Any) -> AsyncIterator[Cell]:
+async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIterator[Cell]:
+    """`changes`: of the gateway's options; `ca`: authority of the certificate among them."""
     inner = await EmbeddedLog(dsn, "test").start()
     await inner.create(dict.fromkeys(CELL_TOPICS, 1))
     log, settings = Faulty(inner), Settings(log_url=dsn, dsn=dsn)
     options = Options(**{"host": "127.0.0.1", "port": 0, **changes})
     listener = gateway_service.listening_socket(options)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = f"{'https' if ca else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+    verify = client_context(str(ca), "ca") if ca else False
     stop, ready = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
     tasks = [
         asyncio.create_task(projector_service.run(settings, stop, log=inner, ready=ready[0])),
@@ -122,7 +126,7 @@ async def running(dsn: str, **changes: Any) -> AsyncIterator[Cell]:
         async with asyncio.timeout(WITHIN_S):
             for event in ready:
                 await event.wait()
-        async with httpx.AsyncClient(base_url=url, timeout=WITHIN_S) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=WITHIN_S, verify=verify) as http:
             yield Cell(log, HandPlacer(), http, url, dsn)
     finally:
         stop.set()

@@ -14,7 +14,7 @@ from penstock.cli.session import Session
 from penstock.commandline import Entry, LazyGroup
 from penstock.exits import MEANING
 
-GLOBAL_FLAGS = ("--server", "--token-file")
+GLOBAL_FLAGS = ("--server", "--token-file", "--ca")
 SIMULATOR = "penstock.simulator.commands"
 PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     "This machine": {
@@ -179,9 +179,16 @@ def _globals(
         Path | None,
         typer.Option(envvar="PENSTOCK_TOKEN_FILE", help="File with a token of the gateway, if it wants one."),
     ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_CA",
+            help="PEM file of the authority of an https gateway; by default those of this machine.",
+        ),
+    ] = None,
 ) -> None:
     session = cast(Session, ctx.obj)
-    session.server, session.token_file = server, token_file
+    session.server, session.token_file, session.ca = server, token_file, ca
 
 
 def version() -> None:

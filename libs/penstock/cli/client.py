@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import httpx
 import httpx_sse
 
+from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.retry import Backoff
+from penstock.tls import SYSTEM_CA, client_context, misfit
 
 DEFAULT_SERVER = "http://127.0.0.1:8742"
 TIMEOUT_S = 10.0  # connect, and wait for a first byte
@@ -38,16 +40,26 @@ class StreamEvent(NamedTuple):
 
 
 class Gateway:
-    """One gateway. `server`: its URL; `token`: sent as a bearer token."""
+    """One gateway. `server`: its URL; `token`: sent as a bearer token; `ca`: PEM file of the authority of its certificate."""
 
-    def __init__(self, server: str, token: str | None = None) -> None:
+    def __init__(self, server: str, token: str | None = None, ca: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.server = server.rstrip("/")
+        self._ca = ca or SYSTEM_CA
         encrypted = not self.server.startswith("http://")  # to read the system's certificates takes 25 ms
-        try:
-            self._http = httpx.Client(
-                base_url=self.server, headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=encrypted
+        if ca and not encrypted:
+            raise Stop(
+                Exit.BAD_SPEC,
+                f"--server {server} is not encrypted, and --ca (PENSTOCK_CA) names an authority: write https://, or leave "
+                "--ca out",
             )
+        try:
+            verify = client_context(self._ca, "--ca") if encrypted else False
+            self._http = httpx.Client(
+                base_url=self.server, headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify
+            )
+        except ConfigurationError as error:
+            raise Stop(Exit.BAD_SPEC, str(error)) from error
         except (httpx.InvalidURL, ValueError) as error:
             raise Stop(Exit.BAD_SPEC, f"--server {server}: {error}; give http://host:port") from error
 
@@ -120,6 +132,8 @@ class Gateway:
                             yield StreamEvent(sse.id, sse.event, sse.json())
             except (httpx.HTTPError, httpx_sse.SSEError) as error:
                 cause = error
+                if (stop := self._misfit(error)) is not None:
+                    raise stop from error
             except ValueError as error:
                 raise Stop(Exit.PROBLEM, f"{self.server}{path} sent what is no event: {error}") from error
             failures += 1
@@ -130,12 +144,19 @@ class Gateway:
     def _unreachable(self, error: Exception | None) -> Stop:
         if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
             return Stop(Exit.BAD_SPEC, f"--server {self.server}: no usable address; give http://host:port")
+        if (stop := self._misfit(error)) is not None:
+            return stop
         why = "it does not answer" if isinstance(error, httpx.TimeoutException) else _plain(error)
         return Stop(
             Exit.UNREACHABLE,
             f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "
             "--server or PENSTOCK_SERVER",
         )
+
+    def _misfit(self, error: Exception | None) -> Stop | None:
+        """For what no repetition mends."""
+        why = misfit(error, self.server, self._ca, "--ca or PENSTOCK_CA")
+        return None if why is None else Stop(Exit.BAD_SPEC, f"--server {self.server}: {why}")
 
     def _refused(self, response: httpx.Response) -> Stop:
         """The gateway's problem+json (RFC 9457) as one line with our exit code."""
@@ -154,7 +175,7 @@ class Gateway:
         return Stop(Exit.PROBLEM, f"{detail}")
 
 
-def gateway_from(server: str | None, token_file: Path | None) -> Gateway:
+def gateway_from(server: str | None, token_file: Path | None, ca: Path | None = None) -> Gateway:
     """The gateway that flags or the environment name."""
     path = token_file or (Path(name) if (name := os.environ.get("PENSTOCK_TOKEN_FILE")) else None)
     token = None
@@ -163,7 +184,8 @@ def gateway_from(server: str | None, token_file: Path | None) -> Gateway:
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise Stop(Exit.NOT_ALLOWED, f"--token-file {path}: cannot be read: {error}") from error
-    return Gateway(server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER, token)
+    authority = str(ca) if ca else os.environ.get("PENSTOCK_CA")
+    return Gateway(server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER, token, authority)
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:

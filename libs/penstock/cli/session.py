@@ -17,12 +17,13 @@ class Session:
     """As typed, for reports."""
     server: str | None = None
     token_file: Path | None = None
+    ca: Path | None = None
 
     def gateway(self) -> "Gateway":
         """Raises `Stop`."""
         from penstock.cli.client import gateway_from
 
-        return gateway_from(self.server, self.token_file)
+        return gateway_from(self.server, self.token_file, self.ca)
 
     def events(self, cell: str | None = None) -> Iterator[bytes]:
         """All events of the cell, as JSON; refuses where the gateway serves another cell. Raises `Stop`."""

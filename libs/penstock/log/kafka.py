@@ -34,6 +34,7 @@ from penstock.log.kafka_reader import FETCH_WAIT_MS, KafkaReader
 from penstock.log.kafka_topics import KafkaTopics
 from penstock.log.port import Message, Partition, Reader
 from penstock.retry import retry
+from penstock.tls import client_context
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,6 @@ RETRY_S = 0.2  # between attempts to reach a broker that is away
 FETCH_PARTITION_BYTES = 2 << 20
 FETCH_ROUTINE_MS = 5_000  # aiokafka's consumer looks at itself at least so often
 MAX_BATCH_BYTES = 1_048_000  # below the broker's default message.max.bytes of 1,048,588
-SYSTEM_CA = "system"  # the authorities that the machine trusts
 OWN_PRODUCERS = ("ledger", "orders")  # second part of a topic's name
 
 _PROTOCOLS = {  # by name and password?, encrypted? → Kafka's name for it
@@ -143,7 +143,7 @@ class KafkaLog:
         """
         self._bootstrap = bootstrap
         self._ca = ca
-        self._tls = None if ca is None else tls_context(ca)
+        self._tls = None if ca is None else client_context(ca, "?ca")
         self._identity = identity if sasl is None or sasl.user == identity else f"{identity} (as {sasl.user})"
         self._clients = _Clients(bootstrap, identity, sasl, self._tls)
         self._admin: AIOKafkaAdminClient | None = None
@@ -364,16 +364,6 @@ class KafkaLog:
                 )
             except (KafkaError, OSError) as error:
                 raise LogError(f"Kafka at {self._bootstrap} does not answer: {error!r}") from error
-
-
-def tls_context(ca: str) -> ssl.SSLContext:
-    """Checks certificates and names of brokers. Raises `ConfigurationError`."""
-    try:
-        return ssl.create_default_context(cafile=None if ca == SYSTEM_CA else ca)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"?ca={ca}: {error}; name a PEM file with the authority's certificate, or {SYSTEM_CA}"
-        ) from error
 
 
 class _Writer:

@@ -80,6 +80,13 @@ class Options:
         Path | None,
         typer.Option(envvar="PENSTOCK_NODE_TOKEN_FILE", help="File with this node's token for the gateway."),
     ] = None
+    gateway_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_CA",
+            help="PEM file of the authority of an https gateway; by default those of this machine.",
+        ),
+    ] = None
     drain: Annotated[
         bool,
         typer.Option(

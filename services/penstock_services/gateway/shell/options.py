@@ -4,12 +4,15 @@
 |---|---|---|
 | `PENSTOCK_GATEWAY_BIND` | `host:port` to listen on | `127.0.0.1:8742` |
 | `PENSTOCK_TOKENS` | file of hashed bearer tokens with their roles (`core/access.py`), mode 0600, read again when it changes; every request then needs one | none: loopback only, for the user who runs the gateway |
+| `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only | none: `http` |
+| `PENSTOCK_GATEWAY_TLS_KEY` | PEM file of the certificate's key, mode 0600, without a passphrase | none |
 | `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
 | `PENSTOCK_LOG_DIR` | where the node-reporters of this machine write the tasks' output | none: no logs |
 """
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigurationError
 from penstock.runtime.settings import EnvironmentSettings
+from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, server_context
 from penstock_services.gateway.shell.tokens import TokenFile
 
 DEFAULT_BIND = "127.0.0.1:8742"
@@ -33,6 +37,8 @@ class Options:
     host: str
     port: int
     tokens: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
     log_dir: Path | None = None
     max_in_flight: int = MAX_IN_FLIGHT
     answer_within_s: float = ANSWER_WITHIN_S
@@ -49,7 +55,26 @@ class Options:
                 f"PENSTOCK_GATEWAY_BIND: {host} can be reached from other machines, and whoever reaches the gateway "
                 "runs commands on the nodes; set PENSTOCK_TOKENS (`penstock token` makes them), or bind to 127.0.0.1"
             )
-        return cls(host, port, found.tokens, found.log_dir, found.gateway_in_flight)
+        options = cls(
+            host,
+            port,
+            tokens=found.tokens,
+            certificate=found.gateway_tls_cert,
+            key=found.gateway_tls_key,
+            log_dir=found.log_dir,
+            max_in_flight=found.gateway_in_flight,
+        )
+        options.tls()
+        return options
+
+    def tls(self) -> ssl.SSLContext | None:
+        """With the files as they are now; None: not encrypted. Raises `ConfigurationError`."""
+        if self.certificate is None and self.key is None:
+            return None
+        if self.certificate is None or self.key is None:
+            given, missing = (KEY, CERTIFICATE) if self.certificate is None else (CERTIFICATE, KEY)
+            raise ConfigurationError(f"{missing} is not set, but {given} is; set both, or none for http")
+        return server_context(self.certificate, self.key)
 
 
 def is_loopback(host: str) -> bool:
@@ -77,5 +102,7 @@ def _checked_bind(text: str) -> str:
 class _Variables(EnvironmentSettings):
     gateway_bind: Annotated[str, AfterValidator(_checked_bind)] = DEFAULT_BIND
     tokens: Path | None = None
+    gateway_tls_cert: Path | None = None
+    gateway_tls_key: Path | None = None
     log_dir: Path | None = None
     gateway_in_flight: int = Field(MAX_IN_FLIGHT, ge=1, title="give a number above 0")

@@ -23,7 +23,7 @@ from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.gateway import Gateway
-from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.options import Options, is_loopback
 from penstock_services.gateway.shell.store import Store
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,12 @@ def listening_socket(options: Options) -> socket.socket:
         ) from error
     found.setblocking(False)
     keep_alive(found)
+    if options.certificate is None and not is_loopback(options.host):
+        logger.warning(
+            "%s can be reached from other machines and is not encrypted: tokens and jobs pass in clear text; set "
+            "PENSTOCK_GATEWAY_TLS_CERT and PENSTOCK_GATEWAY_TLS_KEY, or bind to 127.0.0.1 behind a proxy that encrypts",
+            options.host,
+        )
     return found
 
 
@@ -136,6 +142,7 @@ async def _attempt(
 
 async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event) -> None:
     """Catches up, then serves; ends with the first part that fails."""
+    tls = gateway.options.tls()
     config = uvicorn.Config(
         build_app(gateway),
         log_level="warning",
@@ -147,6 +154,7 @@ async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
         log_config=None,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     server = Server(config, gateway.stopping)
     caught_up = asyncio.Event()
@@ -162,7 +170,7 @@ async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event
             await asyncio.sleep(0)
             ready.set()
             host, port = listener.getsockname()[:2]
-            logger.info("listening on http://%s:%s", host, port)
+            logger.info("listening on %s://%s:%s", "http" if tls is None else "https", host, port)
             await asyncio.wait({following, serving}, return_when=asyncio.FIRST_COMPLETED)
         if following.done():
             following.result()

@@ -13,6 +13,7 @@ import httpx
 from penstock.errors import ConfigurationError
 from penstock.retry import Backoff
 from penstock.runtime.keepalive import SOCKET_OPTIONS
+from penstock.tls import SYSTEM_CA, client_context, misfit
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # below what a gateway waits for a replacement
 CONNECT_TIMEOUT_S = 5.0
@@ -22,9 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class Connection:
-    """Of one reporter to one gateway. Raises `ConfigurationError` for a token file that cannot be read."""
+    """Of one reporter to one gateway. Raises `ConfigurationError` for files that cannot be used."""
 
-    def __init__(self, gateway: str, node_id: str, token_file: Path | None) -> None:
+    def __init__(self, gateway: str, node_id: str, token_file: Path | None, ca: Path | None = None) -> None:
+        self._gateway = gateway
+        self._ca = SYSTEM_CA if ca is None else str(ca)
         self._path = f"/v1/nodes/{quote(node_id)}/connection"
         headers = {}
         if token_file is not None:
@@ -34,7 +37,12 @@ class Connection:
                 raise ConfigurationError(f"--gateway-token-file: {token_file}: {error}") from error
         timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=None)
         encrypted = not gateway.startswith("http://")
-        transport = httpx.AsyncHTTPTransport(verify=encrypted, socket_options=SOCKET_OPTIONS)
+        if ca is not None and not encrypted:
+            raise ConfigurationError(
+                f"--gateway {gateway} is not encrypted, and --gateway-ca names an authority: write https://, or leave it out"
+            )
+        verify = client_context(self._ca, "--gateway-ca") if encrypted else False
+        transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=SOCKET_OPTIONS)
         try:
             self._http = httpx.AsyncClient(
                 base_url=gateway, headers=headers, timeout=timeout, transport=transport, trust_env=False
@@ -59,7 +67,8 @@ class Connection:
                         else:
                             why = f"{response.status_code} {(await response.aread()).decode(errors='replace')[:300]}"
                 except httpx.HTTPError as error:
-                    why = repr(error)
+                    told = await asyncio.to_thread(misfit, error, self._gateway, self._ca, "--gateway-ca")
+                    why = told or repr(error)
                 if why and why != warned:
                     warned = why
                     logger.warning("no standing connection to the gateway: %s; trying again", why)

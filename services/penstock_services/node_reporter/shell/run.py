@@ -65,7 +65,7 @@ async def _connected(options: Options) -> AsyncIterator[None]:
         Connection,
     )
 
-    connection = Connection(options.gateway, options.node_id, options.gateway_token_file)
+    connection = Connection(options.gateway, options.node_id, options.gateway_token_file, options.gateway_ca)
     keeping = asyncio.create_task(connection.keep(), name="standing connection")
     try:
         yield

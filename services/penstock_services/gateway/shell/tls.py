@@ -1,0 +1,71 @@
+"""The gateway's certificate and key, tried at the start: what every client would refuse is a configuration error."""
+
+import os
+import ssl
+import stat
+from pathlib import Path
+
+from penstock.errors import ConfigurationError
+
+CERTIFICATE, KEY = "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_KEY"
+MAX_FLIGHTS = 4  # of a handshake, in either direction
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.2 or later with this certificate. Raises `ConfigurationError` that names setting and remedy."""
+    _mode(CERTIFICATE, certificate)
+    mode = _mode(KEY, key)
+    if mode & 0o077:
+        raise ConfigurationError(f"{KEY}: {key} has mode {mode:04o}, others can use it; run chmod 600 {key}")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigurationError(
+                f"{KEY}: {key} is not the key of the certificate {certificate}; give the one that it was made for"
+            ) from error
+        raise ConfigurationError(
+            f"{CERTIFICATE}, {KEY}: {certificate} and {key} cannot be used ({error}); give PEM files: the certificate, "
+            "followed by those between it and its authority, and its key"
+        ) from error
+    _try(context, certificate)
+    return context
+
+
+def _mode(setting: str, path: Path) -> int:
+    """Of a file that can be read."""
+    try:
+        with path.open("rb") as file:
+            return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{setting}: {path} cannot be read: {error.strerror}; name a PEM file"
+        ) from error
+
+
+def _no_passphrase() -> str:
+    raise ConfigurationError(
+        f"{KEY}: the key has a passphrase, which nobody is there to type; give it without (`openssl pkey`), mode 0600"
+    )
+
+
+def _try(context: ssl.SSLContext, certificate: Path) -> None:
+    """Shakes hands with itself, in memory, as a client does that trusts the certificate."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(certificate)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = trusting.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for _ in range(MAX_FLIGHTS):
+            for end in ends:
+                try:
+                    end.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigurationError(
+            f"{CERTIFICATE}: every client would refuse {certificate} ({error.verify_message}); renew it"
+        ) from error

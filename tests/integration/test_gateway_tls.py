@@ -1,0 +1,185 @@
+"""TLS at the gateway with a self-made authority: what passes, and what is refused, with the remedy."""
+
+import asyncio
+import logging
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.devservers.build_cache import INFRA
+from infra.devservers.kafka import make_certificates
+from penstock.cli.app import run as penstock
+from penstock.cli.client import Gateway
+from penstock.errors import ConfigurationError
+from penstock.exits import Exit, Stop
+from penstock.model.topics import Topic
+from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.shell.service import listening_socket
+from penstock_services.node_reporter.shell.connection import Connection
+from tests.support.gateway_cell import WITHIN_S, running
+from tests.support.hand_placer import node_spec
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`ca.pem`, and `certificate.pem` and `key.pem` for 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("authority")
+    make_certificates(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stranger")
+    make_certificates(folder)
+    return folder
+
+
+def environment(folder: Path, **changes: Path | str) -> dict[str, str]:
+    files = {"CERT": folder / "certificate.pem", "KEY": folder / "key.pem", **changes}
+    return {f"PENSTOCK_GATEWAY_TLS_{name}": str(path) for name, path in files.items()}
+
+
+def refusal(server: str, ca: Path | None = None) -> str:
+    """What the command line answers to whoever uses this server so."""
+    with pytest.raises(Stop) as stopped:
+        Gateway(server, None, None if ca is None else str(ca)).get("/v1/status")
+    assert stopped.value.code == Exit.BAD_SPEC
+    return str(stopped.value)
+
+
+@pytest.mark.postgres
+async def test_everything_passes_encrypted_and_nothing_else(
+    dsn: str, own: Path, stranger: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A team's gateway behind no proxy: commands, streams and the standing connections of nodes."""
+    ca, other = own / "ca.pem", stranger / "ca.pem"
+    async with running(dsn, ca=ca, certificate=own / "certificate.pem", key=own / "key.pem") as cell:
+        port = cell.url.rpartition(":")[2]
+        assert cell.url == f"https://127.0.0.1:{port}"
+        cell.placer.join(node_spec("n0", 1))
+        cell.placer.run(["a"])
+        await cell.tell()
+        await cell.caught_up()
+
+        flags = ["--server", cell.url, "--ca", str(ca)]
+        submitted = await asyncio.to_thread(penstock, ["submit", "--detach", *flags, "--", "true"])
+        assert (submitted, await asyncio.to_thread(penstock, ["get", "jobs", *flags])) == (0, 0)
+        [job_id, *_] = capsys.readouterr().out.split()
+        [written] = await cell.written(Topic.JOBS)
+        assert written.data.job_id == job_id
+        client = Gateway(cell.url, None, str(ca))
+        streamed = await asyncio.to_thread(lambda: next(client.events("/v1/stream", after="0")))
+        assert streamed.data["type"] == "penstock.term.started"
+
+        keeping = [asyncio.create_task(Connection(cell.url, "n0", None, each).keep()) for each in (ca, other)]
+        async with asyncio.timeout(WITHIN_S):
+            while not (await cell.http.get("/v1/nodes/n0")).json()["connected"] or not caplog.records:
+                await asyncio.sleep(0.02)
+        assert "its certificate is not accepted" in caplog.text
+        assert "--gateway-ca must name the authority" in caplog.text
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+
+        for wrong in (other, None):
+            refused = await asyncio.to_thread(refusal, cell.url, wrong)
+            assert "--ca or PENSTOCK_CA must name the authority that signed it" in refused
+            assert str(wrong or "system") in refused
+        began_s = time.monotonic()
+        with pytest.raises(Stop, match="certificate is not accepted"):
+            await asyncio.to_thread(lambda: next(Gateway(cell.url, None, str(other)).events("/v1/stream")))
+        assert time.monotonic() - began_s < 2, "trying again mends nothing"
+        named = await asyncio.to_thread(refusal, f"https://localhost:{port}", ca)
+        assert "must name localhost" in named
+        clear = await asyncio.to_thread(refusal, f"http://127.0.0.1:{port}")
+        assert clear.endswith("it speaks TLS only; write https://")
+        async with httpx.AsyncClient() as http:
+            with pytest.raises(httpx.RequestError):
+                await http.get(f"http://127.0.0.1:{port}/healthz")
+
+
+async def test_a_server_without_tls_is_told_from_one_that_is_away(own: Path) -> None:
+    """`https://` was written for a gateway that does not encrypt, and an authority was named for `http://`."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        refused = await asyncio.to_thread(refusal, f"https://127.0.0.1:{port}", own / "ca.pem")
+        assert "it does not speak TLS as we do" in refused
+        assert "write http://" in refused
+    assert "write https://" in refusal(f"http://127.0.0.1:{port}", own / "ca.pem")
+    assert "/nowhere" in refusal(f"https://127.0.0.1:{port}", Path("/nowhere"))
+    with pytest.raises(ConfigurationError, match="--gateway-ca=/nowhere"):
+        Connection("https://127.0.0.1:1", "n0", None, Path("/nowhere"))
+    with pytest.raises(Stop) as stopped:
+        Gateway(f"http://127.0.0.1:{port}").get("/v1/status")
+    assert stopped.value.code == Exit.UNREACHABLE
+
+
+def test_a_certificate_that_every_client_would_refuse_is_refused_at_the_start(
+    own: Path, stranger: Path, tmp_path: Path
+) -> None:
+    """Files were renewed by halves, copied with the wrong mode, or forgotten until they had expired."""
+
+    def complaint(**changes: Path | str) -> str:
+        with pytest.raises(ConfigurationError) as raised:
+            Options.from_env(environment(own, **changes))
+        return str(raised.value)
+
+    found = Options.from_env(environment(own))
+    assert found.tls() is not None
+    assert "PENSTOCK_GATEWAY_TLS_KEY is not set" in complaint(KEY="")
+    assert "PENSTOCK_GATEWAY_TLS_CERT is not set" in complaint(CERT="")
+    assert complaint(CERT=tmp_path / "none").startswith(
+        f"PENSTOCK_GATEWAY_TLS_CERT: {tmp_path}/none cannot be read"
+    )
+    assert f"{stranger}/key.pem is not the key of" in complaint(KEY=stranger / "key.pem")
+    assert "cannot be used" in complaint(CERT=own / "key.pem")
+    readable = tmp_path / "key.pem"
+    readable.write_bytes((own / "key.pem").read_bytes())
+    readable.chmod(0o640)
+    assert f"has mode 0640, others can use it; run chmod 600 {readable}" in complaint(KEY=readable)
+    locked = tmp_path / "locked.pem"
+    openssl("pkey", "-in", own / "key.pem", "-aes128", "-passout", "pass:x", "-out", locked)
+    locked.chmod(0o600)
+    assert "has a passphrase" in complaint(KEY=locked)
+    assert "certificate has expired" in complaint(CERT=expired(own, tmp_path))
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=10)
+
+
+def expired(own: Path, folder: Path) -> Path:
+    """A certificate of the authority for the gateway's key that ended yesterday."""
+    config, request, certificate = (
+        INFRA / "kafka/certificates.cnf",
+        folder / "request",
+        folder / "expired.pem",
+    )
+    openssl("req", "-config", config, "-new", "-key", own / "key.pem", "-out", request)
+    openssl(
+        *("x509", "-req", "-in", request, "-CA", own / "ca.pem", "-CAkey", own / "ca.key", "-days", "-1"),
+        *("-extfile", config, "-extensions", "broker", "-out", certificate),
+    )
+    return certificate
+
+
+def test_clear_text_that_others_can_read_is_warned_of(
+    own: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gateway was opened to the network, and encryption left for later."""
+    with caplog.at_level(logging.WARNING):
+        listening_socket(Options("127.0.0.1", 0)).close()
+        given = Options("0.0.0.0", 0, tmp_path, certificate=own / "certificate.pem", key=own / "key.pem")
+        listening_socket(given).close()
+        assert caplog.text == ""
+        listening_socket(Options("0.0.0.0", 0, tmp_path)).close()
+    assert "PENSTOCK_GATEWAY_TLS_CERT" in caplog.text
