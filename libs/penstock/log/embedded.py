@@ -27,6 +27,7 @@ from penstock.log.embedded_schema import (
     HEADS,
     PARTITIONS,
     READ,
+    SOME_HIDDEN,
     ensure_schema,
     pack_headers,
 )
@@ -45,6 +46,9 @@ EXPIRE_EVERY = 20_000  # records appended between two looks for expired ones; so
 EXPIRE_BATCH = 250  # oldest records per partition and transaction; of 32 partitions in 80 ms
 DELETE_BATCH = 5_000  # records of one partition and transaction
 NOTHING_DELETED = "DELETE 0"
+REMEDY = (
+    "an administrator runs python -m penstock.local.postgres_setup"  # creates tables, partitions and rights
+)
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.02, 1.0
 
 # What a restarting, recovering or vanished server looks like to its clients.
@@ -91,6 +95,9 @@ class EmbeddedLog:
             await self._listen()
             await self._load_ids()
             self._expire_soon()
+        except asyncpg.InsufficientPrivilegeError as error:
+            await self.close()
+            raise NotAllowed(f"the embedded log refuses {self._identity}: {error}; {REMEDY}") from error
         except (*OUTAGES, asyncpg.PostgresError) as error:
             await self.close()
             raise LogError(f"the embedded log cannot be prepared: {error}") from error
@@ -100,6 +107,11 @@ class EmbeddedLog:
         return self
 
     async def create(self, topics: Mapping[str, int]) -> None:
+        """Only who owns the tables may add partitions; where none are missing nobody needs to."""
+        await self._load_ids()
+        wanted = {Partition(topic, index) for topic, count in topics.items() for index in range(count)}
+        if wanted <= self._ids.keys():
+            return
         await self._query(ADD_PARTITIONS, list(topics), list(topics.values()))
         await self._load_ids()
 
@@ -132,6 +144,10 @@ class EmbeddedLog:
         ids = await self.partition_ids(offsets)
         connection = await self._connect(" (archive)")
         try:
+            if await connection.fetchval(SOME_HIDDEN):
+                raise NotAllowed(
+                    f"{self._identity} may not delete records: an administrator's log URL is needed"
+                )
             for partition, offset in offsets.items():
                 while (
                     await connection.execute(DELETE_BEFORE, ids[partition], offset, DELETE_BATCH)
@@ -220,6 +236,8 @@ class EmbeddedLog:
                 self._on_listener_gone(connection)
                 if self._closed:
                     raise LogError("the log is closed") from error
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise NotAllowed(f"the embedded log refuses {self._identity}: {error}; {REMEDY}") from error
             except asyncpg.PostgresError as error:
                 raise LogError(f"the embedded log cannot be read: {error}") from error
             else:

@@ -5,6 +5,9 @@ raises them and inserts its records in one transaction: offsets are given in com
 record becomes visible together with all before it. `wanted` names the head that a partition must have, or NULL: then
 nothing is appended unless it has it. The notification is part of the same transaction, so a
 crash cannot lose the wake-up of a committed record.
+
+`append` runs with the rights of the schema's owner, so that a service needs none on the tables: it may append to the topics
+that `rights` lists for its role. Who may insert into the records anyway (the owner, for one) may append to all.
 """
 
 import struct
@@ -16,7 +19,7 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-_VERSION = "penstock log 2"  # stored as the schema's comment; raised with every change below
+_VERSION = "penstock log 3"  # stored as the schema's comment; raised with every change below
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
 # 7,900 of the 8,000 bytes that Postgres allows per notification.
@@ -39,6 +42,12 @@ CREATE TABLE IF NOT EXISTS penstock_log.records (
     PRIMARY KEY (partition_id, position)
 );
 ALTER TABLE penstock_log.records ALTER COLUMN value SET STORAGE EXTERNAL;
+CREATE TABLE IF NOT EXISTS penstock_log.rights (
+    role name NOT NULL,
+    verb text NOT NULL CHECK (verb IN ('read', 'write', 'expire')),
+    topic text NOT NULL,
+    PRIMARY KEY (role, verb, topic)
+);
 DROP FUNCTION IF EXISTS penstock_log.append(
     integer[], integer[], integer[], integer[], bytea[], bytea[], bytea[]
 );
@@ -46,10 +55,20 @@ CREATE OR REPLACE FUNCTION penstock_log.append(
     ids integer[], counts integer[],
     slots integer[], ranks integer[], keys bytea[], headers bytea[], contents bytea[], wanted bigint[],
     OUT bases bigint[], OUT stamp_ms bigint
-) LANGUAGE plpgsql AS $body$
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     news text;
+    denied text;
 BEGIN
+    IF NOT has_table_privilege(session_user, 'penstock_log.records', 'INSERT') THEN
+        SELECT string_agg(DISTINCT p.topic, ', ') INTO denied FROM penstock_log.partitions p
+        WHERE p.id = ANY(ids) AND NOT EXISTS (
+            SELECT FROM penstock_log.rights r WHERE r.role = session_user AND r.verb = 'write' AND r.topic = p.topic
+        );
+        IF denied IS NOT NULL THEN
+            RAISE EXCEPTION 'role % may not append to %', session_user, denied USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END IF;
     PERFORM 1 FROM penstock_log.partitions p WHERE p.id = ANY(ids) ORDER BY p.id FOR UPDATE;
     stamp_ms := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     WITH raised AS (
@@ -108,9 +127,12 @@ WITH oldest AS (
 )
 DELETE FROM penstock_log.records WHERE partition_id = $1 AND position <= (SELECT max(position) FROM oldest)
 """
+SOME_HIDDEN = (
+    "SELECT row_security_active('penstock_log.records')"  # by rights: then nothing is deleted, silently
+)
 EXPIRE_ALONE = f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY + 1})"  # one program at a time
 ANY_EXPIRED = """
-SELECT EXISTS (
+SELECT has_table_privilege('penstock_log.records', 'DELETE') AND EXISTS (
     SELECT FROM unnest($1::text[], $2::bigint[]) AS t(topic, retention_ms)
     JOIN penstock_log.partitions p ON p.topic = t.topic
     CROSS JOIN LATERAL (

@@ -8,7 +8,6 @@ Prints what the cluster has now, and what was changed. Exit status: 0 done, 1 th
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +17,10 @@ from penstock import commandline
 from penstock.errors import ConfigurationError
 from penstock.log.kafka import KafkaLog
 from penstock.log.open import open_log
-from penstock.log.topic_settings import topic_partitions
+from penstock.log.topic_settings import Rights, topic_partitions
 from penstock.model.topics import Topic
 
 MAX_CELLS = 1_000  # PENSTOCK_CELL_INDEX is 0–999
-
-Rights = Mapping[str, Mapping[str, list[str]]]
-"""Identity → "read" | "write" → topics, as infra/kafka/acls.yaml."""
 
 
 async def grant_all(log: KafkaLog, rights: Rights) -> int:

@@ -8,6 +8,9 @@ from types import MappingProxyType
 
 from penstock.model.topics import CELL_TOPICS, INPUT_TOPICS, NODE_PARTITIONS, Topic
 
+Rights = Mapping[str, Mapping[str, list[str]]]
+"""Service → "read" | "write" → topics, as infra/kafka/acls.yaml."""
+
 DAY_MS = 86_400_000
 FOR_EVER = -1
 MAX_REPLICAS = 3

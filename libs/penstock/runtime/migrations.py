@@ -59,7 +59,10 @@ async def migrate(connection: asyncpg.Connection, schema: str, migrations: list[
     applied: list[str] = []
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
-        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        if (
+            await connection.fetchval("SELECT to_regnamespace($1)", schema) is None
+        ):  # its owner may create no other
+            await connection.execute(f"CREATE SCHEMA {schema}")
         await connection.execute(f"SET LOCAL search_path TO {schema}")
         await connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations "

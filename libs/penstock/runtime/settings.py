@@ -5,6 +5,7 @@
 | `PENSTOCK_LOG` | `kafka://[user:password@]host:port[,…][?ca=FILE]` or `postgresql://…` (the embedded log) | the value of `PENSTOCK_DSN` |
 | `PENSTOCK_LOG_FILE` | a file that holds `PENSTOCK_LOG`, which others cannot read: out of the environment, where children and `ps` find it | |
 | `PENSTOCK_DSN` | Postgres for projections and snapshots | required by projector and gateway; spares the placer folding from the beginning |
+| `PENSTOCK_DSN_FILE` | a file that holds `PENSTOCK_DSN`, which others cannot read | |
 | `PENSTOCK_ARCHIVE` | directory of the log's oldest records (`penstock-placer archive`), which are read as part of it | none |
 | `PENSTOCK_CELL` | name of the cell that this service works for | `default` |
 | `PENSTOCK_CELL_INDEX` | its partition in the cell topics, 0–999 | `0` |
@@ -94,8 +95,9 @@ class Settings(EnvironmentSettings):
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """The log is that of the DSN unless it is named."""
-        log_url = env.get("PENSTOCK_LOG") or _private(env.get("PENSTOCK_LOG_FILE")) or env.get("PENSTOCK_DSN")
-        return super().from_env({**env, "PENSTOCK_LOG": log_url or ""})
+        dsn = env.get("PENSTOCK_DSN") or _private(env, "PENSTOCK_DSN_FILE")
+        log_url = env.get("PENSTOCK_LOG") or _private(env, "PENSTOCK_LOG_FILE") or dsn
+        return super().from_env({**env, "PENSTOCK_LOG": log_url, "PENSTOCK_DSN": dsn})
 
     def environment(self) -> dict[str, str]:
         """The variables that give another process these same settings."""
@@ -122,18 +124,19 @@ class Settings(EnvironmentSettings):
         return self.dsn
 
 
-def _private(path: str | None) -> str | None:
-    """What a file holds that only its owner may read. Raises `ConfigurationError`."""
+def _private(env: Mapping[str, str], variable: str) -> str:
+    """What the named file holds that only its owner may read; empty without the variable. Raises `ConfigurationError`."""
+    path = env.get(variable)
     if not path:
-        return None
+        return ""
     try:
         found = Path(path)
         if found.stat().st_mode & 0o077:
             raise ConfigurationError(
-                f"PENSTOCK_LOG_FILE: others may read {path}, which holds a password; chmod 600 {path}"
+                f"{variable}: others may read {path}, which holds a password; chmod 600 {path}"
             )
         return found.read_text().strip()
     except OSError as error:
         raise ConfigurationError(
-            f"PENSTOCK_LOG_FILE: {path} cannot be read ({error.strerror}); give a readable file"
+            f"{variable}: {path} cannot be read ({error.strerror}); give a readable file"
         ) from error

@@ -43,6 +43,11 @@ class Key(NamedTuple):
     """Entered by this very call."""
 
 
+def gateway_schema(cell: str) -> str:
+    """Of the idempotency keys, beside the cell's read models."""
+    return f"{schema_of(cell)[:50]}_gateway"
+
+
 class Store:
     """One pool, and one connection that is notified of the projector's progress."""
 
@@ -52,7 +57,7 @@ class Store:
         # Where log and keys share one database, an append that is durable makes every commit before it durable.
         self._commit = "off" if log_url == dsn else "on"
         self.schema = schema_of(cell)
-        self._own = f"{self.schema[:50]}_gateway"
+        self._own = gateway_schema(cell)
         self._prune_keys = (
             f"DELETE FROM {self._own}.idempotency WHERE created_at < now() - make_interval(days => $1)"
         )

@@ -121,7 +121,10 @@ async def _project(
     connection: asyncpg.Connection, side: str, settings: Settings, log: Log, end: int
 ) -> tuple[Store, Replica]:
     """Fills a new schema from the ledger's records below offset `end`, inside the caller's transaction."""
-    await connection.execute(f"CREATE SCHEMA {side}")
+    try:
+        await connection.execute(f"CREATE SCHEMA {side}")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreError(f"{error}: give an administrator's URL as PENSTOCK_DSN") from error
     await connection.execute(f"SET LOCAL search_path TO {side}")
     for migration in load_migrations(MIGRATIONS):
         await connection.execute(migration.sql)

@@ -1,0 +1,141 @@
+"""Makes a Postgres ready for services with a role each: least rights on read models and on the embedded log.
+
+    PENSTOCK_DSN_FILE=admin.url python -m penstock.local.postgres_setup --rights infra/kafka/acls.yaml --urls FOLDER [--cells N]
+
+Run it as the server's administrator, before the services of a new version start, and again at any time. `FOLDER/SERVICE.url` (mode
+0600) is what to give a service as `PENSTOCK_DSN_FILE`, a node-reporter as `PENSTOCK_LOG_FILE`. Passwords are made once and stay.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+import asyncpg
+import typer
+
+from penstock import commandline
+from penstock.errors import ConfigurationError, StoreError
+from penstock.log.embedded_roles import grant_log, role_of
+from penstock.log.kafka_setup import MAX_CELLS, read_rights
+from penstock.log.topic_settings import Rights
+from penstock.runtime.database_roles import CONNECT_TIMEOUT_S, ensure_role, url_for
+from penstock.runtime.migrations import schema_of
+from penstock.runtime.settings import Settings
+from penstock_services.estimator.shell.store import estimator_schema
+from penstock_services.gateway.shell.store import gateway_schema
+
+SERVICE_NAME = re.compile(r"[a-z][a-z-]{0,40}")
+READERS = ("estimator", "gateway", "placer")
+"""Of the read models and snapshots. All of them read the ledger, from which these follow."""
+
+
+def schemas(cell: str) -> dict[str, str]:
+    """Service → the schema that it owns, migrates and alone writes."""
+    return {
+        "projector": schema_of(cell),
+        "gateway": gateway_schema(cell),
+        "estimator": estimator_schema(cell),
+    }
+
+
+async def give_schema(connection: asyncpg.Connection, schema: str, owner: str) -> None:
+    """The schema, with what is in it, belongs to this role; nobody else has rights there."""
+    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    await connection.execute(f"ALTER SCHEMA {schema} OWNER TO {owner}")
+    for row in await connection.fetch(
+        "SELECT quote_ident(tablename) AS name FROM pg_tables WHERE schemaname = $1", schema
+    ):
+        await connection.execute(f"ALTER TABLE {schema}.{row['name']} OWNER TO {owner}")
+
+
+async def let_read(connection: asyncpg.Connection, schema: str, owner: str, reader: str) -> None:
+    """`reader` may read every table of the schema, those to come included."""
+    await connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {reader}")
+    await connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {reader}")
+    await connection.execute(
+        f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT ON TABLES TO {reader}"
+    )
+
+
+async def prepare(settings: Settings, rights: Rights, folder: Path, cells: int = 1) -> list[str]:
+    """Roles, files and rights for the cell of `settings`; returns what there is now, a line each.
+
+    The embedded log gets its rights where it is the same database. Raises `ConfigurationError`, `StoreError`.
+    """
+    dsn = settings.need_dsn("the set-up")
+    owned = schemas(settings.cell)
+    with_log = settings.log_url == dsn
+    services = sorted({*owned, *READERS, *(rights if with_log else ())})
+    for service in services:
+        if not SERVICE_NAME.fullmatch(service):
+            raise ConfigurationError(f"--rights: {service!r} is no service; use small letters and -")
+    urls = {service: url_for(dsn, role_of(service), _password(folder, service)) for service in services}
+    _write_private(folder, urls)
+    try:
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+        try:
+            async with connection.transaction():
+                for service in services:
+                    await ensure_role(connection, service, unquote(urlsplit(urls[service]).password or ""))
+                for service, schema in owned.items():
+                    await give_schema(connection, schema, role_of(service))
+                for reader in READERS:
+                    await let_read(connection, owned["projector"], role_of("projector"), role_of(reader))
+                if with_log:
+                    await grant_log(connection, rights, cells)
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StoreError(
+            f"the set-up failed, nothing was changed: {error}; PENSTOCK_DSN must be a superuser's"
+        ) from error
+    return [
+        f"schemas: {', '.join(f'{schema} ({service})' for service, schema in owned.items())}",
+        f"log: {'rights by topic for ' + ', '.join(sorted(rights)) if with_log else 'elsewhere'}",
+        f"{folder}: {', '.join(f'{service}.url' for service in services)}",
+    ]
+
+
+def _password(folder: Path, service: str) -> str:
+    """That of the file that is there, else a new one."""
+    path = folder / f"{service}.url"
+    known = urlsplit(path.read_text().strip()).password if path.exists() else None
+    return unquote(known) if known else secrets.token_urlsafe(24)
+
+
+def _write_private(folder: Path, urls: Mapping[str, str]) -> None:
+    """A file for each service, whole or not at all; only its owner may read it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for service, url in urls.items():
+        new = folder / f"{service}.new"
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(url + "\n")
+        new.replace(folder / f"{service}.url")
+
+
+app = commandline.new_app()
+
+
+@app.command()
+def prepare_postgres(
+    urls: Annotated[Path, typer.Option(help="Folder for the URL of each service, with its password.")],
+    rights: Annotated[Path, typer.Option(help="infra/kafka/acls.yaml: rights on the embedded log.")],
+    cells: Annotated[
+        int, typer.Option(min=1, max=MAX_CELLS, help="Scheduling domains: partitions of the cell topics.")
+    ] = 1,
+) -> None:
+    """Make a Postgres ready for services with a role each. Run again at any time.
+
+    PENSTOCK_DSN or PENSTOCK_DSN_FILE is a superuser's.
+    """
+    print("\n".join(asyncio.run(prepare(Settings.from_env(), read_rights(rights), urls, cells))))
+
+
+if __name__ == "__main__":
+    commandline.start(app, "python -m penstock.local.postgres_setup")

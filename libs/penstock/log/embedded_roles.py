@@ -1,0 +1,69 @@
+"""Roles of the embedded log: who may append to, read and expire which topics, enforced by Postgres.
+
+Appending is checked by `penstock_log.append` once for each batch. Reading and expiring are checked by row security, which the
+owner of the tables is exempt from: an installation with one DSN for all services pays nothing for it.
+"""
+
+import asyncpg
+
+from penstock.log.embedded_schema import ADD_PARTITIONS, ensure_schema
+from penstock.log.topic_settings import FOR_EVER, RETENTION_MS, Rights, topic_partitions
+from penstock.model.topics import Topic
+
+NODE_REPORTER = "node-reporter"
+NODE_REPORTER_RIGHTS: Rights = {
+    NODE_REPORTER: {
+        "write": [Topic.NODES, Topic.TELEMETRY, Topic.DEAD_LETTERS],
+        "read": [Topic.ORDERS, Topic.NODES],
+    }
+}
+"""As in infra/kafka/acls.yaml, for an installation that has no checkout; a test compares them."""
+
+EXPIRES = "placer"
+"""The service that deletes expired records: it runs once per cell, and writes most of them."""
+
+_SHORTEST_MS = min(ms for ms in RETENTION_MS.values() if ms != FOR_EVER)
+
+# The inner SELECT refers to nothing outside, so that it is evaluated once for each statement and not for each row.
+_VISIBLE = """partition_id = ANY (ARRAY(
+    SELECT p.id FROM penstock_log.partitions p JOIN penstock_log.rights r ON r.topic = p.topic
+    WHERE r.role = current_user AND r.verb {verbs}
+))"""
+_POLICIES = f"""
+ALTER TABLE penstock_log.records ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS readers ON penstock_log.records;
+CREATE POLICY readers ON penstock_log.records FOR SELECT USING ({_VISIBLE.format(verbs="IN ('read', 'expire')")});
+DROP POLICY IF EXISTS expired ON penstock_log.records;
+CREATE POLICY expired ON penstock_log.records FOR DELETE USING (
+    {_VISIBLE.format(verbs="= 'expire'")}
+    AND timestamp_ms < extract(epoch FROM statement_timestamp()) * 1000 - {_SHORTEST_MS}
+);
+"""
+
+
+def role_of(service: str) -> str:
+    """The service's role in Postgres."""
+    return f"penstock_{service.replace('-', '_')}"
+
+
+async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int = 1) -> None:
+    """Creates tables and partitions, and gives each service's role, which must exist, these rights and no others.
+
+    `connection` is an administrator's: it owns the tables from now on, or has made them before.
+    """
+    await ensure_schema(connection)
+    topics = topic_partitions(cells)
+    await connection.execute(ADD_PARTITIONS, list(topics), list(topics.values()))
+    async with connection.transaction():
+        await connection.execute(_POLICIES)
+        for service, verbs in rights.items():
+            role = role_of(service)
+            await connection.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA penstock_log FROM {role}")
+            await connection.execute(f"GRANT USAGE ON SCHEMA penstock_log TO {role}")
+            await connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA penstock_log TO {role}")
+            given = [(role, verb, str(topic)) for verb, names in verbs.items() for topic in names]
+            if service == EXPIRES:
+                await connection.execute(f"GRANT DELETE ON penstock_log.records TO {role}")
+                given += [(role, "expire", topic) for topic, ms in RETENTION_MS.items() if ms != FOR_EVER]
+            await connection.execute("DELETE FROM penstock_log.rights WHERE role = $1", role)
+            await connection.executemany("INSERT INTO penstock_log.rights VALUES ($1, $2, $3)", given)

@@ -1,0 +1,58 @@
+"""Roles of Postgres for services, and URLs with their passwords."""
+
+import base64
+import hmac
+import secrets
+from hashlib import pbkdf2_hmac, sha256
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from penstock.log.embedded_roles import grant_log, role_of
+from penstock.log.topic_settings import Rights
+
+CONNECT_TIMEOUT_S = 5.0
+SCRAM_ROUNDS = 4_096  # Postgres' own default; the passwords are random and long
+
+
+def url_for(administrator: str, role: str, password: str) -> str:
+    """The same server and database for this role."""
+    parts = urlsplit(administrator)
+    address = parts.netloc.rpartition("@")[2]
+    options = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("user", "password")]
+    netloc = f"{role}:{quote(password, safe='')}@{address}"
+    return urlunsplit(parts._replace(netloc=netloc, query=urlencode(options, safe="/")))
+
+
+def scram_verifier(password: str) -> str:
+    """What Postgres stores of a password (RFC 5803): the password itself is in no statement, and so in no server's log."""
+    salt = secrets.token_bytes(16)
+    salted = pbkdf2_hmac("sha256", password.encode(), salt, SCRAM_ROUNDS)
+    stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server = hmac.digest(salted, b"Server Key", "sha256")
+    salt64, stored64, server64 = (base64.b64encode(raw).decode() for raw in (salt, stored, server))
+    return f"SCRAM-SHA-256${SCRAM_ROUNDS}:{salt64}${stored64}:{server64}"
+
+
+async def ensure_role(connection: asyncpg.Connection, service: str, password: str) -> None:
+    """The service's role with this password, and without any right of an administrator."""
+    role = role_of(service)
+    known = await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role)
+    await connection.execute(
+        f"{'ALTER' if known else 'CREATE'} ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS "
+        f"PASSWORD '{scram_verifier(password)}'"
+    )
+    database = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"GRANT CONNECT ON DATABASE {database} TO {role}")
+
+
+async def log_url_for(administrator: str, service: str, rights: Rights) -> str:
+    """A URL of the embedded log for this service, with a new password: the former one is void."""
+    password = secrets.token_urlsafe(24)
+    connection = await asyncpg.connect(administrator, timeout=CONNECT_TIMEOUT_S)
+    try:
+        await ensure_role(connection, service, password)
+        await grant_log(connection, rights)
+    finally:
+        await connection.close()
+    return url_for(administrator, role_of(service), password)
