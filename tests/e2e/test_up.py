@@ -1,5 +1,6 @@
 """Everything on one machine, used through the command line as people and pipelines use it."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.errors import NotAllowed
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.port import Message, Partition
+from penstock.model.topics import Topic
 from tests.e2e.conftest import (
     PENSTOCK,
     ROOT,
@@ -145,6 +150,25 @@ def test_without_the_token_nobody_comes_in(up: Installation, place: Path) -> Non
     wrong = place / "token"
     wrong.write_text("x" * 32)
     assert up.run("get", "jobs", "--token-file", str(wrong)).returncode == 21
+
+
+def test_what_a_job_could_steal_from_its_node_appends_nothing_to_the_ledger(up: Installation) -> None:
+    """A job breaks out and reads the log's URL that its node-reporter has."""
+    urls = list((up.folder / "nodes").glob("*/log-url"))
+    assert urls
+
+    async def steal(url: str) -> None:
+        log = await EmbeddedLog(url, "thief").start()
+        try:
+            for topic in set(Topic) - {Topic.NODES, Topic.TELEMETRY, Topic.DEAD_LETTERS}:
+                with pytest.raises(NotAllowed, match=topic):
+                    await log.append([Message(Partition(topic, 0), b"{}")])
+        finally:
+            await log.close()
+
+    for path in urls:
+        assert path.stat().st_mode & 0o777 == 0o600
+        asyncio.run(steal(path.read_text()))
 
 
 def test_a_stopped_gateway_is_unreachable_not_a_crash(up: Installation) -> None:

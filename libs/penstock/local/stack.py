@@ -34,9 +34,11 @@ from penstock.local.lock import announce, folder_lock, same_log
 from penstock.local.options import Options
 from penstock.local.services import all_services
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
+from penstock.log.embedded_roles import NODE_REPORTER, NODE_REPORTER_RIGHTS
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
+from penstock.runtime.database_roles import log_url_for
 from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
@@ -105,6 +107,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         archive = os.environ.get("PENSTOCK_ARCHIVE") or None
         settings = Settings(log_url=options.log or dsn, dsn=dsn, archive=archive, otlp=options.otlp)
         log = await _log(settings, stack)
+        nodes = await _of_node_reporters(settings)
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
             warn(
                 f"the database's user cannot reach {options.folder}: nothing is stored after the end; use another --folder"
@@ -119,7 +122,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
         step("services", "placer, estimator, projector, gateway")
         stack.callback(end_leftover_tasks, options.folder / "nodes")
-        await stack.enter_async_context(_node_reporters(options, settings, warn, failed))
+        await stack.enter_async_context(_node_reporters(options, nodes, warn, failed))
         step("nodes", _describe_nodes(options))
         if os.geteuid() == 0:
             warn(
@@ -181,6 +184,14 @@ async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
     return log
 
 
+async def _of_node_reporters(settings: Settings) -> Settings:
+    """Without the database, and on a server of our own with a role that may append facts about nodes and no others."""
+    url = settings.log_url
+    if url == settings.dsn and not os.environ.get(DSN_VARIABLE, "").strip():
+        url = await log_url_for(url, NODE_REPORTER, NODE_REPORTER_RIGHTS)
+    return settings.model_copy(update={"log_url": url, "dsn": None})
+
+
 @asynccontextmanager
 async def _node_reporters(
     options: Options, settings: Settings, warn: Callable[[str], None], failed: "asyncio.Future[None]"
@@ -236,7 +247,8 @@ def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
     log_url.touch(mode=0o600)
     log_url.write_text(settings.log_url)
     found = {**os.environ, **settings.environment(), "PENSTOCK_LOG_FILE": str(log_url)}
-    return {name: value for name, value in found.items() if name not in ("PENSTOCK_LOG", DSN_VARIABLE)}
+    absent = ("PENSTOCK_LOG", DSN_VARIABLE, "PENSTOCK_DSN_FILE")
+    return {name: value for name, value in found.items() if name not in absent}
 
 
 def _operator_key(folder: Path) -> Path:
