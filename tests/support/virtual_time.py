@@ -60,7 +60,9 @@ def _clocks(loop: VirtualLoop, error_ms: Callable[[], int], boot_rate: Callable[
     """`penstock.clock` shows the loop's time, the wall clock wrong by `error_ms()`, the boot-time clock running at `boot_rate()`."""
     real = getattr(clock, "time")  # noqa: B009 - as below
     virtual = SimpleNamespace(
-        time_ns=lambda: (EPOCH_MS + error_ms()) * 1_000_000 + int(loop.time() * 1e9),
+        time_ns=lambda: max(
+            0, (EPOCH_MS + error_ms()) * 1_000_000 + int(loop.time() * 1e9)
+        ),  # as Linux has it
         clock_gettime=lambda which: loop.time() * boot_rate(),
         CLOCK_BOOTTIME=None,
     )

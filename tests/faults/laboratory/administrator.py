@@ -47,7 +47,9 @@ class Administrator:
     async def _accept(self, topic: str | None, offset: str | None) -> None:
         """What fails is said again by the next placer."""
         lab = self._lab
-        start = placer.Start(f"operator-{self.accepted}", False, lab.load_replica, bytes(SEED_BYTES))
+        start = placer.Start(
+            f"operator-{self.accepted}", False, lab.load_replica, lab.newest_projected, bytes(SEED_BYTES)
+        )
         try:
             log = Connection(lab.broker)
             if topic is None or offset is None:

@@ -30,7 +30,6 @@ from penstock_services.estimator.shell import service as estimator
 from penstock_services.node_reporter.options import Options as NodeOptions
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
-from penstock_services.placer.shell.history import Loaded
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.laboratory.administrator import Administrator
 from tests.faults.laboratory.environment import environment, on_loop_error
@@ -178,15 +177,16 @@ class Laboratory:
     def _placer(self, number: int) -> Service:
         name = f"placer-{number}"
 
-        async def load_replica(settings: Settings, log: Log) -> Loaded:
-            loaded = await self.load_replica(settings, log)
-            self.replicas[name] = loaded.replica
-            return loaded
+        async def load_replica(settings: Settings, log: Log) -> Replica:
+            replica = self.replicas[name] = await self.load_replica(settings, log)
+            return replica
 
         async def work(process: Process) -> None:
             standing_by = name in self._standing_by
             self._standing_by.discard(name)
-            start = placer.Start(name, standing_by, load_replica, sha256(name.encode()).digest())
+            start = placer.Start(
+                name, standing_by, load_replica, self.newest_projected, sha256(name.encode()).digest()
+            )
             log = Connection(self.broker, process)
             try:
                 await placer.run(SETTINGS, process.stop, log=log, start=start)
@@ -195,15 +195,19 @@ class Laboratory:
 
         return Service(self.world, name, self.clocks[number], work, 20.0)
 
-    async def load_replica(self, settings: Settings, log: Log) -> Loaded:
+    async def load_replica(self, settings: Settings, log: Log) -> Replica:
         """From the latest snapshot; now and then there is none to be had, and it folds from the beginning."""
         del settings
         if self.snapshots and self.world.rng.random() >= 0.2:
             for latest in reversed(self.snapshots):
                 if await head_id_at(log, LEDGER, latest.offset - 1) == latest.head.id:
-                    replica = Replica(load(latest.state), latest.head, latest.offset, latest.offset - 1)
-                    return Loaded(replica, self.projected)
-        return Loaded(Replica(), self.projected)
+                    return Replica(load(latest.state), latest.head, latest.offset, latest.offset - 1)
+        return Replica()
+
+    async def newest_projected(self, settings: Settings) -> Written | None:
+        """What the read models hold."""
+        del settings
+        return self.projected
 
     async def _estimate(self, process: Process) -> None:
         try:

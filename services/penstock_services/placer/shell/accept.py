@@ -17,7 +17,7 @@ from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.snapshots import Written
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
-from penstock_services.placer.shell.service import Start, load_replica
+from penstock_services.placer.shell.service import Start, load_replica, newest_projected
 from penstock_services.placer.shell.term import acquire
 
 FROZEN = "the ledger has lost records: each node must join anew (restart its node-reporter), and what it ran of them end"
@@ -76,7 +76,11 @@ async def accept_ledger(
 
 def _start() -> Start:
     return Start(
-        f"operator-{os.getpid()}-{secrets.token_hex(4)}", False, load_replica, secrets.token_bytes(SEED_BYTES)
+        f"operator-{os.getpid()}-{secrets.token_hex(4)}",
+        False,
+        load_replica,
+        newest_projected,
+        secrets.token_bytes(SEED_BYTES),
     )
 
 
@@ -90,7 +94,7 @@ async def _begin_term(
 ) -> dict[str, Any]:
     """`whole`: only if the ledger has all that is known of it."""
     ledger = Partition(Topic.LEDGER, settings.cell_index)
-    replica, written = await start.load(settings, log)
+    replica, written = await start.load(settings, log), await start.projected(settings)
     reader = log.reader({ledger: replica.offset})
     async with tracing("placer", settings) as traces:
         try:

@@ -6,21 +6,11 @@ person to judge, who goes on with `penstock-placer accept-ledger`: it raises the
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.record import GENESIS
-from penstock.ledger.replica import Replica
 from penstock.log.port import Log, Partition
 from penstock.runtime.snapshots import Written, head_id_at
-
-
-class Loaded(NamedTuple):
-    """What a placer begins with."""
-
-    replica: Replica
-    written: Written | None
-    """The newest record of this cell's ledger that its read models hold; None: not known."""
 
 
 async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[Written | None]) -> None:

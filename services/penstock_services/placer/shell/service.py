@@ -46,7 +46,6 @@ from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_timer
 from penstock_services.placer.core.step import DecisionNotFolded, Failure, PlacerCore
 from penstock_services.placer.shell.dispatch import Dispatcher
-from penstock_services.placer.shell.history import Loaded
 from penstock_services.placer.shell.identity import Identity
 from penstock_services.placer.shell.inputs import input_positions
 from penstock_services.placer.shell.ledger_time import ClockAlarm
@@ -272,8 +271,10 @@ class Start(NamedTuple):
 
     placer_id: str
     standing_by: bool
-    load: Callable[[Settings, Log], Awaitable[Loaded]]
+    load: Callable[[Settings, Log], Awaitable[Replica]]
     """What each of its terms begins with."""
+    projected: Callable[[Settings], Awaitable[Written | None]]
+    """The newest record of this cell's ledger that its read models hold; None: not known."""
     seed: bytes
     """Of the key that this process shows to nodes."""
 
@@ -281,7 +282,13 @@ class Start(NamedTuple):
 def start_of_process() -> Start:
     """By the environment, with an id that no other process has."""
     placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
-    return Start(placer_id, StandbySettings.from_env().standby, load_replica, secrets.token_bytes(SEED_BYTES))
+    return Start(
+        placer_id,
+        StandbySettings.from_env().standby,
+        load_replica,
+        newest_projected,
+        secrets.token_bytes(SEED_BYTES),
+    )
 
 
 class PlacerService:
@@ -297,7 +304,7 @@ class PlacerService:
         self._poisoned: dict[str, Failure] = {}
         self._seen: Written | None = None
         """At the end of this process' last term."""
-        self._placer_id, self._standing_by, self._load, seed = start
+        self._placer_id, self._standing_by, self._load, self._projected, seed = start
         self._keys = PlacerKeys(seed)
 
     def failed(self, error: BaseException) -> None:
@@ -310,12 +317,13 @@ class PlacerService:
     async def one_term(self) -> None:
         """Loads, stands by if replaced, acquires, serves; ends by an exception or cancellation."""
         ledger = Partition(Topic.LEDGER, self._settings.cell_index)
-        replica, written = await self._load(self._settings, self._log)
-        seen = (written, self._seen)
+        replica = await self._load(self._settings, self._log)
+        seen = (await self._projected(self._settings), self._seen)
         ledger_trace = LedgerTrace(self._traces)
         if self._standing_by:
             self._ready.set()
             await stand_by(self._log, replica, self._settings.cell_index, ledger_trace, seen)
+            seen = (await self._projected(self._settings), self._seen)  # of what others wrote meanwhile
         reader = self._log.reader({ledger: replica.offset})
         cell = self._settings.cell
         try:
@@ -332,7 +340,7 @@ class PlacerService:
             await reader.close()
 
 
-async def load_replica(settings: Settings, log: Log) -> Loaded:
+async def load_replica(settings: Settings, log: Log) -> Replica:
     """The latest usable snapshot, else an empty replica: without Postgres a placer folds from the beginning.
 
     Raises `ConfigurationError` where the ledger's beginning was archived and cannot be read.
@@ -340,18 +348,31 @@ async def load_replica(settings: Settings, log: Log) -> Loaded:
     ledger = Partition(Topic.LEDGER, settings.cell_index)
     if settings.dsn is None:
         await check_beginning(log, ledger, 0)
-        return Loaded(Replica(), None)
+        return Replica()
     try:
         connection = await asyncpg.connect(settings.dsn, timeout=CONNECT_TIMEOUT_S)
         try:
-            replica = await load_latest(connection, settings.cell, log, ledger)
-            return Loaded(replica, await projected(connection, settings.cell))
+            return await load_latest(connection, settings.cell, log, ledger)
         finally:
             await connection.close()
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         logger.warning("no snapshot, folding from the beginning: Postgres cannot be reached (%s)", error)
         await check_beginning(log, ledger, 0)
-        return Loaded(Replica(), None)
+        return Replica()
+
+
+async def newest_projected(settings: Settings) -> Written | None:
+    """The newest record that the read models hold; None where Postgres is not to be had."""
+    if settings.dsn is None:
+        return None
+    try:
+        connection = await asyncpg.connect(settings.dsn, timeout=CONNECT_TIMEOUT_S)
+        try:
+            return await projected(connection, settings.cell)
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return None
 
 
 async def run(
