@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.app import run as penstock
 from penstock.log.port import Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.external_events import NodeLeft, NodeSuspected
 from penstock.model.topics import Topic
@@ -30,6 +31,7 @@ HOUR_MS = 3_600_000.0
 async def system(dsn: str) -> AsyncIterator[tuple[Cell, "asyncio.Task[None]"]]:
     """Two nodes of four GPUs whose tasks run for an hour."""
     async with running(dsn) as cell:
+        await cell.log.inner.create(topic_partitions(1))
         settings, stop = Settings(log_url=dsn, dsn=dsn), asyncio.Event()
         nodes = FakeNodes(cell.log.inner, [node_spec("n1"), node_spec("n2")], run_ms=HOUR_MS)
         tasks = [
