@@ -235,6 +235,8 @@ def test_why_answers_for_the_placed_the_waiting_and_the_past(up: Installation, s
         (("get", "nodes", "-o", "wide"), ("node-0", "rack-1", "ready")),
         (("get", "gpus"), ("V100", "16 GiB")),
         (("describe", "node", "node-1"), ("rack-1", "V100")),
+        (("describe", "job", "done"), ("VIRTUAL-node-0-0 (0)",)),
+        (("why", "done"), ("VIRTUAL-node-0-0 (0)",)),
         (("doctor",), ("placer", "2 of 2 ready")),
         (("projections", "verify"), ("ok: true",)),
         (("projections", "rebuild"), ("ok: true",)),

@@ -59,7 +59,7 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
     assert (await get("/v1/jobs", params={"owner": "nobody"})).json()["jobs"] == []
     assert (await get("/v1/jobs/done")).json()["outcome"] == "succeeded"
     (task,) = (await get("/v1/jobs/runs/tasks")).json()["tasks"]
-    assert (task["status"], task["node_id"]) == ("running", "n0")
+    assert (task["status"], task["node_id"], task["gpu_uuids"]) == ("running", "n0", ["n0-gpu-0"])
     events = (await get("/v1/jobs/done/events")).json()["events"]
     assert (events[0]["type"], events[-1]["type"]) == ("penstock.job.submitted", "penstock.job.ended")
     node = (await get("/v1/nodes/n0")).json()
@@ -76,7 +76,9 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
     assert one == decisions
     why = (await get("/v1/jobs/runs/why")).json()
     assert (why["status"], why["placement"]["candidates"][0]["nodes"]) == ("running", ["n0"])
+    assert [(task["gpus"], task["gpu_uuids"]) for task in why["placement"]["tasks"]] == [([0], ["n0-gpu-0"])]
     ended = (await get("/v1/jobs/done/why")).json()
+    assert ended["placement"]["tasks"][0]["gpu_uuids"] == ["n0-gpu-0"]
     assert (ended["status"], ended["placement"]["tasks"][0]["node_id"]) == ("succeeded", "n0")
     for path, status_code in [
         ("/v1/jobs/nobody", 404), ("/v1/jobs/nobody/tasks", 404), ("/v1/nodes/n9", 404), ("/v1/decisions/2", 404),

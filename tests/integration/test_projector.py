@@ -406,6 +406,29 @@ async def test_migrations_are_applied_once_and_never_changed(dsn: str) -> None:
     await second.close()
 
 
+async def test_an_upgrade_names_the_gpus_of_what_runs(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
+    """Tables from before tasks named their GPUs: the migration fills in those of tasks that run; of the others a rebuild."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 4))
+    placer.run(["ended"])
+    placer.submit("runs", gpus=3)
+    placer.start("runs")
+    await placer.send(log)
+    async with projecting(cell, log):
+        await reached(dsn, len(placer.values))
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(
+        "ALTER TABLE penstock.tasks DROP COLUMN gpu_uuids; DELETE FROM penstock.migrations WHERE name LIKE '0007%'"
+    )
+    await connection.close()
+    async with projecting(cell, log):
+        pass
+    found = await verify(cell, log)
+    assert [difference["key"] for difference in found["differences"]] == ["ended.1.w0"]
+    await rebuild(cell, log)
+    await assert_equals_replay(cell, log)
+
+
 async def test_a_changed_migration_ends_the_service_until_it_is_mended(
     dsn: str, cell: Settings, log: EmbeddedLog
 ) -> None:

@@ -1,13 +1,14 @@
 """A GPU is its UUID: in the cell's books it keeps its slot, and a slot its GPU, while a task holds it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cli.tables import short_uuid
+from penstock.cli.tables import gpu_names, short_uuid
 from penstock.ledger.snapshot import dump, load
 from penstock.model.external_events import (
     GpuFault,
@@ -26,6 +27,8 @@ from penstock_services.placer.core.orders import orders_of
 from tests.support.driver import CellDriver, estimate
 
 CARDS = "ABCDEFGH"
+UUID = "GPU-5d0f2b1e-77aa-4f3c-9d0b-0123456789ab"
+TASK = {"gpus": [2, 0], "gpu_uuids": [UUID, "VIRTUAL-n1-0"]}
 
 
 def machine(cards: Sequence[str], *, memory_mib: int = 131_072, boot: str = "b1") -> NodeSpec:
@@ -193,8 +196,17 @@ def test_a_snapshot_keeps_the_slots(cell: CellDriver) -> None:
 
 def test_people_see_short_names() -> None:
     """`get gpus` names real GPUs in short; the names of pretended ones stay whole."""
-    assert short_uuid("GPU-5d0f2b1e-77aa-4f3c-9d0b-0123456789ab") == "GPU-5d0f2b1e"
+    assert short_uuid(UUID) == "GPU-5d0f2b1e"
     assert short_uuid("VIRTUAL-n1-0") == "VIRTUAL-n1-0"
+
+
+@pytest.mark.parametrize("answer", [TASK, {"gpus": [2, 0], "gpu_uuids": []}], ids=["named", "from before"])
+def test_a_task_lists_its_gpus_by_name_and_slot(answer: dict[str, Any]) -> None:
+    """`describe job` and `why`."""
+    whole = answer is TASK
+    assert gpu_names(answer) == ("GPU-5d0f2b1e (2), VIRTUAL-n1-0 (0)" if whole else "2,0")
+    assert gpu_names(answer, wide=True) == (f"{UUID} (2), VIRTUAL-n1-0 (0)" if whole else "2,0")
+    assert gpu_names({"gpus": [], "gpu_uuids": []}) == "–"
 
 
 @settings(max_examples=150, deadline=None)

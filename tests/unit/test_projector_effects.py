@@ -194,6 +194,28 @@ def test_a_gpu_that_is_gone_is_listed_while_it_is_held() -> None:
     assert project(placer.values, [])["gpus"]["n0", 1]["uuid"] == ""
 
 
+def test_a_task_names_the_gpus_that_it_had() -> None:
+    """GPU 0 is pulled once its job has ended, and its slot goes to another card: what the job had stays what it had."""
+    placer = HandPlacer()
+    spec = node_spec("n0", 3)
+    placer.join(spec)
+    for job_id in ("a", "b"):
+        placer.submit(job_id)
+        placer.start(job_id)
+    placer.finish("a")
+    new = msgspec.structs.replace(spec.gpus[0], index=2, uuid="new")
+    left = (*(msgspec.structs.replace(spec.gpus[old], index=old - 1) for old in (1, 2)), new)
+    placer.feed(NodeChanged(node=msgspec.structs.replace(spec, gpus=left)))
+    placer.submit("c", gpus=2)
+    for cuts in ([], list(range(len(placer.values)))):
+        tasks = project(placer.values, cuts)["tasks"]
+        assert {row["job_id"]: (row["gpus"], row["gpu_uuids"]) for row in tasks.values()} == {
+            "a": ([0], ["n0-gpu-0"]),
+            "b": ([1], ["n0-gpu-1"]),
+            "c": ([0, 2], ["new", "n0-gpu-2"]),
+        }
+
+
 def test_a_refused_input_is_in_the_stream() -> None:
     """A duplicate submission leaves its trace for whoever wonders where it went."""
     placer = HandPlacer()

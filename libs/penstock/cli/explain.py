@@ -7,13 +7,16 @@ from rich.markup import escape
 
 from penstock.cli.event_text import reason_of
 from penstock.cli.output import duration, state
+from penstock.cli.tables import gpu_names
 from penstock.screen import console, plain_table
 
 MAX_NODES_SHOWN = 4
+MAX_TASKS_SHOWN = 8
 
 
-def show(answer: Mapping[str, Any]) -> None:
-    """Prints either of the two kinds of answer: a placement's record, or what keeps a job waiting."""
+def show(answer: Mapping[str, Any], *, wide: bool = False) -> None:
+    """Prints either of the two kinds of answer: a placement's record, or what keeps a job waiting. `wide`: with all tasks, and
+    whole UUIDs."""
     screen = console()
     screen.print(
         f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  [dim]as of record {answer['seq']}[/]"
@@ -32,7 +35,7 @@ def show(answer: Mapping[str, Any]) -> None:
         _histogram("Not possible", answer["histogram"])
     placement = answer.get("placement")
     if placement:
-        _placement(placement)
+        _placement(placement, wide=wide)
     if answer.get("next_step"):
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
 
@@ -54,8 +57,8 @@ def in_short(answer: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     return text
 
 
-def _placement(found: Mapping[str, Any]) -> None:
-    """The candidates with their scores; the winner first."""
+def _placement(found: Mapping[str, Any], *, wide: bool) -> None:
+    """The candidates with their scores, the winner first, then the GPUs of each task."""
     screen = console()
     screen.print()
     table = plain_table("", "NODES", "SCORE", right=("SCORE",))
@@ -66,6 +69,21 @@ def _placement(found: Mapping[str, Any]) -> None:
     screen.print(f"[dim]the smaller the better; chosen by {found['profile']}{margin(found)}[/]")
     if found.get("rejected"):
         _histogram("Not possible", found["rejected"])
+    tasks = [task for task in found.get("tasks") or () if task["gpus"]]
+    if tasks:
+        _gpus(tasks, len(tasks) if wide else MAX_TASKS_SHOWN, wide=wide)
+
+
+def _gpus(tasks: list[Mapping[str, Any]], limit: int, *, wide: bool) -> None:
+    screen = console()
+    screen.print()
+    table = plain_table("TASK", "NODE", "GPUS", wrap=("GPUS",))
+    for task in tasks[:limit]:
+        name = task["task_id"].rpartition(".")[2]
+        table.add_row(name, escape(task["node_id"]), escape(gpu_names(task, wide=wide)))
+    screen.print(table)
+    if len(tasks) > limit:
+        screen.print(f"[dim]and {len(tasks) - limit} more tasks; `-o wide` lists all[/]")
 
 
 def margin(found: Mapping[str, Any]) -> str:

@@ -74,10 +74,12 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     tasks = rows_of(client.get(f"/v1/jobs/{found['job_id']}/tasks"), "tasks")
     remaining = eta.of_job(client, found["job_id"])
     whole = {**found, "tasks": tasks, "eta": remaining}
-    present(whole, output, lambda: _job(found, tasks, remaining))
+    present(whole, output, lambda: _job(found, tasks, remaining, wide=output is Format.WIDE))
 
 
-def _job(found: dict[str, Any], tasks: list[dict[str, Any]], remaining: eta.Answer | None) -> RenderableType:
+def _job(
+    found: dict[str, Any], tasks: list[dict[str, Any]], remaining: eta.Answer | None, *, wide: bool
+) -> RenderableType:
     """Everything about a job, for people."""
     spec, estimate = found["spec"], found.get("estimate")
     queue_ms, launch_ms, run_ms = follow.phases_ms(found)
@@ -101,7 +103,7 @@ def _job(found: dict[str, Any], tasks: list[dict[str, Any]], remaining: eta.Answ
     }
     short = short_id(found["job_id"])
     hint = Text.from_markup(f"\n[dim]penstock why {short} · penstock logs {short}[/]")
-    return Group(_facts(facts), *((Text(), tasks_table(tasks)) if tasks else ()), hint)
+    return Group(_facts(facts), *((Text(), tasks_table(tasks, wide=wide)) if tasks else ()), hint)
 
 
 def _training(spec: dict[str, Any]) -> str:
@@ -161,7 +163,7 @@ def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output =
     client = gateway(ctx)
     found = find_job(client, job)
     answer = client.get(f"/v1/jobs/{found['job_id']}/why", at=at)
-    present(answer, output, lambda: explain.show(answer))
+    present(answer, output, lambda: explain.show(answer, wide=output is Format.WIDE))
 
 
 def logs(

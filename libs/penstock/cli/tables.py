@@ -192,11 +192,20 @@ def short_uuid(uuid: str) -> str:
     return f"{kind}-{first}" if kind in ("GPU", "MIG") and more else uuid
 
 
-def tasks_table(tasks: Iterable[Row]) -> Table:
+def gpu_names(task: Row, *, wide: bool = False) -> str:
+    """`GPU-5d0f2b1e (0), GPU-77aa4f3c (1)`: each GPU with its slot; without the name where it is not known; `–`."""
+    slots, uuids = task["gpus"], task["gpu_uuids"]
+    if len(uuids) != len(slots):
+        return numbers(slots)
+    named = zip(slots, uuids, strict=True)
+    return ", ".join(f"{uuid if wide else short_uuid(uuid)} ({slot})" for slot, uuid in named) or "–"
+
+
+def tasks_table(tasks: Iterable[Row], *, wide: bool = False) -> Table:
     """One line per task of a job's attempts."""
     table = plain_table(
-        "TRY", "TASK", "STATE", "NODE", "GPUS", "CORES", "PID", "RAN", "EXIT", right=("TRY", "PID", "RAN")
-    )
+        "TRY", "TASK", "STATE", "NODE", "GPUS", "CORES", "PID", "RAN", "EXIT", right=("TRY", "PID", "RAN"), wrap=("GPUS",)
+    )  # fmt: skip
     for task in tasks:
         end = task.get("exited_ms") or (now_ms() if task.get("started_ms") else None)
         ran = None if end is None or task.get("started_ms") is None else end - task["started_ms"]
@@ -211,6 +220,6 @@ def tasks_table(tasks: Iterable[Row]) -> Table:
                 exit_ += f" ({task['cause']})"
         table.add_row(
             str(task["attempt"]), task["task_id"].rpartition(".")[2], state(task["status"]), escape(task["node_id"]),
-            numbers(task["gpus"]), numbers(task["cores"]), str(task.get("pid") or "–"), duration(ran), exit_,
+            escape(gpu_names(task, wide=wide)), numbers(task["cores"]), str(task.get("pid") or "–"), duration(ran), exit_,
         )  # fmt: skip
     return table

@@ -107,10 +107,14 @@ class TaskOf(NamedTuple):
     attempt: int
     token: int
     assigned_ms: int | None
+    gpu_uuids: list[str]
 
 
-def task_of(job: JobState, task: TaskState) -> TaskOf:
-    return TaskOf(task, job.job_id, job.attempt, job.token, job.placed_ms)
+def task_of(nodes: Mapping[str, NodeState], job: JobState, task: TaskState) -> TaskOf:
+    """Of a task that has its places: later its slots may be other GPUs'."""
+    slots = task.place.gpus
+    uuids = nodes[task.place.node_id].gpu_uuids if slots else ()
+    return TaskOf(task, job.job_id, job.attempt, job.token, job.placed_ms, [uuids[slot] for slot in slots])
 
 
 def task_row(found: TaskOf, exited: Any = None) -> Row:
@@ -139,6 +143,7 @@ def task_row(found: TaskOf, exited: Any = None) -> Row:
         "signal": None if exited is None else exited.signal,
         "detail": None if exited is None else exited.detail,
         "usage": None if exited is None else fragment(exited.usage),
+        "gpu_uuids": found.gpu_uuids,
     }
 
 

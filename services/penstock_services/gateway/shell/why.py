@@ -84,7 +84,10 @@ async def _placement(gateway: Gateway, job_id: str, until_seq: int) -> dict[str,
     await gateway.store.projected(min(until_seq, gateway.follower.state.seq), 1.0)
     text = await gateway.store.row(
         "SELECT (coalesce(explanation::jsonb, '{}'::jsonb) || jsonb_build_object('seq', seq, 'at_ms', at_ms, "
-        "'attempt', data->'attempt', 'tasks', data->'tasks'))::text FROM decisions "
+        "'attempt', data->'attempt', 'tasks', (SELECT jsonb_agg(given || jsonb_build_object('gpu_uuids', "
+        "coalesce(to_jsonb(tasks.gpu_uuids), '[]')) ORDER BY n) "
+        "FROM jsonb_array_elements(data::jsonb->'tasks') WITH ORDINALITY AS given_tasks (given, n) "
+        "LEFT JOIN tasks ON tasks.task_id = given->>'task_id')))::text FROM decisions "
         "WHERE job_id = $1 AND kind = 'penstock.placement.decided' AND seq <= $2 ORDER BY seq DESC LIMIT 1",
         job_id,
         until_seq,

@@ -230,7 +230,7 @@ class Projection:
             self._jobs[job.job_id] = (job, self.replica.state.seq, ending)
 
     def touch_task(self, job: JobState, task_id: str, exited: Any = None) -> None:
-        self._tasks[task_id] = (task_of(job, job.tasks[task_id]), exited)
+        self._tasks[task_id] = (task_of(self.replica.state.nodes, job, job.tasks[task_id]), exited)
 
     def touch_node(self, node_id: str) -> None:
         self._nodes[node_id] = self.replica.state.seq
