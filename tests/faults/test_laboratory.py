@@ -7,16 +7,18 @@ import sys
 
 import pytest
 
-from tests.faults.laboratory.cell import Options, live
+from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.command import main, parser
 from tests.faults.laboratory.nemesis import FAULTS, RATES
 from tests.faults.laboratory.parallel import Summary, cores, gather, run_all
+from tests.faults.laboratory.run import live
 
 SEEDS = 200  # in the CI run; `make chaos` runs as many as it is asked for
 SEEDS_AT_LENGTH = 1_000
 PROMISED_KINDS = 24
 HASHES = """
-from tests.faults.laboratory.cell import Options, live
+from tests.faults.laboratory.cell import Options
+from tests.faults.laboratory.run import live
 print([(o.ledger_hash, o.rule, o.happened) for o in map(live, map(Options, (3, 4, 5)))])
 """
 

@@ -1,11 +1,10 @@
-"""One run: a small cell of real services under faults, then a calm phase in which everything must come to its end.
+"""A small cell of real services under faults, then a calm phase in which everything must come to its end.
 
 Real are the placer's, the estimator's and the node-reporter's shells and cores with all that they call; simulated are
 the log, the machines under the node-reporters and the users.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
+from penstock.errors import ConfigurationError, OffsetOutOfRange
 from penstock.ledger.record import Head
 from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump, load
@@ -21,7 +20,6 @@ from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition, Record
 from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import INPUT_TOPICS, Topic
-from penstock.model.transitions import IllegalTransition
 from penstock.model.types import NodeSpec
 from penstock.policies.profiles import PROFILES
 from penstock.runtime.settings import Settings
@@ -32,20 +30,18 @@ from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.shell import service as placer
 from penstock_services.placer.shell.replay import Replayer
 from tests.faults.laboratory.administrator import Administrator
-from tests.faults.laboratory.environment import environment, on_loop_error
 from tests.faults.laboratory.host import SimulatedHost
 from tests.faults.laboratory.jobs import SimulatedJob, jobs_of, nodes_of
 from tests.faults.laboratory.judge import Judge
 from tests.faults.laboratory.log import Broker, Connection
 from tests.faults.laboratory.machine import Machine, Node, Program
 from tests.faults.laboratory.nemesis import FAULTS, Nemesis
-from tests.faults.laboratory.process import Clock, Process, Service, clock_error_ms, clock_rate
+from tests.faults.laboratory.process import Clock, Process, Service
 from tests.faults.laboratory.proposer import Proposer
 from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
-from tests.faults.laboratory.world import UNEXPECTED, Rates, World
+from tests.faults.laboratory.world import Rates, World
 from tests.faults.ledger_rules import Violation
-from tests.support.virtual_time import run_virtually
 
 NAMES = tuple(sorted(PROFILES))
 PLACERS = 3
@@ -57,12 +53,11 @@ NOTICED_WITHIN_S = 300.0  # of the loss of an input; placers may be dead until i
 RESTARTED_AFTER_S = 5.0  # a service that cannot work
 SNAPSHOT_EVERY = 25  # valid records
 COMPARE_EVERY = 16  # records between two looks at whether placer and ledger agree
-REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
 LEASES_MS = (20_000, 60_000)
 SLOWEST_CLOCK = 0.846  # of a node: `penstock.ledger.lease.wait_ms`
 LEDGER = Partition(Topic.LEDGER, 0)
 LOGS = ("kafka", "embedded", "kafka")
-"""What the log behaves as, by seed: see `laboratory.log`. Prime to `REPLAY_EVERY`."""
+"""What the log behaves as, by seed: see `laboratory.log`. Their number is prime to `run.REPLAY_EVERY`."""
 POLICY_RATES = (0.0, 0.02, 0.3)
 """How often a policy raises, by seed."""
 
@@ -93,24 +88,6 @@ class Options(NamedTuple):
         }
         parts += [f"--{name} {value}" for name, value in given.items() if value is not None]
         return " ".join(parts)
-
-
-class Outcome(NamedTuple):
-    """What came of a run."""
-
-    seed: int
-    profile: str
-    rule: str
-    """Which rule was violated; empty: none."""
-    what: str
-    records: int
-    void: int
-    terms: int
-    jobs: int
-    virtual_s: float
-    ledger_hash: str
-    happened: Mapping[str, int]
-    trace: tuple[str, ...]
 
 
 class Snapshot(NamedTuple):
@@ -453,53 +430,3 @@ def _rates(rng: np.random.Generator, faults: tuple[str, ...]) -> Rates:
         late=rates.late if "late" in faults else 0.0,
         twice=rates.twice if "twice" in faults else 0.0,
     )
-
-
-async def _live(options: Options) -> Outcome:
-    laboratory = Laboratory(options)
-    world, judge = laboratory.world, laboratory.judge
-    world.loop.set_exception_handler(on_loop_error(world))
-    rule = what = ""
-    with environment(world, laboratory.environment):
-        try:
-            await laboratory.run()
-            if options.seed % REPLAY_EVERY == 0 and not laboratory.inputs_lost:
-                await laboratory.replay()
-        except Violation as violation:
-            rule, what = violation.rule, violation.what
-        except (IllegalTransition, LogError, *UNEXPECTED) as error:
-            rule, what = "crash", f"{type(error).__name__}: {error}"
-        reporters = [node.reporter for node in laboratory.nodes.values()]
-        services = {
-            "processes of placers": sum(service.processes for service in laboratory.placers),
-            "processes of the estimator": laboratory.estimator.processes,
-            "processes of reporters": sum(service.processes for service in reporters),
-            "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
-            "freezes": judge.rules.freezes,
-            "undecided records": judge.rules.undecided,
-            "refused commits": laboratory.broker.refused,
-            "accepted by operators": laboratory.administrator.accepted,
-        }
-        world.calm = True
-        for service in (*laboratory.placers, laboratory.estimator, *reporters):
-            service.enabled = False
-            service.kill("the run is over")
-        return Outcome(
-            options.seed,
-            laboratory.profile,
-            rule,
-            what,
-            judge.book.records,
-            judge.book.void,
-            judge.book.term,
-            len(judge.ended),
-            world.now_s,
-            judge.book.id,
-            laboratory.nemesis.happened | services,
-            tuple(world.lines),
-        )
-
-
-def live(options: Options) -> Outcome:
-    """One run, in virtual time."""
-    return run_virtually(_live(options), clock_error_ms, clock_rate)

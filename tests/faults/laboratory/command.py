@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.policies.profiles import PROFILES
-from tests.faults.laboratory.cell import LOGS, Options, Outcome
+from tests.faults.laboratory.cell import LOGS, Options
 from tests.faults.laboratory.nemesis import FAULTS
 from tests.faults.laboratory.parallel import (
     COMMAND,
@@ -29,6 +29,7 @@ from tests.faults.laboratory.parallel import (
     run_all,
 )
 from tests.faults.laboratory.patching import MUTANTS
+from tests.faults.laboratory.run import Outcome
 
 SOUND, BROKEN, INTERRUPTED = 0, 1, 130
 MAX_SEEDS = 1_000_000

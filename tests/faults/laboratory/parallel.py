@@ -12,8 +12,9 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from tests.faults.laboratory import lease_mutants, mutants, node_mutants, shell_mutants  # noqa: F401 - they enter theirs
-from tests.faults.laboratory.cell import Options, Outcome, live
+from tests.faults.laboratory.cell import Options
 from tests.faults.laboratory.patching import MUTANTS, SCENARIOS
+from tests.faults.laboratory.run import Outcome, live
 
 MAX_RUN_CPU_S = 60.0  # a run takes half a second; a service that never returns would stop everything
 MUTANT_CPU_S = 8.0  # of a run in which a mutant goes round in circles

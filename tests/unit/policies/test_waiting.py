@@ -25,7 +25,7 @@ from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.cluster import nodes_of
 from penstock.simulator.traces.jobs import TraceJob
 from tests.faults.laboratory.cell import Options as RunOptions
-from tests.faults.laboratory.cell import live
+from tests.faults.laboratory.run import live
 
 Rank = tuple[str, int, bool]
 FAULTS = ("steps", "late", "twice", "crash", "wrong_progress")

@@ -1,0 +1,83 @@
+"""One run from its seed to its outcome, in virtual time."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock.errors import LogError
+from penstock.model.transitions import IllegalTransition
+from tests.faults.laboratory.cell import Laboratory, Options
+from tests.faults.laboratory.environment import environment, on_loop_error
+from tests.faults.laboratory.process import clock_error_ms, clock_rate
+from tests.faults.laboratory.world import UNEXPECTED
+from tests.faults.ledger_rules import Violation
+from tests.support.virtual_time import run_virtually
+
+REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+
+
+class Outcome(NamedTuple):
+    """What came of a run."""
+
+    seed: int
+    profile: str
+    rule: str
+    """Which rule was violated; empty: none."""
+    what: str
+    records: int
+    void: int
+    terms: int
+    jobs: int
+    virtual_s: float
+    ledger_hash: str
+    happened: Mapping[str, int]
+    trace: tuple[str, ...]
+
+
+async def _live(options: Options) -> Outcome:
+    laboratory = Laboratory(options)
+    world, judge = laboratory.world, laboratory.judge
+    world.loop.set_exception_handler(on_loop_error(world))
+    rule = what = ""
+    with environment(world, laboratory.environment):
+        try:
+            await laboratory.run()
+            if options.seed % REPLAY_EVERY == 0 and not laboratory.inputs_lost:
+                await laboratory.replay()
+        except Violation as violation:
+            rule, what = violation.rule, violation.what
+        except (IllegalTransition, LogError, *UNEXPECTED) as error:
+            rule, what = "crash", f"{type(error).__name__}: {error}"
+        reporters = [node.reporter for node in laboratory.nodes.values()]
+        services = {
+            "processes of placers": sum(service.processes for service in laboratory.placers),
+            "processes of the estimator": laboratory.estimator.processes,
+            "processes of reporters": sum(service.processes for service in reporters),
+            "boots": sum(node.machine.boots for node in laboratory.nodes.values()),
+            "freezes": judge.rules.freezes,
+            "undecided records": judge.rules.undecided,
+            "refused commits": laboratory.broker.refused,
+            "accepted by operators": laboratory.administrator.accepted,
+        }
+        world.calm = True
+        for service in (*laboratory.placers, laboratory.estimator, *reporters):
+            service.enabled = False
+            service.kill("the run is over")
+        return Outcome(
+            options.seed,
+            laboratory.profile,
+            rule,
+            what,
+            judge.book.records,
+            judge.book.void,
+            judge.book.term,
+            len(judge.ended),
+            world.now_s,
+            judge.book.id,
+            laboratory.nemesis.happened | services,
+            tuple(world.lines),
+        )
+
+
+def live(options: Options) -> Outcome:
+    """One run, in virtual time."""
+    return run_virtually(_live(options), clock_error_ms, clock_rate)
