@@ -15,20 +15,12 @@ import struct
 import sys
 from pathlib import Path
 
-from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, to_wire
-from penstock.model.orders import StartTask
-from penstock.model.topics import Topic, node_partition
-from penstock.model.types import TaskPlacement
 from penstock.runtime.settings import Settings
-from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.inventory import boot_id
 from penstock_services.node_reporter.shell.run import runner
 from tests.faults import mutate
-from tests.faults.fault_cell import TOPICS
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.node_cell import TOPICS, Cell, node_options, start_order
 
-NODE = "n1"
 WAIT_S = 0.7  # for what must not happen: on an idle machine a task starts within 20 ms of its order
 PATIENCE_S = 20.0  # for what must happen
 LOOK_S = 0.02
@@ -60,45 +52,17 @@ def break_disk() -> None:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
-def order(folder: Path) -> StartTask:
-    return StartTask(
-        token=5,
-        node_id=NODE,
-        task_id="a.1.w0",
-        job_id="a",
-        attempt=1,
-        boot_id=boot_id(),
-        command=("/bin/touch", str(folder / "ran")),
-        place=TaskPlacement(task_id="a.1.w0", role="worker", rank=0, node_id=NODE, gpus=(0,), cores=(0,)),
-        gpu_uuids=(f"VIRTUAL-{NODE}-0",),
-        peers=(),
-        rendezvous_port=29_500,
-        grace_ms=100,
-    )
-
-
 async def main(folder: Path, *, healthy: bool) -> None:
     broker = MemoryBroker()
     broker.create(TOPICS)
     log = MemoryLog(broker, "test")
-    options = Options(
-        NODE,
-        folder / "state",
-        folder / "logs",
-        virtual_gpus=1,
-        cores=1,
-        host_memory_mib=1_024,
-        allow_root=True,
-    )
+    options = node_options(folder, virtual_gpus=1, cores=1, host_memory_mib=1_024)
     stop, ready = asyncio.Event(), asyncio.Event()
     service = asyncio.ensure_future(runner(options)(Settings(log_url="memory"), stop, log=log, ready=ready))
     await asyncio.wait_for(ready.wait(), 10)
     if not healthy:
         break_disk()
-    start = order(folder)
-    headers, value = to_wire(Envelope("order", "/test", 1, start))
-    place = Partition(Topic.ORDERS, node_partition(NODE))
-    await log.append([Message(place, value, headers, NODE.encode())])
+    await Cell(log).order(start_order(5, "/bin/touch", str(folder / "ran")))
     for _ in range(round((PATIENCE_S if healthy else WAIT_S) / LOOK_S)):
         if (folder / "ran").exists():
             break

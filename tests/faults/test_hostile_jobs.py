@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +30,17 @@ from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.spawner import ISOLATED_PYTHON
 from tests.conftest import reachable_folder
 from tests.faults.hostile_jobs import ATTACKS, CANARY_HALVES, PRELUDE, SLEEP_S
+from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, TOPICS, Cell, eventually, start_order, stop_order, working
+from tests.support.node_cell import (
+    NODE,
+    Cell,
+    eventually,
+    node_options,
+    start_order,
+    stop_order,
+    working,
+)
 
 PYTHON = "/usr/bin/python3"  # which every user can run
 ROOT = os.geteuid() == 0
@@ -50,28 +59,10 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def options(folder: Path) -> Options:
-    return Options(
-        NODE, folder / "state", folder / "logs", virtual_gpus=2, cores=4, host_memory_mib=8_192,
-        log_limit_mib=1, allow_root=True,
-    )  # fmt: skip
+    return node_options(folder, log_limit_mib=1)
 
 
-@pytest.fixture
-async def broker() -> MemoryBroker:
-    broker = MemoryBroker()
-    broker.create(TOPICS)
-    return broker
-
-
-@pytest.fixture
-async def cell(broker: MemoryBroker) -> Cell:
-    return Cell(MemoryLog(broker, "placer"))
-
-
-@pytest.fixture
-async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]:
-    async with working(options, MemoryLog(broker, "node-reporter")):
-        yield options
+broker, cell, node = node_fixtures.broker, node_fixtures.cell, node_fixtures.node
 
 
 def escaped() -> list[psutil.Process]:

@@ -3,26 +3,22 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock.errors import LogError
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Partition
 from penstock.model.external_events import NodeJoined, TaskExited, TaskStarted
 from penstock.model.orders import ProbeNode
 from penstock_services.node_reporter.options import Options
+from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (
     NODE,
     TOPICS,
     Cell,
     eventually,
-    ours,
     reporter_process,
     start_order,
     working,
@@ -31,36 +27,8 @@ from tests.support.node_cell import (
 LEASE_MS = 1_500
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> Options:
-    return Options(
-        NODE,
-        tmp_path / "state",
-        tmp_path / "logs",
-        virtual_gpus=2,
-        cores=4,
-        host_memory_mib=8_192,
-        allow_root=True,
-    )
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(options: Options) -> Iterator[None]:
-    """Whatever a test starts must not outlive it."""
-    yield
-    for process in ours(options):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-@pytest.fixture
-async def cell(dsn: str) -> AsyncIterator[Cell]:
-    log = await EmbeddedLog(dsn, "placer").start()
-    await log.create(TOPICS)
-    cell = Cell(log)
-    yield cell
-    await cell.close()
-    await log.close()
+options, nothing_left = node_fixtures.options, node_fixtures.nothing_left
+cell = node_fixtures.embedded_cell
 
 
 class Wire(MemoryLog):

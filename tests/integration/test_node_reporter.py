@@ -7,8 +7,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,49 +27,13 @@ from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Callbacks
 from penstock_services.node_reporter.shell.spawner import Spawner
+from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, stop_order, working
 
-
-@pytest.fixture
-def options(tmp_path: Path) -> Options:
-    return Options(
-        NODE,
-        tmp_path / "state",
-        tmp_path / "logs",
-        virtual_gpus=2,
-        cores=4,
-        host_memory_mib=8_192,
-        allow_root=True,
-    )
-
-
-@pytest.fixture
-async def broker() -> MemoryBroker:
-    broker = MemoryBroker()
-    broker.create(TOPICS)
-    return broker
-
-
-@pytest.fixture
-async def cell(broker: MemoryBroker) -> Cell:
-    return Cell(MemoryLog(broker, "placer"))
-
-
-@pytest.fixture
-async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]:
-    async with working(options, MemoryLog(broker, "node-reporter")):
-        yield options
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(options: Options) -> Iterator[None]:
-    """Whatever a test starts, it must not outlive it (and the machine must stay clean even when it fails)."""
-    yield
-    left = ours(options)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+options, broker = node_fixtures.options, node_fixtures.broker
+cell, node = node_fixtures.cell, node_fixtures.node
+nothing_left = node_fixtures.nothing_left
 
 
 async def test_a_task_starts_runs_and_ends_with_its_code(node: Options, cell: Cell) -> None:

@@ -10,13 +10,12 @@ import pytest
 
 from penstock.model import external_events
 from penstock.runtime.settings import Settings
-from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.linux import read_record
 from penstock_services.node_reporter.shell.ports import Started
 from penstock_services.node_reporter.shell.run import runner
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, TOPICS, Cell, start_order, working
+from tests.support.node_cell import TOPICS, Cell, node_options, start_order, working
 
 
 async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Path) -> None:
@@ -25,15 +24,7 @@ async def test_a_repeated_join_never_denies_a_task_that_has_started(tmp_path: Pa
     A NodeJoined that is heard again after a task has started, and does not list it, declares it dead: it would be
     placed once more while it runs.
     """
-    options = Options(
-        NODE,
-        tmp_path / "state",
-        tmp_path / "logs",
-        virtual_gpus=2,
-        cores=4,
-        host_memory_mib=8_192,
-        allow_root=True,
-    )
+    options = node_options(tmp_path)
     broker = MemoryBroker()
     broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
@@ -75,16 +66,7 @@ async def test_a_restart_waits_for_a_predecessor_that_is_leaving(
     The next one is started at once: it must wait, and take over what the first could not say.
     """
     monkeypatch.setattr(node_module, "LEAVE_TIMEOUT_S", 6.0)  # longer than a launcher ever holds the lock
-    options = Options(
-        NODE,
-        tmp_path / "state",
-        tmp_path / "logs",
-        virtual_gpus=2,
-        cores=4,
-        host_memory_mib=8_192,
-        drain=True,
-        allow_root=True,
-    )
+    options = node_options(tmp_path, drain=True)
     broker = MemoryBroker()
     broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
@@ -106,16 +88,7 @@ async def test_what_was_ordered_before_a_goodbye_is_not_obeyed_after_it(tmp_path
 
     The node's next reporter, on the same boot, finds the order in its partition: it must leave it alone.
     """
-    options = Options(
-        NODE,
-        tmp_path / "state",
-        tmp_path / "logs",
-        virtual_gpus=2,
-        cores=4,
-        host_memory_mib=8_192,
-        drain=True,
-        allow_root=True,
-    )
+    options = node_options(tmp_path, drain=True)
     broker = MemoryBroker()
     broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))

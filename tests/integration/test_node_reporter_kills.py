@@ -3,22 +3,19 @@
 import asyncio
 import resource
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog
 from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.topics import Topic
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
+from tests.support import node_fixtures
 from tests.support.node_cell import (
-    NODE,
     TOPICS,
     Cell,
     eventually,
@@ -40,28 +37,8 @@ FAILPOINTS = [
 ]
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> Options:
-    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, allow_root=True)
-
-
-@pytest.fixture
-async def cell(dsn: str) -> AsyncIterator[Cell]:
-    log = await EmbeddedLog(dsn, "placer").start()
-    await log.create(TOPICS)
-    cell = Cell(log)
-    yield cell
-    await cell.close()
-    await log.close()
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(options: Options) -> Iterator[None]:
-    """Whatever a test starts must not outlive it."""
-    yield
-    for process in ours(options):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+options, nothing_left = node_fixtures.options, node_fixtures.nothing_left
+cell = node_fixtures.embedded_cell
 
 
 @pytest.mark.parametrize("failpoint", FAILPOINTS)

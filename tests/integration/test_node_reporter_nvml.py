@@ -3,14 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
@@ -19,21 +16,21 @@ from penstock.model.topics import Topic, node_partition
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
 from penstock.runtime.task_logs import log_path
-from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.faults import classify
 from penstock_services.node_reporter.shell.inventory import identifier
 from tests.faults import judge_task
 from tests.faults.judge import Verdict, judge_runs
 from tests.faults.judge_node import read_history
+from tests.support import node_fixtures
 from tests.support.driver import CellDriver, estimate
 from tests.support.fake_nvml import build_fake_nvml
 from tests.support.node_cell import (
     NODE,
-    TOPICS,
     WAIT_S,
     Cell,
+    end_tasks,
     eventually,
-    ours,
+    node_options,
     reporter_process,
     start_order,
 )
@@ -42,14 +39,7 @@ pytestmark = pytest.mark.postgres
 XID, ECC = 8, 2
 
 
-@pytest.fixture
-async def cell(dsn: str) -> AsyncIterator[Cell]:
-    log = await EmbeddedLog(dsn, "placer").start()
-    await log.create(TOPICS)
-    cell = Cell(log)
-    yield cell
-    await cell.close()
-    await log.close()
+cell = node_fixtures.embedded_cell
 
 
 async def test_gpus_are_found_used_measured_and_their_faults_reported(
@@ -63,7 +53,7 @@ async def test_gpus_are_found_used_measured_and_their_faults_reported(
         "FAKE_NVML_GPUS": "3",
         "FAKE_NVML_EVENTS": str(events),
     }
-    options = Options(NODE, tmp_path / "state", tmp_path / "logs", allow_root=True)
+    options = node_options(tmp_path, virtual_gpus=None)
     async with reporter_process(options, dsn, env=env):
         joined = await cell.until(external_events.NodeJoined)
         assert [(gpu.index, gpu.memory_mib) for gpu in joined.node.gpus] == [
@@ -118,7 +108,7 @@ async def test_one_lost_gpu_stops_neither_the_reporter_nor_the_others(
     env = {
         "LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards), "FAKE_NVML_EVENTS": str(events),
     }  # fmt: skip
-    options = Options(NODE, tmp_path / "state", tmp_path / "logs", allow_root=True)
+    options = node_options(tmp_path, virtual_gpus=None)
     async with reporter_process(options, dsn, env=env):
         assert (await cell.until(external_events.NodeJoined)).faults == ()
         with events.open("w") as file:
@@ -192,7 +182,7 @@ async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell
     histories.mkdir()
     cards.write_text("GPU-A\nGPU-B\nGPU-C\nGPU-D\n")
     env = {"LD_LIBRARY_PATH": str(build_fake_nvml(tmp_path)), "FAKE_NVML_CARDS": str(cards)}
-    options = Options(NODE, tmp_path / "state", tmp_path / "logs", allow_root=True)
+    options = node_options(tmp_path, virtual_gpus=None)
     placer = Placer(cell, (sys.executable, "-I", "-S", judge_task.__file__, str(histories), "600"))
     jobs = placer.core.state.jobs
 
@@ -223,9 +213,7 @@ async def test_a_task_keeps_its_card_when_another_is_pulled(dsn: str, cell: Cell
             await placer.until(lambda: "k5" in jobs and jobs["k5"].status is JobStatus.RUNNING)
             await eventually(lambda: ran().get("k5") == ["GPU-C"])
     finally:
-        for process in ours(options):
-            with suppress(psutil.NoSuchProcess):  # it ended with its namespace
-                process.kill()
+        end_tasks(options)
     assert judged(histories) == ([], 5)
 
 

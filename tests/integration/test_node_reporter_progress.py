@@ -2,13 +2,10 @@
 
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from infra.codegen.schemas import ROOT
@@ -18,42 +15,20 @@ from penstock.model.orders import Peer
 from penstock.model.types import TaskPlacement
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
+from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, TOPICS, Cell, eventually, ours, start_order, working
+from tests.support.node_cell import NODE, Cell, eventually, node_options, start_order, working
 
 TASK = "job-1.1.0"
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    return Options(NODE, tmp_path / "state", tmp_path / "logs", virtual_gpus=2, allow_root=True)
+    return node_options(tmp_path, cores=None, host_memory_mib=None)
 
 
-@pytest.fixture
-async def broker() -> MemoryBroker:
-    broker = MemoryBroker()
-    broker.create(TOPICS)
-    return broker
-
-
-@pytest.fixture
-async def cell(broker: MemoryBroker) -> Cell:
-    return Cell(MemoryLog(broker, "placer"))
-
-
-@pytest.fixture
-async def node(options: Options, broker: MemoryBroker) -> AsyncIterator[Options]:
-    async with working(options, MemoryLog(broker, "node-reporter")):
-        yield options
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(options: Options) -> Iterator[None]:
-    """Whatever a test starts must not outlive it."""
-    yield
-    for process in ours(options):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+broker, cell, node = node_fixtures.broker, node_fixtures.cell, node_fixtures.node
+nothing_left = node_fixtures.nothing_left
 
 
 def steps_of(cell: Cell, task_id: str = TASK) -> list[external_events.StepsMeasured]:

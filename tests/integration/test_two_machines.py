@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,10 @@ from penstock_services.node_reporter.shell import inventory
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.placer.core.orders import orders_of
+from tests.support import node_fixtures
 from tests.support.driver import CellDriver, estimate
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, TOPICS, WAIT_S, Cell, ours, working
+from tests.support.node_cell import NODE, WAIT_S, Cell, end_tasks, node_options, ours, working
 
 
 class Placer:
@@ -60,19 +60,11 @@ class Placer:
         await self.until(lambda: self.core.job(job_id).status is JobStatus.RUNNING)
 
 
-@pytest.fixture
-def broker() -> MemoryBroker:
-    broker = MemoryBroker()
-    broker.create(TOPICS)
-    return broker
+broker = node_fixtures.broker
 
 
 def machine(tmp_path: Path, name: str) -> Options:
-    folder = tmp_path / name
-    return Options(
-        NODE, folder / "state", folder / "logs", virtual_gpus=2, machine_id=name, cores=4, host_memory_mib=8_192,
-        drain_grace_ms=100, allow_root=True
-    )  # fmt: skip
+    return node_options(tmp_path / name, machine_id=name, drain_grace_ms=100)
 
 
 @pytest.fixture
@@ -87,9 +79,7 @@ def second(tmp_path: Path) -> Iterator[Options]:
 
 def cleaned(options: Options) -> Iterator[Options]:
     yield options
-    for process in ours(options):
-        with suppress(psutil.NoSuchProcess):  # it ended with its namespace
-            process.kill()
+    end_tasks(options)
 
 
 def sleeping(options: Options) -> list[psutil.Process]:

@@ -33,6 +33,15 @@ TOPICS: dict[str, int] = {
 WAIT_S = 20.0
 
 
+def node_options(folder: Path, **changes: Any) -> Options:
+    """A small node with state and logs in the folder; `changes` overrides fields."""
+    fields: dict[str, Any] = {
+        "node_id": NODE, "state_dir": folder / "state", "log_dir": folder / "logs", "virtual_gpus": 2, "cores": 4,
+        "host_memory_mib": 8_192, "allow_root": True,
+    }  # fmt: skip
+    return Options(**fields | changes)
+
+
 def start_order(token: int, *command: str, gpus: Sequence[int] = (0,), task_id: str | None = None, **more: Any) -> StartTask:  # fmt: skip
     """A start order for one worker; `more` overrides fields."""
     task_id = task_id or f"job-{token}.1.0"
@@ -121,6 +130,13 @@ def ours(options: Options) -> list[psutil.Process]:
             if marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def end_tasks(options: Options) -> None:
+    """SIGKILL to every process of this node's tasks."""
+    for process in ours(options):
+        with suppress(psutil.NoSuchProcess):  # it ended with its namespace
+            process.kill()
 
 
 async def eventually(what: Callable[[], bool]) -> None:
