@@ -3,12 +3,13 @@
 *Contact* is a moment of the boot-time clock at which the log held no probe that this node has not answered. Until contact plus its
 lease a task may run; then its shim ends it, whether or not a reporter is left. The reporter renews: when a third of the shortest
 lease has passed it asks the log where the orders end, and contact is the moment of the question. A node without tasks asks
-nothing; its next start waits for the answer to one question.
+nothing; a start after that waits for the answer to one question.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 
 from penstock.clock import boot_s
 from penstock.errors import LogError, PenstockError
@@ -67,14 +68,17 @@ class Lease:
             else None
         )
 
-    def holds(self, order: StartTask | None) -> bool:
-        """Whether the task may run now."""
+    def holds(self, order: StartTask | None, for_s: float = 0.0) -> bool:
+        """Whether the task may run now, and so much longer."""
         until_s = None if order is None else self.until_s(order)
-        return order is None or not order.lease_ms or (until_s is not None and boot_s() < until_s)
+        return order is None or not order.lease_ms or (until_s is not None and boot_s() + for_s < until_s)
 
     def admits(self, order: StartTask) -> bool:
-        """Whether a task may begin now; if not, `spawn` begins it after the next contact."""
-        if self.holds(order):
+        """Whether a task may begin now; if not, `spawn` begins it after the next contact.
+
+        It begins only while the lease need not be renewed yet: so there is time to renew it before tasks are stopped.
+        """
+        if self.holds(order, (1 - ASK_AFTER) * order.lease_ms / 1_000):
             return True
         self._held[order.task_id, order.token] = order
         self.wake()
@@ -83,9 +87,16 @@ class Lease:
     def give_up(self) -> list[Key]:
         """Tasks that have not begun, and must not any more: the cell may take them for dead."""
         begun = {task.task_id for task in self._begun()}
-        self._held = {}
         idle = (task for task in self._leased() if task.task_id not in begun)
-        return [(task.task_id, task.token) for task in idle if not self.holds(task.order)]
+        lapsed = [(task.task_id, task.token) for task in idle if not self.holds(task.order)]
+        for key in lapsed:
+            self._held.pop(key, None)
+        return lapsed
+
+    def give_up_held(self) -> list[Key]:
+        """Tasks that wait for contact; none of them begins any more."""
+        held, self._held = self._held, {}
+        return list(held)
 
     def lapsed(self) -> bool:
         """Whether some task that has begun must not run any more."""
@@ -104,23 +115,23 @@ class Lease:
         """Renews the lease while it is needed. Raises `LeaseLapsed`, while there is still time to end tasks in good order."""
         while True:
             self._moved.clear()
-            leases = [task.order.lease_ms for task in self._leased() if task.order is not None]
-            if not leases:
+            lease_s = shortest_s(self._leased())
+            if lease_s is None:
                 await self._moved.wait()
                 continue
-            lease_s = min(leases) / 1_000
-            ask_s = stop_s = boot_s()
-            if self._contact_s is not None:
-                ask_s, stop_s = self._contact_s + ASK_AFTER * lease_s, self._contact_s + STOP_AFTER * lease_s
-            if not self._held and ask_s > boot_s():
-                await self._changed(max(MIN_PAUSE_S, ask_s - boot_s()))
+            now_s = boot_s()
+            contact_s = -math.inf if self._contact_s is None else self._contact_s
+            ask_s = contact_s + ASK_AFTER * lease_s
+            if not self._held and ask_s > now_s:
+                await self._changed(max(MIN_PAUSE_S, ask_s - now_s))
                 continue
-            begun = any(self._begun())
+            running_s = shortest_s(self._begun())
+            left_s = None if running_s is None else max(0.0, contact_s + STOP_AFTER * running_s - now_s)
             try:
-                async with asyncio.timeout(max(0.0, stop_s - boot_s()) if begun else None):
+                async with asyncio.timeout(left_s):
                     await self._renew()
             except TimeoutError as error:
-                raise LeaseLapsed(f"the log was out of reach for {STOP_AFTER * lease_s:.0f} s") from error
+                raise LeaseLapsed(f"the log was out of reach for {STOP_AFTER:.0%} of a lease") from error
 
     async def _renew(self) -> None:
         asked_s, end = await retry(self._ask, (LogError,), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
@@ -156,3 +167,8 @@ class Lease:
             for task in self._leased()
             if (task.task_id, task.token) not in self._held and task.status is not Status.WAITING
         )
+
+
+def shortest_s(tasks: Iterable[Task]) -> float | None:
+    """The shortest of their leases, s; None: there is none."""
+    return min((task.order.lease_ms / 1_000 for task in tasks if task.order is not None), default=None)

@@ -205,6 +205,8 @@ class Node:
         """Asks the launcher for one task, once the lease allows. A folder that cannot be made leaves it to recovery
         (`JournalFailed`)."""
         key = (order.task_id, order.token)
+        if self._order(key) is None:  # it was given up together with its predecessor
+            return
         self._asked.add(key)
         if self.lease.admits(order):
             self._spans.asked(key)
@@ -337,6 +339,8 @@ class Node:
     async def _stop_all(self) -> None:
         self._nothing_lives.clear()
         self.feed([machine.Drain(wall_ms(), self.options.drain_grace_ms)], durable=True)
+        never_begun = machine.Outcome(wall_ms())
+        self.feed([machine.Gone(*key, never_begun) for key in self.lease.give_up_held()], durable=False)
         await self._nothing_lives.wait()
 
     async def _leave(self) -> None:
