@@ -3,6 +3,9 @@
 import pytest
 
 from penstock.ledger.lease import wait_ms
+from penstock.log.port import Partition
+from penstock.log.topic_settings import topic_partitions
+from penstock.model.envelope import from_wire
 from penstock.model.event import Event
 from penstock.model.external_events import (
     JobCancelRequested,
@@ -15,8 +18,16 @@ from penstock.model.external_events import (
 )
 from penstock.model.ledger_events import PlacerSettings, TermStarted
 from penstock.model.orders import ProbeNode, StartTask
+from penstock.model.topics import Topic
 from penstock.policies.explain import explain
+from penstock.runtime.node_keys import PlacerKeys
+from penstock.runtime.settings import Settings
+from penstock.runtime.signatures import SEED_BYTES
+from penstock.runtime.tracing.tracer import Tracing
+from penstock_services.placer.shell.dispatch import Dispatcher
+from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from tests.support.driver import CellDriver, job_spec, kinds, node_spec
+from tests.support.memory_log import MemoryBroker, MemoryLog
 
 LEASE_MS = 40_000
 EPOCH_MS = 1_000_000
@@ -70,6 +81,30 @@ def test_a_dead_machines_job_runs_elsewhere(cell: CellDriver) -> None:
     [start] = [order for order in cell.orders() if isinstance(order, StartTask)]
     assert (start.node_id, start.attempt, start.lease_ms) == ("n2", 2, LEASE_MS)
     assert not cell.state.nodes["n1"].placeable
+
+
+async def test_a_proof_that_was_recorded_and_never_sent_is_sent_by_the_next_term(cell: CellDriver) -> None:
+    """On Kafka the placer died between the record that a probe has expired and the departure that follows from it."""
+    probe = suspected(cell)
+    cell.feed(ProbeSent(node_id="n1", probe=probe))
+    cell.at(now_ms(cell) + wait_ms(LEASE_MS))
+    cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))
+    broker = MemoryBroker()
+    broker.create(topic_partitions())
+    settings = Settings(log_url="memory")
+    log = MemoryLog(broker, "placer")
+    keys = PlacerKeys(bytes(SEED_BYTES))
+    await Dispatcher(log, cell.state, settings, LedgerTrace(Tracing()), keys, None).repeat_outstanding(
+        cell.head.seq
+    )
+    found = [
+        from_wire(record.headers, record.value, Topic.NODES).data
+        for record in broker.records(Partition(Topic.NODES, 0))
+    ]
+    assert found == [ProbeSent(node_id="n1", probe=probe), left(probe)]
+    assert [cell.feed(event).outcome for event in found] == ["committed", "committed"]
+    assert not cell.state.nodes["n1"].placeable
+    assert cell.state.jobs["j"].attempt == 2
 
 
 def test_an_answer_before_the_proof_keeps_the_node(cell: CellDriver) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from penstock.ledger.state import CellState, JobState, TaskState
+from penstock.ledger.state import CellState, JobState, NodeState, TaskState
 from penstock.model.event import Event
-from penstock.model.external_events import NodeEvent, NodeJoined, NodeLeft, ProbeSent
+from penstock.model.external_events import NodeJoined, NodeLeft, ProbeSent
 from penstock.model.ledger_events import (
     NodeJoinRefused,
     NodeProbed,
@@ -23,6 +23,8 @@ ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may b
 RENDEZVOUS_FIRST_PORT = 20_000
 MAX_PEERS_EACH = 64  # members of a gang whose orders have the peers each; 5 KiB
 Verdict = Literal["accepted", JoinRefusal]
+Notice = ProbeSent | NodeLeft
+"""What the placer writes to the nodes' topic about a probe."""
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
 
 
@@ -32,13 +34,36 @@ def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
     return () if make is None else make(state, fact, token_of(state.epoch, seq))
 
 
-def notices_of(state: CellState, fact: Event, orders: Iterable[Order]) -> Iterator[NodeEvent]:
+def notices_of(state: CellState, fact: Event, orders: Iterable[Order]) -> Iterator[Notice]:
     """What the nodes' topic must hold of one fact: that a probe is in the log, once it is; that it stayed unanswered."""
+    yield from _sent_probes(orders)
+    if isinstance(fact, ProbeExpired):
+        yield from _proof(state.nodes[fact.node_id])
+
+
+def outstanding_notices(state: CellState, orders: Iterable[Order]) -> Iterator[Notice]:
+    """At the start of a term, after the orders that it repeats: the placer before it may have ended too early to send them."""
+    yield from _sent_probes(orders)
+    for node in state.nodes.values():
+        yield from _proof(node)
+
+
+def _sent_probes(orders: Iterable[Order]) -> Iterator[ProbeSent]:
     for order in orders:
         if isinstance(order, ProbeNode):
             yield ProbeSent(node_id=order.node_id, probe=order.token)
-    if isinstance(fact, ProbeExpired):
-        yield from proof_of(state, fact)
+
+
+def _proof(node: NodeState) -> Iterator[NodeLeft]:
+    """Of a node whose probe has expired. Whatever it has answered in time stands in the nodes' topic before this."""
+    if node.suspicion is not None and node.suspicion.expired:
+        yield NodeLeft(
+            node_id=node.spec.node_id,
+            boot_id=node.spec.boot_id,
+            proof="lease_outlived",
+            incarnation=node.incarnation,
+            probe=node.suspicion.probe,
+        )
 
 
 def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -127,21 +152,6 @@ def probe_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
     node = state.nodes[node_id]
     if node.suspicion is not None and 0 < node.suspicion.probe <= up_to:
         yield ProbeNode(token=node.suspicion.probe, node_id=node_id, incarnation=node.incarnation)
-
-
-def proof_of(state: CellState, fact: ProbeExpired) -> Iterable[NodeLeft]:
-    """For the nodes' topic: whatever the node has answered in time stands there before it."""
-    node = state.nodes[fact.node_id]
-    if node.suspicion is None or node.suspicion.probe != fact.probe:
-        return ()
-    left = NodeLeft(
-        node_id=fact.node_id,
-        boot_id=node.spec.boot_id,
-        proof="lease_outlived",
-        incarnation=node.incarnation,
-        probe=fact.probe,
-    )
-    return (left,)
 
 
 def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:

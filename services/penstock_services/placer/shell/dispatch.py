@@ -15,15 +15,20 @@ from penstock.ledger.state import CellState
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, signed_bytes, to_wire
 from penstock.model.event import Event
-from penstock.model.external_events import NodeEvent, ProbeSent
 from penstock.model.ledger_events import PlacementExplanation
-from penstock.model.orders import Order, ProbeNode, StartTask, TaskOrder
+from penstock.model.orders import Order, StartTask, TaskOrder
 from penstock.model.token import seq_of, token_of
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import PlacerKeys, operator_key, operators_code
+from penstock.runtime.node_keys import PlacerKeys, operators_code
 from penstock.runtime.settings import Settings
-from penstock_services.placer.core.orders import notices_of, orders_of, outstanding
+from penstock_services.placer.core.orders import (
+    Notice,
+    notices_of,
+    orders_of,
+    outstanding,
+    outstanding_notices,
+)
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 
 logger = logging.getLogger(__name__)
@@ -35,10 +40,17 @@ class Dispatcher:
     """Derives orders in ledger order and sends them in that order."""
 
     def __init__(
-        self, log: Log, state: CellState, settings: Settings, ledger_trace: LedgerTrace, keys: PlacerKeys
+        self,
+        log: Log,
+        state: CellState,
+        settings: Settings,
+        ledger_trace: LedgerTrace,
+        keys: PlacerKeys,
+        operator: bytes | None,
     ) -> None:
+        """`operator`: the key of what gateway and placer write about nodes; None: there is none."""
         self._keys = keys
-        self._operator = operator_key()
+        self._operator = operator
         self._log = log
         self._state = state
         self._cell = settings.cell
@@ -51,10 +63,7 @@ class Dispatcher:
         """At the start of a term: whatever was ordered and not answered (its orders may never have been sent)."""
         orders = list(outstanding(self._state, list(self._state.nodes), token_of(self._state.epoch, seq)))
         await self._append([self._message(order) for order in orders])
-        probes = (order for order in orders if isinstance(order, ProbeNode))
-        await self._notify(
-            [self._notice(ProbeSent(node_id=order.node_id, probe=order.token)) for order in probes]
-        )
+        await self._notify(list(map(self._notice, outstanding_notices(self._state, orders))))
 
     def take(
         self,
@@ -78,15 +87,14 @@ class Dispatcher:
             notices += map(self._notice, notices_of(self._state, fact, found))
         return messages + notices
 
-    def _notice(self, event: NodeEvent) -> Message:
+    def _notice(self, event: Notice) -> Message:
         """A probe is named by its token, which also names the record that decided it."""
-        probe: int = getattr(event, "probe")  # noqa: B009 - both kinds have it
         envelope = Envelope(
-            id=f"{event.TYPE}-{event.node_id}-{probe}",
+            id=f"{event.TYPE}-{event.node_id}-{event.probe}",
             source="/penstock/placer",
             time_ms=wall_ms(),
             data=event,
-            causation_id=f"ledger-{self._cell}-{seq_of(probe)}",
+            causation_id=f"ledger-{self._cell}-{seq_of(event.probe)}",
         )
         headers, value = to_wire(envelope)
         if self._operator is not None:

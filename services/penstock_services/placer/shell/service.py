@@ -105,8 +105,9 @@ class Term:
         self._room = asyncio.Event()
         self._room.set()
         self._next_offset: int | None = None  # of the ledger; None: the log has no compare-and-append
-        self._identity = Identity(settings.cell, keys, operator_key())
-        self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace, keys)
+        operator = operator_key()
+        self._identity = Identity(settings.cell, keys, operator)
+        self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace, keys, operator)
 
     def seen(self) -> Written:
         """The last record that was read back."""
