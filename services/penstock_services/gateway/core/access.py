@@ -16,11 +16,13 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
+
+from penstock.model.types import Identifier
 from penstock_services.gateway.core.problems import Problem
 
 MAX_TOKENS = 10_000
 HASH = re.compile(r"sha256:([0-9a-f]{64})\Z")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}\Z")  # within `penstock.model.types.Identifier`
 
 
 class Role(StrEnum):
@@ -129,12 +131,18 @@ def _entry(words: list[str]) -> tuple[bytes, Caller]:
         name, _, value = word.partition("=")
         if name not in ("roles", "tenant", "node") or name in fields:
             raise ValueError(f"{name}= is not known, or given twice; give roles=, tenant= and node=")
-        if name != "roles" and NAME.match(value) is None:
-            raise ValueError(
-                f"{name}={value!r} is not a name; give letters, digits, and . _ @ - between them"
-            )
-        fields[name] = value
+        fields[name] = value if name == "roles" else _named(name, value)
     return bytes.fromhex(hashed[1]), _caller(fields)
+
+
+def _named(field: str, value: str) -> str:
+    """A name as events have it, so that no job is accepted that no reader takes. Raises `ValueError`."""
+    try:
+        return msgspec.convert(value, Identifier)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{field}={value!r} is not a name; give letters, digits, and . _ : / - between them"
+        ) from error
 
 
 def _caller(fields: Mapping[str, str]) -> Caller:
