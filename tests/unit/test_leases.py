@@ -2,11 +2,13 @@
 
 import pytest
 
+from penstock.ledger.evolve import evolve
 from penstock.ledger.lease import wait_ms
 from penstock.log.port import Partition
 from penstock.log.topic_settings import topic_partitions
+from penstock.model.codec import decode, encode
 from penstock.model.envelope import from_wire
-from penstock.model.event import Event
+from penstock.model.event import Event, wire_type
 from penstock.model.external_events import (
     JobCancelRequested,
     NodeJoined,
@@ -16,7 +18,7 @@ from penstock.model.external_events import (
     RunningTask,
     TaskExited,
 )
-from penstock.model.ledger_events import PlacerSettings, TermStarted
+from penstock.model.ledger_events import InputAccepted, PlacerSettings, TermStarted
 from penstock.model.orders import ProbeNode, StartTask
 from penstock.model.topics import Topic
 from penstock.policies.explain import explain
@@ -175,6 +177,22 @@ def test_what_runs_without_a_lease_is_never_proven_dead_by_one() -> None:
     probe = suspected(cell)
     assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent"]
     assert cell.at(now_ms(cell) + 10 * wait_ms(LEASE_MS)) == []
+
+
+@pytest.mark.parametrize(("chars", "fires"), [(122, True), (123, False)])
+def test_a_node_with_a_name_too_long_for_a_timer_gets_none(chars: int, fires: bool) -> None:
+    """Answers are lost with the nodes' topic while such a node is silent: a record with its timer could not be read again."""
+    cell = CellDriver(SETTINGS)
+    name = "n" * chars
+    cell.feed(NodeJoined(node=node_spec(name, gpus=0), incarnation=1, leases=True))
+    cell.feed(NodeSuspected(node_id=name, reason="its connection broke"))
+    lost = InputAccepted(topic=Topic.NODES, partition=0, position=2, offset=0, end=1, reason="a new topic")
+    for state in (cell.state, cell.follower.state):
+        evolve(state, lost)
+    fired = [fact for step in cell.at(now_ms(cell)) for fact in step.facts]
+    for fact in fired:
+        assert decode(wire_type(type(fact)), encode(fact)) == fact
+    assert [fact.TYPE for fact in fired] == ["penstock.timer.fired", "penstock.node.probed"] * fires
 
 
 def test_a_reporter_of_an_earlier_version_is_not_probed() -> None:

@@ -65,7 +65,7 @@ def _withdraw(state: CellState, node: NodeState) -> None:
 def _free_ordinal(state: CellState) -> int:
     """A new one; once many nodes are gone, that of the one that left first, which is forgotten.
 
-    Ideal: every node stays known, and a copy of an old joining that comes late is told from a new node. Departure: of the
+    Ideal: every node stays known, and a copy of an old joining that comes late is distinguished from a new node. Departure: of the
     forgotten ones only the incarnation stays, of so many.
     """
     gone = _forgettable(state) if state.index.gone.bit_count() > MAX_GONE_NODES else None
@@ -138,13 +138,15 @@ def node_suspected(state: CellState, fact: external_events.NodeSuspected) -> Non
 
 
 def answers_lost(state: CellState) -> None:
-    """The nodes' topic, or the ledger, has lost records, perhaps answers: what is suspect is probed anew, at once."""
+    """The nodes' topic, or the ledger, has lost records, perhaps answers: what is suspect is probed anew, at once where a timer
+    can be named after it."""
     for node_id, node in state.nodes.items():
         if node.status is NodeStatus.SUSPECT and node.suspicion is not None and node.leases:
             node.suspicion = Suspicion(node.suspicion.reason, node.suspicion.at_ms)
-            timer_id = f"{node_id}:{lease.LEASE_TIMER}"
-            state.timers[timer_id] = Timer(state.now_ms, TimerSubject(kind="lease", id=node_id))
-            heapq.heappush(state.timer_heap, (state.now_ms, timer_id))
+            if lease.has_timer(node):
+                timer_id = lease.timer_id(node)
+                state.timers[timer_id] = Timer(state.now_ms, TimerSubject(kind=lease.LEASE_TIMER, id=node_id))
+                heapq.heappush(state.timer_heap, (state.now_ms, timer_id))
 
 
 def node_left(state: CellState, fact: external_events.NodeLeft) -> None:

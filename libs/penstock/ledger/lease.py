@@ -3,6 +3,8 @@
 Decision 40 has the argument. The answer to a probe is a joining.
 """
 
+from typing import Literal
+
 from msgspec.structs import replace
 
 from penstock.ledger.state import CellState, NodeState
@@ -10,20 +12,28 @@ from penstock.ledger.suspicion import Suspicion
 from penstock.model.external_events import ProbeSent
 from penstock.model.ledger_events import NodeProbed, ProbeExpired
 
-LEASE_TIMER = "lease"
-MAX_NODE_ID_CHARS = 128 - len(
-    ":lease"
-)  # a longer one has no timer of its own: such a node is never proven by its lease
+LEASE_TIMER: Literal["lease"] = "lease"
+MAX_NODE_ID_CHARS = 128 - len(f":{LEASE_TIMER}")
+"""A longer one has no timer of its own: such a node is never proven by its lease."""
 MARGIN = 4  # a quarter of the lease; see `wait_ms`
 
 
 def lease_of(node: NodeState, state: CellState) -> int | None:
-    """The longest lease under which anything of this node may run, ms; None: something runs without, or nobody knows."""
-    if not node.leases or node.epoch != state.epoch or len(node.spec.node_id) > MAX_NODE_ID_CHARS:
+    """The longest lease under which anything of this node may run, ms; None: something runs without, or it is not known."""
+    if not node.leases or node.epoch != state.epoch or not has_timer(node):
         return None
     leases = [state.jobs[job_id].tasks[task_id].lease_ms for task_id, job_id in node.tasks.items()]
     leases = leases or [state.settings.lease_ms]
     return max(leases) if all(leases) else None
+
+
+def has_timer(node: NodeState) -> bool:
+    """Whether a timer can be named after it."""
+    return len(node.spec.node_id) <= MAX_NODE_ID_CHARS
+
+
+def timer_id(node: NodeState) -> str:
+    return f"{node.spec.node_id}:{LEASE_TIMER}"
 
 
 def wait_ms(lease_ms: int) -> int:
@@ -51,7 +61,7 @@ def suspected(state: CellState, node: NodeState, reason: str) -> None:
 def cleared(state: CellState, node: NodeState) -> None:
     """It has answered, or is proven gone."""
     node.suspicion = None
-    state.timers.pop(f"{node.spec.node_id}:{LEASE_TIMER}", None)
+    state.timers.pop(timer_id(node), None)
 
 
 def node_probed(state: CellState, fact: NodeProbed) -> None:
