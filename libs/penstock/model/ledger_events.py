@@ -275,26 +275,21 @@ class NodeLost(NodeFact, frozen=True, kw_only=True):
 
     TYPE = "penstock.node.lost"
 
-    node_id: Identifier
-
 
 @event
-class NodeProbed(Event, frozen=True, kw_only=True):
+class NodeProbed(NodeFact, frozen=True, kw_only=True):
     """A suspect node is asked to join again; the token of the order is (epoch, this record's seq)."""
 
     TYPE = "penstock.node.probed"
 
-    node_id: Identifier
-
 
 @event
-class ProbeExpired(Event, frozen=True, kw_only=True):
+class ProbeExpired(NodeFact, frozen=True, kw_only=True):
     """A probe was in the log for the longest lease of its node's tasks and a margin. `NodeLeft` with `lease_outlived` follows in the
     nodes' topic, unless the node's answer stands there before it."""
 
     TYPE = "penstock.node.probe_expired"
 
-    node_id: Identifier
     probe: Token
 
 
@@ -315,8 +310,6 @@ class NodeRestored(NodeFact, frozen=True, kw_only=True):
     """A Suspect node spoke again."""
 
     TYPE = "penstock.node.restored"
-
-    node_id: Identifier
 
 
 @event
