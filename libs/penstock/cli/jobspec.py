@@ -92,6 +92,12 @@ def pairs(values: list[str], flag: str) -> dict[str, str]:
     return found
 
 
+def variables(env: list[str], secrets: list[str]) -> dict[str, Any]:
+    """`env` of a job file, from `--env` and `--secret`. Raises `Stop`."""
+    references = {name: {"secret": secret} for name, secret in pairs(secrets, "--secret").items()}
+    return {**pairs(env, "--env"), **references}
+
+
 def default_name(command: list[str]) -> str:
     """A job's name from its command: the script, else the program, without folder and ending."""
     script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])

@@ -99,10 +99,7 @@ def submit(
     sections: dict[str, dict[str, Any]] = {
         "resources": {field: value for field, value in needs.items() if value is not None},
         "retry": {} if max_attempts is None else {"max_attempts": max_attempts},
-        "env": {
-            **jobspec.pairs(env or [], "--env"),
-            **{name: {"secret": found} for name, found in jobspec.pairs(secret or [], "--secret").items()},
-        },
+        "env": jobspec.variables(env or [], secret or []),
         "labels": jobspec.pairs(label or [], "--label"),
     }
     spec = _spec(fields, sections, command, file or "command line")
