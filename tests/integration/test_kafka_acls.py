@@ -1,7 +1,8 @@
 """LAW 1 on real Kafka: the broker itself refuses a ledger record from anybody but the placer."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -12,7 +13,10 @@ from penstock.log.aiokafka_gaps import create_topic_acl
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_topics import OPERATIONS
 from penstock.log.port import Message, Partition
+from penstock.log.topic_settings import topic_partitions
 from penstock.model.topics import Topic
+from penstock.runtime.settings import Settings
+from tests.support.forgeries import WRITERS, forged_records_change_nothing, gateways_key
 
 pytestmark = pytest.mark.kafka
 
@@ -126,3 +130,19 @@ async def test_only_the_administrator_deletes_records(guarded_kafka: KafkaBroker
         assert await placer.begin_offsets([ledger]) == first
         await admin.delete_before({ledger: end})
         assert await placer.begin_offsets([ledger]) == {ledger: end}
+
+
+async def test_forged_records_change_nothing(
+    guarded_kafka: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job has read the node-reporter's password: the broker lets it write to the nodes' topic, in the name of any node."""
+    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", str(gateways_key(tmp_path)))
+    settings = Settings(log_url=guarded_kafka.url("placer"), cell_index=1)
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(connected(guarded_kafka, ADMIN))
+        await admin.create(topic_partitions(2))
+        logs = {
+            topic: await stack.enter_async_context(connected(guarded_kafka, identity))
+            for topic, identity in WRITERS.items()
+        }
+        await forged_records_change_nothing(settings, logs)

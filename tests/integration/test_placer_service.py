@@ -1,13 +1,11 @@
 """The placer's shell with its estimator and nodes, in one process on the log in memory."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.errors import OffsetTaken
@@ -15,42 +13,28 @@ from penstock.ledger.check import check
 from penstock.ledger.evolve import FOLD_VERSION
 from penstock.ledger.record import Draft, write
 from penstock.ledger.replica import Replica
-from penstock.ledger.state import CellState
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.port import Log, Message, Partition, Record
+from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
-from penstock.model.envelope import SIGNATURE, Envelope, from_wire, to_wire
-from penstock.model.estimates import JobEstimated
+from penstock.model.envelope import Envelope, to_wire
 from penstock.model.event import Event
-from penstock.model.external_events import JobCancelRequested, JobSubmitted, TaskStarted
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.ledger_events import PlacerSettings, TermStarted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, ResourceRequest
-from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.core.decide import Decider
 from penstock_services.placer.shell import standby
 from penstock_services.placer.shell.replay import Replayer
 from penstock_services.placer.shell.service import run as run_placer
-from tests.support.driver import estimate, job_spec, node_spec
+from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
-from tests.support.forgeries import (
-    ACTS,
-    FORGERIES,
-    GATEWAYS,
-    KEY,
-    OTHER,
-    WORKER,
-    exited,
-    joined,
-    proofs,
-    unmoved,
-)
+from tests.support.forgeries import WRITERS, forged_records_change_nothing, gateways_key
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
 SETTINGS = Settings(log_url="memory")
-LEDGER, NODES, LETTERS = (Partition(topic, 0) for topic in (Topic.LEDGER, Topic.NODES, Topic.DEAD_LETTERS))
+LEDGER = Partition(Topic.LEDGER, 0)
 
 
 class Cell:
@@ -280,101 +264,15 @@ def _with(kind: type[Event], choice: object) -> dict[type[Event], object]:
     return {**CHOICES, kind: choice}
 
 
-def forged_records(started: Message, token: int) -> list[Message]:
-    """What a thief of the right to write to the nodes' topic sends, n1 being the victim."""
-    numbers = itertools.count()
-
-    def forge(event: Event, key: NodeKeys | bytes | None, **more: str) -> Message:
-        envelope = Envelope(id=f"forged-{next(numbers)}", source="/mallory", time_ms=1, data=event)
-        headers, value = to_wire(envelope)
-        return Message(NODES, value, (*headers, *(proofs(key, envelope, value, **more) if key else ())))
-
-    def with_header(message: Message, name: str, raw: bytes) -> Message:
-        return replace(message, headers=tuple((n, raw if n == name else old) for n, old in message.headers))
-
-    whole = forge(exited(token), KEY)
-    damages = (b"", b"!", b"\xff" * 64, dict(whole.headers)[SIGNATURE][:-4])
-    return [
-        *(forge(event(token), key) for event in FORGERIES.values() for key in (None, OTHER)),
-        *(forge(act, KEY) for act in ACTS),
-        forge(exited(token), KEY, cell="another-cell"),
-        *(with_header(whole, SIGNATURE, damage) for damage in damages),
-        replace(whole, value=whole.value.replace(b'"exit_code":0', b'"exit_code":1')),
-        with_header(started, "ce_id", b"again"),
-    ]
-
-
 @pytest.mark.postgres
 async def test_forged_records_change_nothing(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has the embedded log's password: 33 forgeries in n1's name, and one of its own records sent again."""
-    key = tmp_path / "operator.key"
-    key.write_bytes(GATEWAYS)
-    key.chmod(0o600)
-    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", str(key))
+    """The embedded log's password is stolen; the same on Kafka is in test_kafka_acls.py."""
+    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", str(gateways_key(tmp_path)))
     log = await EmbeddedLog(dsn, "mallory").start()
     await log.create(topic_partitions())
-    stop = asyncio.Event()
-    placer = asyncio.create_task(run_placer(Settings(log_url=dsn), stop))
-
-    def signed(event: Event) -> Message:
-        envelope = Envelope(id=f"honest-{event.TYPE}", source="/n1", time_ms=1, data=event)
-        headers, value = to_wire(envelope)
-        given = proofs(KEY, envelope, value) if event.TOPIC == Topic.NODES else ()
-        return Message(Partition(event.TOPIC or "", 0), value, (*headers, *given))
-
-    async def state_when(holds: Callable[[CellState], bool]) -> CellState:
-        async with asyncio.timeout(10):
-            while True:
-                replica = Replica()
-                for record in await everything(log, LEDGER):
-                    replica.take(record.value, record.offset)
-                if holds(replica.state):
-                    return replica.state
-                await asyncio.sleep(0.02)
-
     try:
-        await log.append([signed(joined("n1", KEY))])
-        await state_when(lambda state: "n1" in state.nodes)
-        await log.append([signed(JobSubmitted(job_id="j", spec=job_spec()))])
-        await log.append([signed(JobEstimated(job_id="j", estimate=estimate(4)))])
-        token = (
-            (await state_when(lambda state: "j" in state.jobs and bool(state.jobs["j"].tasks)))
-            .jobs["j"]
-            .token
-        )
-        started = signed(TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1))
-        await log.append([started])
-        before = unmoved(await state_when(lambda state: state.jobs["j"].tasks[WORKER].status == "running"))
-        forged = forged_records(started, token)
-        await log.append(forged)
-        async with asyncio.timeout(10):
-            while len(letters := await everything(log, LETTERS)) < len(forged):
-                await asyncio.sleep(0.02)
-        found = [from_wire(record.headers, record.value, LETTERS.topic).data for record in letters]
-        others = [letter.detail for letter in found if letter.reason != "forged"]
-        assert others == ["undecodable: header 'signature' is not UTF-8"]
-        reasons = [letter.detail for letter in found if letter.reason == "forged"]
-        assert all("n1" in reason or "the gateway did not write it" in reason for reason in reasons)
-        await log.append([started])
-        end = (await log.end_offsets([NODES]))[NODES]
-        after = await state_when(lambda state: state.inputs_read(Topic.NODES) >= end)
-        assert unmoved(after) == before
-        await log.append([signed(exited(token))])
-        assert (await state_when(lambda state: "j" in state.ended)).ended["j"] == "succeeded"
+        await forged_records_change_nothing(Settings(log_url=dsn), dict.fromkeys(WRITERS, log))
     finally:
-        stop.set()
-        await asyncio.wait_for(placer, 10)
         await log.close()
-
-
-async def everything(log: Log, place: Partition) -> list[Record]:
-    """Of one partition."""
-    end = (await log.end_offsets([place]))[place]
-    records: list[Record] = []
-    reader = log.reader({place: 0})
-    while len(records) < end:
-        records += await reader.read()
-    await reader.close()
-    return records

@@ -1,13 +1,23 @@
-"""Node n1 of a cell, which signs with its key, and what others may say in its name."""
+"""Node n1 of a cell, which signs with its key, and what others may say in its name, to the core and on a real log."""
 
-from collections.abc import Callable
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from msgspec.structs import replace
+
+from penstock.ledger.replica import Replica
 from penstock.ledger.snapshot import dump
 from penstock.ledger.state import CellState
-from penstock.model.envelope import Envelope, Headers, signed_bytes
+from penstock.log.port import Log, Message, Partition, Record
+from penstock.model.envelope import SIGNATURE, Envelope, Headers, from_wire, signed_bytes, to_wire
+from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
+    DeadLettered,
     GpuFaulted,
+    JobSubmitted,
     NodeChanged,
     NodeCordoned,
     NodeJoined,
@@ -21,8 +31,11 @@ from penstock.model.external_events import (
     TaskPhaseChanged,
     TaskStarted,
 )
+from penstock.model.topics import Topic
 from penstock.runtime.node_keys import NodeKeys, operators_code
-from tests.support.driver import node_spec
+from penstock.runtime.settings import Settings
+from penstock_services.placer.shell.service import run as run_placer
+from tests.support.driver import estimate, job_spec, node_spec
 
 KEY, OTHER = NodeKeys(b"a" * 32), NodeKeys(b"b" * 32)
 CELL = "default"
@@ -88,3 +101,131 @@ def unmoved(state: CellState) -> bytes:
         return dump(state)
     finally:
         state.seq, state.now_ms, state.positions, state.last_inputs = kept
+
+
+def gateways_key(folder: Path) -> Path:
+    """A file with the key that gateway and placer share."""
+    path = folder / "operator.key"
+    path.write_bytes(GATEWAYS)
+    path.chmod(0o600)
+    return path
+
+
+def forged_records(started: Message, token: int) -> list[Message]:
+    """What a thief of the right to write to the nodes' topic sends, n1 being the victim."""
+    numbers = itertools.count()
+
+    def forge(event: Event, key: NodeKeys | bytes | None, **more: str) -> Message:
+        envelope = Envelope(id=f"forged-{next(numbers)}", source="/mallory", time_ms=1, data=event)
+        headers, value = to_wire(envelope)
+        return Message(
+            started.partition, value, (*headers, *(proofs(key, envelope, value, **more) if key else ()))
+        )
+
+    def with_header(message: Message, name: str, raw: bytes) -> Message:
+        return replace(message, headers=tuple((n, raw if n == name else old) for n, old in message.headers))
+
+    whole = forge(exited(token), KEY)
+    damages = (b"", b"!", b"\xff" * 64, dict(whole.headers)[SIGNATURE][:-4])
+    return [
+        *(forge(event(token), key) for event in FORGERIES.values() for key in (None, OTHER)),
+        *(forge(act, KEY) for act in ACTS),
+        forge(exited(token), KEY, cell="another-cell"),
+        *(with_header(whole, SIGNATURE, damage) for damage in damages),
+        replace(whole, value=whole.value.replace(b'"exit_code":0', b'"exit_code":1')),
+        with_header(started, "ce_id", b"again"),
+    ]
+
+
+WRITERS = {Topic.JOBS: "gateway", Topic.ESTIMATES: "estimator", Topic.NODES: "node-reporter"}
+"""Topic → the identity that writes it here; the gateway reads."""
+
+
+class Victims:
+    """A real placer of one cell on a real log, node n1, its job j, and the thief of the right to write to the nodes' topic."""
+
+    def __init__(self, settings: Settings, logs: Mapping[Topic, Log]) -> None:
+        self.logs, self.reader = logs, logs[Topic.JOBS]
+        self.ledger, self.nodes = (
+            Partition(topic, settings.cell_index) for topic in (Topic.LEDGER, Topic.NODES)
+        )
+
+    def signed(self, event: Event) -> Message:
+        envelope = Envelope(id=f"honest-{event.TYPE}", source="/n1", time_ms=1, data=event)
+        headers, value = to_wire(envelope)
+        given = proofs(KEY, envelope, value) if event.TOPIC == Topic.NODES else ()
+        return Message(Partition(event.TOPIC or "", self.nodes.index), value, (*headers, *given))
+
+    async def send(self, *messages: Message) -> None:
+        await self.logs[Topic(messages[0].partition.topic)].append(messages)
+
+    async def state_when(self, holds: Callable[[CellState], bool]) -> CellState:
+        async with asyncio.timeout(10):
+            while True:
+                replica = Replica()
+                for record in await everything(self.reader, self.ledger):
+                    replica.take(record.value, record.offset)
+                if holds(replica.state):
+                    return replica.state
+                await asyncio.sleep(0.02)
+
+    async def letters(self) -> list[DeadLettered]:
+        """Of the nodes' topic of this cell."""
+        found = [
+            from_wire(record.headers, record.value).data
+            for record in await everything(self.reader, Partition(Topic.DEAD_LETTERS, 0))
+            if dict(record.headers).get("ce_type")
+        ]
+        places = [letter for letter in found if isinstance(letter, DeadLettered)]
+        return [letter for letter in places if (letter.source_topic, letter.source_partition) == self.nodes]
+
+
+async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic, Log]) -> None:
+    """34 forgeries in n1's name and one of its own records sent again: each refused with a reason, the state byte-equal.
+
+    `logs`: one started log for each of `WRITERS`; the topics exist, and the cell's are empty.
+    """
+    stop = asyncio.Event()
+    placer = asyncio.create_task(run_placer(settings, stop))
+    cell = Victims(settings, logs)
+    try:
+        await cell.send(cell.signed(joined("n1", KEY)))
+        await cell.state_when(lambda state: "n1" in state.nodes)
+        await cell.send(cell.signed(JobSubmitted(job_id="j", spec=job_spec())))
+        await cell.send(cell.signed(JobEstimated(job_id="j", estimate=estimate(4))))
+        placed = await cell.state_when(lambda state: "j" in state.jobs and bool(state.jobs["j"].tasks))
+        token = placed.jobs["j"].token
+        started = cell.signed(TaskStarted(node_id="n1", task_id=WORKER, token=token, pid=1, started_ms=1))
+        await cell.send(started)
+        running = await cell.state_when(lambda state: state.jobs["j"].tasks[WORKER].status == "running")
+        before = unmoved(running)
+        forged = forged_records(started, token)
+        await cell.send(*forged)
+        async with asyncio.timeout(10):
+            while len(letters := await cell.letters()) < len(forged):
+                await asyncio.sleep(0.02)
+        others = [letter.detail for letter in letters if letter.reason != "forged"]
+        assert others == ["undecodable: header 'signature' is not UTF-8"]
+        reasons = [letter.detail for letter in letters if letter.reason == "forged"]
+        assert len(reasons) == len(forged) - 1 == 33
+        assert all("n1" in reason or "the gateway did not write it" in reason for reason in reasons)
+        await cell.send(started)
+        end = (await cell.reader.end_offsets([cell.nodes]))[cell.nodes]
+        after = await cell.state_when(lambda state: state.inputs_read(Topic.NODES) >= end)
+        assert unmoved(after) == before
+        await cell.send(cell.signed(exited(token)))
+        assert (await cell.state_when(lambda state: "j" in state.ended)).ended["j"] == "succeeded"
+    finally:
+        stop.set()
+        await asyncio.wait_for(placer, 10)
+
+
+async def everything(log: Log, place: Partition) -> list[Record]:
+    """Of one partition."""
+    end = (await log.end_offsets([place]))[place]
+    records: list[Record] = []
+    reader = log.reader({place: 0})
+    while len(records) < end:
+        records += await reader.read()
+    await reader.close()
+    return records
