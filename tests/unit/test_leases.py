@@ -71,6 +71,7 @@ def test_a_dead_machines_job_runs_elsewhere(cell: CellDriver) -> None:
     probe = suspected(cell)
     sent_ms = now_ms(cell)
     assert cell.feed(left(probe)).reason == "probe_not_expired"
+    assert "its probe is under way" in explain(cell.state, "j").text
     assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent", "timer.set"]
     assert cell.feed(ProbeSent(node_id="n1", probe=probe)).reason == "duplicate_probe"
     assert "proven dead 50 s after" in explain(cell.state, "j").text
@@ -176,6 +177,7 @@ def test_what_runs_without_a_lease_is_never_proven_dead_by_one() -> None:
     cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))
     probe = suspected(cell)
     assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent"]
+    assert "no lease proves its end" in explain(cell.state, "j").text
     assert cell.at(now_ms(cell) + 10 * wait_ms(LEASE_MS)) == []
 
 

@@ -12,6 +12,7 @@ from msgspec import field, structs
 from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
+from penstock.ledger.lease import lease_of
 from penstock.ledger.state import WAITING, CellState, Cordon, Demand, JobState
 from penstock.ledger.views import doubt, unproven
 from penstock.model.ledger_events import PlacerSettings
@@ -303,15 +304,19 @@ def silence_text(row: Mapping[str, str]) -> str:
 
 
 def doubt_text(state: CellState, node_id: str) -> str:
-    """` Suspect since its connection broke; probed; its tasks are proven dead in 80 s unless it answers.`; empty: not known."""
-    found = doubt(state, state.nodes[node_id])
+    """` Why n1 is suspect: its connection broke; probed; unless it answers, its tasks are proven dead 80 s after this record.`
+
+    Empty where the node is not suspect.
+    """
+    node = state.nodes[node_id]
+    found = doubt(state, node)
     if found is None:
         return ""
     if found["proven_ms"] is not None:
         left_s = max(0, found["proven_ms"] - state.now_ms) // 1_000
         until = f"probed; unless it answers, its tasks are proven dead {left_s} s after this record"
     else:
-        until = "no lease proves its end" if not found["probed_ms"] else "probed anew in this term"
+        until = "no lease proves its end" if lease_of(node, state) is None else "its probe is under way"
     return f" Why {node_id} is suspect: {found['reason']}; {until}."
 
 
