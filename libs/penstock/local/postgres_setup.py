@@ -44,7 +44,7 @@ def schemas(cell: str) -> dict[str, str]:
 
 
 async def give_schema(connection: asyncpg.Connection, schema: str, owner: str) -> None:
-    """The schema, with what is in it, belongs to this role; nobody else has rights there."""
+    """The schema, with what is in it, belongs to this role; no other service has rights there."""
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(f"ALTER SCHEMA {schema} OWNER TO {owner}")
     for row in await connection.fetch(

@@ -107,7 +107,7 @@ class EmbeddedLog:
         return self
 
     async def create(self, topics: Mapping[str, int]) -> None:
-        """Only who owns the tables may add partitions; where none are missing nobody needs to."""
+        """Only the owner of the tables may add partitions; where none are missing, none are added."""
         await self._load_ids()
         wanted = {Partition(topic, index) for topic, count in topics.items() for index in range(count)}
         if wanted <= self._ids.keys():

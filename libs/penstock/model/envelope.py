@@ -147,7 +147,7 @@ def signed_bytes(cell: str, event_id: str, type_name: str, value: bytes) -> byte
 
 
 def by_operator(event: Event) -> bool:
-    """Whether this is somebody's word about a node, not the node's own: a command, a watch, a probe, a proof from outside."""
+    """Whether this is reported about a node by others, not by the node itself: a command, a watch, a probe, a proof from outside."""
     if isinstance(event, NodeLeft):
         return event.proof != "shutdown"
     return isinstance(event, NodeCordoned | NodeUncordoned | NodeSuspected | ProbeSent)

@@ -46,7 +46,7 @@ def operators_code(key: bytes, data: bytes) -> tuple[str, bytes]:
 
 
 def by_gateway(key: bytes, headers: Headers, data: bytes) -> bool:
-    """Whether somebody with the key wrote `data`."""
+    """Whether `data` was written with the key."""
     return compare_digest(dict(headers).get(CODE, b""), operators_code(key, data)[1])
 
 

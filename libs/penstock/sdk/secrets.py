@@ -42,7 +42,7 @@ def remedy(field: str) -> str:
 
 def _why(name: str, value: str) -> str | None:
     if NAME.search(name) and HARMLESS.match(value) is None:
-        return "its name says so"
+        return "its name is that of a secret"
     return _form(value) or ("it looks random" if _is_random(value) else None)
 
 

@@ -1,4 +1,4 @@
-"""`penstock token`: makes a bearer token; the gateway's file gets its hash, whoever asked gets the token."""
+"""`penstock token`: makes a bearer token; the gateway's file gets its hash, the caller gets the token."""
 
 import os
 import secrets

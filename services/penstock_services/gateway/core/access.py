@@ -39,11 +39,11 @@ class Role(StrEnum):
 
 
 class Caller(NamedTuple):
-    """Whoever sent a request."""
+    """The sender of a request."""
 
     roles: frozenset[Role]
     tenant: str | None = None
-    """Owner of what it submits; None: the job's own field says so."""
+    """Owner of what it submits; None: as the job's own field."""
     node: str | None = None
     """The node that it may speak for; None: any, where it has the role."""
 

@@ -74,7 +74,7 @@ def own_key(key: str) -> str:
 
 
 def owned(spec: JobSpec, tenant: str | None) -> JobSpec:
-    """The job as the caller's tenant owns it, whatever its own field says."""
+    """The job as the caller's tenant owns it, whatever its own field is."""
     return spec if tenant is None else msgspec.structs.replace(spec, owner=tenant)
 
 

@@ -105,8 +105,8 @@ def _bearer(tokens: TokenFile, authorization: bytes) -> Caller:
     try:
         caller = tokens.caller(token.strip()) if scheme.lower() == b"bearer" else None
     except ConfigurationError as error:
-        logger.error("nobody is admitted: %s", error)
-        raise Problem(503, "no_tokens", f"nobody is admitted until this is mended: {error}") from error
+        logger.error("no caller is admitted: %s", error)
+        raise Problem(503, "no_tokens", f"no caller is admitted until this is mended: {error}") from error
     if caller is None:
         raise Problem(
             401, "no_token", "send `Authorization: Bearer TOKEN` with a token that PENSTOCK_TOKENS lists"

@@ -30,7 +30,7 @@ class Peers:
     def uid(self, peer: Address, own: Address) -> int | None:
         """The user who made the socket at `peer`, which is connected to `own`, both on this machine.
 
-        None if nobody holds it any more: a closed socket has no user, and the kernel would call it root's.
+        None if no process holds it any more: a closed socket has no user, and the kernel would call it root's.
         """
         self._asked = self._asked % 0xFFFFFFFF + 1
         self._kernel.send(_question(self._asked, peer, own))

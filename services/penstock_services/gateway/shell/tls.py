@@ -46,7 +46,7 @@ def _mode(setting: str, path: Path) -> int:
 
 def _no_passphrase() -> str:
     raise ConfigurationError(
-        f"{KEY}: the key has a passphrase, which nobody is there to type; give it without (`openssl pkey`), mode 0600"
+        f"{KEY}: the key has a passphrase, which cannot be typed here; give it without (`openssl pkey`), mode 0600"
     )
 
 

@@ -12,7 +12,7 @@ _Version = tuple[int, int, int, int]
 
 
 class TokenFile:
-    """One file. `caller` costs a stat per request; a file that became wrong admits nobody."""
+    """One file. `caller` costs a stat per request; a file that became wrong admits no caller."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigurationError` that names the line and the remedy."""
@@ -20,7 +20,7 @@ class TokenFile:
         self._version, self._tokens = self._read()
 
     def caller(self, token: bytes) -> Caller | None:
-        """Who has this token, as the file says now. Raises `ConfigurationError`."""
+        """Who has this token, as the file is now. Raises `ConfigurationError`."""
         try:
             status = os.stat(self._path)
         except OSError as error:
