@@ -9,6 +9,7 @@ kernel settings. A task that is uid 0 has the capabilities in `KEPT_CAPABILITIES
 """
 
 import ctypes
+import errno
 import json
 import os
 import sys
@@ -21,6 +22,8 @@ MS_BIND, MS_REC, MS_SLAVE = 4_096, 16_384, 1 << 19
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000  # <linux/fcntl.h>
 SYS_MOUNT_SETATTR = 442  # on every architecture
 MOUNT_ATTR_RDONLY = 1
+SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)  # <asm/unistd.h>
+KEYCTL_JOIN_SESSION_KEYRING = 1  # <linux/keyctl.h>
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38  # <linux/prctl.h>
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 14, 18})
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, IPC_LOCK, SYS_CHROOT: what
@@ -151,6 +154,18 @@ def drop_privileges() -> None:
             if known and capability not in KEPT_CAPABILITIES:
                 _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def leave_keyring() -> None:
+    """Gives the caller an empty session keyring in place of the inherited one, whose keys whoever inherits it may read, as any user.
+
+    Raises `OSError`, but not where keys are unknown to the kernel or forbidden to all that runs here.
+    """
+    try:
+        _call("syscall", SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
 
 
 # ---------------------------------------------------------------------------------------------------- probe

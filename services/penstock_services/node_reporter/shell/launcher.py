@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from penstock_services.node_reporter.shell.confinement import Confinement, enter_namespaces
+from penstock_services.node_reporter.shell.confinement import Confinement, enter_namespaces, leave_keyring
 from penstock_services.node_reporter.shell.shim import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, Shim, prctl
 
 ROOT = os.path.abspath(f"{__file__}/../../../..")
@@ -61,6 +61,7 @@ def main() -> None:
     prctl(
         PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
     )  # a shim's parent ends as it enters its namespace; the shim stays below us
+    leave_keyring()
     gc.collect()
     gc.freeze()
     gc.disable()
