@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.errors import ConfigurationError
+from penstock.private_files import read_private_text
 
 PREFIX = "PENSTOCK_"
 
@@ -125,18 +126,6 @@ class Settings(EnvironmentSettings):
 
 
 def _private(env: Mapping[str, str], variable: str) -> str:
-    """What the named file holds that only its owner may read; empty without the variable. Raises `ConfigurationError`."""
+    """What the named file holds; empty without the variable. Raises `ConfigurationError`."""
     path = env.get(variable)
-    if not path:
-        return ""
-    try:
-        found = Path(path)
-        if found.stat().st_mode & 0o077:
-            raise ConfigurationError(
-                f"{variable}: others may read {path}, which holds a password; chmod 600 {path}"
-            )
-        return found.read_text().strip()
-    except OSError as error:
-        raise ConfigurationError(
-            f"{variable}: {path} cannot be read ({error.strerror}); give a readable file"
-        ) from error
+    return read_private_text(variable, Path(path))[0].strip() if path else ""

@@ -1,11 +1,10 @@
 """The gateway's certificate and key, tried at the start: what every client would refuse is a configuration error."""
 
-import os
 import ssl
-import stat
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
+from penstock.private_files import read_private
 
 CERTIFICATE, KEY = "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_KEY"
 MAX_FLIGHTS = 4  # of a handshake, in either direction
@@ -13,10 +12,8 @@ MAX_FLIGHTS = 4  # of a handshake, in either direction
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """TLS 1.2 or later with this certificate. Raises `ConfigurationError` that names setting and remedy."""
-    _mode(CERTIFICATE, certificate)
-    mode = _mode(KEY, key)
-    if mode & 0o077:
-        raise ConfigurationError(f"{KEY}: {key} has mode {mode:04o}, others can use it; run chmod 600 {key}")
+    _check_readable(CERTIFICATE, certificate)
+    read_private(KEY, key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key, password=_no_passphrase)
@@ -33,11 +30,10 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _mode(setting: str, path: Path) -> int:
-    """Of a file that can be read."""
+def _check_readable(setting: str, path: Path) -> None:
+    """Raises `ConfigurationError`."""
     try:
-        with path.open("rb") as file:
-            return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        path.open("rb").close()
     except OSError as error:
         raise ConfigurationError(
             f"{setting}: {path} cannot be read: {error.strerror}; name a PEM file"

@@ -1,10 +1,10 @@
 """The token file: mode 0600, read again whenever it has changed, so that a token is revoked by deleting its line."""
 
 import os
-import stat
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
+from penstock.private_files import read_private_text
 from penstock_services.gateway.core.access import Caller, Tokens, digest, parse_tokens
 
 VARIABLE = "PENSTOCK_TOKENS"
@@ -30,17 +30,7 @@ class TokenFile:
         return self._tokens.get(digest(token))
 
     def _read(self) -> tuple[_Version, Tokens]:
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                text = file.read().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{VARIABLE}: {self._path} cannot be read: {error}") from error
-        mode = stat.S_IMODE(status.st_mode)
-        if mode & 0o077:
-            raise ConfigurationError(
-                f"{VARIABLE}: {self._path} has mode {mode:04o}, others can use it; run chmod 600 {self._path}"
-            )
+        text, status = read_private_text(VARIABLE, self._path)
         try:
             return _version(status), parse_tokens(text)
         except ValueError as error:

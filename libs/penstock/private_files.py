@@ -1,0 +1,34 @@
+"""Private files: passwords, keys and token hashes, which no other user may read."""
+
+import os
+import stat
+from pathlib import Path
+
+from penstock.errors import ConfigurationError
+
+
+def read_private(setting: str, path: Path) -> tuple[bytes, os.stat_result]:
+    """The file's content and status, of one and the same version. Raises `ConfigurationError` that names setting and remedy."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{setting}: {path} cannot be read: {error.strerror}; give a readable file"
+        ) from error
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"{setting}: {path} has mode {mode:04o}, others can use it; run chmod 600 {path}"
+        )
+    return content, status
+
+
+def read_private_text(setting: str, path: Path) -> tuple[str, os.stat_result]:
+    """As `read_private`, of a UTF-8 text."""
+    content, status = read_private(setting, path)
+    try:
+        return content.decode(), status
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{setting}: {path} is not UTF-8 text: {error.reason}") from error
