@@ -4,7 +4,6 @@ Every attack is bounded: in processes, bytes and seconds, so that a test that fa
 root here, its jobs are root with few capabilities or `nobody`; where tests are not root, they are the tests' own user.
 """
 
-import asyncio
 import ctypes
 import json
 import os
@@ -271,7 +270,6 @@ async def test_the_next_reporter_adopts_a_task_in_its_namespace(
         assert [task.task_id for task in joined.tasks] == ["job-1.1.0"]
         assert (await cell.until(external_events.TaskExited)).exit_code == 6
         assert escaped() == []
-    await asyncio.sleep(0)
 
 
 @pytest.mark.skipif(not ROOT, reason="it becomes another user")

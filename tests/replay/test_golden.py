@@ -94,7 +94,6 @@ def expected_state() -> Any:
     for job in state["jobs"].values():
         for task in job["tasks"].values():
             task["lease_ms"] = 0
-    for job in state["jobs"].values():
         job["spec"] |= {"secrets": {}}
     for node in state["nodes"].values():
         node |= ADDED_TO_NODES

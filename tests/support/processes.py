@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 DEAD = (b"Z", b"X")
 
 
@@ -30,24 +32,8 @@ def orphans_with(*needles: bytes, within_s: float) -> list[str]:
     """Those that neither this process nor a descendant of it holds, and that live on for so long."""
     deadline = time.monotonic() + within_s
     while True:
-        own = _descendants()
+        own = {child.pid for child in psutil.Process().children(recursive=True)}
         left = [f"{pid}: {command}" for pid, command in processes_with(*needles).items() if pid not in own]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
-
-
-def _descendants() -> set[int]:
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                parents[int(name)] = int(
-                    Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[1]
-                )
-            except OSError:
-                continue
-    own = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in own} - own:
-        own |= more
-    return own

@@ -168,8 +168,7 @@ class SimulatedHost:
         return SimulatedLauncher(self._machine, self._process, self.spec, callbacks)
 
     def contact(self) -> float | None:
-        boot, contact_s = self._machine.contact or (0, None)
-        return contact_s if boot == self._machine.boots else None
+        return self._machine.contact_s()
 
     def renew(self, contact_s: float) -> None:
         self._process.step("before it notes contact")

@@ -1,6 +1,7 @@
 """Mutants of suspicion, probes and leases, in placer and node-reporter."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.ledger import lease as ledger_lease
@@ -14,36 +15,32 @@ from penstock_services.placer.core.decide import Decider
 from tests.faults.laboratory.machine import Machine
 from tests.faults.laboratory.patching import filtered, mutant, nothing, replace
 
+LONG_S = 1_000.0
 
-@mutant("nobody ends a task whose lease is over", faults="silence")
-def _() -> None:
-    """Neither the reporter nor the watchdog in the shim."""
+
+def _lapsing(then: Callable[[], Awaitable[object]]) -> None:
+    """Where a lease is over the reporter does this first, and the watchdog in the shim does nothing."""
     real = Lease.keep
 
     async def keep(self: Lease) -> None:
         try:
             await real(self)
         except lease.LeaseLapsed:
-            await asyncio.Event().wait()
-
-    replace(real, keep)
-    replace(Machine._watch_lease, lambda self, process, until_s: None)
-
-
-@mutant("a watchdog never fires", faults="silence,crash")
-def _() -> None:
-    """A reporter that is killed, or hangs, stops nobody."""
-    real = Lease.keep
-
-    async def keep(self: Lease) -> None:
-        try:
-            await real(self)
-        except lease.LeaseLapsed:
-            await asyncio.sleep(LONG_S)
+            await then()
             raise
 
     replace(real, keep)
     replace(Machine._watch_lease, lambda self, process, until_s: None)
+
+
+@mutant("a node never ends a task whose lease is over", faults="silence")
+def _() -> None:
+    _lapsing(lambda: asyncio.Event().wait())
+
+
+@mutant("a node ends a task long after its lease", faults="silence,crash")
+def _() -> None:
+    _lapsing(lambda: asyncio.sleep(LONG_S))
 
 
 @mutant("a probe's time has no margin", faults="gone")
@@ -87,6 +84,3 @@ def _() -> None:
 
     replace(Lease.admits, admits)
     replace(Lease.until_s, until_s)
-
-
-LONG_S = 1_000.0

@@ -134,6 +134,11 @@ class Machine:
         """By this machine's boot-time clock."""
         return self.world.now_s * self.clock.rate
 
+    def contact_s(self) -> float | None:
+        """Time of the last contact that a reporter of this boot has noted, by the boot-time clock."""
+        boot, contact_s = self.contact or (0, None)
+        return contact_s if boot == self.boots else None
+
     # ---------------------------------------------------------------------------------- programs
 
     def launch(self, order: StartTask, gpus: tuple[str, ...], until_s: float | None) -> None:
@@ -166,14 +171,13 @@ class Machine:
 
     def _lease_end_s(self, order: StartTask, until_s: float) -> float:
         """As the shim knows it, from its request and what the reporter has noted since."""
-        boot, contact_s = self.contact or (0, 0.0)
-        return max(until_s, contact_s + order.lease_ms / 1_000) if boot == self.boots else until_s
+        contact_s = self.contact_s()
+        return until_s if contact_s is None else max(until_s, contact_s + order.lease_ms / 1_000)
 
     def lease_ends(self, share: float) -> bool:
         """Whether this share of some task's lease has passed since contact: then its reporter may stop all of them."""
-        boot, contact_s = self.contact or (0, 0.0)
         leases = [found.order.lease_ms for found in self.processes.values() if found.order.lease_ms]
-        passed_s = self.boot_s() - (contact_s if boot == self.boots else 0.0)
+        passed_s = self.boot_s() - (self.contact_s() or 0.0)
         return bool(leases) and passed_s >= share * min(leases) / 1_000
 
     def _watch_lease(self, process: TaskProcess, until_s: float) -> None:

@@ -129,17 +129,16 @@ class ServiceFaults(Injector):
         fact: list[Event] = [JobCancelRequested(job_id=job_id) for job_id in list(state.jobs)[:1]]
         cause: dict[str, object] = {"timer_id": "none"}
         wrong = int(rng.integers(5))
-        if wrong == 0:
-            value = b"\x00 no record"
-        elif wrong == 1:
-            other = Head(head.seq, "f" * 32, head.term)
-            value = write(other, Draft(head.term, state.now_ms, cause, "committed", None, fact))[1]
-        elif wrong == 4:
-            other = Head(head.seq + 1, head.id, head.term)
-            value = write(other, Draft(head.term, state.now_ms, cause, "committed", None, fact))[1]
-        else:
-            term = head.term - 1 if wrong == 2 else head.term + 1
-            value = write(head, Draft(term, state.now_ms, cause, "committed", None, fact))[1]
+        strange = (
+            (Head(head.seq, "f" * 32, head.term), head.term),
+            (head, head.term - 1),
+            (head, head.term + 1),
+            (Head(head.seq + 1, head.id, head.term), head.term),
+        )
+        value = b"\x00 no record"
+        if wrong:
+            parent, term = strange[wrong - 1]
+            value = write(parent, Draft(term, state.now_ms, cause, "committed", None, fact))[1]
         lab.broker.put([Message(Partition(Topic.LEDGER, 0), value)])
 
     def propose(self) -> None:

@@ -8,22 +8,21 @@ from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import SIGNATURE, Envelope, by_operator, signed_bytes, to_wire
-from penstock.model.event import Event, wire_type
+from penstock.model.envelope import SIGNATURE, Envelope, by_operator, to_wire
+from penstock.model.event import Event
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.node_keys import CODE, NodeKeys
-
-CELL = "default"
+from tests.support.forgeries import signature
 
 
 def message(event: Event, event_id: str, source: str) -> Message:
     """To the cell's partition of the event's topic; an order to its node's partition. What a node says is signed by it."""
     assert event.TOPIC is not None
-    headers, value = to_wire(Envelope(event_id, source, wall_ms(), event))
+    envelope = Envelope(event_id, source, wall_ms(), event)
+    headers, value = to_wire(envelope)
     if event.TOPIC == Topic.NODES and not by_operator(event):
         node: Any = getattr(event, "node", event)
-        data = signed_bytes(CELL, event_id, wire_type(type(event)), value)
-        headers = (*headers, *keys_of(node.node_id).proofs(data))
+        headers = (*headers, *signature(keys_of(node.node_id), envelope, value))
     if event.TOPIC == Topic.ORDERS:
         node_id: str = event.node_id  # type: ignore[attr-defined]
         return Message(orders_of(node_id), value, headers, node_id.encode())
