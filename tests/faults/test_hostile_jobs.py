@@ -1,4 +1,4 @@
-"""Jobs that mean harm, on a real node-reporter with real processes: each is contained, or the node says that it cannot be.
+"""Jobs that mean harm, on a real node-reporter with real processes: each is contained, or the node reports that it cannot be.
 
 Every attack is bounded: in processes, bytes and seconds, so that a test that fails harms no machine. The reporter is
 root here, its jobs are root with few capabilities or `nobody`; where tests are not root, they are the tests' own user.
@@ -245,7 +245,7 @@ async def test_a_cgroup_proves_an_end_where_there_is_no_namespace(
 ) -> None:
     """The job ends by itself; what hid is in its cgroup."""
     if Cgroups(NODE, None).unified is None:
-        pytest.skip("this machine lets nobody make a cgroup v2")
+        pytest.skip("this machine lets no process make a cgroup v2")
     async with working(
         replace(options, isolation=IsolationChoice.CGROUP), MemoryLog(broker, "node-reporter")
     ):
@@ -289,7 +289,7 @@ def test_a_reporter_that_is_not_root_confines_tasks_in_a_user_namespace() -> Non
 
 @pytest.mark.skipif(not ROOT, reason="it is about root")
 def test_jobs_are_not_root_by_oversight(options: Options) -> None:
-    """A reporter that is root refuses to start until somebody says as whom jobs run."""
+    """A reporter that is root refuses to start until an operator names the user that jobs run as."""
     with pytest.raises(ConfigurationError, match=r"--task-user.*--allow-root"):
         LinuxHost(replace(options, allow_root=False))
     with pytest.raises(ConfigurationError, match="no such user"):

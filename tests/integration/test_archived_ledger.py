@@ -1,4 +1,4 @@
-"""A ledger whose head is archived, on both real logs: one ledger for whoever has the archive, and a clear refusal without it."""
+"""A ledger whose head is archived, on both real logs: one ledger for readers that have the archive, and a clear refusal without it."""
 
 import asyncio
 import itertools
@@ -86,7 +86,7 @@ class Cell:
             )
 
     async def folded(self, records: int) -> Replica:
-        """The ledger's valid records up to there, as whoever reads archive and log has them."""
+        """The ledger's valid records up to there, as a reader of archive and log has them."""
         replica, reader = Replica(), open_whole(self).reader({self.ledger: 0})
         async with asyncio.timeout(WITHIN_S):
             while replica.head.seq < records:
@@ -244,8 +244,8 @@ async def test_nothing_leaves_the_log_for_a_wrong_snapshot(cell: Cell) -> None:
     assert (await replayed(cell, open_whole(cell))).records == 84
 
 
-async def test_a_projector_that_is_further_back_is_told_so(cell: Cell) -> None:
-    """The database was lost: its tables are filled from the archive, and without it the projector says what it needs."""
+async def test_a_projector_that_is_further_back_needs_the_archive(cell: Cell) -> None:
+    """The database was lost: its tables are filled from the archive, and without it the projector names what it needs."""
     await cell.snapshot(50)
     await archive(cell.settings, cell.log, leave=20)
     connection = await asyncpg.connect(cell.settings.dsn)

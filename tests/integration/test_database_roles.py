@@ -112,7 +112,7 @@ async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[s
 
 
 async def test_the_placer_deletes_what_has_expired_and_nothing_else(dsn: str, urls: dict[str, str]) -> None:
-    """The embedded log's orders and dead letters must not fill the disk; the ledger stays, whoever has the placer's password."""
+    """The embedded log's orders and dead letters must not fill the disk; the ledger stays, also for a thief of the placer's password."""
     admin = await EmbeddedLog(dsn, "administrator").start()
     await admin.append([Message(Partition(topic, 0), b"old") for topic in Topic])
     owner = await asyncpg.connect(dsn)

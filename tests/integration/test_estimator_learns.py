@@ -6,6 +6,7 @@ import asyncpg
 import numpy as np
 import pytest
 
+from penstock.errors import ConfigurationError
 from penstock.log.port import Log
 from penstock.model.envelope import from_wire
 from penstock.model.estimates import JobEstimated, ModelTrained
@@ -159,7 +160,7 @@ async def test_runs_of_a_longer_log_are_refused(dsn: str) -> None:
     await store.add([], 10_000)
     await store.close()
     log, _ = await cell(1)
-    with pytest.raises(Exception, match="Give each log its own database"):
+    with pytest.raises(ConfigurationError, match="Give each log its own database"):
         async with serving(log, settings(dsn)) as task:
             await asyncio.wait({task}, timeout=10)
     await log.close()

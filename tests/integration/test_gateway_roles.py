@@ -93,7 +93,7 @@ async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:
 
 
 async def test_events_from_outside_need_the_role_of_their_kind(cell: Cell) -> None:
-    """Whoever may submit could once say that a task had exited; a node's events come from its own reporter only."""
+    """A token that may submit could once report that a task had exited; a node's events come from its own reporter only."""
 
     async def hand_in(caller: str, kind: str, data: object) -> httpx.Response:
         event = {"specversion": "1.0", "id": "e", "source": "/t", "type": f"penstock.{kind}.v1", "data": data}
@@ -129,7 +129,7 @@ async def test_events_from_outside_need_the_role_of_their_kind(cell: Cell) -> No
 
 
 async def test_every_route_demands_a_role(cell: Cell) -> None:
-    """A route that somebody adds without one must not be open: a token of a node alone reads nothing and changes nothing."""
+    """A route that a developer adds without one must not be open: a token of a node alone reads nothing and changes nothing."""
     roles = required_roles()
     for (method, path), demanded in roles.items():
         if demanded == (Role.NODE,):
@@ -145,7 +145,7 @@ async def test_every_route_demands_a_role(cell: Cell) -> None:
 
 
 async def test_a_token_is_revoked_without_a_restart(dsn: str, tmp_path: Path) -> None:
-    """The operator removes a line; a mistake in the file admits nobody, and says so."""
+    """The operator removes a line; a mistake in the file admits no user, and is reported."""
     path = write_tokens(tmp_path / "tokens", ["vision", "reader"])
     async with running(dsn, tokens=path) as cell:
         assert (await cell.http.get("/v1/nodes", headers=as_("vision"))).status_code == 200

@@ -44,7 +44,7 @@ def environment(folder: Path, **changes: Path | str) -> dict[str, str]:
 
 
 def refusal(server: str, ca: Path | None = None) -> str:
-    """What the command line answers to whoever uses this server so."""
+    """What the command line answers to a user who names this server and authority."""
     with pytest.raises(Stop) as stopped:
         Gateway(server, None, None if ca is None else str(ca)).get("/v1/status")
     assert stopped.value.code == Exit.BAD_SPEC

@@ -296,7 +296,7 @@ async def test_a_missing_log_folder_is_reported(cell: Cell) -> None:
 
 
 async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) -> None:
-    """The head of the ledger was archived: a question about that time is answered with the archive, and else says what is missing."""
+    """The head of the ledger was archived: a question about that time is answered with the archive, and else the answer names what is missing."""
     placer = cell.placer
     placer.join(node_spec("n0", 2))
     placer.submit("waits", gpus=2)
@@ -328,7 +328,7 @@ async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) 
 
 
 async def test_a_job_that_left_the_tables(cell: Cell) -> None:
-    """Somebody asks for a job of two years ago: the answer names the archive and the command that reads it."""
+    """A user asks for a job of two years ago: the answer names the archive and the command that reads it."""
     cell.placer.run([])
     await cell.tell()
     await cell.caught_up()

@@ -117,7 +117,7 @@ def wire() -> Iterator[None]:
 
 @pytest.mark.timeout(90)
 async def test_a_pulled_plug_is_noticed_within_half_a_minute(dsn: str, tmp_path: Path, wire: None) -> None:
-    """No packet comes any more, and none says so: only the kernel's keepalive can notice."""
+    """No packet comes any more, not even a reset: only the kernel's keepalive can notice."""
     del wire
     token, tokens = tmp_path / "token", tmp_path / "tokens"
     token.write_text("a-token-of-n0")

@@ -79,7 +79,7 @@ FORGERIES: dict[str, Callable[[int], Event]] = {
     "reboot": lambda _: NodeJoined(node=node_spec("n1", boot="b2"), incarnation=9, public_key=KEY.public_key),
     "leaving": lambda _: NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1),
 }  # fmt: skip
-"""What somebody else may say in n1's name, by the token of its task."""
+"""What another writer may report in n1's name, by the token of its task."""
 
 ACTS = (
     NodeLeft(node_id="n1", boot_id="b1", proof="fenced", by="mallory", reason=""),
@@ -95,12 +95,12 @@ ACTS = (
 
 def unmoved(state: CellState) -> bytes:
     """The state, but for the place up to which inputs were answered."""
-    kept = state.seq, state.now_ms, state.positions, state.last_inputs
+    saved = state.seq, state.now_ms, state.positions, state.last_inputs
     state.seq, state.now_ms, state.positions, state.last_inputs = 0, 0, {}, {}
     try:
         return dump(state)
     finally:
-        state.seq, state.now_ms, state.positions, state.last_inputs = kept
+        state.seq, state.now_ms, state.positions, state.last_inputs = saved
 
 
 def gateways_key(folder: Path) -> Path:

@@ -287,7 +287,7 @@ class LogConformance:
         assert await log.begin_offsets([a, b]) == {a: offsets[0], b: 0}
 
     async def test_deleted_records_are_gone_for_everybody(self, log_factory: LogFactory, topic: str) -> None:
-        """The ledger's head was archived: the rest keeps its offsets, and a reader that needs the head is told so."""
+        """The ledger's head was archived: the rest keeps its offsets, and a reader that needs the head is refused."""
         log, other = await log_factory("operator"), await log_factory("placer")
         await log.create({topic: 2})
         a, b = Partition(topic, 0), Partition(topic, 1)

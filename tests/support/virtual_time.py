@@ -78,7 +78,7 @@ def run_virtually(
     error_ms: Callable[[], int] = lambda: 0,
     boot_rate: Callable[[], float] = lambda: 1.0,
 ) -> Result:
-    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of whoever asks for them."""
+    """As `asyncio.run`, in virtual time. `error_ms`, `boot_rate`: of the clocks of the process that reads them."""
     loop = VirtualLoop()
     with _clocks(loop, error_ms, boot_rate), asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)

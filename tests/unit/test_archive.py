@@ -143,7 +143,7 @@ async def test_a_gap_between_archive_and_log_is_named(log: Log, broker: MemoryBr
 
 
 async def test_an_index_without_a_segment_is_damaged(log: Log, archive: Archive) -> None:
-    """Somebody takes a line out of the index: the gap is named."""
+    """An operator takes a line out of the index: the gap is named."""
     path = archive.folder / PLACE.topic / "0" / archive_module.INDEX
     index = archive.index(PLACE)
     path.write_bytes(msgspec.json.encode(Index((index.segments[0], index.segments[2]), index.last_id)))
@@ -164,7 +164,7 @@ async def test_the_archive_of_another_log_is_refused(archive: Archive, tmp_path:
 
 
 async def test_below_the_archive_there_is_nothing(broker: MemoryBroker, tmp_path: Path) -> None:
-    """The archive begins later than the log did: a reader is told so, and waits for nothing."""
+    """The archive begins later than the log did: a reader is refused, and waits for nothing."""
     archive = Archive(tmp_path / "archive")
     writer = Writer(archive, PLACE)
     for record in broker.records(PLACE)[4:ARCHIVED]:

@@ -67,7 +67,7 @@ def left(probe: int) -> NodeLeft:
 
 
 def test_a_dead_machines_job_runs_elsewhere(cell: CellDriver) -> None:
-    """A machine burns down at night, and nobody says so. Its job has lost nothing but time."""
+    """A machine burns down at night, and no operator reports it. Its job has lost nothing but time."""
     probe = suspected(cell)
     sent_ms = now_ms(cell)
     assert cell.feed(left(probe)).reason == "probe_not_expired"
@@ -135,7 +135,7 @@ def test_a_report_of_before_the_silence_is_no_answer(cell: CellDriver) -> None:
 
 
 def test_a_new_term_counts_anew(cell: CellDriver) -> None:
-    """Between two terms only the log's stamps tell how long nobody wrote, and they may be wrong by days."""
+    """Between two terms only the log's stamps show how long no placer wrote, and they may be wrong by days."""
     probe = suspected(cell)
     cell.feed(ProbeSent(node_id="n1", probe=probe))
     cell.feed(TermStarted(term=cell.state.term + 1, placer_id="p2", settings=SETTINGS))

@@ -1,4 +1,4 @@
-"""Who speaks for a node: its own key, from its first joining on; and nobody else's word or an old record has any effect."""
+"""Who speaks for a node: its own key, from its first joining on; no other writer's record and no old one has any effect."""
 
 import base64
 from pathlib import Path
@@ -96,9 +96,9 @@ def cell() -> SignedCell:
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-@pytest.mark.parametrize("signer", ["nobody", "another key", "of another cell"])
+@pytest.mark.parametrize("signer", ["no key", "another key", "of another cell"])
 def test_nobody_else_speaks_for_a_node(cell: SignedCell, name: str, signer: str) -> None:
-    """Another reporter, with the same rights on the topic, says that a task has ended whose GPUs it wants."""
+    """Another reporter, with the same rights on the topic, reports that a task has ended whose GPUs it wants."""
     event = FORGERIES[name](cell.token)
     before = unmoved(cell.state)
     if signer == "of another cell":
@@ -114,7 +114,7 @@ def test_nobody_else_speaks_for_a_node(cell: SignedCell, name: str, signer: str)
 
 
 def test_a_signature_covers_every_byte(cell: SignedCell) -> None:
-    """The reporter of n1 is honest; somebody copies its record and changes what it says."""
+    """The reporter of n1 is honest; a thief copies its record and changes its text."""
     envelope = Envelope("x", "/t", 1, exited(cell.token - 1))
     headers, value = to_wire(envelope)
     signed = (*headers, *signature(KEY, envelope, value))
@@ -132,14 +132,14 @@ def test_a_signature_covers_every_byte(cell: SignedCell) -> None:
 
 
 def test_an_old_record_sent_again_has_no_effect(cell: SignedCell) -> None:
-    """Whoever reads the topic can send a node's own records again: all that it ever said, in a later term."""
+    """A reader of the topic sends all of a node's own records again, in a later term."""
     n1 = cell.state.nodes["n1"]
-    said = [
+    sent = [
         joined("n1", KEY),
         TaskStarted(node_id="n1", task_id=WORKER, token=cell.token, pid=1, started_ms=1),
     ]
-    said += [GpuFaulted(node_id="n1", gpu=3, uuid="GPU-n1-3", fault="ecc", incarnation=1), exited(cell.token)]
-    for event in said[2:]:
+    sent += [GpuFaulted(node_id="n1", gpu=3, uuid="GPU-n1-3", fault="ecc", incarnation=1), exited(cell.token)]
+    for event in sent[2:]:
         assert cell.read(event, KEY).draft.outcome == "committed"
     left = NodeLeft(node_id="n1", boot_id="b1", proof="shutdown", incarnation=1)
     changed = NodeChanged(node=node_spec("n1", 1), incarnation=1)
@@ -150,14 +150,14 @@ def test_an_old_record_sent_again_has_no_effect(cell: SignedCell) -> None:
     cell.term = 2
     cell.read(JobSubmitted(job_id="l", spec=job_spec()))
     before = unmoved(cell.state)
-    for event in (*said, left, changed):
+    for event in (*sent, left, changed):
         answer = cell.read(event, KEY)
         assert [type(fact) for fact in answer.draft.facts] in ([], [NodeJoinRefused]), event
     assert unmoved(cell.state) == before
 
 
 def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path) -> None:
-    """A reporter may write to the nodes' topic; it fences, cordons and suspects nobody there, itself included."""
+    """A reporter may write to the nodes' topic; it fences, cordons and suspects no node there, not even its own."""
     before = unmoved(cell.state)
     for act in ACTS:
         for key in (None, KEY, b"another key of thirty-two bytes!"):
@@ -178,7 +178,7 @@ def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path)
 
 
 def test_a_name_is_bound_to_its_first_key(cell: SignedCell) -> None:
-    """A machine that lost its key, or another one, joins: an operator says first that the former is dead."""
+    """A machine that lost its key, or another one, joins: an operator first fences the former."""
     again = joined("n1", OTHER, 5, tasks=(RunningTask(task_id=WORKER, token=cell.token),))
     answer = cell.read(again, OTHER)
     assert answer.letter is not None

@@ -96,7 +96,7 @@ class Machine:
         self.up = True
         self.destroyed = False
         self.unproven = False
-        """It is destroyed, and nobody makes sure of it."""
+        """It is destroyed, and no operator confirms it."""
         self.boots = 1
         self.processes: dict[Key, TaskProcess] = {}
         self.pulled: list[Gpu] = []

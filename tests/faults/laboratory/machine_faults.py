@@ -61,7 +61,7 @@ class MachineFaults(Injector):
     def confirm(self) -> None:
         """Of what is gone for good the operator reports once more that it is fenced, for the boot that the cell knows.
 
-        Not of what the cell has to find out itself, unless the ledger was restored: then nobody knows what ran there.
+        Not of what the cell has to find out itself, unless the ledger was restored: then no service knows what ran there.
         """
         judge = self._lab.judge
         for node_id, node in self._lab.nodes.items():
@@ -70,7 +70,7 @@ class MachineFaults(Injector):
                 self._report(NodeLeft(node_id=node_id, boot_id=known.spec["boot_id"], proof="fenced"))
 
     def gone(self) -> None:
-        """A machine is no more, and nobody makes sure of it: all that comes is the suspicion of who watched its connection."""
+        """A machine is no more, and no operator confirms it: all that comes is the gateway's suspicion when the connection breaks."""
         node, machines = self._node(), [other.machine for other in self._lab.nodes.values()]
         if not node.machine.up or any(machine.destroyed for machine in machines):
             return
@@ -79,7 +79,7 @@ class MachineFaults(Injector):
         self._world.at(self._world.within(*BROKEN_WITHIN_S), self.suspect_again)
 
     def suspect_again(self) -> None:
-        """Of machines that nobody made sure of: their connection is broken."""
+        """Of machines whose end no operator confirmed: their connection is broken."""
         for node in self._lab.nodes.values():
             if node.machine.unproven:
                 self._report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))

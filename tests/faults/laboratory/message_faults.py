@@ -56,7 +56,7 @@ class MessageFaults(Injector):
         return found
 
     def _forged(self) -> list[Message]:
-        """Somebody who wants a task's GPUs says in its node's name that it has ended."""
+        """A thief who wants a task's GPUs reports in its node's name that it has ended."""
         for job in self._lab.judge.book.jobs.values():
             for task_id, place in list(job.places.items())[:1]:
                 fields: dict[str, Any] = {"node_id": place["node_id"], "task_id": task_id, "token": job.token}

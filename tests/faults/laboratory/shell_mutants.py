@@ -214,6 +214,6 @@ def _() -> None:
     replace(publisher.Publisher.send, send)
 
 
-@mutant("whoever writes to the nodes' topic speaks for a node", faults="garbage")
+@mutant("every writer of the nodes' topic speaks for a node", faults="garbage")
 def _() -> None:
     replace(identity.Identity.forged, lambda *_: None)

@@ -16,7 +16,7 @@ from tests.support.forgeries import signature
 
 
 def message(event: Event, event_id: str, source: str) -> Message:
-    """To the cell's partition of the event's topic; an order to its node's partition. What a node says is signed by it."""
+    """To the cell's partition of the event's topic; an order to its node's partition. A node's events are signed by it."""
     assert event.TOPIC is not None
     envelope = Envelope(event_id, source, wall_ms(), event)
     headers, value = to_wire(envelope)
@@ -30,7 +30,7 @@ def message(event: Event, event_id: str, source: str) -> Message:
 
 
 def unsigned(found: Message) -> Message:
-    """As somebody else sends it in the node's name."""
+    """As a writer without the node's key sends it in the node's name."""
     return replace(
         found, headers=tuple((name, raw) for name, raw in found.headers if name not in (SIGNATURE, CODE))
     )
@@ -38,7 +38,7 @@ def unsigned(found: Message) -> Message:
 
 @cache
 def keys_of(node_id: str) -> NodeKeys:
-    """Of a name and not of a disk: whoever installs a machine anew gives it its key back."""
+    """Of a name and not of a disk: the operator who installs a machine anew gives it its key back."""
     return NodeKeys(sha256(node_id.encode()).digest())
 
 
