@@ -15,7 +15,7 @@ import yaml
 from penstock.errors import NotAllowed
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
-from penstock.model.topics import Topic
+from penstock.model.topics import NODE_PARTITIONS, Topic
 from tests.e2e.conftest import (
     PENSTOCK,
     ROOT,
@@ -152,23 +152,27 @@ def test_without_the_token_nobody_comes_in(up: Installation, place: Path) -> Non
     assert up.run("get", "jobs", "--token-file", str(wrong)).returncode == 21
 
 
-def test_what_a_job_could_steal_from_its_node_appends_nothing_to_the_ledger(up: Installation) -> None:
-    """A job breaks out and reads the log's URL that its node-reporter has."""
+@pytest.mark.usefixtures("succeeded")
+def test_what_a_job_could_steal_from_its_node_is_that_nodes_own(up: Installation) -> None:
+    """A job breaks out and reads the log's URL that its node-reporter has: no ledger, no orders of other nodes."""
     urls = list((up.folder / "nodes").glob("*/log-url"))
-    assert urls
+    assert len(urls) > 1
+    orders = {Partition(Topic.ORDERS, index): 0 for index in range(NODE_PARTITIONS)}
 
-    async def steal(url: str) -> None:
+    async def steal(url: str) -> set[bytes | None]:
         log = await EmbeddedLog(url, "thief").start()
         try:
+            stolen = await log.reader(orders).read()
             for topic in set(Topic) - {Topic.NODES, Topic.TELEMETRY, Topic.DEAD_LETTERS}:
                 with pytest.raises(NotAllowed, match=topic):
                     await log.append([Message(Partition(topic, 0), b"{}")])
         finally:
             await log.close()
+        return {record.key for record in stolen if record.value or record.headers}
 
     for path in urls:
         assert path.stat().st_mode & 0o777 == 0o600
-        asyncio.run(steal(path.read_text()))
+        assert asyncio.run(steal(path.read_text())) == {path.parent.name.encode()}
 
 
 def test_a_stopped_gateway_is_unreachable_not_a_crash(up: Installation) -> None:

@@ -1,28 +1,32 @@
 """A role per service in Postgres: a stolen password does what that service may do, and nothing else."""
 
 import asyncio
+import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
 from infra.devservers.kafka import ACLS, acl_table
-from penstock.errors import NotAllowed
+from penstock.errors import ConfigurationError, NotAllowed
 from penstock.local.postgres_setup import prepare
 from penstock.local.services import NAMES, entry
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RIGHTS
+from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RIGHTS, node_role
 from penstock.log.kafka_setup import read_rights
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
-from penstock.model.topics import Topic
+from penstock.model.topics import Topic, node_partition
 from penstock.runtime.settings import Settings
 
 pytestmark = pytest.mark.postgres
 
 SERVICES = tuple(acl_table())
+NODES = ("n1", "n10")  # of one partition of the orders
 LIMITED = {topic for topic, ms in RETENTION_MS.items() if ms != FOR_EVER}
 REFUSED = (
     "INSERT INTO penstock_log.records VALUES (1, 1000000, 0, NULL, '', '')",
@@ -48,14 +52,17 @@ async def urls(dsn: str, tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     folder = tmp_path / "urls"
     settings = Settings(log_url=dsn, dsn=dsn)
     await prepare(settings, read_rights(ACLS), folder)
-    first = {path.stem: path.read_text() for path in folder.iterdir()}
-    await prepare(settings, read_rights(ACLS), folder, 2)
-    assert {path.stem: path.read_text() for path in folder.iterdir()} == first, "passwords stay"
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    yield {service: url.strip() for service, url in first.items()}
+    first = {path.stem: path.read_text().strip() for path in folder.iterdir()}
+    await prepare(settings, read_rights(ACLS), folder, 2, NODES)
+    files = {str(path.relative_to(folder)).removesuffix(".url"): path for path in folder.rglob("*.url")}
+    found = {name: path.read_text().strip() for name, path in files.items()}
+    assert first.items() <= found.items(), "passwords stay"
+    assert set(found) - set(first) == {f"nodes/{node}" for node in NODES}
+    assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
+    yield found
     admin = await asyncpg.connect(dsn)
-    for service in first:
-        role = f"penstock_{service.replace('-', '_')}"
+    for url in found.values():
+        role = urlsplit(url).username
         await admin.execute(f"DROP OWNED BY {role} CASCADE")
         await admin.execute(f"DROP ROLE {role}")
     await admin.close()
@@ -71,6 +78,17 @@ async def appended(url: str, topic: str) -> bool:
     finally:
         await log.close()
     return True
+
+
+async def records_of(log: EmbeddedLog, place: Partition, count: int) -> list[tuple[object, ...]]:
+    """(offset, key, value, headers) of the partition's first records, as its readers see them."""
+    reader = log.reader({place: 0})
+    found: list[tuple[object, ...]] = []
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            found += [(each.offset, each.key, each.value, each.headers) for each in await reader.read()]
+    await reader.close()
+    return found
 
 
 async def refused(connection: asyncpg.Connection, statement: str) -> bool:
@@ -94,11 +112,12 @@ async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[s
     assert {who: dict(table[who]) for who in NODE_REPORTER_RIGHTS} == NODE_REPORTER_RIGHTS, (
         "one fact, in two places"
     )
-    assert set(urls) == set(SERVICES)
+    assert set(urls) == {*SERVICES, *(f"nodes/{node}" for node in NODES)}
     log = await EmbeddedLog(dsn, "administrator").start()
     await log.append([Message(Partition(topic, 0), b"old") for topic in Topic])
     await log.close()
-    for service, url in urls.items():
+    for service in SERVICES:
+        url = urls[service]
         may = {str(topic) for topic in Topic if await appended(url, topic)}
         assert may == set(table[service]["write"]), service
         connection = await asyncpg.connect(url)
@@ -109,6 +128,52 @@ async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[s
         if service != EXPIRES:
             assert await refused(connection, "DELETE FROM penstock_log.records"), service
         await connection.close()
+
+
+async def test_a_node_reads_the_orders_for_itself_alone(dsn: str, urls: dict[str, str]) -> None:
+    """Two nodes share a partition of the orders: a job that reads the log's URL on n1 learns nothing of n2's commands."""
+    place = Partition(Topic.ORDERS, node_partition(NODES[0]))
+    assert {node_partition(node) for node in NODES} == {place.index}
+    log = await EmbeddedLog(dsn, "administrator").start()
+    for number, node in enumerate((*NODES, *NODES)):
+        await log.append([Message(place, f"{node} runs {number}".encode(), (("h", b"1"),), node.encode())])
+    everything = await records_of(log, place, 4)
+    await log.close()
+    for node in NODES:
+        mine = await EmbeddedLog(urls[f"nodes/{node}"], node).start()
+        assert await records_of(mine, place, 4) == [
+            (offset, key, value, headers) if key == node.encode() else (offset, b"", b"", ())
+            for offset, key, value, headers in everything
+        ]
+        with pytest.raises(NotAllowed, match="may not append"):
+            await mine.append([Message(place, b"forged", key=b"other")])
+        await mine.close()
+        thief = await asyncpg.connect(urls[f"nodes/{node}"])
+        told = "SELECT position FROM penstock_log.records"
+        assert len(await thief.fetch(told)) == 4, "positions show no content"
+        for column in ("key", "headers", "value", "*"):
+            assert await refused(thief, f"SELECT {column} FROM penstock_log.records"), column
+        assert await refused(thief, "DELETE FROM penstock_log.records")
+        assert len(await thief.fetch("SELECT DISTINCT role FROM penstock_log.rights")) == 1
+        done = [statement for statement in REFUSED if not await refused(thief, statement)]
+        assert done == [], node
+        await thief.close()
+    assert await appended(urls[f"nodes/{NODES[0]}"], Topic.NODES)
+    assert not await appended(urls[f"nodes/{NODES[0]}"], Topic.ORDERS)
+
+
+async def test_nodes_of_any_name_have_roles_of_their_own(dsn: str, tmp_path: Path) -> None:
+    names = ["n/1", "n_1", "N_1", "reporter", "x" * 128, "x" * 127]
+    roles = {node_role(name) for name in names}
+    assert len(roles) == len(names)
+    assert all(re.fullmatch(r"penstock_node_[a-z0-9_]{1,49}", role) for role in roles)
+    settings, rights = Settings(log_url=dsn, dsn=dsn), read_rights(ACLS)
+    for wrong in ("", "n 1", 'n"; DROP'):
+        with pytest.raises(ConfigurationError, match="--node"):
+            await prepare(settings, rights, tmp_path, nodes=[wrong])
+    with pytest.raises(ConfigurationError, match="--node: needs the log"):
+        await prepare(Settings(log_url="kafka://127.0.0.1:1", dsn=dsn), rights, tmp_path, nodes=["n1"])
+    assert os.listdir(tmp_path) == []
 
 
 async def test_the_placer_deletes_what_has_expired_and_nothing_else(dsn: str, urls: dict[str, str]) -> None:

@@ -1,29 +1,33 @@
 """Makes a Postgres ready for services with a role each: least rights on read models and on the embedded log.
 
-    PENSTOCK_DSN_FILE=admin.url python -m penstock.local.postgres_setup --rights infra/kafka/acls.yaml --urls FOLDER [--cells N]
+    PENSTOCK_DSN_FILE=admin.url python -m penstock.local.postgres_setup --rights infra/kafka/acls.yaml --urls FOLDER
+        [--cells N] [--node NODE …]
 
 Run it as the server's administrator, before the services of a new version start, and again at any time. `FOLDER/SERVICE.url` (mode
-0600) is what to give a service as `PENSTOCK_DSN_FILE`, a node-reporter as `PENSTOCK_LOG_FILE`. Passwords are made once and stay.
+0600) is what to give a service as `PENSTOCK_DSN_FILE`, and `FOLDER/nodes/NODE.url` what to give that node's reporter as
+`PENSTOCK_LOG_FILE`. Passwords are made once and stay.
 """
 
 import asyncio
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote
 
 import asyncpg
+import msgspec
 import typer
 
 from penstock import commandline
 from penstock.errors import ConfigurationError, StoreError
-from penstock.log.embedded_roles import grant_log, role_of
+from penstock.log.embedded_roles import NODE_REPORTER, grant_log, grant_node, node_role, role_of
 from penstock.log.kafka_setup import MAX_CELLS, read_rights
 from penstock.log.topic_settings import Rights
-from penstock.runtime.database_roles import CONNECT_TIMEOUT_S, ensure_role, url_for
+from penstock.model.types import Identifier
+from penstock.runtime.database_roles import CONNECT_TIMEOUT_S, ensure_role, password_of, url_for
 from penstock.runtime.migrations import schema_of
 from penstock.runtime.settings import Settings
 from penstock_services.estimator.shell.store import estimator_schema
@@ -62,8 +66,11 @@ async def let_read(connection: asyncpg.Connection, schema: str, owner: str, read
     )
 
 
-async def prepare(settings: Settings, rights: Rights, folder: Path, cells: int = 1) -> list[str]:
-    """Roles, files and rights for the cell of `settings`; returns what there is now, a line each.
+async def prepare(
+    settings: Settings, rights: Rights, folder: Path, cells: int = 1, nodes: Sequence[str] = ()
+) -> list[str]:
+    """Roles, files and rights for the cell of `settings`, and for the reporters of these nodes; returns what there is now, a line
+    each.
 
     The embedded log gets its rights where it is the same database. Raises `ConfigurationError`, `StoreError`.
     """
@@ -74,20 +81,26 @@ async def prepare(settings: Settings, rights: Rights, folder: Path, cells: int =
     for service in services:
         if not SERVICE_NAME.fullmatch(service):
             raise ConfigurationError(f"--rights: {service!r} is no service; use small letters and -")
-    urls = {service: url_for(dsn, role_of(service), _password(folder, service)) for service in services}
+    if nodes and (not with_log or NODE_REPORTER not in rights):
+        raise ConfigurationError(f"--node: needs the log in this database, and {NODE_REPORTER} in --rights")
+    roles = {service: role_of(service) for service in services}
+    roles |= {f"nodes/{quote(node_id, safe='')}": node_role(_checked(node_id)) for node_id in nodes}
+    urls = {name: url_for(dsn, role, _password(folder, name)) for name, role in roles.items()}
     _write_private(folder, urls)
     try:
         connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
         try:
             async with connection.transaction():
-                for service in services:
-                    await ensure_role(connection, service, unquote(urlsplit(urls[service]).password or ""))
+                for name, role in roles.items():
+                    await ensure_role(connection, role, password_of(urls[name]))
                 for service, schema in owned.items():
                     await give_schema(connection, schema, role_of(service))
                 for reader in READERS:
                     await let_read(connection, owned["projector"], role_of("projector"), role_of(reader))
                 if with_log:
                     await grant_log(connection, rights, cells)
+                for node_id in nodes:
+                    await grant_node(connection, node_id, rights)
         finally:
             await connection.close()
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -97,26 +110,33 @@ async def prepare(settings: Settings, rights: Rights, folder: Path, cells: int =
     return [
         f"schemas: {', '.join(f'{schema} ({service})' for service, schema in owned.items())}",
         f"log: {'rights by topic for ' + ', '.join(sorted(rights)) if with_log else 'elsewhere'}",
-        f"{folder}: {', '.join(f'{service}.url' for service in services)}",
+        f"{folder}: {', '.join(f'{name}.url' for name in roles)}",
     ]
 
 
-def _password(folder: Path, service: str) -> str:
+def _checked(node_id: str) -> str:
+    try:
+        return msgspec.convert(node_id, Identifier)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"--node {node_id!r}: {error}") from error
+
+
+def _password(folder: Path, name: str) -> str:
     """That of the file that is there, else a new one."""
-    path = folder / f"{service}.url"
-    known = urlsplit(path.read_text().strip()).password if path.exists() else None
-    return unquote(known) if known else secrets.token_urlsafe(24)
+    path = folder / f"{name}.url"
+    known = password_of(path.read_text().strip()) if path.exists() else ""
+    return known or secrets.token_urlsafe(24)
 
 
 def _write_private(folder: Path, urls: Mapping[str, str]) -> None:
-    """A file for each service, whole or not at all; only its owner may read it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for service, url in urls.items():
-        new = folder / f"{service}.new"
+    """A file for each service and node, whole or not at all; only its owner may read it."""
+    for name, url in urls.items():
+        new = folder / f"{name}.new"
+        new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new.unlink(missing_ok=True)
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(url + "\n")
-        new.replace(folder / f"{service}.url")
+        new.replace(folder / f"{name}.url")
 
 
 app = commandline.new_app()
@@ -129,12 +149,16 @@ def prepare_postgres(
     cells: Annotated[
         int, typer.Option(min=1, max=MAX_CELLS, help="Scheduling domains: partitions of the cell topics.")
     ] = 1,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="A node whose reporter gets a role of its own; once for each node."),
+    ] = None,
 ) -> None:
     """Make a Postgres ready for services with a role each. Run again at any time.
 
     PENSTOCK_DSN or PENSTOCK_DSN_FILE is a superuser's.
     """
-    print("\n".join(asyncio.run(prepare(Settings.from_env(), read_rights(rights), urls, cells))))
+    print("\n".join(asyncio.run(prepare(Settings.from_env(), read_rights(rights), urls, cells, node or ()))))
 
 
 if __name__ == "__main__":

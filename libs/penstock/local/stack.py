@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +34,10 @@ from penstock.local.lock import announce, folder_lock, same_log
 from penstock.local.options import Options
 from penstock.local.services import all_services
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
-from penstock.log.embedded_roles import NODE_REPORTER, NODE_REPORTER_RIGHTS
 from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
-from penstock.runtime.database_roles import log_url_for
+from penstock.runtime.database_roles import node_urls
 from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
@@ -107,7 +106,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         archive = os.environ.get("PENSTOCK_ARCHIVE") or None
         settings = Settings(log_url=options.log or dsn, dsn=dsn, archive=archive, otlp=options.otlp)
         log = await _log(settings, stack)
-        nodes = await _of_node_reporters(settings)
+        nodes = await _of_node_reporters(settings, options.node_ids())
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
             warn(
                 f"the database's user cannot reach {options.folder}: nothing is stored after the end; use another --folder"
@@ -184,27 +183,33 @@ async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
     return log
 
 
-async def _of_node_reporters(settings: Settings) -> Settings:
-    """Without the database, and on a server of our own with a role that may append facts about nodes and no others."""
-    url = settings.log_url
-    if url == settings.dsn and not os.environ.get(DSN_VARIABLE, "").strip():
-        url = await log_url_for(url, NODE_REPORTER, NODE_REPORTER_RIGHTS)
-    return settings.model_copy(update={"log_url": url, "dsn": None})
+async def _of_node_reporters(settings: Settings, node_ids: Sequence[str]) -> dict[str, Settings]:
+    """Node → settings without the database, and on a server of our own with the node's own role: it appends facts about nodes and
+    no others, and reads the orders for this node."""
+    urls = dict.fromkeys(node_ids, settings.log_url)
+    if settings.log_url == settings.dsn and not os.environ.get(DSN_VARIABLE, "").strip():
+        urls = await node_urls(settings.log_url, node_ids)
+    return {
+        node_id: settings.model_copy(update={"log_url": url, "dsn": None}) for node_id, url in urls.items()
+    }
 
 
 @asynccontextmanager
 async def _node_reporters(
-    options: Options, settings: Settings, warn: Callable[[str], None], failed: "asyncio.Future[None]"
+    options: Options,
+    settings: Mapping[str, Settings],
+    warn: Callable[[str], None],
+    failed: "asyncio.Future[None]",
 ) -> AsyncIterator[None]:
-    """One process per node, restarted when it crashes; all ended, side by side, when the block ends."""
+    """One process per node of `settings`, restarted when it crashes; all ended, side by side, when the block ends."""
 
     def on_crash(name: str, code: int, backoff_s: float) -> None:
         warn(f"{name} ended with code {code}; starting it again in {backoff_s:.1f} s")
 
-    ready = [asyncio.Event() for _ in options.node_ids()]
+    ready = [asyncio.Event() for _ in settings]
     tasks = []
-    for number, node_id in enumerate(options.node_ids()):
-        command = _node_command(options, settings, number, node_id)
+    for number, (node_id, own) in enumerate(settings.items()):
+        command = _node_command(options, own, number, node_id)
         tasks.append(watched(keep_running(command, ready[number], on_crash), failed, node_id))
     try:
         if not await all_ready(ready, failed, START_TIMEOUT_S):

@@ -27,6 +27,8 @@ from penstock.log.embedded_schema import (
     HEADS,
     PARTITIONS,
     READ,
+    READ_OWN,
+    READS_ALL,
     SOME_HIDDEN,
     ensure_schema,
     pack_headers,
@@ -85,6 +87,7 @@ class EmbeddedLog:
         self._closed = False
         self._expiring: asyncio.Task[None] | None = None
         self._appended = 0
+        self._read = READ
 
     async def start(self) -> Self:
         """Connects and creates the tables; raises `LogError` when the database stays away."""
@@ -92,6 +95,7 @@ class EmbeddedLog:
             self._writer = await self._connect()
             await ensure_schema(self._writer)
             self._writer_pid = self._writer.get_server_pid()
+            self._read = READ if await self._writer.fetchval(READS_ALL) else READ_OWN
             await self._listen()
             await self._load_ids()
             self._expire_soon()
@@ -212,7 +216,7 @@ class EmbeddedLog:
 
     async def read_rows(self, ids: Sequence[int], first: Sequence[int], limit: int) -> list[Any]:
         """At most `limit` rows from the given offsets on, in order within each id. Sits out outages."""
-        return await self._query(READ, list(ids), list(first), limit)
+        return await self._query(self._read, list(ids), list(first), limit)
 
     async def reading(self) -> asyncpg.Connection:
         """The connection that reads, once it is up; raises `LogError` when the log is lost."""

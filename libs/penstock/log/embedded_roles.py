@@ -2,7 +2,13 @@
 
 Appending is checked by `penstock_log.append` once for each batch. Reading and expiring are checked by row security, which the
 owner of the tables is exempt from: an installation with one DSN for all services pays nothing for it.
+
+A node's own role reads through `penstock_log.read`, which shows it the records with the node's id as their key; of the others in
+the same partition it shows offsets and times, since a reader's offsets have no gaps.
 """
+
+import re
+from hashlib import sha256
 
 import asyncpg
 
@@ -33,6 +39,9 @@ _POLICIES = f"""
 ALTER TABLE penstock_log.records ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS readers ON penstock_log.records;
 CREATE POLICY readers ON penstock_log.records FOR SELECT USING ({_VISIBLE.format(verbs="IN ('read', 'expire')")});
+ALTER TABLE penstock_log.rights ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON penstock_log.rights;
+CREATE POLICY own ON penstock_log.rights FOR SELECT USING (role = current_user);
 DROP POLICY IF EXISTS expired ON penstock_log.records;
 CREATE POLICY expired ON penstock_log.records FOR DELETE USING (
     {_VISIBLE.format(verbs="= 'expire'")}
@@ -44,6 +53,12 @@ CREATE POLICY expired ON penstock_log.records FOR DELETE USING (
 def role_of(service: str) -> str:
     """The service's role in Postgres."""
     return f"penstock_{service.replace('-', '_')}"
+
+
+def node_role(node_id: str) -> str:
+    """The role of one node's reporter: node ids are longer than Postgres' names, and have other characters."""
+    readable = re.sub(r"[^a-z0-9]+", "_", node_id.lower())[:30].strip("_")
+    return f"penstock_node_{readable}_{sha256(node_id.encode()).hexdigest()[:12]}"
 
 
 async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int = 1) -> None:
@@ -67,3 +82,23 @@ async def grant_log(connection: asyncpg.Connection, rights: Rights, cells: int =
                 given += [(role, "expire", topic) for topic, ms in RETENTION_MS.items() if ms != FOR_EVER]
             await connection.execute("DELETE FROM penstock_log.rights WHERE role = $1", role)
             await connection.executemany("INSERT INTO penstock_log.rights VALUES ($1, $2, $3)", given)
+
+
+async def grant_node(connection: asyncpg.Connection, node_id: str, rights: Rights) -> None:
+    """Gives the node's role, which must exist, the rights of a node-reporter, and of what it may read only what is for this node.
+
+    After `grant_log`, as the same administrator.
+    """
+    role, verbs = node_role(node_id), rights[NODE_REPORTER]
+    own = {"read": node_id.encode()}
+    given = [(role, verb, str(topic), own.get(verb)) for verb, names in verbs.items() for topic in names]
+    await connection.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA penstock_log FROM {role}")
+    await connection.execute(f"GRANT USAGE ON SCHEMA penstock_log TO {role}")
+    await connection.execute(f"GRANT SELECT ON penstock_log.partitions, penstock_log.rights TO {role}")
+    await connection.execute(
+        f"GRANT SELECT (partition_id, position, timestamp_ms) ON penstock_log.records TO {role}"
+    )
+    await connection.execute("DELETE FROM penstock_log.rights WHERE role = $1", role)
+    await connection.executemany(
+        "INSERT INTO penstock_log.rights (role, verb, topic, key) VALUES ($1, $2, $3, $4)", given
+    )

@@ -7,7 +7,8 @@ nothing is appended unless it has it. The notification is part of the same trans
 crash cannot lose the wake-up of a committed record.
 
 `append` runs with the rights of the schema's owner, so that a service needs none on the tables: it may append to the topics
-that `rights` lists for its role. Who may insert into the records anyway (the owner, for one) may append to all.
+that `rights` lists for its role. Who may insert into the records anyway (the owner, for one) may append to all. `read` does
+the same for roles that may not read the records' contents: of other keys than their own they get offsets and nothing else.
 """
 
 import struct
@@ -19,7 +20,7 @@ from penstock.log.port import Headers
 
 CHANNEL = "penstock_log"
 EVERYTHING = "*"  # a notification that names no partition: look at all of them
-_VERSION = "penstock log 3"  # stored as the schema's comment; raised with every change below
+_VERSION = "penstock log 4"  # stored as the schema's comment; raised with every change below
 _LOCK_KEY = 0x70656E73746F636B  # advisory lock around the creation: the letters of "penstock"
 
 # 7,900 of the 8,000 bytes that Postgres allows per notification.
@@ -48,6 +49,7 @@ CREATE TABLE IF NOT EXISTS penstock_log.rights (
     topic text NOT NULL,
     PRIMARY KEY (role, verb, topic)
 );
+ALTER TABLE penstock_log.rights ADD COLUMN IF NOT EXISTS key bytea;
 DROP FUNCTION IF EXISTS penstock_log.append(
     integer[], integer[], integer[], integer[], bytea[], bytea[], bytea[]
 );
@@ -88,6 +90,22 @@ BEGIN
     FROM unnest(slots, ranks, keys, headers, contents) AS r(slot, rank, key, headers, content);
     PERFORM pg_notify('penstock_log', CASE WHEN length(news) > 7900 THEN '*' ELSE news END);
 END $body$;
+CREATE OR REPLACE FUNCTION penstock_log.read(ids integer[], first bigint[], row_limit integer)
+RETURNS TABLE (id integer, "position" bigint, timestamp_ms bigint, key bytea, headers bytea, value bytea)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT w.id, r.position, r.timestamp_ms, CASE WHEN m.may THEN r.key ELSE '' END,
+        CASE WHEN m.may THEN r.headers ELSE '' END, CASE WHEN m.may THEN r.value ELSE '' END
+    FROM unnest(ids, first) WITH ORDINALITY AS w(id, first, turn)
+    JOIN penstock_log.partitions p ON p.id = w.id
+    JOIN penstock_log.rights g ON g.role = session_user AND g.verb = 'read' AND g.topic = p.topic
+    CROSS JOIN LATERAL (
+        SELECT * FROM penstock_log.records
+        WHERE partition_id = w.id AND position >= w.first ORDER BY position LIMIT row_limit
+    ) AS r
+    CROSS JOIN LATERAL (SELECT g.key IS NULL OR r.key IS NOT DISTINCT FROM g.key AS may) AS m
+    ORDER BY w.turn, r.position
+    LIMIT row_limit
+$body$;
 """
 
 APPEND = "SELECT bases, stamp_ms FROM penstock_log.append($1, $2, $3, $4, $5, $6, $7, $8)"
@@ -151,6 +169,9 @@ CROSS JOIN LATERAL (
 ORDER BY w.turn, r.position
 LIMIT $3
 """
+
+READ_OWN = "SELECT * FROM penstock_log.read($1, $2, $3)"  # for roles that may not read every key
+READS_ALL = "SELECT has_column_privilege('penstock_log.records', 'value', 'SELECT')"
 
 
 async def ensure_schema(connection: asyncpg.Connection) -> None:

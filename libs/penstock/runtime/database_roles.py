@@ -3,13 +3,13 @@
 import base64
 import hmac
 import secrets
+from collections.abc import Iterable
 from hashlib import pbkdf2_hmac, sha256
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
-from penstock.log.embedded_roles import grant_log, role_of
-from penstock.log.topic_settings import Rights
+from penstock.log.embedded_roles import NODE_REPORTER_RIGHTS, grant_log, grant_node, node_role
 
 CONNECT_TIMEOUT_S = 5.0
 SCRAM_ROUNDS = 4_096  # Postgres' own default; the passwords are random and long
@@ -34,9 +34,8 @@ def scram_verifier(password: str) -> str:
     return f"SCRAM-SHA-256${SCRAM_ROUNDS}:{salt64}${stored64}:{server64}"
 
 
-async def ensure_role(connection: asyncpg.Connection, service: str, password: str) -> None:
-    """The service's role with this password, and without any right of an administrator."""
-    role = role_of(service)
+async def ensure_role(connection: asyncpg.Connection, role: str, password: str) -> None:
+    """This role with this password, and without any right of an administrator."""
     known = await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role)
     await connection.execute(
         f"{'ALTER' if known else 'CREATE'} ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS "
@@ -46,13 +45,21 @@ async def ensure_role(connection: asyncpg.Connection, service: str, password: st
     await connection.execute(f"GRANT CONNECT ON DATABASE {database} TO {role}")
 
 
-async def log_url_for(administrator: str, service: str, rights: Rights) -> str:
-    """A URL of the embedded log for this service, with a new password: the former one is void."""
-    password = secrets.token_urlsafe(24)
+async def node_urls(administrator: str, node_ids: Iterable[str]) -> dict[str, str]:
+    """Node → a URL of the embedded log for its reporter, with a new password: the former one is void."""
+    urls = {
+        node_id: url_for(administrator, node_role(node_id), secrets.token_urlsafe(24)) for node_id in node_ids
+    }
     connection = await asyncpg.connect(administrator, timeout=CONNECT_TIMEOUT_S)
     try:
-        await ensure_role(connection, service, password)
-        await grant_log(connection, rights)
+        await grant_log(connection, {})
+        for node_id, url in urls.items():
+            await ensure_role(connection, node_role(node_id), password_of(url))
+            await grant_node(connection, node_id, NODE_REPORTER_RIGHTS)
     finally:
         await connection.close()
-    return url_for(administrator, role_of(service), password)
+    return urls
+
+
+def password_of(url: str) -> str:
+    return unquote(urlsplit(url).password or "")
