@@ -20,7 +20,7 @@ NODE_REPORTER = "node-reporter"
 NODE_REPORTER_RIGHTS: Rights = {
     NODE_REPORTER: {
         "write": [Topic.NODES, Topic.TELEMETRY, Topic.DEAD_LETTERS],
-        "read": [Topic.ORDERS, Topic.NODES],
+        "read": [Topic.ORDERS],
     }
 }
 """As in infra/kafka/acls.yaml, for an installation that has no checkout; a test compares them."""
