@@ -26,6 +26,7 @@ from penstock_services.node_reporter.shell import cgroups, sampler
 from penstock_services.node_reporter.shell.journal import Journal
 from penstock_services.node_reporter.shell.linux import LinuxHost
 from penstock_services.node_reporter.shell.ports import Callbacks
+from penstock_services.node_reporter.shell.secrets import MAX_SECRET_BYTES
 from penstock_services.node_reporter.shell.spawner import Spawner
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
@@ -67,6 +68,28 @@ async def test_a_missing_program_fails_to_start_and_names_the_remedy(node: Optio
     assert "no-such-program" in first.detail
     assert "/no/such/folder" in second.detail
     assert not cell.events(external_events.TaskStarted)
+
+
+async def test_secrets_too_large_for_a_start_fail_that_start_alone(
+    options: Options, broker: MemoryBroker, cell: Cell
+) -> None:
+    """A user names a secret in forty variables, each value near its own limit."""
+    secrets = options.state_dir.parent / "secrets"
+    secrets.mkdir()
+    (secrets / "large").write_bytes(b"x" * MAX_SECRET_BYTES)
+    (secrets / "large").chmod(0o600)
+    async with working(replace(options, secrets_dir=secrets), MemoryLog(broker, "node-reporter")):
+        for token, count in ((1, 17), (2, 40)):
+            variables = {f"KEY_{number}": "large" for number in range(count)}
+            await cell.order(start_order(token, secrets=variables))
+            exited = await cell.until(external_events.TaskExited, task_id=f"job-{token}.1.0")
+            assert exited.cause == "start_failed"
+            assert "262144" in exited.detail
+            assert "xxx" not in exited.detail
+        variables = {f"KEY_{number}": "large" for number in range(15)}
+        await cell.order(start_order(3, secrets=variables))
+        assert (await cell.until(external_events.TaskExited, task_id="job-3.1.0")).exit_code == 0
+        assert len(cell.events(external_events.NodeJoined)) == 1
 
 
 async def test_a_task_that_ignores_sigterm_is_killed_after_its_grace(node: Options, cell: Cell) -> None:

@@ -48,8 +48,8 @@ from penstock_services.node_reporter.shell.ports import (
     JoinStale,
     Key,
     LauncherLost,
+    NotStartable,
     OtherMachine,
-    SecretMissing,
 )
 from penstock_services.node_reporter.shell.progress_reader import ProgressReader
 from penstock_services.node_reporter.shell.sampler import Sampler
@@ -212,7 +212,7 @@ class Node:
             self._spans.asked(key)
             try:
                 self.launcher.spawn(order, self.lease.until_s(order))
-            except SecretMissing as error:
+            except NotStartable as error:
                 self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:

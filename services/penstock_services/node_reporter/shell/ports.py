@@ -33,8 +33,12 @@ class OtherMachine(PenstockError):
     """Another node has this node's id or one of its GPUs."""
 
 
-class SecretMissing(PenstockError):
-    """A task asks for a secret that this node does not have, or cannot use."""
+class NotStartable(PenstockError):
+    """A task cannot be started on this node; the text has the reason and the remedy."""
+
+
+class SecretMissing(NotStartable):
+    """It asks for a secret that this node does not have, or cannot use."""
 
 
 class Immortal(PenstockError):
@@ -101,7 +105,7 @@ class Launcher(Protocol):
 
     def spawn(self, order: StartTask, until_s: float | None) -> None:
         """Asks for one task. `until_s`: it is ended when no contact has been noted (`Host.renew`) before its lease ends, at this time
-        of the boot-time clock at first; None: it has no lease. Raises `SecretMissing`, and `JournalFailed` when its folder cannot be made."""
+        of the boot-time clock at first; None: it has no lease. Raises `NotStartable`, and `JournalFailed` when its folder cannot be made."""
         ...
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:

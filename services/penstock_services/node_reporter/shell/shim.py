@@ -6,8 +6,8 @@ ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
-`exit.json {exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, stage, errno, oom, lapsed}`, written (fsync)
-after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
+`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, oom, lapsed}`, written
+(fsync) after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
 
 Proof of exit: the shim is the first process of the task's PID namespace, so that nothing of the task outlives it.
@@ -48,7 +48,7 @@ from penstock_services.node_reporter.shell.confinement import (
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch
 from penstock_services.node_reporter.shell.output import Output
 
-MAX_MESSAGE_BYTES = 1 << 18  # argv, environment and peers together; the events behind them are ≤ 64 KiB
+MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
 FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
 LONGEST_PAUSE_S = 5.0

@@ -21,7 +21,7 @@ from penstock.retry import retry
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.confinement import PROBE, PROBE_TIMEOUT_S, Confinement
 from penstock_services.node_reporter.shell.launcher import IMPORTABLE, LAUNCHER
-from penstock_services.node_reporter.shell.ports import Callbacks, Key
+from penstock_services.node_reporter.shell.ports import Callbacks, Key, NotStartable
 from penstock_services.node_reporter.shell.shim import MAX_MESSAGE_BYTES
 from penstock_services.node_reporter.shell.users import TaskUser
 
@@ -124,7 +124,12 @@ class Spawner:
         return self._process.pid
 
     def spawn(self, order: StartTask, until_s: float | None) -> None:
-        self._queue.append(json.dumps(self._request_of(order, until_s)).encode())
+        request = json.dumps(self._request_of(order, until_s)).encode()
+        if len(request) > MAX_MESSAGE_BYTES:
+            raise NotStartable(
+                f"command, environment and secrets take {len(request)} bytes of {MAX_MESSAGE_BYTES}; have the program read files"
+            )
+        self._queue.append(request)
         self._flush()
 
     def attach(self, key: Key, shim: int, shim_start: int | None) -> bool:
