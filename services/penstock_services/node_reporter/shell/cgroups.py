@@ -119,9 +119,7 @@ class Cgroups:
 
     def plan(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """The roots, each with what a group there needs before anybody may enter it. See `Confinement.groups`."""
-        found: dict[str, list[tuple[str, str]]] = {}
-        for root in self._roots():
-            found[str(root)] = []
+        found: dict[str, list[tuple[str, str]]] = {str(root): [] for root in self._roots()}
         if (
             self._cpuset is not None and (self._cpuset / "cpuset.mems").exists()
         ):  # v1; in v2 empty files inherit

@@ -1,7 +1,5 @@
 """Explicit acceptance of a changed log by an operator: a term of its own, whose first record names what was accepted."""
 
-import os
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +11,10 @@ from penstock.model.ledger_events import CellFrozen, InputAccepted, LedgerAccept
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.runtime.settings import Settings
-from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.snapshots import Written
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
-from penstock_services.placer.shell.service import Start, load_replica, newest_projected
+from penstock_services.placer.shell.service import Start, start_of_process
 from penstock_services.placer.shell.term import acquire
 
 FROZEN = "the ledger has lost records: each node must join anew (restart its node-reporter), and what it ran of them end"
@@ -47,7 +44,9 @@ async def accept_input(
             )
         ]
 
-    return await _begin_term(settings, log, start or _start(), accepted, whole=True)
+    return await _begin_term(
+        settings, log, start or start_of_process("operator", standing_by=False), accepted, whole=True
+    )
 
 
 async def accept_ledger(
@@ -71,16 +70,8 @@ async def accept_ledger(
             CellFrozen(reason=FROZEN),
         ]
 
-    return await _begin_term(settings, log, start or _start(), accepted, whole=False)
-
-
-def _start() -> Start:
-    return Start(
-        f"operator-{os.getpid()}-{secrets.token_hex(4)}",
-        False,
-        load_replica,
-        newest_projected,
-        secrets.token_bytes(SEED_BYTES),
+    return await _begin_term(
+        settings, log, start or start_of_process("operator", standing_by=False), accepted, whole=False
     )
 
 

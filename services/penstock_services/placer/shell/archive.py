@@ -149,7 +149,7 @@ def _archived_fold(store: Archive, ledger: Partition) -> Replica:
 async def _copy(whole: ArchivedLog, writer: Writer, place: Partition, until: int) -> int:
     """Copies what the archive lacks of an input up to there."""
     begin = (await whole.log.begin_offsets([place]))[place]
-    start, copied = max(writer.end, begin if not writer.end else 0), 0
+    start, copied = writer.end or begin, 0
     reader = whole.reader({place: start})
     try:
         while reader.position(place) < until:

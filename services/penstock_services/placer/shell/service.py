@@ -280,12 +280,11 @@ class Start(NamedTuple):
     """Of the key that this process shows to nodes."""
 
 
-def start_of_process() -> Start:
-    """By the environment, with an id that no other process has."""
-    placer_id = f"placer-{os.getpid()}-{secrets.token_hex(4)}"
+def start_of_process(who: str, *, standing_by: bool) -> Start:
+    """With an id that begins with `who` and that no other process has."""
     return Start(
-        placer_id,
-        StandbySettings.from_env().standby,
+        f"{who}-{os.getpid()}-{secrets.token_hex(4)}",
+        standing_by,
         load_replica,
         newest_projected,
         secrets.token_bytes(SEED_BYTES),
@@ -388,7 +387,8 @@ async def run(
     shared = log is not None
     log = log if log is not None else await open_log(settings.log_url, "placer", settings.archive).start()
     async with tracing("placer", settings) as traces:
-        service = PlacerService(settings, log, ready or asyncio.Event(), traces, start or start_of_process())
+        start = start or start_of_process("placer", standing_by=StandbySettings.from_env().standby)
+        service = PlacerService(settings, log, ready or asyncio.Event(), traces, start)
         try:
             await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
             await crash_only("placer", service.one_term, stop, service.failed)
