@@ -51,7 +51,7 @@ class Connection:
             raise ConfigurationError(f"--gateway {gateway}: {error}; give http://host:port") from error
 
     async def keep(self) -> None:
-        """Connects again whenever the connection ends, until cancelled; then says goodbye."""
+        """Connects again whenever the connection ends, until cancelled; then reports the end of this reporter."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         warned = ""
         try:
@@ -67,8 +67,8 @@ class Connection:
                         else:
                             why = f"{response.status_code} {(await response.aread()).decode(errors='replace')[:300]}"
                 except httpx.HTTPError as error:
-                    told = await asyncio.to_thread(misfit, error, self._gateway, self._ca, "--gateway-ca")
-                    why = told or repr(error)
+                    remedy = await asyncio.to_thread(misfit, error, self._gateway, self._ca, "--gateway-ca")
+                    why = remedy or repr(error)
                 if why and why != warned:
                     warned = why
                     logger.warning("no standing connection to the gateway: %s; trying again", why)
@@ -82,4 +82,4 @@ class Connection:
                 await self._http.delete(self._path)
                 await self._http.aclose()
         except (httpx.HTTPError, TimeoutError) as error:
-            logger.warning("the gateway was not told that this reporter ends: %r", error)
+            logger.warning("the gateway does not know that this reporter ends: %r", error)

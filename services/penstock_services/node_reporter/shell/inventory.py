@@ -99,7 +99,7 @@ def gpu_minors(gpus: Sequence[Gpu]) -> dict[str, int] | None:
             for gpu in gpus
         }
     except pynvml.NVMLError as error:
-        logger.warning("GPUs cannot be kept from tasks by a device cgroup: NVML says %s", error)
+        logger.warning("GPUs cannot be closed to tasks by a device cgroup: NVML: %s", error)
         return None
 
 

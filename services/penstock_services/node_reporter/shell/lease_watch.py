@@ -1,7 +1,7 @@
 """Watchdog of one task's lease, inside its shim: a timer of the boot-time clock, which goes on while the machine sleeps.
 
-Standard library only (see `confinement`). The reporter notes contact with the log in a file; nobody tells the shim. When the
-lease ends by what the file says then, the task ends, whether the reporter is cut off, hangs or is no more.
+Standard library only (see `confinement`). The reporter notes contact with the log in a file, which the shim reads when the
+timer fires. If the lease is over by then, the task ends, whether the reporter is cut off, hangs or is no more.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def read_contact_s(path: str) -> float:
 
 
 class LeaseWatch:
-    """`fd` becomes readable when the lease may have ended; `over` says whether it has, and sets the timer anew if not."""
+    """`fd` becomes readable when the lease may have ended; `over` tests whether it has, and sets the timer anew if not."""
 
     def __init__(self, path: str, lease_s: float, until_s: float) -> None:
         """`until_s`: the end of the lease when the task was ordered. Raises OSError."""

@@ -81,16 +81,16 @@ class LinuxHost:
             self._base |= self._user.environment()
 
     def _isolation(self, why: str) -> Isolation:
-        """What is enforced. A task that could write into the cgroups' files, as the same user, is kept by none."""
+        """What is enforced. A task of the same user that can write to the cgroups' files is confined by none of them."""
         groups, plan = self._cgroups, self._confinement
-        kept = plan.mounts or self._user is not None
+        protected = plan.mounts or self._user is not None
         return Isolation(
             exits=plan.exits,
             files=plan.mounts,
             reason=why[:MAX_TEXT],
             memory="task" if groups.caps_memory else "process",
-            cores="cpuset" if kept and groups.keeps_cores else "affinity",
-            devices="cgroup" if kept and groups.keeps_devices else "hint",
+            cores="cpuset" if protected and groups.keeps_cores else "affinity",
+            devices="cgroup" if protected and groups.keeps_devices else "hint",
             user=self._user.name if self._user is not None else own_name(),
         )
 

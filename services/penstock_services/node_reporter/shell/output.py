@@ -4,7 +4,7 @@ import os
 import sys
 from collections import deque
 
-TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is kept
+TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is logged
 
 
 class Output:

@@ -15,7 +15,7 @@ MAX_SECRET_BYTES = 16_384
 
 
 class Secrets:
-    """`folder`: a file per secret, readable by nobody else. `env`: the reporter's; `wandb-key` is `PENSTOCK_SECRET_WANDB_KEY`."""
+    """`folder`: a file per secret, not readable by other users. `env`: the reporter's; `wandb-key` is `PENSTOCK_SECRET_WANDB_KEY`."""
 
     def __init__(self, folder: Path | None, env: Mapping[str, str]) -> None:
         self._folder = folder

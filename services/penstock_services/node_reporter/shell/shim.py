@@ -296,7 +296,7 @@ class Shim:
             while chunk := os.read(go, CHUNK_BYTES):
                 message += chunk
             if not message:
-                os._exit(127)  # nobody came
+                os._exit(127)  # no request came
             os.close(self._lock_fd)
             request = json.loads(message)
             stage = "confinement"
@@ -403,7 +403,7 @@ class Shim:
             "lapsed": self._lapsed,
         }
         pause_s = FIRST_PAUSE_S
-        while os.path.isdir(self._folder):  # without it nobody will ever ask
+        while os.path.isdir(self._folder):  # without it no reporter will ever ask
             try:
                 write_whole(self._folder, "exit.json", content, durable=True)
                 return

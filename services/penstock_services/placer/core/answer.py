@@ -17,7 +17,7 @@ from penstock_services.placer.core.step import MAX_REASON, UNDECIDED, Failure, P
 FAILED = "failed: "
 """Begins the reason of a record whose input could not be folded."""
 FORGED = "forged: "
-"""Begins the reason of a record whose input was not from whom it said."""
+"""Begins the reason of a record whose input is not from the sender that it names."""
 CHOICE_FAILED = wire_type(ChoiceFailed)
 
 
@@ -59,7 +59,7 @@ def answer_input(
     failure: Failure | None = None,
     forged: Callable[[CellState, Input, Envelope], str | None] = lambda *_: None,
 ) -> Answer:
-    """Folds and decides one input. `failure`: what an earlier attempt failed at; `forged`: why it is not from whom it says."""
+    """Folds and decides one input. `failure`: what an earlier attempt failed at; `forged`: why the sender that it names did not write it."""
     begin(core.state, *_order(moment))
     place = (found.topic, found.partition, found.offset)
     cause: dict[str, object] = {

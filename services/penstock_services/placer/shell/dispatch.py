@@ -142,7 +142,7 @@ class Dispatcher:
             notices = [message for message in messages if message.partition.topic == Topic.NODES]
             await self._append([message for message in messages if message.partition.topic != Topic.NODES])
             hit("placer.orders_sent")
-            await self._notify(notices)  # that a probe is in the log is said when it is
+            await self._notify(notices)  # once the probes are in the log
 
     async def _append(self, messages: list[Message]) -> None:
         if messages:

@@ -1,8 +1,8 @@
-"""Who an input is from: what a node says is signed with the key that it registered when it first joined.
+"""Authenticity of inputs: what a node reports is signed with the key that it registered when it first joined.
 
 Ideal: every input is signed. Departure: a node that has never named a key is believed as before, and so is the first
-joining under a name that nobody has (trust on first use). What operators and watches say of nodes comes through the gateway,
-which shares a key with the placer where one is set (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are kept apart by topic.
+joining under a name that no node has (trust on first use). What operators and watches report of nodes comes through the gateway,
+which shares a key with the placer where one is set (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic.
 Signatures are judged here, before the pure core, and a replay takes the verdict from the record.
 """
 
@@ -22,13 +22,13 @@ class Identity:
     """Judges the inputs of one cell."""
 
     def __init__(self, cell: str, keys: PlacerKeys, gateways: bytes | None) -> None:
-        """`gateways`: the key of what the gateway writes about nodes; None: it has none, and nobody is asked for it."""
+        """`gateways`: the key of what the gateway writes about nodes; None: it has none, and every such event is believed."""
         self._cell = cell
         self._keys = keys
         self._gateways = gateways
 
     def forged(self, state: CellState, read: Input, found: Envelope) -> str | None:
-        """Why this input is not from whom it says, or None."""
+        """Why the sender that this input names did not write it, or None."""
         if read.topic != Topic.NODES:
             return None
         event = found.data
