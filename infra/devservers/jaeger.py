@@ -26,6 +26,7 @@ PACKAGE = "github.com/jaegertracing/jaeger"
 READY_TIMEOUT_S = 30.0
 START_ATTEMPTS = 3  # somebody may take a free port between its choice and its use
 REQUEST_TIMEOUT_S = 5.0
+JAEGER_NOTES = "@jaeger@"  # begins the names of attributes that Jaeger adds itself
 PORTS = ("OTLP", "QUERY", "GRPC", "HEALTH")
 
 
@@ -147,7 +148,12 @@ def _get_json(url: str) -> Any:
 
 
 def _plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    return {attribute["key"]: _plain_value(attribute["value"]) for attribute in attributes}
+    """Without Jaeger's own notes: it adds them to a span that is read before its parent arrived, and they stay."""
+    return {
+        attribute["key"]: _plain_value(attribute["value"])
+        for attribute in attributes
+        if not attribute["key"].startswith(JAEGER_NOTES)
+    }
 
 
 def _plain_value(value: dict[str, Any]) -> Any:
