@@ -41,6 +41,7 @@ TOPICS: dict[str, int] = {
 READY_S = 20.0
 NODE_MODULES = frozenset({"tests.faults.judge_node", "penstock_services.node_reporter"})
 STOP_S = 10.0
+TASKS_S = 0.5  # to print the stacks of a process that does not end
 RETRY_S = 0.05
 HTTP_S = 15.0  # the gateway itself answers within 10 s, or answers "unknown outcome"
 MAX_PASSAGE = 12  # a failpoint kills at its 1st … 12th passage
@@ -375,7 +376,9 @@ class FaultCell:
             try:
                 await asyncio.wait_for(process.ended.wait(), STOP_S)
             except TimeoutError:
-                self.crashes.append(f"{slot.name}: does not end on SIGTERM")
+                self.zygote.signal(process, signal.SIGUSR1)  # it writes down where it waits
+                await asyncio.sleep(TASKS_S)
+                self.crashes.append(f"{slot.name}: does not end on SIGTERM\n{self.tail(slot.name)}")
                 continue
             by_failpoint = (
                 process.killed and slot.armed is not None

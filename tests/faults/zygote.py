@@ -234,6 +234,15 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     pass
 
 
+def _show_tasks(_number: int, _frame: FrameType | None) -> None:
+    """In a child that does not end: where each of its tasks waits, from the outermost coroutine inwards, on stderr."""
+    for task in asyncio.all_tasks():
+        waiting: Any = task.get_coro()
+        while (frame := getattr(waiting, "cr_frame", None)) is not None:
+            print(f"{task.get_name()} waits at {frame.f_code.co_filename}:{frame.f_lineno}", file=sys.stderr)
+            waiting = waiting.cr_await
+
+
 def _say(**news: object) -> None:
     os.write(1, json.dumps(news).encode() + b"\n")
 
@@ -245,6 +254,7 @@ def _become(command: dict[str, Any], out: int) -> None:
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, _show_tasks)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for here, there in ((null, 0), (out, 1), (log, 2)):

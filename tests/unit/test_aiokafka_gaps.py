@@ -1,10 +1,13 @@
 """Each workaround for aiokafka fails here once aiokafka no longer needs it; then it is to be removed."""
 
+import asyncio
 import inspect
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol import admin as admin_protocol
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -60,3 +63,36 @@ def test_no_client_can_still_be_told_not_to_create_topics(client: type) -> None:
 def test_aiokafka_still_changes_settings_only_by_replacing_them_all() -> None:
     """Hence `alter_topic_configs`."""
     assert not [name for name in dir(admin_protocol) if name.startswith("IncrementalAlterConfigs")]
+
+
+async def _cancelled_while_closing(close: Callable[[Awaitable[None]], Awaitable[None]]) -> bool:
+    """Whether a task that is cancelled while it closes a client learns of it. The client's own task takes a while to end."""
+
+    async def synchronise() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+
+    client = AIOKafkaClient()
+    client._sync_task = asyncio.create_task(synchronise())
+    await asyncio.sleep(0)
+
+    async def owner() -> None:
+        await close(client.close())
+
+    closing = asyncio.create_task(owner())
+    await asyncio.sleep(0.005)
+    closing.cancel()
+    await asyncio.wait({closing})
+    return closing.cancelled()
+
+
+async def test_aiokafka_still_loses_a_cancellation_while_it_closes() -> None:
+    """aio-libs/aiokafka#983: hence the check in `within_bound`. A projector went on reading after SIGTERM."""
+
+    async def alone(work: Awaitable[None]) -> None:
+        await work
+
+    assert not await _cancelled_while_closing(alone)
+    assert await _cancelled_while_closing(aiokafka_gaps.within_bound)

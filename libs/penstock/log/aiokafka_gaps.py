@@ -42,12 +42,20 @@ def never_create_topics() -> None:
 
 
 async def within_bound(work: Awaitable[Any]) -> None:
-    """Awaits the closing of a client for at most `STOP_TIMEOUT_S`; errors of a client that ends are dropped."""
+    """Awaits the closing of a client for at most `STOP_TIMEOUT_S`; errors of a client that ends are dropped.
+
+    Gap: `stop()` and `close()` suppress a cancellation of their caller together with that of their own tasks
+    (aio-libs/aiokafka#983): a service that was stopped while it closed one reader went on with the next.
+    """
+    caller = asyncio.current_task()
+    cancelled = 0 if caller is None else caller.cancelling()
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await work
     except (KafkaError, OSError):
         pass
+    if caller is not None and caller.cancelling() > cancelled:
+        raise asyncio.CancelledError
 
 
 async def abandon_producer(producer: AIOKafkaProducer) -> None:
