@@ -19,6 +19,7 @@ import uvloop
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.exits import Exit
 from penstock.log.port import Log
+from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 
 
@@ -69,8 +70,14 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     announce = asyncio.ensure_future(_announce(ready))
+    serving = asyncio.ensure_future(run(settings, stop, ready=ready))
     try:
-        await run(settings, stop, ready=ready)
+        await first_of(asyncio.shield(serving), stop.wait())
+        if ready.is_set():
+            await serving
+        else:  # it may wait for a log or a database that is away, and has nothing to finish
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
     finally:
         announce.cancel()
 
