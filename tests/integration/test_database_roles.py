@@ -149,8 +149,8 @@ async def test_a_node_reads_the_orders_for_itself_alone(dsn: str, urls: dict[str
             await mine.append([Message(place, b"forged", key=b"other")])
         await mine.close()
         thief = await asyncpg.connect(urls[f"nodes/{node}"])
-        told = "SELECT position FROM penstock_log.records"
-        assert len(await thief.fetch(told)) == 4, "positions show no content"
+        query = "SELECT position FROM penstock_log.records"
+        assert len(await thief.fetch(query)) == 4, "positions show no content"
         for column in ("key", "headers", "value", "*"):
             assert await refused(thief, f"SELECT {column} FROM penstock_log.records"), column
         assert await refused(thief, "DELETE FROM penstock_log.records")
