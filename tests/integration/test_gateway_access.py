@@ -87,6 +87,19 @@ def test_a_careless_token_file_is_refused(tmp_path: Path, mode: int, text: str, 
         Options.from_env({"PENSTOCK_TOKENS": str(path)})
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to add a line to another user's file")
+def test_a_token_that_root_adds_does_not_lock_the_gateway_out(tmp_path: Path) -> None:
+    """`sudo penstock token`, while the gateway runs as a user of its own: it must still be able to read its file."""
+    path = tmp_path / "tokens"
+    made = ["token", "--tokens", str(path), "--roles", "read"]
+    assert cli(made) == 0
+    os.chown(path, 4_711, 4_712)
+    assert cli(made) == 0
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (4_711, 4_712, 0o600)
+    assert len(path.read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize("bind", ["0.0.0.0:8742", "[::]:8742", "10.0.0.1:80", "example.com:80"])
 def test_it_binds_to_loopback_only_without_tokens(bind: str) -> None:
     """Whoever reaches the gateway runs commands: the whole network must not, by default."""

@@ -35,8 +35,12 @@ def token(
 
 
 def _append(path: Path, line: str) -> None:
-    """Adds the line, in a file that only we can use. Raises `ValueError` or OSError, and then changes nothing."""
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    """Adds the line, in a file that only its owner can use: the owner so far, also where root adds the line.
+
+    Raises `ValueError` or OSError, and then changes nothing.
+    """
+    known = path.stat() if path.exists() else None
+    before = path.read_text(encoding="utf-8") if known else ""
     text = before + ("" if before.endswith("\n") or not before else "\n") + line + "\n"
     parse_tokens(text)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -44,6 +48,8 @@ def _append(path: Path, line: str) -> None:
         with open(
             os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
         ) as file:
+            if known and known.st_uid != os.geteuid():
+                os.fchown(file.fileno(), known.st_uid, known.st_gid)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
