@@ -1,6 +1,7 @@
 """Secrets are references: from the job file to the task, and what looks like one is noticed."""
 
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -88,6 +89,7 @@ SECRET_LOOKING = {
     "C": "postgresql://ana:hunter2@db/x",
     "D": "kJ8vQ2xZ7mP4wR9tL1nB6cY3hF5sD0aG",
     "E": "-----BEGIN RSA PRIVATE KEY-----\nMII",
+    "F": "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
 }
 ORDINARY = {
     "OMP_NUM_THREADS": "4", "PYTHONPATH": "/data/projects/vision/src/models:/opt/lib/python3", "TOKENIZERS_PARALLELISM": "false",
@@ -102,3 +104,11 @@ def test_what_looks_like_a_secret_is_noticed_and_the_rest_is_not() -> None:
     assert list(suspicions(ORDINARY, ["train", "--lr", "0.1"])) == []
     assert [field for field, _ in suspicions({}, ["sync", "--to", "s3://key:secret@host/b"])] == ["command.2"]
     assert not any(value in why for _, why in suspicions(SECRET_LOOKING) for value in SECRET_LOOKING.values())
+
+
+@pytest.mark.parametrize("text", ["a", "eyJ", "a://", "a://b:", "eyJ0123456789.", "xoxb-", "-----BEGIN "])
+def test_a_large_variable_does_not_stop_the_gateway(text: str) -> None:
+    """A user passes a data set in a variable. Looking for secrets in it took half a minute of the gateway's event loop."""
+    began_s = process_time()
+    list(suspicions({"BLOB": text * ((1 << 16) // len(text))}))
+    assert process_time() - began_s < 2

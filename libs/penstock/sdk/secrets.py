@@ -2,6 +2,8 @@
 
 A guess that only warns. By a variable's name, by forms that providers give their tokens, by a password inside a URL, and by
 entropy: random text has more than 4 bits per character (Shannon), words and paths have less.
+
+The gateway looks at each submission on its event loop: a search takes time in proportion to the text, whatever the text is.
 """
 
 import math
@@ -15,9 +17,9 @@ NAME = re.compile(
 )
 FORM = re.compile(
     r"AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
+USERINFO = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
 RANDOM = re.compile(r"[A-Za-z0-9+/_=-]{24,}\Z")
 MIN_ENTROPY = 4.0  # bits per character; hexadecimal text has at most 4, English about 3.5 at such lengths
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
