@@ -198,7 +198,8 @@ class Writer:
         if not self._segments:
             return self._before
         for segment in self._segments:
-            assert len(self._archive.read(self._partition, segment)) == segment.records
+            found = self._archive.read(self._partition, segment)
+            assert len(found) == segment.records
         fold = None
         if snapshot is not None:
             packed = gzip.compress(snapshot[1], compresslevel=6, mtime=0)
