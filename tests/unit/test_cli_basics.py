@@ -124,6 +124,18 @@ def test_the_shell_completes_commands(path: tuple[str, ...], start: str, found: 
     assert [name for name in names if not name.startswith("-")] == found
 
 
+def test_a_token_file_of_another_kind_is_refused_without_its_text(tmp_path: Path) -> None:
+    """The gateway's file of hashes, two tokens, a key: the text goes into no error message."""
+    path = tmp_path / "token"
+    for text in (b"top-secret\nanother\n", b"two secrets", b"", b"\xff\x00", b"secret" * 1_000):
+        path.write_bytes(text)
+        answer = run("get", "jobs", "--token-file", str(path))
+        assert answer.returncode == 21, answer.stderr
+        assert "--token-file" in answer.stderr
+        assert "penstock token" in answer.stderr
+        assert "secret" not in answer.stderr
+
+
 def test_help_lists_the_exit_codes() -> None:
     """Found without opening a browser."""
     shown = " ".join(run("--help").stdout.split())

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import httpx_sse
 
+from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.retry import Backoff
@@ -178,12 +179,10 @@ class Gateway:
 def gateway_from(server: str | None, token_file: Path | None, ca: Path | None = None) -> Gateway:
     """The gateway that flags or the environment name."""
     path = token_file or (Path(name) if (name := os.environ.get("PENSTOCK_TOKEN_FILE")) else None)
-    token = None
-    if path is not None:
-        try:
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise Stop(Exit.NOT_ALLOWED, f"--token-file {path}: cannot be read: {error}") from error
+    try:
+        token = None if path is None else bearer_token(path, "--token-file (PENSTOCK_TOKEN_FILE)")
+    except ConfigurationError as error:
+        raise Stop(Exit.NOT_ALLOWED, str(error)) from error
     authority = str(ca) if ca else os.environ.get("PENSTOCK_CA")
     return Gateway(server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER, token, authority)
 

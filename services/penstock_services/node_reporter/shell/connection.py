@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
+from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
 from penstock.retry import Backoff
 from penstock.runtime.keepalive import SOCKET_OPTIONS
@@ -31,10 +32,7 @@ class Connection:
         self._path = f"/v1/nodes/{quote(node_id)}/connection"
         headers = {}
         if token_file is not None:
-            try:
-                headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigurationError(f"--gateway-token-file: {token_file}: {error}") from error
+            headers["Authorization"] = f"Bearer {bearer_token(token_file, '--gateway-token-file')}"
         timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=None)
         encrypted = not gateway.startswith("http://")
         if ca is not None and not encrypted:
