@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -205,7 +208,22 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     assert after.records == before.records + 41
     verified = await rebuild.verify(settings, whole)
     assert verified["ok"], verified
-    assert (await verify(settings, cell.log))["until_seq"] == 50
+    environment = {
+        "PENSTOCK_LOG": settings.log_url,
+        "PENSTOCK_DSN": settings.dsn or "",
+        "PENSTOCK_ARCHIVE": settings.archive or "",
+    }
+    environment |= {"PENSTOCK_CELL": settings.cell, "PENSTOCK_CELL_INDEX": str(settings.cell_index)}
+    checking = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "penstock_services.placer",
+        "verify-archive",
+        env={**os.environ, **environment},
+        stdout=-1,
+    )
+    printed, _ = await asyncio.wait_for(checking.communicate(), WITHIN_S)
+    assert json.loads(printed)["until_seq"] == 50
     stop, ready = asyncio.Event(), asyncio.Event()
     placer = asyncio.create_task(
         run_placer(settings.model_copy(update={"dsn": None}), stop, log=whole, ready=ready)

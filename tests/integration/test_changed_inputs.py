@@ -68,6 +68,8 @@ async def test_a_placer_does_not_begin_with_another_topic(loss: str) -> None:
     cell = Cell()
     async with cell.placer():
         await submitted(cell, "a", "b")
+    with pytest.raises(ConfigurationError, match="the one that this ledger has answered, up to its offset 2"):
+        await accept_input(SETTINGS, Topic.JOBS, 0, "a mistake", cell.log("placer"))
     await submit(cell.log("gateway"), "acknowledged-1", "acknowledged-2")
     lose(cell)
     await submit(cell.log("gateway"), *later)

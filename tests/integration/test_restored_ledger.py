@@ -29,8 +29,8 @@ from penstock_services.projector.shell.rebuild import rebuild
 from penstock_services.projector.shell.service import run as run_projector
 from tests.integration.test_changed_inputs import cell, submitted  # noqa: F401 - `cell` is a fixture
 from tests.integration.test_placer_service import SETTINGS, Cell
+from tests.integration.test_projector import projecting, reached
 from tests.support.driver import node_spec
-from tests.support.projector_cell import projecting, reached
 
 LEDGER = Partition(Topic.LEDGER, 0)
 WITHIN_S = 15.0
@@ -137,6 +137,8 @@ async def test_a_restored_backup_gives_out_no_token_twice(dsn: str) -> None:
         lost = await site.until("'j1' in state.jobs and state.jobs['j1'].tasks")
         await reached(dsn, lost.head.seq)
     [start] = [order for order in await site.orders() if isinstance(order, StartTask)]
+    code, _, err = await command(dsn, "accept-ledger")
+    assert (code, "not known to have lost any" in err) == (2, True), err
     await site.restore(monday)
     log_again = await EmbeddedLog(dsn, "test").start()
     await log.close()

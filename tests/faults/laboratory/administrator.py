@@ -15,7 +15,7 @@ from tests.faults.ledger_rules import Violation
 if TYPE_CHECKING:
     from tests.faults.laboratory.cell import Laboratory
 
-COMMAND = re.compile(r"`penstock-placer (accept-input (\S+) --from (\d+)|accept-ledger)`")
+COMMAND = re.compile(r"`penstock-placer (accept-input (\S+) --from (\d+)|accept-ledger --epoch (\d+))`")
 MAX_ACCEPTED = 40  # in one run, whose faults need 25 at most
 READS_WITHIN_S = (1.0, 20.0)
 
@@ -39,12 +39,14 @@ class Administrator:
             after_s = self._world.within(*READS_WITHIN_S)
             self._world.at(after_s, lambda: self._begin(*found.groups()))
 
-    def _begin(self, what: str, topic: str | None, offset: str | None) -> None:
+    def _begin(self, what: str, topic: str | None, offset: str | None, epoch: str | None) -> None:
         self._world.trace(f"an operator enters: {what}")
-        self._task = self._world.loop.create_task(self._accept(topic, offset), context=self._world.context)
+        self._task = self._world.loop.create_task(
+            self._accept(topic, offset, epoch), context=self._world.context
+        )
         self._task.add_done_callback(lambda task: self._world.guarded(task.result))
 
-    async def _accept(self, topic: str | None, offset: str | None) -> None:
+    async def _accept(self, topic: str | None, offset: str | None, epoch: str | None) -> None:
         """What fails is said again by the next placer."""
         lab = self._lab
         start = placer.Start(
@@ -53,7 +55,7 @@ class Administrator:
         try:
             log = Connection(lab.broker)
             if topic is None or offset is None:
-                await accept_ledger(lab.settings, None, "", log, start)
+                await accept_ledger(lab.settings, int(epoch or 0), "", log, start)
             else:
                 await accept_input(lab.settings, Topic(topic), int(offset), "", log, start)
         except (ConfigurationError, Fenced, LogError) as error:

@@ -1,6 +1,6 @@
 """Explicit acceptance of a changed log by an operator: a term of its own, whose first record names what was accepted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from penstock.errors import ConfigurationError
@@ -11,8 +11,9 @@ from penstock.model.ledger_events import CellFrozen, InputAccepted, LedgerAccept
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.runtime.settings import Settings
-from penstock.runtime.snapshots import Written
+from penstock.runtime.snapshots import Written, head_id_at
 from penstock.runtime.tracing.tracer import tracing
+from penstock_services.placer.shell.inputs import need_another
 from penstock_services.placer.shell.ledger_trace import LedgerTrace
 from penstock_services.placer.shell.service import Start, start_of_process
 from penstock_services.placer.shell.term import acquire
@@ -25,7 +26,8 @@ async def accept_input(
 ) -> dict[str, Any]:
     """Goes on reading this input at `offset`.
 
-    Raises `ConfigurationError` where it holds no such offset, or the ledger has lost records; `LogError`, `Fenced`.
+    Raises `ConfigurationError` where it holds no such offset, the topic is the one that was answered, or the ledger has lost
+    records; `LogError`, `Fenced`.
     """
     if topic not in INPUT_TOPICS:
         raise ConfigurationError(f"TOPIC: {topic} is not an input; give one of {', '.join(INPUT_TOPICS)}")
@@ -36,7 +38,8 @@ async def accept_input(
             f"--from: {topic} partition {place.index} holds offsets {first} to {end}, not {offset}"
         )
 
-    def accepted(state: CellState, _: Written | None) -> Sequence[Event]:
+    async def accepted(state: CellState, _: Written | None) -> Sequence[Event]:
+        await need_another(log, state, place)
         position = state.positions.get(place, 0)
         return [
             InputAccepted(
@@ -55,13 +58,16 @@ async def accept_ledger(
     """Goes on with a ledger that has lost records, in a new epoch (default: one above the highest that is known here).
 
     The cell stays frozen until no node can run what is lost. Raises `ConfigurationError` where the epoch is not above the
-    highest known or too high, `LogError`, `Fenced`.
+    highest known or too high, or without one where the ledger has what the read models have seen of it; `LogError`, `Fenced`.
     """
+    ledger = Partition(Topic.LEDGER, settings.cell_index)
     nodes = Partition(Topic.NODES, settings.cell_index)
     nodes_offset = (await log.end_offsets([nodes]))[nodes]
 
-    def accepted(state: CellState, written: Written | None) -> Sequence[Event]:
+    async def accepted(state: CellState, written: Written | None) -> Sequence[Event]:
         known = max(state.epoch, written.epoch if written is not None else 0)
+        if epoch is None and written is not None and written.epoch == state.epoch:
+            await _need_loss(log, ledger, written)
         chosen = known + 1 if epoch is None else epoch
         if not known < chosen <= MAX_EPOCH:
             raise ConfigurationError(f"--epoch: give one above {known}, up to {MAX_EPOCH}, not {chosen}")
@@ -75,11 +81,21 @@ async def accept_ledger(
     )
 
 
+async def _need_loss(log: Log, ledger: Partition, written: Written) -> None:
+    """Raises `ConfigurationError` where the ledger has the last record that the read models hold."""
+    if await head_id_at(log, ledger, written.head_offset) == written.head.id:
+        raise ConfigurationError(
+            f"{ledger.topic} partition {ledger.index} has record {written.head.seq} ({written.head.id}), the last one that the "
+            "read models hold: it is not known to have lost any, and nothing was changed. Where ledger and Postgres were "
+            f"both restored give --epoch, {written.epoch + 1} or more: above all that were used"
+        )
+
+
 async def _begin_term(
     settings: Settings,
     log: Log,
     start: Start,
-    accepted: Callable[[CellState, Written | None], Sequence[Event]],
+    accepted: Callable[[CellState, Written | None], Awaitable[Sequence[Event]]],
     *,
     whole: bool,
 ) -> dict[str, Any]:

@@ -190,7 +190,7 @@ async def verify(settings: Settings, log: Log) -> dict[str, Any]:
     return {
         "ok": True,
         "archive": str(store.folder),
-        "records": {place.topic: count for place, count in checked.items()},
+        "records": {str(place.topic): count for place, count in checked.items()},
         "until_seq": head.seq,
     }
 

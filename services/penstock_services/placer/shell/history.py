@@ -26,5 +26,5 @@ async def check_ledger(log: Log, ledger: Partition, epoch: int, seen: Iterable[W
                 f"its offset {one.head_offset}, where there is {found or 'no record'} now; it ends at {end}. It was truncated "
                 "or restored from an older copy, or PENSTOCK_DSN is the database of another log. Give the placer the ledger "
                 "that it had, or each log its own database; or, if the records are gone, go on with `penstock-placer "
-                "accept-ledger`, then `penstock projections rebuild`, and restart estimator and node-reporters"
+                f"accept-ledger --epoch {one.epoch + 1}`, then `penstock projections rebuild`, and restart estimator and node-reporters"
             )

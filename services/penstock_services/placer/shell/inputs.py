@@ -5,6 +5,8 @@ position, or another event before it, is not the topic that was answered: what w
 for a person to judge, who goes on with `penstock-placer accept-input`.
 """
 
+from collections.abc import Mapping
+
 from penstock.errors import ConfigurationError
 from penstock.ledger.state import CellState
 from penstock.log.lookup import records_at
@@ -21,7 +23,23 @@ def input_positions(state: CellState, cell_index: int) -> dict[Partition, int]:
 
 async def check_inputs(log: Log, state: CellState, cell_index: int) -> None:
     """Raises `ConfigurationError` where an input is not what the ledger has answered so far, `LogError`."""
-    positions = input_positions(state, cell_index)
+    await _check(log, state, input_positions(state, cell_index))
+
+
+async def need_another(log: Log, state: CellState, place: Partition) -> None:
+    """Raises `ConfigurationError` where this input is what the ledger has answered: nothing is to be accepted; `LogError`."""
+    position = state.positions.get(place, 0)
+    try:
+        await _check(log, state, {place: position})
+    except ConfigurationError:
+        return
+    raise ConfigurationError(
+        f"{place.topic} partition {place.index} is the one that this ledger has answered, up to its offset {position}: there "
+        "is nothing to accept, and nothing was changed; start the placer"
+    )
+
+
+async def _check(log: Log, state: CellState, positions: Mapping[Partition, int]) -> None:
     first, ends = await log.begin_offsets(positions), await log.end_offsets(positions)
     for place, position in positions.items():
         if not first[place] <= position <= ends[place]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import orjson
@@ -110,7 +110,7 @@ async def acquire(
     placer_id: str,
     ledger_trace: LedgerTrace,
     seen: Sequence[Written | None] = (),
-    accepted: Callable[[CellState], Sequence[Event]] | None = None,
+    accepted: Callable[[CellState], Awaitable[Sequence[Event]]] | None = None,
 ) -> LedgerClock:
     """Leads `replica` to the end of the ledger with our own `TermStarted` as its last valid record; returns the term's clock.
 
@@ -141,7 +141,7 @@ async def acquire(
             code_version=__version__,
             fold_version=FOLD_VERSION,
         )
-        facts = [fact, *(accepted(replica.state) if accepted is not None else ())]
+        facts = [fact, *(await accepted(replica.state) if accepted is not None else ())]
         draft = Draft(term, now_ms, {"placer_id": placer_id}, "committed", None, facts)
         _, value = write(replica.head, draft)
         seq = replica.head.seq + 1
