@@ -22,6 +22,7 @@ from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.inventory import boot_id
 from penstock_services.node_reporter.shell.run import runner
+from penstock_services.node_reporter.shell.spawner import LOCK_WAIT_S
 
 NODE = "n1"
 TOPICS: dict[str, int] = {
@@ -201,7 +202,7 @@ async def reporter_process(
     )
     try:
         assert child.stdout is not None
-        line = await asyncio.wait_for(child.stdout.readline(), WAIT_S)
+        line = await asyncio.wait_for(child.stdout.readline(), LOCK_WAIT_S + WAIT_S)
         if not failpoint:
             assert line == b"ready\n"
         yield Reporter(child)
