@@ -1,7 +1,7 @@
 """Two machines under one node id, and a machine whose clock has gone back: neither may run what the cell does not know."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,30 +10,50 @@ import pytest
 
 from penstock.clock import wall_ms
 from penstock.errors import ConfigurationError
+from penstock.log.port import Record
 from penstock.model import external_events
+from penstock.model.envelope import Envelope, from_wire
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TaskLost
+from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import JobSpec
+from penstock.runtime.node_keys import PlacerKeys
 from penstock.runtime.settings import Settings
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import inventory
 from penstock_services.node_reporter.shell import node as node_module
 from penstock_services.node_reporter.shell.run import runner
+from penstock_services.placer.core.answer import Input
 from penstock_services.placer.core.orders import orders_of
+from penstock_services.placer.shell.identity import Identity
 from tests.support import node_fixtures
 from tests.support.driver import CellDriver, estimate
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import NODE, WAIT_S, Cell, end_tasks, node_options, ours, working
 
 
+class Reports(Cell):
+    """With the records as they were read."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.records: list[Record] = []
+
+    async def read(self, timeout_ms: int) -> None:
+        for record in await self._reader.read(timeout_ms=timeout_ms):
+            self.records.append(record)
+            self.envelopes.append(from_wire(record.headers, record.value, Topic.NODES))
+
+
 class Placer:
-    """The placer's core between the reports of one node id and its orders."""
+    """The placer's core and its judge of signatures between the reports of one node id and its orders."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.core = CellDriver(PlacerSettings(profile="fifo"))
-        self.cell = Cell(MemoryLog(broker, "placer"))
+        self.cell = Reports(MemoryLog(broker, "placer"))
+        self.identity = Identity("default", PlacerKeys(b"p" * 32), None)
         self.facts: list[object] = []
         self._fed = 0
 
@@ -41,15 +61,25 @@ class Placer:
         """Answers reports, one record each, and sends what follows from each, until this holds."""
         async with asyncio.timeout(WAIT_S):
             while not holds():
-                fresh, self._fed = self.cell.events()[self._fed :], len(self.cell.envelopes)
-                for event in fresh:
-                    await self.feed(event)
+                fresh, self._fed = range(self._fed, len(self.cell.records)), len(self.cell.records)
+                for number in fresh:
+                    await self._take(self.cell.records[number], self.cell.envelopes[number])
                 await self.cell.read(50)
 
+    async def _take(self, record: Record, envelope: Envelope) -> None:
+        read = Input(*record.partition, record.offset, record.headers, record.value)
+        forgery = self.identity.forged(self.core.state, read, envelope)
+        if forgery is None:
+            await self.feed(envelope.data)
+        else:
+            await self._order(forgery.facts)
+
     async def feed(self, event: Event) -> None:
-        step = self.core.feed(event)
-        self.facts += step.facts
-        for fact in step.facts:
+        await self._order(self.core.feed(event).facts)
+
+    async def _order(self, facts: Sequence[Event]) -> None:
+        self.facts += facts
+        for fact in facts:
             await self.cell.order(*orders_of(self.core.state, fact, self.core.head.seq))
 
     async def run(self, job_id: str) -> None:
@@ -108,7 +138,7 @@ async def test_a_second_machine_of_the_same_name_is_turned_away_until_the_first_
     monkeypatch.setattr(inventory, "boot_id", lambda: "boot-of-the-second")
     new = begun(second, broker)
     await placer.until(new.done)
-    with pytest.raises(ConfigurationError, match=r"another machine's: first has it.*--node-id"):
+    with pytest.raises(ConfigurationError, match=r"bound to another key.*--node-id.*fence"):
         await new
     assert (len(sleeping(first)), sleeping(second)) == (1, [])
     assert state.jobs["j1"].status is JobStatus.RUNNING
@@ -125,10 +155,32 @@ async def test_a_second_machine_of_the_same_name_is_turned_away_until_the_first_
         assert len(sleeping(second)) == 1
 
 
+async def test_the_first_of_two_clones_makes_way_for_the_second(
+    first: Options, second: Options, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine was cloned with its machine id and its state folder: for the cell it has booted anew, and the first one's job is
+    lost. The first, which lives, knows that it has not."""
+    placer = Placer(broker)
+    old = begun(first, broker)
+    await placer.until(lambda: NODE in placer.core.state.nodes)
+    await placer.run("j1")
+    second.state_dir.mkdir(parents=True)
+    (second.state_dir / "node.key").write_bytes((first.state_dir / "node.key").read_bytes())
+    monkeypatch.setattr(inventory, "boot_id", lambda: "boot-of-the-second")
+    clone = replace(second, machine_id=first.machine_id)
+    async with working(clone, MemoryLog(broker, "node-reporter")):
+        await placer.until(old.done)
+        with pytest.raises(ConfigurationError, match="booted as boot-of-the-second"):
+            await old
+        assert sleeping(first) == []
+        await placer.until(lambda: placer.core.job("j1").status is JobStatus.RUNNING)
+        assert len(sleeping(clone)) == 1
+
+
 async def test_a_node_that_joins_with_a_clock_gone_back_joins_again(
     first: Options, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clock was an hour ahead, then its disk was replaced: its joinings look like copies of old ones."""
+    """Its clock was an hour ahead, then its journal was lost: its joinings look like copies of old ones."""
     placer = Placer(broker)
     hour_ms = 3_600_000
     with monkeypatch.context() as ahead:
@@ -136,7 +188,8 @@ async def test_a_node_that_joins_with_a_clock_gone_back_joins_again(
         async with working(first, MemoryLog(broker, "node-reporter")):
             await placer.until(lambda: NODE in placer.core.state.nodes)
     before = placer.core.state.nodes[NODE].incarnation
-    async with working(replace(first, state_dir=first.state_dir / "new"), MemoryLog(broker, "node-reporter")):
+    (first.state_dir / "journal.sqlite").unlink()
+    async with working(first, MemoryLog(broker, "node-reporter")):
         await placer.until(lambda: placer.core.state.nodes[NODE].incarnation > before)
         await placer.run("j1")
     refused = [fact for fact in placer.facts if isinstance(fact, NodeJoinRefused)]

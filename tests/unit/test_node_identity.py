@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.check import check
+from penstock.ledger.record import Head, read, write
 from penstock.ledger.state import CellState
 from penstock.model.envelope import SIGNATURE, Envelope, Headers, to_wire, topic_of
 from penstock.model.estimates import JobEstimated
@@ -20,10 +21,22 @@ from penstock.model.external_events import (
     TaskStarted,
 )
 from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TermStarted
+from penstock.model.orders import AnswerJoin
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import CODE, PLACER_KEY, NodeKeys, PlacerKeys, operator_key
 from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
-from penstock_services.placer.core.answer import Answer, Input, Moment, answer_input, answer_term
+from penstock_services.node_reporter.core.machine import Fence, OrderRead, step
+from penstock_services.node_reporter.core.state import NodeState
+from penstock_services.placer.core.answer import (
+    Answer,
+    Forgery,
+    Input,
+    Moment,
+    answer_input,
+    answer_term,
+    forgery_of,
+)
+from penstock_services.placer.core.orders import orders_of
 from penstock_services.placer.core.step import PlacerCore
 from penstock_services.placer.shell.identity import Identity
 from tests.support.driver import estimate, job_spec, node_spec
@@ -183,6 +196,18 @@ def test_a_name_is_bound_to_its_first_key(cell: SignedCell) -> None:
     answer = cell.read(again, OTHER)
     assert answer.letter is not None
     assert "penstock node fence n1" in answer.letter[1]
+    [fact] = answer.draft.facts
+    assert isinstance(fact, NodeJoinRefused), "that machine is to know"
+    assert (fact.reason, fact.incarnation, fact.public_key) == ("other_machine", 5, OTHER.public_key)
+    [order] = orders_of(cell.state, fact, cell.seq)
+    assert isinstance(order, AnswerJoin)
+    n1 = NodeState("n1", "b1", (), incarnation=5, public_key=KEY.public_key)
+    assert step(n1, OrderRead(order, 1)) == [], "the node itself, had it this very incarnation, goes on"
+    n1.public_key = OTHER.public_key
+    assert [type(decision) for decision in step(n1, OrderRead(order, 1))] == [Fence]
+    forgery = forgery_of(read(write(Head(cell.seq - 1, "0" * 32, 1), answer.draft)[1]))
+    assert forgery == Forgery(answer.letter[1].removeprefix("forged: "), answer.draft.facts)
+    assert cell.read(again, KEY).draft.facts == (), "a joining under a key that has not signed it"
     assert cell.read(joined("n1", None, 6)).letter is not None
     assert cell.read(joined("n1", KEY, 7), KEY).draft.outcome == "committed"
 

@@ -21,6 +21,7 @@ from penstock.model.types import (
 
 Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
+PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
 """Who acted, as they named themselves: `ada@workstation-7`."""
 
@@ -81,7 +82,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """They belong to the machine: a restart of its reporter repairs nothing."""
     leases: bool = False
     """Whether it ends tasks whose lease has run out (`StartTask.lease_ms`); reporters of earlier versions do not."""
-    public_key: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")] | None = None
+    public_key: PublicKey | None = None
     """Ed25519 and X25519, in URL-safe base64: what the node sends is signed from now on. None: it does not sign."""
 
     def subject(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from penstock.model.event import Event, event
-from penstock.model.external_events import Attempt, Token
+from penstock.model.external_events import Attempt, PublicKey, Token
 from penstock.model.token import MAX_EPOCH
 from penstock.model.topics import Topic
 from penstock.model.types import (
@@ -298,11 +298,14 @@ class NodeJoinRefused(NodeFact, frozen=True, kw_only=True):
     """A joining does not count, and its node is to know: nothing of it is folded."""
 
     TYPE = "penstock.node.join_refused"
+    OMITTED = ("public_key",)
 
     boot_id: Identifier
     incarnation: Token
     """Of the joining that is refused."""
     reason: JoinRefusal
+    public_key: PublicKey | None = None
+    """Of that joining, where it was signed with another key than the node's."""
 
 
 @event

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from penstock.model.event import Event, event
-from penstock.model.external_events import Attempt, Token
+from penstock.model.external_events import Attempt, PublicKey, Token
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_GPUS_PER_NODE,
@@ -41,6 +41,7 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     """What the cell makes of a joining: read by every machine that goes by this node id."""
 
     TYPE = "penstock.order.answer_join"
+    OMITTED = ("public_key",)
 
     boot_id: Identifier
     incarnation: Token
@@ -50,6 +51,8 @@ class AnswerJoin(Order, frozen=True, kw_only=True):
     """Of the machine that has the node id now."""
     highest_incarnation: Token
     """Of the latest joining that counts: the next must be above it."""
+    public_key: PublicKey | None = None
+    """Where another key than the node's has signed the joining that is refused: that key."""
 
 
 @event

@@ -41,6 +41,7 @@ from penstock_services.node_reporter.core.gpu_shares import exclude, fits
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
+    Accept,
     Break,
     Change,
     Context,
@@ -176,7 +177,7 @@ def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns everything in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
-        if isinstance(decision, Put | Break):
+        if isinstance(decision, Put | Break | Accept):
             evolve(state, decision)
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -224,17 +225,28 @@ def _faulted(state: NodeState, event: GpuFaulted) -> Iterator[Decision]:
 
 
 def _join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:
-    """An answer to an older joining of this machine means nothing any more."""
+    """An answer to an older joining of this machine means nothing any more. A boot that joins above one whose joining counted, and
+    that still runs, is of another machine, though it has the same machine id, as after an image was cloned."""
     own = (order.boot_id, order.incarnation) == (state.boot_id, state.incarnation)
+    own &= order.public_key in (None, state.public_key)
     others = None not in (order.machine_id, state.machine_id) and order.machine_id != state.machine_id
-    if own and order.verdict == "stale_join":
+    others |= order.boot_id != state.boot_id and state.accepted > 0
+    if own and order.verdict == "accepted":
+        yield Accept(order.incarnation)
+    elif own and order.verdict == "stale_join":
         yield JoinAgain(order.highest_incarnation)
+    elif own and order.public_key is not None:
+        yield Fence(
+            "its id is bound to another key: of another machine, or of this one before it lost its state folder"
+        )
     elif own and order.verdict == "other_machine":
         yield Fence(f"its id is another machine's: {order.machine_id} has it, and is not proven gone")
     elif own and order.verdict == "gpu_of_another_node":
         yield Fence("one of its GPUs is in another node, which is not proven gone")
     elif others and order.verdict == "accepted" and order.incarnation > state.incarnation:
-        yield Fence(f"its id is another machine's: {order.machine_id} has joined under it")
+        yield Fence(
+            f"its id is another machine's: {order.machine_id} has joined under it, booted as {order.boot_id}"
+        )
 
 
 def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:

@@ -90,6 +90,9 @@ class NodeState:
     faults: dict[str, GpuFault] = field(default_factory=dict)
     """GPUs, by UUID, that broke since the machine booted."""
     machine_id: str | None = None
+    public_key: str | None = None
+    accepted: int = 0
+    """The highest incarnation of its own that the cell has accepted since the reporter began; 0: none."""
     forgotten_token: int = -1
     """The highest token among forgotten tasks: an unknown task with such a token is not new, but old."""
 
@@ -131,7 +134,13 @@ class Break(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-Change = Put | Forget | Break
+class Accept(msgspec.Struct, frozen=True):
+    """The cell has accepted this node's joining; not for the disk."""
+
+    incarnation: int
+
+
+Change = Put | Forget | Break | Accept
 
 
 def evolve(state: NodeState, change: Change) -> None:
@@ -142,6 +151,9 @@ def evolve(state: NodeState, change: Change) -> None:
         return
     if isinstance(change, Break):
         state.faults[change.fault.uuid] = change.fault
+        return
+    if isinstance(change, Accept):
+        state.accepted = max(state.accepted, change.incarnation)
         return
     task = change.task
     for gpu in task.gpus:

@@ -157,7 +157,7 @@ def drop_privileges() -> None:
 
 
 def leave_keyring() -> None:
-    """Gives the caller an empty session keyring in place of the inherited one, whose keys whoever inherits it may read, as any user.
+    """Gives the caller an empty session keyring in place of the inherited one, whose keys a process may read as any user.
 
     Raises `OSError`, but not where keys are unknown to the kernel or forbidden to all that runs here.
     """

@@ -20,7 +20,15 @@ from penstock.errors import PenstockError
 from penstock.log.port import Headers, Message, Partition
 from penstock.model.external_events import GpuFault
 from penstock.model.types import NodeSpec
-from penstock_services.node_reporter.core.state import Break, Change, NodeState, Put, Status, Task
+from penstock_services.node_reporter.core.state import (
+    Break,
+    Change,
+    Forget,
+    NodeState,
+    Put,
+    Status,
+    Task,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -165,7 +173,7 @@ class Journal:
             self._db.execute(
                 "INSERT OR REPLACE INTO faults VALUES (?, ?, ?)", (fault.uuid, change.boot_id, text)
             )
-        else:
+        elif isinstance(change, Forget):
             self._db.execute("DELETE FROM tasks WHERE task_id = ?", (change.task_id,))
             self._db.execute(
                 "INSERT INTO meta VALUES ('forgotten_token', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",

@@ -88,6 +88,7 @@ class Node:
         self._nodes = Partition(Topic.NODES, settings.cell_index)
         self._cell = settings.cell
         self._keys = host.keys()
+        self.state.public_key = self._keys.public_key
         self._loop = asyncio.get_running_loop()
         self._inputs: list[machine.Input | Outgoing] = []
         self._something = asyncio.Event()

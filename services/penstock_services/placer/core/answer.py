@@ -43,6 +43,14 @@ class Input(NamedTuple):
         return f"{self.topic}/{self.partition}/{self.offset}"
 
 
+class Forgery(NamedTuple):
+    """An input from another sender than the one that it names."""
+
+    why: str
+    facts: Sequence[Event] = ()
+    """Of the record: that the sender is to know."""
+
+
 class Answer(NamedTuple):
     """The record to write, the reason and text of its dead letter, if there is one, and what deciding raised."""
 
@@ -57,9 +65,9 @@ def answer_input(
     moment: Moment,
     found: Input,
     failure: Failure | None = None,
-    forged: Callable[[CellState, Input, Envelope], str | None] = lambda *_: None,
+    forged: Callable[[CellState, Input, Envelope], Forgery | None] = lambda *_: None,
 ) -> Answer:
-    """Folds and decides one input. `failure`: what an earlier attempt failed at; `forged`: why the sender that it names did not write it."""
+    """Folds and decides one input. `failure`: what an earlier attempt failed at; `forged`: whether another sender than it names has written it."""
     begin(core.state, *_order(moment))
     place = (found.topic, found.partition, found.offset)
     cause: dict[str, object] = {
@@ -80,9 +88,11 @@ def answer_input(
         )
     answered(core.state, *place, envelope.id)
     cause["event_id"] = envelope.id
-    if (why := forged(core.state, found, envelope)) is not None:
-        reason = f"{FORGED}{why}"[:MAX_REASON]
-        draft = Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, ())
+    if (forgery := forged(core.state, found, envelope)) is not None:
+        for fact in forgery.facts:
+            evolve(core.state, fact)
+        reason = f"{FORGED}{forgery.why}"[:MAX_REASON]
+        draft = Draft(moment.term, moment.now_ms, cause, "dead_lettered", reason, forgery.facts)
         return Answer(draft, None, ("forged", reason))
     if failure is not None and failure.unfoldable:
         reason = f"{FAILED}{failure.error}"[:MAX_REASON]
@@ -130,11 +140,11 @@ def failure_of(record: RawRecord) -> Failure | None:
     return Failure(jobs=jobs)
 
 
-def forgery_of(record: RawRecord) -> str | None:
-    """Why this record's placer found its input forged, so that a replay needs no keys."""
+def forgery_of(record: RawRecord) -> Forgery | None:
+    """What this record's placer found its input to be, so that a replay needs no keys."""
     if record.outcome != "dead_lettered" or record.reason is None or not record.reason.startswith(FORGED):
         return None
-    return record.reason.removeprefix(FORGED)
+    return Forgery(record.reason.removeprefix(FORGED), tuple(raw.event() for raw in record.facts))
 
 
 def answer_term(core: PlacerCore, moment: Moment, fact: TermStarted, accepted: Sequence[Event] = ()) -> Draft:

@@ -133,7 +133,13 @@ def _joined(state: CellState, fact: NodeJoined, token: int) -> Iterator[Order]:
 
 
 def _answer(
-    state: CellState, node_id: str, boot_id: str, incarnation: int, verdict: Verdict, token: int
+    state: CellState,
+    node_id: str,
+    boot_id: str,
+    incarnation: int,
+    verdict: Verdict,
+    token: int,
+    public_key: str | None = None,
 ) -> AnswerJoin:
     node = state.nodes.get(node_id)
     return AnswerJoin(
@@ -144,6 +150,7 @@ def _answer(
         verdict=verdict,
         machine_id=None if node is None else node.spec.machine_id,
         highest_incarnation=state.forgotten_nodes.get(node_id, 0) if node is None else node.incarnation,
+        public_key=public_key,
     )
 
 
@@ -225,7 +232,7 @@ ORDERS: Mapping[type[Event], Callable[[CellState, Any, int], Iterable[Order]]] =
         NodeProbed: lambda state, fact, token: probe_orders(state, fact.node_id, token),
         NodeJoined: _joined,
         NodeJoinRefused: lambda state, fact, token: [
-            _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, token)
+            _answer(state, fact.node_id, fact.boot_id, fact.incarnation, fact.reason, token, fact.public_key)
         ],
     }
 )

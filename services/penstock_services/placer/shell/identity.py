@@ -11,9 +11,10 @@ import logging
 from penstock.ledger.state import CellState
 from penstock.model.envelope import Envelope, by_operator, signed_bytes
 from penstock.model.external_events import NodeJoined
+from penstock.model.ledger_events import NodeJoinRefused
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import PlacerKeys, by_gateway
-from penstock_services.placer.core.answer import Input
+from penstock_services.placer.core.answer import Forgery, Input
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ class Identity:
         self._keys = keys
         self._gateways = gateways
 
-    def forged(self, state: CellState, read: Input, found: Envelope) -> str | None:
-        """Why the sender that this input names did not write it, or None."""
+    def forged(self, state: CellState, read: Input, found: Envelope) -> Forgery | None:
+        """The verdict on an input that another sender than it names has written; None for all others."""
         if read.topic != Topic.NODES:
             return None
         event = found.data
@@ -36,7 +37,7 @@ class Identity:
         if by_operator(event):
             if self._gateways is None or by_gateway(self._gateways, read.headers, data):
                 return None
-            return f"{found.type} is for operators and watches, and the gateway did not write it"
+            return Forgery(f"{found.type} is for operators and watches, and the gateway did not write it")
         node_id = _about(event)
         node = state.nodes.get(node_id)
         key = known = node.public_key if node is not None else None
@@ -46,15 +47,28 @@ class Identity:
             logger.warning(
                 "node %s joined with another key; if it is a new machine, fence the former", node_id
             )
-            return (
+            why = (
                 f"node {node_id} has another key; if its machine was replaced or lost its key, make sure that "
                 f"the former is dead and `penstock node fence {node_id}`"
             )
+            proven = event.public_key and self._keys.proven(event.public_key, read.headers, data)
+            return Forgery(why, (_refused(event),) if proven else ())
         if key is None:
             return None
         if not self._keys.proven(key, read.headers, data):
-            return f"not signed by node {node_id}, which signs what it sends"
+            return Forgery(f"not signed by node {node_id}, which signs what it sends")
         return None
+
+
+def _refused(event: NodeJoined) -> NodeJoinRefused:
+    """So that the machine that has this key learns that the node id is not its own."""
+    return NodeJoinRefused(
+        node_id=event.node.node_id,
+        boot_id=event.node.boot_id,
+        incarnation=event.incarnation,
+        reason="other_machine",
+        public_key=event.public_key,
+    )
 
 
 def _about(event: object) -> str:
