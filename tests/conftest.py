@@ -21,7 +21,9 @@ import pytest_asyncio
 
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from infra.devservers.parts import prepare_for
+from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.postgres import resolve_dsn
+from tests.support.forgeries import GATEWAYS
 from tests.support.processes import orphans_with
 
 os.environ.pop(
@@ -65,6 +67,17 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     marks = (f"{WORKER}={os.getpid()}\0".encode(), f"{tmp_path_factory.getbasetemp()}/".encode())
     left = orphans_with(*marks, within_s=ORPHANS_END_S)
     assert not left, "processes outlive the tests that have started them:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operator_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The key that gateways and placers of all tests share, in their environment."""
+    path = tmp_path_factory.mktemp("keys") / "operator.key"
+    path.write_bytes(GATEWAYS)
+    path.chmod(0o600)
+    os.environ[OPERATOR_KEY] = str(path)
+    yield path
+    del os.environ[OPERATOR_KEY]
 
 
 class BackgroundLoop:

@@ -23,6 +23,7 @@ from penstock.errors import LogError, NotAllowed
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
+from penstock.runtime.node_keys import operator_key_at
 from tests.conftest import with_database
 from tests.support.system import Gateway, clean_environment, python_service
 
@@ -58,6 +59,7 @@ class System:
             PENSTOCK_DSN=self.dsn,
             PENSTOCK_GATEWAY_BIND=self._bind,
             PENSTOCK_LOG_DIR=str(self.folder / "task-logs"),
+            PENSTOCK_OPERATOR_KEY=str(operator_key_at(self.folder / "operator.key")),
         )
 
     def log_of(self, name: str) -> str:
@@ -189,6 +191,13 @@ async def test_nobody_but_the_placer_writes_the_ledger_meanwhile(system: System,
     finally:
         await log.close()
         await admin.close()
+
+
+@pytest.mark.usefixtures("ended")
+def test_operators_command_nodes_with_the_key_of_the_cell(system: System) -> None:
+    """Gateway and placer share a key; what others write is refused in tests/integration/test_kafka_acls.py."""
+    for act in ("cordon", "uncordon"):
+        assert system.gateway.post(f"/v1/nodes/n0/{act}", {"by": "ada", "reason": "fans"})["applied"]
 
 
 def test_only_an_administrator_gives_rights(system: System) -> None:

@@ -1,5 +1,6 @@
 """The fault suite: real processes, real kills, and an independent judge."""
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest_asyncio
 from infra.devservers.kafka import KafkaBroker, kafka_broker
 from penstock.log.open import open_log
 from penstock.log.port import Log
+from penstock.runtime.node_keys import OPERATOR_KEY
 from tests.faults.fault_cell import FaultCell
 from tests.faults.zygote import Zygote
 
@@ -67,7 +69,12 @@ async def make_cell(zygote: Zygote, tmp_path: Path) -> AsyncIterator[MakeCell]:
     async def make(log_url: str, dsn: str, seed: int = SEED, **settings: str) -> FaultCell:
         log = await open_log(log_url, "test").start()
         logs.append(log)
-        found: Mapping[str, str] = {"PENSTOCK_LOG": log_url, "PENSTOCK_DSN": dsn, **settings}
+        found: Mapping[str, str] = {
+            "PENSTOCK_LOG": log_url,
+            "PENSTOCK_DSN": dsn,
+            OPERATOR_KEY: os.environ[OPERATOR_KEY],
+            **settings,
+        }
         cell = FaultCell(zygote, log, tmp_path / f"cell{len(cells)}", found, seed)
         cells.append(cell)
         await cell.open()

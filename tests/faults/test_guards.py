@@ -10,7 +10,7 @@ from penstock.errors import AppendFailed
 from penstock.ledger.record import GENESIS, Draft, Head, read_valid, write
 from penstock.ledger.replica import Replica
 from penstock.log.port import Message, Partition
-from penstock.model.envelope import Envelope, from_wire, to_wire
+from penstock.model.envelope import Envelope, by_operator, from_wire, to_wire
 from penstock.model.estimates import JobEstimated
 from penstock.model.event import Event
 from penstock.model.external_events import (
@@ -31,6 +31,7 @@ from penstock_services.placer.core.orders import start_orders
 from penstock_services.placer.shell import service as placer
 from tests.faults.fault_cell import TOPICS
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
+from tests.support.forgeries import GATEWAYS, proofs
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.virtual_time import run_virtually
 
@@ -218,8 +219,11 @@ class Stage:
 
     async def send(self, *events: Event) -> None:
         for event in events:
-            headers, value = to_wire(Envelope(f"{event.subject()}-{event.TYPE}", "/test", 1, event))
+            envelope = Envelope(f"{event.subject()}-{event.TYPE}", "/test", 1, event)
+            headers, value = to_wire(envelope)
             assert event.TOPIC is not None
+            if by_operator(event):
+                headers = (*headers, *proofs(GATEWAYS, envelope, value))
             await self.log.append([Message(Partition(event.TOPIC, 0), value, headers)])
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:

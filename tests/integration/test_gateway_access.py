@@ -18,6 +18,7 @@ from penstock.cli.app import run as cli
 from penstock.errors import ConfigurationError
 from penstock.ledger.replica import Replica
 from penstock.model.topics import Topic
+from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
 from penstock.runtime.postgres import PostgresServer
 from penstock.runtime.snapshots import save_snapshot
 from penstock_services.gateway.shell import service as gateway_service
@@ -45,7 +46,9 @@ async def test_every_request_needs_a_token_where_tokens_are_set(
     assert [cli([*made, tenant]) for tenant in ("ana", "ben")] == [0, 0]
     first, second = capsys.readouterr().out.split()
     assert first not in path.read_text()
-    options = Options.from_env({"PENSTOCK_TOKENS": str(path), "PENSTOCK_GATEWAY_BIND": "0.0.0.0:1"})
+    options = Options.from_env(
+        {"PENSTOCK_TOKENS": str(path), "PENSTOCK_GATEWAY_BIND": "0.0.0.0:1", OPERATOR_KEY: TRUST_LOG}
+    )
     assert options.host == "0.0.0.0"
     async with running(dsn, tokens=options.tokens) as cell:
         for authorization in (None, "Bearer wrong-token-0123456789", f"Basic {first}", "Bearer"):

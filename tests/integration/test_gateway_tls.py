@@ -16,6 +16,7 @@ from penstock.cli.client import Gateway
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.model.topics import Topic
+from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.service import listening_socket
 from penstock_services.node_reporter.shell.connection import Connection
@@ -40,7 +41,9 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(folder: Path, **changes: Path | str) -> dict[str, str]:
     files = {"CERT": folder / "certificate.pem", "KEY": folder / "key.pem", **changes}
-    return {f"PENSTOCK_GATEWAY_TLS_{name}": str(path) for name, path in files.items()}
+    return {OPERATOR_KEY: TRUST_LOG} | {
+        f"PENSTOCK_GATEWAY_TLS_{name}": str(path) for name, path in files.items()
+    }
 
 
 def refusal(server: str, ca: Path | None = None) -> str:

@@ -199,7 +199,9 @@ async def test_a_ledger_that_kafka_made_is_refused_and_the_command_in_the_messag
 
     first = run_module("penstock.log.kafka_setup", stock_broker.url())
     assert first.returncode == 2, first.stdout + first.stderr
-    refused = run_module("penstock_services.placer", PENSTOCK_LOG=stock_broker.url())
+    refused = run_module(
+        "penstock_services.placer", PENSTOCK_LOG=stock_broker.url(), PENSTOCK_OPERATOR_KEY="trust-log"
+    )
     assert refused.returncode == 2, refused.stderr
     for output in (first.stderr, refused.stderr):
         assert "Traceback" not in output

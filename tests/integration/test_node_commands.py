@@ -20,6 +20,7 @@ from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
+from tests.support.forgeries import GATEWAYS, proofs
 from tests.support.gateway_cell import JSON, SPEC, WITHIN_S, Cell, problem, running
 
 pytestmark = pytest.mark.postgres
@@ -138,7 +139,9 @@ class Operator:
     async def lose(self, job_id: str, waits: str, first: str) -> dict[str, Any]:
         """The other node is silent: each answer about its job names what is unproven. The row of that."""
         http, silent = self.cell.http, NodeSuspected(node_id=first, reason="its connection broke")
-        headers, value = to_wire(Envelope(id="watch-1", source="/watch", time_ms=1, data=silent))
+        envelope = Envelope(id="watch-1", source="/watch", time_ms=1, data=silent)
+        headers, value = to_wire(envelope)
+        headers = (*headers, *proofs(GATEWAYS, envelope, value))
         await self.cell.log.inner.append([Message(Partition(Topic.NODES, 0), value, headers)])
         row = {"task_id": f"{waits}.1.w0", "node_id": first, "node": "suspect", "task": "running"}
         await until(self.cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])

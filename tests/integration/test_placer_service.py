@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ from penstock_services.placer.shell.replay import Replayer
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support.driver import node_spec
 from tests.support.fake_nodes import FakeNodes
-from tests.support.forgeries import WRITERS, forged_records_change_nothing, gateways_key
+from tests.support.forgeries import WRITERS, forged_records_change_nothing
 from tests.support.memory_log import MemoryBroker, MemoryLog
 
 SETTINGS = Settings(log_url="memory")
@@ -265,11 +264,8 @@ def _with(kind: type[Event], choice: object) -> dict[type[Event], object]:
 
 
 @pytest.mark.postgres
-async def test_forged_records_change_nothing(
-    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forged_records_change_nothing(dsn: str) -> None:
     """The embedded log's password is stolen; the same on Kafka is in test_kafka_acls.py."""
-    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", str(gateways_key(tmp_path)))
     log = await EmbeddedLog(dsn, "mallory").start()
     await log.create(topic_partitions())
     try:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -103,14 +102,6 @@ def unmoved(state: CellState) -> bytes:
         state.seq, state.now_ms, state.positions, state.last_inputs = saved
 
 
-def gateways_key(folder: Path) -> Path:
-    """A file with the key that gateway and placer share."""
-    path = folder / "operator.key"
-    path.write_bytes(GATEWAYS)
-    path.chmod(0o600)
-    return path
-
-
 def forged_records(started: Message, token: int) -> list[Message]:
     """What a thief of the right to write to the nodes' topic sends, n1 being the victim."""
     numbers = itertools.count()
@@ -129,7 +120,7 @@ def forged_records(started: Message, token: int) -> list[Message]:
     damages = (b"", b"!", b"\xff" * 64, dict(whole.headers)[SIGNATURE][:-4])
     return [
         *(forge(event(token), key) for event in FORGERIES.values() for key in (None, OTHER)),
-        *(forge(act, KEY) for act in ACTS),
+        *(forge(act, key) for act in ACTS for key in (None, KEY, b"another key of thirty-two bytes!")),
         forge(exited(token), KEY, cell="another-cell"),
         *(with_header(whole, SIGNATURE, damage) for damage in damages),
         replace(whole, value=whole.value.replace(b'"exit_code":0', b'"exit_code":1')),
@@ -181,7 +172,7 @@ class Victims:
 
 
 async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic, Log]) -> None:
-    """34 forgeries in n1's name and one of its own records sent again: each refused with a reason, the state byte-equal.
+    """48 forgeries in n1's name and in operators' and one of its own records sent again: each refused with a reason, the state byte-equal.
 
     `logs`: one started log for each of `WRITERS`; the topics exist, and the cell's are empty.
     """
@@ -207,8 +198,8 @@ async def forged_records_change_nothing(settings: Settings, logs: Mapping[Topic,
         others = [letter.detail for letter in letters if letter.reason != "forged"]
         assert others == ["undecodable: header 'signature' is not UTF-8"]
         reasons = [letter.detail for letter in letters if letter.reason == "forged"]
-        assert len(reasons) == len(forged) - 1 == 33
-        assert all("n1" in reason or "the gateway did not write it" in reason for reason in reasons)
+        assert len(reasons) == len(forged) - 1 == 47
+        assert all("n1" in reason or "PENSTOCK_OPERATOR_KEY" in reason for reason in reasons)
         await cell.send(started)
         end = (await cell.reader.end_offsets([cell.nodes]))[cell.nodes]
         after = await cell.state_when(lambda state: state.inputs_read(Topic.NODES) >= end)

@@ -19,6 +19,7 @@ from penstock.tls import client_context
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
 from penstock_services.projector.shell import service as projector_service
+from tests.support.forgeries import GATEWAYS
 from tests.support.hand_placer import HandPlacer
 
 WITHIN_S = 20.0
@@ -111,7 +112,7 @@ async def running(dsn: str, ca: Path | None = None, **changes: Any) -> AsyncIter
     inner = await EmbeddedLog(dsn, "test").start()
     await inner.create(dict.fromkeys(CELL_TOPICS, 1))
     log, settings = Faulty(inner), Settings(log_url=dsn, dsn=dsn)
-    options = Options(**{"host": "127.0.0.1", "port": 0, **changes})
+    options = Options(**{"host": "127.0.0.1", "port": 0, "operator_key": GATEWAYS, **changes})
     listener = gateway_service.listening_socket(options)
     url = f"{'https' if ca else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     verify = client_context(str(ca), "ca") if ca else False

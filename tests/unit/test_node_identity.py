@@ -177,8 +177,18 @@ def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path)
             assert cell.read(act, key).letter is not None
     assert unmoved(cell.state) == before
     assert [cell.read(act, GATEWAYS).draft.outcome for act in ACTS[1:4]] == ["committed"] * 3
+    letter = cell.read(ACTS[1]).letter
+    assert letter is not None
+    assert "PENSTOCK_OPERATOR_KEY" in letter[1]
+
+
+def test_without_a_key_a_cell_must_trust_its_log_explicitly(cell: SignedCell, tmp_path: Path) -> None:
+    """A placer is started by hand, and its operator never read of keys: each writer of the nodes' topic could fence."""
+    with pytest.raises(ConfigurationError, match=r"PENSTOCK_OPERATOR_KEY: not set.*trust-log"):
+        operator_key({})
+    assert operator_key({"PENSTOCK_OPERATOR_KEY": "trust-log"}) is None
     cell.identity = Identity(CELL, PlacerKeys(b"p" * 32), None)
-    assert cell.read(ACTS[1]).draft.outcome == "committed", "without a key it is as it was"
+    assert cell.read(ACTS[1]).draft.outcome == "committed"
 
     path = tmp_path / "operator.key"
     path.write_bytes(GATEWAYS)
@@ -187,7 +197,8 @@ def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path)
         operator_key({"PENSTOCK_OPERATOR_KEY": str(path)})
     path.chmod(0o600)
     assert operator_key({"PENSTOCK_OPERATOR_KEY": str(path)}) == GATEWAYS
-    assert operator_key({}) is None
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        operator_key({"PENSTOCK_OPERATOR_KEY": str(tmp_path / "none")})
 
 
 def test_a_name_is_bound_to_its_first_key(cell: SignedCell) -> None:

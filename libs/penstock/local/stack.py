@@ -7,7 +7,6 @@ folder: `postgres/`, `nodes/<id>/`, `logs/`. Nothing is written elsewhere.
 import asyncio
 import logging
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -38,12 +37,11 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.database_roles import node_urls
-from penstock.runtime.node_keys import OPERATOR_KEY
+from penstock.runtime.node_keys import OPERATOR_KEY, operator_key_at
 from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.runtime.postgres_server import free_port
 from penstock.runtime.settings import Settings
-from penstock.runtime.signatures import SEED_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +114,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
             "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
         }
-        bind[OPERATOR_KEY] = str(_operator_key(options.folder))
+        bind[OPERATOR_KEY] = str(operator_key_at(options.folder / "operator.key"))
         stack.enter_context(_environment({**settings.environment(), **bind}))
         await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
         step("services", "placer, estimator, projector, gateway")
@@ -254,15 +252,6 @@ def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
     found = {**os.environ, **settings.environment(), "PENSTOCK_LOG_FILE": str(log_url)}
     absent = ("PENSTOCK_LOG", DSN_VARIABLE, "PENSTOCK_DSN_FILE")
     return {name: value for name, value in found.items() if name not in absent}
-
-
-def _operator_key(folder: Path) -> Path:
-    """By which the placer knows the gateway; made once."""
-    path = folder / "operator.key"
-    if not path.exists():
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(SEED_BYTES))
-    return path
 
 
 def _describe_nodes(options: Options) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b, sha256
 from hmac import compare_digest
+from pathlib import Path
 
 from penstock.errors import ConfigurationError
 from penstock.model.envelope import SIGNATURE, Headers
@@ -22,7 +23,9 @@ CODE = "mac"
 """Header of a node's event: the first characters of the placer's key and the code, with a colon between them."""
 CODE_BYTES = 16
 OPERATOR_KEY = "PENSTOCK_OPERATOR_KEY"
-"""Variable of gateway and placer: a file with a key that both have."""
+"""Variable of gateway and placer: a file with a key that both have, or `trust-log`."""
+TRUST_LOG = "trust-log"
+"""In place of a file: each writer of the nodes' topic may act as an operator."""
 NAMED = 8  # characters of the placer's key
 CONTEXT = b"penstock node and placer\0"
 
@@ -51,10 +54,16 @@ def by_gateway(key: bytes, headers: Headers, data: bytes) -> bool:
 
 
 def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
-    """The content of the file `PENSTOCK_OPERATOR_KEY`; None where none is named. Raises `ConfigurationError`."""
+    """The content of the file `PENSTOCK_OPERATOR_KEY`; None: the log is trusted. Raises `ConfigurationError`."""
     path = env.get(OPERATOR_KEY)
-    if not path:
+    if path == TRUST_LOG:
         return None
+    if not path:
+        raise ConfigurationError(
+            f"{OPERATOR_KEY}: not set; give gateway and placer one file of {SEED_BYTES} random bytes, mode 0600 "
+            f"(head -c {SEED_BYTES} /dev/urandom), which signs what operators do to nodes. Only where no one else can "
+            f"write to the log: {TRUST_LOG}"
+        )
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -67,6 +76,14 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
             f"{len(key)}, and mode {mode:04o}"
         )
     return key
+
+
+def operator_key_at(path: Path) -> Path:
+    """The same path, with a new key in it unless there is one."""
+    if not path.exists():
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.urandom(SEED_BYTES))
+    return path
 
 
 class NodeKeys:

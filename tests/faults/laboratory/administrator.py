@@ -50,7 +50,12 @@ class Administrator:
         """What fails is said again by the next placer."""
         lab = self._lab
         start = placer.Start(
-            f"operator-{self.accepted}", False, lab.load_replica, lab.newest_projected, bytes(SEED_BYTES)
+            f"operator-{self.accepted}",
+            False,
+            lab.load_replica,
+            lab.newest_projected,
+            bytes(SEED_BYTES),
+            None,
         )
         try:
             log = Connection(lab.broker)

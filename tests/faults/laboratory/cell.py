@@ -42,6 +42,7 @@ from tests.faults.laboratory.service_faults import HOUR_MS
 from tests.faults.laboratory.wire import message
 from tests.faults.laboratory.world import Rates, World
 from tests.faults.ledger_rules import Violation
+from tests.support.forgeries import GATEWAYS
 
 NAMES = tuple(sorted(PROFILES))
 PLACERS = 3
@@ -162,7 +163,12 @@ class Laboratory:
             standing_by = name in self._standing_by
             self._standing_by.discard(name)
             start = placer.Start(
-                name, standing_by, load_replica, self.newest_projected, sha256(name.encode()).digest()
+                name,
+                standing_by,
+                load_replica,
+                self.newest_projected,
+                sha256(name.encode()).digest(),
+                GATEWAYS,
             )
             log = Connection(self.broker, process)
             try:

@@ -9,6 +9,7 @@ from penstock.model.external_events import (
     GpuFaulted,
     JobProgress,
     NodeJoined,
+    NodeLeft,
     NodeSuspected,
     TaskExited,
     TaskStarted,
@@ -56,12 +57,15 @@ class MessageFaults(Injector):
         return found
 
     def _forged(self) -> list[Message]:
-        """A thief who wants a task's GPUs reports in its node's name that it has ended."""
+        """A thief of a task's GPUs reports in its node's name that it has ended, and in an operator's that the node has."""
         for job in self._lab.judge.book.jobs.values():
             for task_id, place in list(job.places.items())[:1]:
                 fields: dict[str, Any] = {"node_id": place["node_id"], "task_id": task_id, "token": job.token}
                 exited = TaskExited(**fields, started_ms=1, cause="exited", exit_code=0, exited_ms=1)
-                return [unsigned(message(exited, "z", "/mallory"))]
+                node = self._lab.judge.replica.state.nodes.get(place["node_id"])
+                boot_id = "" if node is None else node.spec.boot_id
+                fenced = NodeLeft(node_id=place["node_id"], boot_id=boot_id, proof="fenced", by="mallory")
+                return [unsigned(message(event, "z", "/mallory")) for event in (exited, fenced)]
         return []
 
     def wrong_progress(self) -> None:

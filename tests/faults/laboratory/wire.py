@@ -12,17 +12,19 @@ from penstock.model.envelope import SIGNATURE, Envelope, by_operator, to_wire
 from penstock.model.event import Event
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.node_keys import CODE, NodeKeys
-from tests.support.forgeries import signature
+from tests.support.forgeries import GATEWAYS, proofs
 
 
 def message(event: Event, event_id: str, source: str) -> Message:
-    """To the cell's partition of the event's topic; an order to its node's partition. A node's events are signed by it."""
+    """To the cell's partition of the event's topic; an order to its node's partition. A node's events are signed by it, what
+    operators and watches report by the gateway."""
     assert event.TOPIC is not None
     envelope = Envelope(event_id, source, wall_ms(), event)
     headers, value = to_wire(envelope)
-    if event.TOPIC == Topic.NODES and not by_operator(event):
+    if event.TOPIC == Topic.NODES:
         node: Any = getattr(event, "node", event)
-        headers = (*headers, *signature(keys_of(node.node_id), envelope, value))
+        key = GATEWAYS if by_operator(event) else keys_of(node.node_id)
+        headers = (*headers, *proofs(key, envelope, value))
     if event.TOPIC == Topic.ORDERS:
         node_id: str = event.node_id  # type: ignore[attr-defined]
         return Message(orders_of(node_id), value, headers, node_id.encode())
@@ -30,7 +32,7 @@ def message(event: Event, event_id: str, source: str) -> Message:
 
 
 def unsigned(found: Message) -> Message:
-    """As a writer without the node's key sends it in the node's name."""
+    """As a writer without the key sends it in the node's or the gateway's name."""
     return replace(
         found, headers=tuple((name, raw) for name, raw in found.headers if name not in (SIGNATURE, CODE))
     )

@@ -7,7 +7,7 @@ from penstock.errors import AppendFailed, LogError, NotAllowed, TooLarge
 from penstock.log.port import Log, Message, Partition
 from penstock.model.envelope import Envelope, by_operator, signed_bytes, to_wire, topic_of
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import operator_key, operators_code
+from penstock.runtime.node_keys import operators_code
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.problems import Problem
 
@@ -20,10 +20,18 @@ SAME_AGAIN = "Send the same request again, with the same Idempotency-Key or even
 class Appender:
     """Appends events of one cell. `in_flight` counts appends that are not settled, answered or not."""
 
-    def __init__(self, log: Log, settings: Settings, max_in_flight: int, answer_within_s: float) -> None:
+    def __init__(
+        self,
+        log: Log,
+        settings: Settings,
+        max_in_flight: int,
+        answer_within_s: float,
+        operator_key: bytes | None = None,
+    ) -> None:
+        """`operator_key`: signs what operators and watches say of nodes; None: the placer trusts its log."""
         self._log = log
         self._cell, self._cell_index = settings.cell, settings.cell_index
-        self._key = operator_key()
+        self._key = operator_key
         self._max = max_in_flight
         self._answer_within_s = answer_within_s
         self.in_flight = 0

@@ -4,6 +4,7 @@
 |---|---|---|
 | `PENSTOCK_GATEWAY_BIND` | `host:port` to listen on | `127.0.0.1:8742` |
 | `PENSTOCK_TOKENS` | file of hashed bearer tokens with their roles (`core/access.py`), mode 0600, read again when it changes; every request then needs one | none: loopback only, for the user who runs the gateway |
+| `PENSTOCK_OPERATOR_KEY` | file of 32 random bytes, mode 0600, which the placer has, too: signs what operators do to nodes. `trust-log`: the placer trusts every writer of its log | required |
 | `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only | none: `http` |
 | `PENSTOCK_GATEWAY_TLS_KEY` | PEM file of the certificate's key, mode 0600, without a passphrase | none |
 | `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
@@ -21,6 +22,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from penstock.errors import ConfigurationError
+from penstock.runtime.node_keys import operator_key
 from penstock.runtime.settings import EnvironmentSettings
 from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, server_context
 from penstock_services.gateway.shell.tokens import TokenFile
@@ -42,6 +44,7 @@ class Options:
     log_dir: Path | None = None
     max_in_flight: int = MAX_IN_FLIGHT
     answer_within_s: float = ANSWER_WITHIN_S
+    operator_key: bytes | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Options":
@@ -63,6 +66,7 @@ class Options:
             key=found.gateway_tls_key,
             log_dir=found.log_dir,
             max_in_flight=found.gateway_in_flight,
+            operator_key=operator_key(env),
         )
         options.tls()
         return options

@@ -126,7 +126,9 @@ async def _attempt(
                 log=log,
                 store=store,
                 follower=Follower(replica),
-                appender=Appender(log, settings, options.max_in_flight, options.answer_within_s),
+                appender=Appender(
+                    log, settings, options.max_in_flight, options.answer_within_s, options.operator_key
+                ),
                 traces=traces,
             )
             try:

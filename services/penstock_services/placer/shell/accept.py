@@ -47,9 +47,7 @@ async def accept_input(
             )
         ]
 
-    return await _begin_term(
-        settings, log, start or start_of_process("operator", standing_by=False), accepted, whole=True
-    )
+    return await _begin_term(settings, log, start or _start(), accepted, whole=True)
 
 
 async def accept_ledger(
@@ -76,9 +74,7 @@ async def accept_ledger(
             CellFrozen(reason=FROZEN),
         ]
 
-    return await _begin_term(
-        settings, log, start or start_of_process("operator", standing_by=False), accepted, whole=False
-    )
+    return await _begin_term(settings, log, start or _start(), accepted, whole=False)
 
 
 async def _need_loss(log: Log, ledger: Partition, written: Written) -> None:
@@ -120,3 +116,8 @@ async def _begin_term(
             await reader.close()
     state = replica.state
     return {"ok": True, "seq": state.seq, "term": state.term, "epoch": state.epoch}
+
+
+def _start() -> Start:
+    """Without the key of gateway and placers: it begins a term and reads no input."""
+    return start_of_process("operator", None, standing_by=False)

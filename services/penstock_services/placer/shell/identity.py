@@ -2,7 +2,7 @@
 
 Ideal: every input is signed. Departure: a node that has never named a key is believed as before, and so is the first
 joining under a name that no node has (trust on first use). What operators and watches report of nodes comes through the gateway,
-which shares a key with the placer where one is set (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic.
+which shares a key with the placer (`PENSTOCK_OPERATOR_KEY`); jobs, estimates and proposals are separated by topic.
 Signatures are judged here, before the pure core, and a replay takes the verdict from the record.
 """
 
@@ -13,7 +13,7 @@ from penstock.model.envelope import Envelope, by_operator, signed_bytes
 from penstock.model.external_events import NodeJoined
 from penstock.model.ledger_events import NodeJoinRefused
 from penstock.model.topics import Topic
-from penstock.runtime.node_keys import PlacerKeys, by_gateway
+from penstock.runtime.node_keys import OPERATOR_KEY, PlacerKeys, by_gateway
 from penstock_services.placer.core.answer import Forgery, Input
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Identity:
     """Judges the inputs of one cell."""
 
     def __init__(self, cell: str, keys: PlacerKeys, gateways: bytes | None) -> None:
-        """`gateways`: the key of what the gateway writes about nodes; None: it has none, and every such event is believed."""
+        """`gateways`: the key of what the gateway writes about nodes; None: the log is trusted to hold no other's."""
         self._cell = cell
         self._keys = keys
         self._gateways = gateways
@@ -37,7 +37,10 @@ class Identity:
         if by_operator(event):
             if self._gateways is None or by_gateway(self._gateways, read.headers, data):
                 return None
-            return Forgery(f"{found.type} is for operators and watches, and the gateway did not write it")
+            return Forgery(
+                f"{found.type} is for operators and watches, and the gateway did not sign it; send the command to the "
+                f"gateway, and give it the placer's {OPERATOR_KEY}"
+            )
         node_id = _about(event)
         node = state.nodes.get(node_id)
         key = known = node.public_key if node is not None else None

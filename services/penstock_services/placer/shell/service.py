@@ -30,7 +30,7 @@ from penstock.model.ledger_events import PlacementExplanation
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.crash_only import Poisoned, applying, crash_only
 from penstock.runtime.failpoints import hit
-from penstock.runtime.node_keys import PlacerKeys, operator_key
+from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG, PlacerKeys, operator_key
 from penstock.runtime.settings import Settings
 from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.snapshots import (
@@ -89,6 +89,7 @@ class Term:
         ledger_trace: LedgerTrace,
         clock: LedgerClock,
         keys: PlacerKeys,
+        operator: bytes | None,
     ) -> None:
         self._settings = settings
         self._log = log
@@ -105,7 +106,6 @@ class Term:
         self._room = asyncio.Event()
         self._room.set()
         self._next_offset: int | None = None  # of the ledger; None: the log has no compare-and-append
-        operator = operator_key()
         self._identity = Identity(settings.cell, keys, operator)
         self._dispatcher = Dispatcher(log, replica.state, settings, ledger_trace, keys, operator)
 
@@ -278,9 +278,11 @@ class Start(NamedTuple):
     """The newest record of this cell's ledger that its read models hold; None: not known."""
     seed: bytes
     """Of the key that this process shows to nodes."""
+    operator: bytes | None
+    """The key that gateway and placers share (`penstock.runtime.node_keys.operator_key`)."""
 
 
-def start_of_process(who: str, *, standing_by: bool) -> Start:
+def start_of_process(who: str, operator: bytes | None, *, standing_by: bool) -> Start:
     """With an id that begins with `who` and that no other process has."""
     return Start(
         f"{who}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -288,6 +290,7 @@ def start_of_process(who: str, *, standing_by: bool) -> Start:
         load_replica,
         newest_projected,
         secrets.token_bytes(SEED_BYTES),
+        operator,
     )
 
 
@@ -304,7 +307,7 @@ class PlacerService:
         self._poisoned: dict[str, Failure] = {}
         self._seen: Written | None = None
         """At the end of this process' last term."""
-        self._placer_id, self._standing_by, self._load, self._projected, seed = start
+        self._placer_id, self._standing_by, self._load, self._projected, seed, self._operator = start
         self._keys = PlacerKeys(seed)
 
     def failed(self, error: BaseException) -> None:
@@ -331,7 +334,16 @@ class PlacerService:
                 self._log, reader, replica, ledger, cell, self._placer_id, ledger_trace, seen
             )
             self._standing_by = False
-            term = Term(self._settings, self._log, replica, self._poisoned, ledger_trace, clock, self._keys)
+            term = Term(
+                self._settings,
+                self._log,
+                replica,
+                self._poisoned,
+                ledger_trace,
+                clock,
+                self._keys,
+                self._operator,
+            )
             try:
                 await term.serve(reader, self._ready)
             finally:
@@ -385,9 +397,9 @@ async def run(
 ) -> None:
     """The placer service until `stop`; see penstock.runtime.service. `start`: otherwise than by the environment."""
     shared = log is not None
+    start = start or _start()
     log = log if log is not None else await open_log(settings.log_url, "placer", settings.archive).start()
     async with tracing("placer", settings) as traces:
-        start = start or start_of_process("placer", standing_by=StandbySettings.from_env().standby)
         service = PlacerService(settings, log, ready or asyncio.Event(), traces, start)
         try:
             await log.create(TOPICS | dict.fromkeys(CELL_TOPICS, settings.cell_index + 1))
@@ -395,3 +407,11 @@ async def run(
         finally:
             if not shared:
                 await log.close()
+
+
+def _start() -> Start:
+    """By the environment. Raises `ConfigurationError`."""
+    operator = operator_key()
+    if operator is None:
+        logger.warning("%s is %s: each writer of %s may fence nodes", OPERATOR_KEY, TRUST_LOG, Topic.NODES)
+    return start_of_process("placer", operator, standing_by=StandbySettings.from_env().standby)
