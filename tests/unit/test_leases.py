@@ -206,6 +206,38 @@ def test_a_reporter_of_an_earlier_version_is_not_probed() -> None:
     assert cell.job("j").tasks["j.1.w0"].lease_ms == 0
 
 
+@pytest.mark.parametrize("how", ["start", "stop"])
+def test_an_order_that_is_repeated_at_a_joining_is_waited_for_again(how: str) -> None:
+    """A machine is cut off as a job is placed there, and so suspect. It comes back, is sent the order once more, and hangs."""
+    cell = CellDriver(SETTINGS)
+    cell.feed(NodeJoined(node=node_spec("n1"), incarnation=1, leases=True))
+    cell.submit("j")
+    if how == "stop":
+        cell.feed(JobCancelRequested(job_id="j"))
+    cell.at(200_000)
+    assert cell.state.nodes["n1"].status == "suspect"
+    cell.feed(NodeJoined(node=node_spec("n1"), incarnation=2, leases=True))
+    assert cell.state.nodes["n1"].status == "ready"
+    assert [order.TYPE.removesuffix("_task") for order in cell.orders()] == [f"penstock.order.{how}"]
+    cell.at(400_000)
+    assert cell.state.nodes["n1"].status == "suspect"
+
+
+def test_a_joining_that_names_the_task_answers_its_order(cell: CellDriver) -> None:
+    """It waits there for its predecessor's end, for as long as that takes."""
+    cell.submit("k", job_spec(workers=4))
+    cell.at(60_000)
+    for name in ("n1", "n2"):
+        tasks = [
+            RunningTask(task_id=task_id, token=cell.state.jobs[job_id].token)
+            for task_id, job_id in cell.state.nodes[name].tasks.items()
+        ]
+        rack = cell.state.nodes[name].spec.rack
+        cell.feed(NodeJoined(node=node_spec(name, rack=rack), incarnation=2, leases=True, tasks=tuple(tasks)))
+    cell.at(1_000_000)
+    assert [node.status for node in cell.state.nodes.values()] == ["ready", "ready"]
+
+
 def test_a_stop_that_stays_unanswered_makes_its_node_suspect(cell: CellDriver) -> None:
     """A user cancels, and waits: the machine is gone. So far only starts were missed."""
     event: Event = JobCancelRequested(job_id="j")

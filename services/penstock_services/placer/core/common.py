@@ -50,6 +50,16 @@ def stop(state: CellState, job: JobState, reason: Any) -> Iterator[Event]:
         reason=reason,
         grace_ms=job.spec.grace_ms,
     )
+    yield from stop_deadline(state, job)
+
+
+def start_deadline(state: CellState, job: JobState) -> ledger_events.TimerSet:
+    """When all nodes must have answered the orders to start it."""
+    return timer(state, job.job_id, "launch_timeout", state.settings.launch_timeout_ms, job.attempt)
+
+
+def stop_deadline(state: CellState, job: JobState) -> Iterator[Event]:
+    """When all nodes must have answered the orders to stop it; nothing where none of them can be probed."""
     stopping = (task for task in job.tasks.values() if task.status is TaskStatus.STOPPING)
     if any(state.nodes[task.place.node_id].leases for task in stopping):
         after_ms = job.spec.grace_ms + state.settings.launch_timeout_ms

@@ -31,6 +31,7 @@ from penstock_services.placer.core.common import (
     RESCHEDULE,
     continuation,
     request_plan,
+    start_deadline,
     stop,
     timer,
 )
@@ -122,7 +123,7 @@ class Decider:
                 yield ledger_events.PlacementDecided(
                     job_id=job.job_id, attempt=job.attempt + 1, tasks=plan.tasks
                 )
-                yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+                yield start_deadline(state, job)
         yield ledger_events.ProposalAnswered(
             proposal_id=event.proposal_id,
             proposer=event.proposer,
@@ -198,7 +199,7 @@ class Decider:
     ) -> Iterator[Event]:
         self.explanations.append(plan.explanation)
         yield placement
-        yield timer(state, job.job_id, "launch_timeout", self.settings.launch_timeout_ms, job.attempt)
+        yield start_deadline(state, job)
 
     def _place_waiting(self, state: CellState) -> Iterator[Event]:
         """Something was freed: FIFO with a bounded backfill window, or the policy's own order; equal demands are
@@ -293,6 +294,7 @@ class Decider:
             if node.rebooted or task.started_ms is not None:
                 reason = "its node booted anew" if node.rebooted else "its node restarted without it"
                 yield from self.attempts.lose(state, node, task_id, reason)
+        yield from lease.answers_due(state, node, alive)
         yield from self._thaw(state)
         yield from self._reconsider(state)
         yield from self._place_waiting(state)

@@ -5,14 +5,15 @@
 ProbeSent and NodeLeft come through the nodes' topic. A joining that stands there before NodeLeft is the node's answer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
+from penstock.ledger.evolve import timer_id
 from penstock.ledger.lease import LEASE_TIMER, proven_ms
 from penstock.ledger.state import CellState, NodeState
 from penstock.model import external_events, ledger_events
 from penstock.model.event import Event
-from penstock.model.transitions import NodeStatus
-from penstock_services.placer.core.common import timer
+from penstock.model.transitions import JobStatus, NodeStatus
+from penstock_services.placer.core.common import start_deadline, stop_deadline, timer
 
 OUTLIVED = "lease_outlived: its node is silent, and has ended what ran there when its lease ended"
 
@@ -29,6 +30,16 @@ def probe(node: NodeState) -> Iterator[Event]:
     doubt = node.suspicion
     if node.leases and not node.leaving and doubt is not None and not doubt.probe:
         yield ledger_events.NodeProbed(node_id=node.spec.node_id)
+
+
+def answers_due(state: CellState, node: NodeState, alive: Container[str]) -> Iterator[Event]:
+    """A node that joins is sent again what it has not answered; of tasks that it does not name, each order has its time anew."""
+    for job_id in dict.fromkeys(job_id for task_id, job_id in node.tasks.items() if task_id not in alive):
+        job = state.jobs[job_id]
+        if job.status is JobStatus.LAUNCHING and timer_id(job_id, "launch_timeout") not in state.timers:
+            yield start_deadline(state, job)
+        elif job.status is JobStatus.STOPPING and timer_id(job_id, "stop_timeout") not in state.timers:
+            yield from stop_deadline(state, job)
 
 
 def sent(state: CellState, node_id: str) -> Iterator[Event]:
