@@ -162,7 +162,7 @@ async def test_a_token_is_revoked_without_a_restart(dsn: str, tmp_path: Path) ->
     ("line", "complaint"),
     [
         ("sha256:12 roles=read", "64 hexadecimal digits"),
-        ("{hash} roles=root", "root is no role"),
+        ("{hash} roles=root", "'root' is no role"),
         ("{hash}", "roles="),
         ("{hash} roles=submit", "tenant="),
         ("{hash} roles=node", "node="),

@@ -11,13 +11,13 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConfigurationError
+from penstock.redaction import without_password
 from penstock.runtime.postgres import (
     DSN_VARIABLE,
     PostgresServer,
     embedded_postgres,
     find_binaries,
     resolve_dsn,
-    without_password,
 )
 
 pytestmark = pytest.mark.postgres
@@ -160,7 +160,7 @@ async def test_configured_dsn(folder: Path, postgres_dsn: str, monkeypatch: pyte
         await resolve_dsn(folder / "pg")
     assert "s3cret" not in str(failure.value)
     assert (
-        without_password("postgresql://u:p@h/d?x=1&password=p") == "postgresql://u:***@h/d?x=1&password=***"
+        without_password("postgresql://u:p@h/d?x=1&password=p") == "postgresql://u:***@h/d?x=***&password=***"
     )
 
 

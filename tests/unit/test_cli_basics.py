@@ -153,7 +153,7 @@ def test_help_lists_the_exit_codes() -> None:
         (("submit",), 2, ("after --", "-f")),
         (("submit", "--gpus", "17", "--", "true"), 2, ("resources.gpus", "at most 16")),
         (("submit", "--gpu-memory", "8GB", "--", "true"), 2, ("resources.gpu_memory", "8GiB")),
-        (("submit", "-e", "NAME", "--", "true"), 2, ("--env NAME", "NAME=VALUE")),
+        (("submit", "-e", "NAME", "--", "true"), 2, ("--env 'NAME'", "NAME=VALUE")),
         (("submit", "-f", "/nowhere.yaml"), 2, ("/nowhere.yaml", "No such file")),
         (("submit", "--", "true"), 20, ("penstock up",)),
     ],

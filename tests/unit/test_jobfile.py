@@ -95,7 +95,7 @@ def test_every_problem_is_reported_at_once() -> None:
         "command": "such as [python, train.py]",
         "workers": "'2' is no whole number; write one without quotes",
         "gpus": "write it under `resources`",
-        "env.EPOCHS": "3 is no text; quote it",
+        "env.EPOCHS": "a number is no text; quote it",
         "resources.gpu": "did you mean `gpus`?",
         "resources.cores": "9999 is out of range; give at most 1024",
         "resources.host_memory": "did you mean 8GiB?",
@@ -116,7 +116,7 @@ def test_every_problem_is_reported_at_once() -> None:
     [
         ("{}", "command", "is missing; add it"),
         ("command: []", "command", "at least 1 entries"),
-        ("command: [train, 3]", "command.1", "3 is no text; quote it"),
+        ("command: [train, 3]", "command.1", "a number is no text; quote it"),
         ("command: [train, yes]", "command.1", "True is no text; quote it"),
         ('command: ["a\\0"]', "command", "NUL"),
         ('command: [""]', "command", "name a program"),

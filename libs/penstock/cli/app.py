@@ -13,6 +13,7 @@ from penstock import __version__, commandline
 from penstock.cli.session import Session
 from penstock.commandline import Entry, LazyGroup
 from penstock.exits import MEANING
+from penstock.redaction import without_passwords
 
 GLOBAL_FLAGS = ("--server", "--token-file", "--ca")
 SIMULATOR = "penstock.simulator.commands"
@@ -221,5 +222,5 @@ def hoist(arguments: Sequence[str]) -> list[str]:
 
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
     """Runs one command line without the leading `penstock`; returns its exit code (`penstock.exits`)."""
-    session = session or Session(shlex.join(["penstock", *arguments]))
+    session = session or Session(without_passwords(shlex.join(["penstock", *arguments])))
     return commandline.run(tree(), hoist(arguments), "penstock", session)

@@ -17,6 +17,7 @@ import httpx_sse
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
+from penstock.redaction import without_password
 from penstock.retry import Backoff
 from penstock.tls import SYSTEM_CA, client_context, misfit
 
@@ -32,6 +33,10 @@ RECONNECT_TRIES = 8
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
 
 
+_TOKEN = re.compile(r"[!-~]+\Z")
+"""What HTTP can carry of a token."""
+
+
 class StreamEvent(NamedTuple):
     """One event of the gateway's stream."""
 
@@ -45,24 +50,33 @@ class Gateway:
 
     def __init__(self, server: str, token: str | None = None, ca: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.server = server.rstrip("/")
+        if token and not _TOKEN.match(token):
+            raise Stop(
+                Exit.NOT_ALLOWED,
+                "--token-file (PENSTOCK_TOKEN_FILE) does not hold one token in one line; `penstock token` makes one",
+            )
+        self.server = without_password(server).rstrip("/")
+        """For messages: what it is connected to, without a password."""
+        server = server.rstrip("/")
         self._ca = ca or SYSTEM_CA
-        encrypted = not self.server.startswith("http://")  # to read the system's certificates takes 25 ms
+        encrypted = not server.startswith("http://")  # to read the system's certificates takes 25 ms
         if ca and not encrypted:
             raise Stop(
                 Exit.BAD_SPEC,
-                f"--server {server} is not encrypted, and --ca (PENSTOCK_CA) names an authority: write https://, or leave "
+                f"--server {self.server} is not encrypted, and --ca (PENSTOCK_CA) names an authority: write https://, or leave "
                 "--ca out",
             )
         try:
             verify = client_context(self._ca, "--ca") if encrypted else False
             self._http = httpx.Client(
-                base_url=self.server, headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify
+                base_url=server, headers=headers, timeout=TIMEOUT_S, trust_env=False, verify=verify
             )
         except ConfigurationError as error:
             raise Stop(Exit.BAD_SPEC, str(error)) from error
         except (httpx.InvalidURL, ValueError) as error:
-            raise Stop(Exit.BAD_SPEC, f"--server {server}: {error}; give http://host:port") from error
+            raise Stop(
+                Exit.BAD_SPEC, f"--server {self.server}: no usable address; give http://host:port"
+            ) from error
 
     def close(self) -> None:
         self._http.close()
@@ -195,7 +209,7 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
     try:
         found = response.json()
     except ValueError:
-        return {"detail": f"HTTP {response.status_code} from {response.request.url}"}
+        return {"detail": f"HTTP {response.status_code} from {without_password(str(response.request.url))}"}
     return found if isinstance(found, dict) else {}
 
 

@@ -15,6 +15,7 @@ import yaml
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
+from penstock.redaction import brief, unquoted
 from penstock.sdk.jobfile import BadJob, parse_job
 
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
@@ -52,9 +53,11 @@ def read_job_file(path: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise Stop(Exit.BAD_SPEC, f"{path}{where}: is no valid YAML: {error.problem}") from error
+        raise Stop(
+            Exit.BAD_SPEC, f"{path}{where}: is no valid YAML: {unquoted(error.problem or '')}"
+        ) from error
     except yaml.YAMLError as error:
-        raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {error}") from error
+        raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {unquoted(str(error))}") from error
     if not isinstance(found, dict):
         raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
     return found
@@ -87,7 +90,7 @@ def pairs(values: list[str], flag: str) -> dict[str, str]:
     for text in values:
         name, mark, value = text.partition("=")
         if not mark or not name:
-            raise Stop(Exit.BAD_SPEC, f"{flag} {text}: give NAME=VALUE")
+            raise Stop(Exit.BAD_SPEC, f"{flag} {brief(text)}: give NAME=VALUE")
         found[name] = value
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.errors import ConfigurationError
-from penstock.runtime.postgres import without_password
+from penstock.redaction import without_password
 
 
 def announce(lock: IO[str], url: str) -> None:

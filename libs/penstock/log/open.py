@@ -8,6 +8,7 @@ from penstock.log.archived import ArchivedLog
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.port import Log
+from penstock.redaction import brief, postgres_problem
 
 _FORMS = (
     "kafka://[user:password@]host:port[,host:port][?ca=FILE] or postgresql://user:password@host:port/database"
@@ -30,20 +31,24 @@ def _log(url: str, identity: str) -> Log:
     """
     scheme, mark, rest = url.partition("://")
     if mark and scheme in ("postgresql", "postgres"):
+        if (problem := postgres_problem(url)) is not None:
+            raise ConfigurationError(f"the log's URL {problem}")
         return EmbeddedLog(url, identity)
     if not mark or scheme != "kafka":
-        raise ConfigurationError(f"a log URL begins with {scheme!r}; use {_FORMS}")
+        found = f"a log URL begins with {brief(scheme)}" if mark else "the log's URL has no ://"
+        raise ConfigurationError(f"{found}; use {_FORMS}")
     credentials, at, address = rest.rpartition("@")
     address, _, query = address.partition("?")
     address = address.rstrip("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     ca = options.pop("ca", None)
     if options or ca == "":
-        raise ConfigurationError(f"?{query} after {address}: ca=FILE is the only option; use {_FORMS}")
+        raise ConfigurationError(f"after ? in the log's URL: ca=FILE is the only option; use {_FORMS}")
     for host_and_port in address.split(","):
         host, _, port = host_and_port.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigurationError(f"{host_and_port!r} is not host:port; use {_FORMS}")
+        if not host or not port.isdigit() or (":" in host and not host.startswith("[")):
+            shown = "what follows kafka://" if ":" in host_and_port else repr(host_and_port)
+            raise ConfigurationError(f"{shown} is not host:port; use {_FORMS}")
     if not at:
         return KafkaLog(address, identity, ca=ca)
     user, colon, password = credentials.partition(":")

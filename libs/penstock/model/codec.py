@@ -161,5 +161,5 @@ def _upcast(type_name: str, value: bytes) -> tuple[str, bytes]:
         raise Invalid(f"event: {error}") from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         # An upcaster may rest on the fields of its version; bytes without them are no event of it.
-        raise Invalid(f"event: does not fit version {number} of {base}: {error!r}"[:1_024]) from error
+        raise Invalid(f"event: does not fit version {number} of {base}: {type(error).__name__}") from error
     return f"{base}.v{number}", msgspec.json.encode(data)

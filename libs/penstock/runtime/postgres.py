@@ -5,7 +5,6 @@ removing the folder removes everything.
 """
 
 import os
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import asyncpg
 
 from penstock.errors import ConfigurationError
+from penstock.redaction import postgres_problem, without_password
 from penstock.runtime.postgres_binaries import DSN_VARIABLE, find_binaries
 from penstock.runtime.postgres_server import PostgresServer
 
@@ -24,7 +24,6 @@ __all__ = [
     "embedded_postgres",
     "find_binaries",
     "resolve_dsn",
-    "without_password",
 ]
 
 CHECK_TIMEOUT_S = 5.0  # for an external server: it is up, or the setting is wrong
@@ -32,6 +31,8 @@ CHECK_TIMEOUT_S = 5.0  # for an external server: it is up, or the setting is wro
 
 async def check_dsn(dsn: str) -> None:
     """Connects once. Raises `ConfigurationError` that names the setting; the password stays out of it."""
+    if (problem := postgres_problem(dsn)) is not None:
+        raise ConfigurationError(f"{DSN_VARIABLE}: {problem}, or unset it to use an embedded server")
     try:
         connection = await asyncpg.connect(dsn, timeout=CHECK_TIMEOUT_S)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -40,12 +41,6 @@ async def check_dsn(dsn: str) -> None:
             f"Start that server or correct the setting, or unset {DSN_VARIABLE} to use an embedded server."
         ) from error
     await connection.close()
-
-
-def without_password(dsn: str) -> str:
-    """The same DSN with `***` for its password, fit for messages and logs."""
-    dsn = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:***@", dsn)
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", dsn)
 
 
 async def resolve_dsn(folder: Path) -> tuple[str, PostgresServer | None]:

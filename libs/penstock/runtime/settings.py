@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.errors import ConfigurationError
 from penstock.private_files import read_private_text
+from penstock.redaction import postgres_problem
 
 PREFIX = "PENSTOCK_"
 
@@ -33,7 +34,9 @@ class EnvironmentSettings(BaseSettings):
     The title of a field is the remedy that an error names. An empty variable counts as absent.
     """
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -84,14 +87,23 @@ class Settings(EnvironmentSettings):
 
     log_url: str = Field(
         validation_alias="PENSTOCK_LOG",
+        repr=False,  # holds a password
         title="give kafka://host:port or postgresql://…, or run `penstock up`, which sets it",
     )
-    dsn: str | None = None
+    dsn: str | None = Field(None, repr=False)
     archive: str | None = None
     cell: str = "default"
     cell_index: int = Field(0, ge=0, le=999, title="give 0 to 999")
-    otlp: str | None = None
+    otlp: str | None = Field(None, repr=False)
     trace_ratio: float = Field(1.0, ge=0, le=1, title="give 0.0 to 1.0")
+
+    @field_validator("dsn")
+    @classmethod
+    def _well_formed(cls, dsn: str | None) -> str | None:
+        problem = None if dsn is None else postgres_problem(dsn)
+        if problem is not None:
+            raise ValueError(problem)
+        return dsn
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:

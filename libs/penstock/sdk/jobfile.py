@@ -32,6 +32,7 @@ from penstock.model.types import (
     Trait,
 )
 from penstock.model.validation import checked, constraint
+from penstock.redaction import brief
 from penstock.sdk.units import (
     DURATION_PATTERN,
     MBIT_PER_UNIT,
@@ -46,7 +47,6 @@ from penstock.sdk.units import (
 )
 
 MAX_PROBLEMS = 50  # more would not be read
-MAX_SHOWN = 80  # characters of a wrong value in a message
 
 
 def _written(pattern: str, example: str, plain: str) -> WithJsonSchema:
@@ -375,17 +375,21 @@ def _text(path: tuple[int | str, ...], kind: str, given: object, detail: ErrorDe
     if kind in ("greater_than_equal", "less_than_equal"):
         bound = context.get("ge", context.get("le", 0))
         side = "at least" if "ge" in context else "at most"
-        return f"{_brief(given)} is out of range; give {side} {_human(path, bound)}"
+        return f"{brief(given)} is out of range; give {side} {_human(path, bound)}"
     if kind in ("string_too_long", "string_too_short", "too_long", "too_short"):
         bound = context.get("max_length", context.get("min_length", 0))
         what = "characters" if kind.startswith("string") else "entries"
         wrong, right = ("long", "most") if "long" in kind else ("short", "least")
         return f"is too {wrong}; give at {right} {bound} {what}"
     if kind == "literal_error":
-        return f"{_brief(given)} is not known; use one of {context['expected']}"
-    return f"{_brief(given)} {_REMEDIES.get(kind, detail['msg'])}"
+        return f"{brief(given)} is not known; use one of {context['expected']}"
+    shown = brief(given) if kind in _QUANTITIES else _KINDS.get(type(given)) or brief(given)
+    return f"{shown} {_REMEDIES.get(kind, detail['msg'])}"
 
 
+_QUANTITIES = frozenset({"float_type", "finite_number", "int_type"})
+_KINDS: Mapping[type, str] = {int: "a number", float: "a number", str: "this text"}
+"""What is shown of a value that belongs elsewhere: `env: PASSWORD=…` without the password."""
 _REMEDIES = {
     "string_type": "is no text; quote it",
     "invalid_key": "is no field name; write names as text",
@@ -398,14 +402,6 @@ _REMEDIES = {
     "string_pattern_mismatch": "has characters that are not allowed; "
     "use letters, digits and . _ : / - and begin with a letter or digit",
 }
-
-
-def _brief(given: object) -> str:
-    """A value for a message, cut."""
-    if isinstance(given, int) and given.bit_length() > MAX_SHOWN:
-        return f"a number of {given.bit_length()} bits"  # Python refuses to write very long ones
-    text = repr(given)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
 def _human(path: tuple[int | str, ...], bound: float) -> str:

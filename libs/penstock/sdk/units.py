@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+from penstock.redaction import brief
+
 MS_PER_UNIT = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MIB_PER_UNIT = {"MiB": 1, "GiB": 1 << 10, "TiB": 1 << 20}
 MBIT_PER_UNIT = {"Mbit": 1, "Gbit": 1_000}
@@ -32,7 +34,7 @@ def duration_ms(value: object) -> int:
     remedy = "write a duration such as 90s, 10m, 2h or 1d, or plain seconds"
     if isinstance(value, str):
         if re.fullmatch(DURATION_PATTERN, value) is None:
-            raise ValueError(f"{value!r} is no duration; {remedy}")
+            raise ValueError(f"{brief(value)} is no duration; {remedy}")
         parts = ((Fraction(part[1]), MS_PER_UNIT[part[3]]) for part in _DURATION_PART.finditer(value))
         return round(sum(number * unit for number, unit in parts))
     return round(_plain(value, "duration", remedy) * 1_000)
@@ -53,11 +55,11 @@ def _quantity(value: object, kind: str, units: dict[str, int], remedy: str) -> i
         return math.ceil(_plain(value, kind, remedy))
     match = _QUANTITY.fullmatch(value)
     if match is None:
-        raise ValueError(f"{value!r} is no {kind}; {remedy}")
+        raise ValueError(f"{brief(value)} is no {kind}; {remedy}")
     if match[3] not in units:
         binary = next((unit for unit in units if unit[0].lower() == match[3][0].lower()), None)
         hint = f"did you mean {match[1]}{binary}?" if binary else remedy
-        raise ValueError(f"{value!r} has none of the units {', '.join(units)}; {hint}")
+        raise ValueError(f"{brief(value)} has none of the units {', '.join(units)}; {hint}")
     return math.ceil(Fraction(match[1]) * units[match[3]])
 
 
@@ -71,9 +73,9 @@ def show(number: int, units: Mapping[str, int]) -> str:
 def _plain(value: object, kind: str, remedy: str) -> Fraction:
     """A number without unit, ≥ 0 and finite. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no {kind}; {remedy}")
+        raise ValueError(f"{brief(value)} is no {kind}; {remedy}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite {kind}; {remedy}")
+        raise ValueError(f"{brief(value)} is no finite {kind}; {remedy}")
     if value < 0:
-        raise ValueError(f"{value!r} is negative; {remedy}")
+        raise ValueError(f"{brief(value)} is negative; {remedy}")
     return Fraction(value)

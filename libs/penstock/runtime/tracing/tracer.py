@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from penstock.redaction import without_password
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.context import (
     MAX_TRACEPARENT_CHARS,
@@ -92,7 +93,7 @@ class _Sink:
                         "spans of %s cannot be exported to %s and are dropped; the service itself is not affected. "
                         "This is logged once",
                         service,
-                        endpoint,
+                        without_password(endpoint),
                     )
                 return result
 

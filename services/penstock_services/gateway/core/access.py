@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.model.types import Identifier
+from penstock.redaction import brief
 from penstock_services.gateway.core.problems import Problem
 
 MAX_TOKENS = 10_000
@@ -91,7 +92,7 @@ def digest(token: bytes) -> bytes:
 
 
 def parse_tokens(text: str) -> Tokens:
-    """Raises `ValueError` with line and remedy; the message never holds what stands where the hash belongs."""
+    """Raises `ValueError` with line and remedy. The message, which every caller gets, holds no token."""
     found: dict[bytes, Caller] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -130,7 +131,7 @@ def _entry(words: list[str]) -> tuple[bytes, Caller]:
     for word in words[1:]:
         name, _, value = word.partition("=")
         if name not in ("roles", "tenant", "node") or name in fields:
-            raise ValueError(f"{name}= is not known, or given twice; give roles=, tenant= and node=")
+            raise ValueError(f"{brief(name)} is not known, or given twice; give roles=, tenant= and node=")
         fields[name] = value if name == "roles" else _named(name, value)
     return bytes.fromhex(hashed[1]), _caller(fields)
 
@@ -141,7 +142,7 @@ def _named(field: str, value: str) -> str:
         return msgspec.convert(value, Identifier)
     except msgspec.ValidationError as error:
         raise ValueError(
-            f"{field}={value!r} is not a name; give letters, digits, and . _ : / - between them"
+            f"{field}={brief(value)} is not a name; give letters, digits, and . _ : / - between them"
         ) from error
 
 
@@ -152,7 +153,7 @@ def _caller(fields: Mapping[str, str]) -> Caller:
         raise ValueError(f"roles= is missing; give some of {', '.join(Role)}")
     for name in names:
         if name not in set(Role):
-            raise ValueError(f"{name} is no role; give some of {', '.join(Role)}")
+            raise ValueError(f"{brief(name)} is no role; give some of {', '.join(Role)}")
     roles = frozenset(map(Role, names))
     caller = Caller(roles, fields.get("tenant"), fields.get("node"))
     if Role.SUBMIT in roles and caller.tenant is None:

@@ -14,6 +14,7 @@ from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked_json
+from penstock.redaction import unquoted
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -103,8 +104,9 @@ def spec_from_yaml(body: bytes) -> JobSpec:
     try:
         data = yaml.load(body, PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        detail = " ".join(str(error).split())[:512]
-        raise invalid("this is no YAML", [BadField("body", detail, "correct the file")]) from error
+        raise invalid(
+            "this is no YAML", [BadField("body", _unreadable(error), "correct the file")]
+        ) from error
     except RecursionError as error:
         raise invalid("this is no YAML", [_too_deep()]) from error
     try:
@@ -113,6 +115,15 @@ def spec_from_yaml(body: bytes) -> JobSpec:
         raise invalid(
             "this is no job", [_split(problem.field, problem.text) for problem in error.problems]
         ) from error
+
+
+def _unreadable(error: Exception) -> str:
+    """Line, column and what is wrong there; the text itself may hold a password."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return unquoted(" ".join(str(error).split()))[:512]
+    mark = error.problem_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return where + unquoted(error.problem or "it cannot be read")[:512]
 
 
 def _too_deep() -> BadField:

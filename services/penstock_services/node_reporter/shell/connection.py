@@ -12,6 +12,7 @@ import httpx
 
 from penstock.bearer import bearer_token
 from penstock.errors import ConfigurationError
+from penstock.redaction import without_password
 from penstock.retry import Backoff
 from penstock.runtime.keepalive import SOCKET_OPTIONS
 from penstock.tls import SYSTEM_CA, client_context, misfit
@@ -37,7 +38,7 @@ class Connection:
         encrypted = not gateway.startswith("http://")
         if ca is not None and not encrypted:
             raise ConfigurationError(
-                f"--gateway {gateway} is not encrypted, and --gateway-ca names an authority: write https://, or leave it out"
+                f"--gateway {without_password(gateway)} is not encrypted, and --gateway-ca names an authority: write https://, or leave it out"
             )
         verify = client_context(self._ca, "--gateway-ca") if encrypted else False
         transport = httpx.AsyncHTTPTransport(verify=verify, socket_options=SOCKET_OPTIONS)
@@ -45,8 +46,10 @@ class Connection:
             self._http = httpx.AsyncClient(
                 base_url=gateway, headers=headers, timeout=timeout, transport=transport, trust_env=False
             )
-        except (httpx.InvalidURL, ValueError) as error:
-            raise ConfigurationError(f"--gateway {gateway}: {error}; give http://host:port") from error
+        except (httpx.InvalidURL, ValueError):  # which show a part of the address, perhaps of a password
+            raise ConfigurationError(
+                f"--gateway {without_password(gateway)}: no usable address; give http://host:port"
+            ) from None
 
     async def keep(self) -> None:
         """Connects again whenever the connection ends, until cancelled; then reports the end of this reporter."""

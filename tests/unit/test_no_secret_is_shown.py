@@ -1,0 +1,276 @@
+"""A password, token or key given wrongly: no message, log line, report or dump shows it. A canary of its own for each door."""
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run as penstock
+from penstock.cli.session import Session
+from penstock.errors import PenstockError
+from penstock.local.lock import same_log
+from penstock.log.open import open_log
+from penstock.model.envelope import from_wire
+from penstock.model.errors import EventError
+from penstock.runtime.postgres import check_dsn
+from penstock.runtime.settings import Settings
+from penstock_services.gateway.core.access import parse_tokens
+from penstock_services.gateway.core.cloudevents import structured
+from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.core.submission import spec_from_json, spec_from_yaml
+from penstock_services.node_reporter.shell.connection import Connection
+
+Door = Callable[[str], str]
+"""What is shown to whoever gives this canary."""
+
+LOGS = (
+    "kafka://u:{}@127.0.0.1",
+    "kafka://u:{}",
+    "kafka://u:{}:127.0.0.1:9",
+    "kafka://u:{}@",
+    "u:{}@127.0.0.1:9092",
+    "kafka:u:{}@127.0.0.1:9092",
+    "kafka://{}@127.0.0.1:9092",
+    "kafka://127.0.0.1:9092?password={}",
+    "kafka://127.0.0.1:9092?{}",
+    "kafka://u:{}@127.0.0.1:9092?sasl=plain",
+    "host=127.0.0.1 password={}",
+)
+DATABASES = (
+    "postgresql://u:{}@127.0.0.1:1/d",
+    "postgresql://u:{}/x@127.0.0.1:1/d",
+    "postgresql://u:{}#x@127.0.0.1:1/d",
+    "postgresql://u:{}?x@127.0.0.1:1/d",
+    "postgresql://u:x@{}@127.0.0.1:1/d",
+    "postgresql://u:x[{}@127.0.0.1:1/d",
+    "postgresql://u:{}",
+    "postgres:u:{}@127.0.0.1/d",
+    "u:{}@127.0.0.1:1/d",
+    "mysql://u:{}@127.0.0.1/d",
+    "host=127.0.0.1 port=1 password={}",
+    "postgresql://127.0.0.1:1/d?password={}",
+    "postgresql://127.0.0.1:1/d?sslpassword={}",
+    "postgresql://127.0.0.1:1/d?PASSWORD={}",
+    "postgresql://127.0.0.1:1/d?pass={}",
+)
+SERVERS = (
+    "http://u:{}@127.0.0.1:1",
+    "http://{}@127.0.0.1:1",
+    "http://u:{}/x@127.0.0.1:1",
+    "http://127.0.0.1:1/?token={}",
+    "htp://u:{}@127.0.0.1:1",
+    "u:{}@127.0.0.1:1",
+)
+JOBS = (
+    "command: [x]\nenv: PASSWORD={}",
+    "command: [x]\nenv: [PASSWORD={}]",
+    "command: [x]\nenv: {{PASSWORD: [{}]}}",
+    "command: [x]\nenv: {{PASSWORD: {{secret: {} is it}}}}",
+    "command: [x]\nsecrets: {{PASSWORD: /{}}}",
+    "command: [x]\nsecrets: {}",
+    "command: python train.py --token={}",
+    "command: [x]\npassword: {}",
+    "command: [x]\nname: {} or so",
+    "command: [x]\nlabels: {}",
+    "command: [x]\nowner: {} or so",
+    "command: [x]\nresources: {}",
+    "command: [x]\nresources: {{gpus: {}}}",
+    "command: [x]\nresources: {{host_memory: {}}}",
+    "command: [x]\nrun_timeout: {}",
+    "command: [x]\ntraits: [{}]",
+    "command: [x]\nenv: {{PASSWORD: *{}}}",
+    "command: [x]\nenv: {{PASSWORD: !{} x}}",
+    "command: [x\nenv: {{PASSWORD: '{}'}}",
+    "command: [x]\nenv: {{PASSWORD: '{}}}",
+    "command: [x]\n  PASSWORD: {}",
+    "{}",
+)
+BODIES = (
+    '{{"command": ["x"], "password": "{}"}}',
+    '{{"command": ["x"], "env": {{"PASSWORD": ["{}"]}}}}',
+    '{{"command": "x {}"}}',
+    '{{"command": ["x"], "secrets": {{"PASSWORD": "/{}"}}}}',
+    '{{"command": ["x"], "resources": {{"gpus": "{}"}}}}',
+    '{{"command": ["x"], "category": "{}"}}',
+    '{{"command": ["x"], "env": {{"PASSWORD": "{}"',
+    '"{}"',
+)
+TOKENS = (
+    "{}",
+    "{} roles=read",
+    f"sha256:{'0' * 64} {{}}",
+    f"sha256:{'0' * 64} roles=read token={{}}",
+    f"sha256:{'0' * 64} roles=read {{}}=1",
+    f"sha256:{'0' * 64} roles={{}}",
+    f"sha256:{'0' * 64} roles=submit tenant=/{{}}",
+)
+EVENT = '{"specversion": "1.0", "id": "e", "source": "/t", "type": "penstock.job.submitted.v1", "data": %s}'
+EVENTS = (
+    '{{"job_id": "/{}", "spec": {{"command": ["x"]}}}}',
+    '{{"job_id": "j", "spec": {{"command": ["x"], "env": "{}"}}}}',
+    '{{"job_id": "j", "spec": {{"command": ["x"]}}, "password": "{}"}}',
+)
+HEADERS = (("ce_specversion", b"1.0"), ("ce_id", b"e"), ("ce_source", b"/t"))
+RECORDS = (
+    ("penstock.job.submitted.v1", '{{"job_id": "j", "spec": {{"command": ["x"], "env": {{"A": ["{}"]}}}}}}'),
+    ("penstock.job.submitted.v1", '{{"job_id": "{}'),
+    ("penstock.node.cordoned.v1", '{{"node_id": 1, "by": "{}", "reason": []}}'),
+)
+COMMANDS = (
+    ("submit", "-e", "{}", "--", "true"),
+    ("submit", "--secret", "{}", "--", "true"),
+    ("submit", "--label", "{}", "--", "true"),
+    ("submit", "--gpus", "{}", "--", "true"),
+    ("submit", "--host-memory", "{}", "--", "true"),
+    ("up", "--nodes", "{}"),
+)
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The message of the error that this raises, and the whole of what a traceback of it would show."""
+    try:
+        call()
+    except (PenstockError, Problem, EventError, ValueError) as error:
+        body = error.body() if isinstance(error, Problem) else ""
+        chain = "" if isinstance(error, Problem | EventError) else _chain(error)
+        return f"{error} {body} {chain}"
+    raise AssertionError("not refused")
+
+
+def _chain(error: BaseException | None) -> str:
+    return "" if error is None else f"{error}\n{_chain(error.__cause__)}"
+
+
+def printed(*arguments: str, **env: str) -> str:
+    """By a command of `penstock` that fails."""
+    output = io.StringIO()
+    with (
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in env.items():
+            patch.setenv(name, value)
+        assert penstock(arguments) != 0
+    assert output.getvalue()
+    return output.getvalue()
+
+
+def with_file(text: str, *words: str, **env: str) -> Door:
+    """A command of which `FILE` is a file with this text."""
+
+    def door(canary: str) -> str:
+        path = Path(os.environ["PYTEST_FOLDER"]) / "given"
+        path.write_text(text.format(canary))
+        given = {name: value.format(canary) for name, value in env.items()}
+        return printed(*(word.replace("FILE", str(path)) for word in words), **given)
+
+    return door
+
+
+def reported(*arguments: str) -> str:
+    """The command line as a report shows it."""
+    lines = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.cli.app.Session", lambda line: lines.append(line) or Session(line))
+        penstock(arguments)
+    return str(lines[0])
+
+
+def of_url(call: Callable[[str], object]) -> Callable[[str], Door]:
+    return lambda url: lambda canary: refusal(lambda: call(url.format(canary)))
+
+
+async def standing(url: str) -> None:
+    connection = Connection(url, "n0", None)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await connection.keep()
+
+
+def dsn_at_start(url: str) -> None:
+    asyncio.run(
+        check_dsn(Settings.from_env({"PENSTOCK_DSN": url, "PENSTOCK_LOG": "kafka://h:1"}).need_dsn("x"))
+    )
+
+
+def placer_at_start(url: str) -> None:
+    """The embedded log of a service."""
+    asyncio.run(_start(Settings.from_env({"PENSTOCK_LOG": url}).log_url))
+
+
+async def _start(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.log.embedded.OUTAGE_LIMIT_S", 0.1)
+        await open_log(url, "placer").start()
+
+
+def of_command(*words: str, **env: str) -> Door:
+    """A command that fails, in whose words or environment `{}` is the canary."""
+
+    def door(canary: str) -> str:
+        given = {name: value.format(canary) for name, value in env.items()}
+        return printed(*(word.format(canary) for word in words), **given)
+
+    return door
+
+
+def of_record(kind: str, text: str) -> Door:
+    headers = (*HEADERS, ("ce_type", kind.encode()))
+    return lambda canary: refusal(lambda: from_wire(headers, text.format(canary).encode()))
+
+
+def settings(canary: str) -> Settings:
+    return Settings(
+        log_url=f"kafka://u:{canary}@h:1", dsn=f"postgresql://u:{canary}@h/d", otlp=f"http://u:{canary}@h"
+    )
+
+
+def two_logs(canary: str) -> None:
+    for user in "ab":
+        same_log(Path(os.environ["PYTEST_FOLDER"]), f"kafka://{user}:{canary}@h:1")
+
+
+AWAY = ("--server", "http://127.0.0.1:1", "get", "jobs")
+DOORS: dict[str, Door] = {
+    **{f"log {url}": of_url(lambda found: open_log(found, "placer"))(url) for url in LOGS},
+    **{f"database {url}": of_url(dsn_at_start)(url) for url in DATABASES},
+    **{f"embedded log {url}": of_url(placer_at_start)(url) for url in DATABASES[1:6]},
+    **{f"up {url}": with_file("", "up", "--folder", "FILE.up", PENSTOCK_DSN=url) for url in DATABASES[:6]},
+    **{f"server {url}": of_command("get", "jobs", PENSTOCK_SERVER=url) for url in SERVERS},
+    **{f"doctor {url}": of_command("doctor", PENSTOCK_SERVER=url) for url in SERVERS},
+    **{f"standing connection {url}": of_url(lambda found: asyncio.run(standing(found)))(url) for url in SERVERS[2:3]},
+    **{f"job file {text}": with_file(text, "submit", "--dry-run", "-f", "FILE") for text in JOBS},
+    **{f"job in YAML {text}": of_url(lambda found: spec_from_yaml(found.encode()))(text) for text in JOBS},
+    **{f"job in JSON {text}": of_url(lambda found: spec_from_json(found.encode()))(text) for text in BODIES},
+    **{f"event {text}": of_url(lambda found: structured((EVENT % found).encode()))(text) for text in EVENTS},
+    **{f"record {kind} {text}": of_record(kind, text) for kind, text in RECORDS},
+    **{f"tokens {text}": of_url(parse_tokens)(text) for text in TOKENS},
+    **{f"command {' '.join(words)}": of_command(*words) for words in COMMANDS},
+    "record's time": lambda canary: refusal(lambda: from_wire((*HEADERS, ("ce_type", b"x.v1"), ("ce_time", canary.encode())), b"{}")),
+    "token of two lines": with_file("{}\nsecond", "--token-file", "FILE", *AWAY),
+    "token with an accent": with_file("{}\u00e9", "--token-file", "FILE", *AWAY),
+    "settings": lambda canary: repr(settings(canary)),
+    "settings refused": of_url(lambda found: Settings(log_url=[found], cell_index=found))("{}"),  # type: ignore[arg-type]
+    "folder of another log": of_url(two_logs)("{}"),
+    "report": lambda canary: reported("--server", f"https://u:{canary}@gateway", "version"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_what_is_refused_does_not_show_the_secret_in_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first line of a log goes to a ticket, a CI's output to everybody: a typing error must not publish a password."""
+    monkeypatch.setenv("PYTEST_FOLDER", str(tmp_path))
+    canary = f"canary{os.urandom(9).hex()}"
+    with caplog.at_level(logging.DEBUG):
+        shown = DOORS[name](canary)
+    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.name != "given"]
+    for where, text in {"message": shown, "log": caplog.text, "files": "".join(files)}.items():
+        assert canary not in text, where
