@@ -13,10 +13,10 @@ from penstock.model.external_events import JobSubmitted
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec
 from penstock.runtime.settings import Settings
-from penstock_services.placer.shell import service, term
+from penstock_services.placer.shell import ledger_time, service, term
 from tests.faults.fault_cell import TOPICS
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.virtual_time import run_virtually
+from tests.support.virtual_time import EPOCH_MS, run_virtually
 
 SETTINGS = Settings(log_url="memory")
 LEDGER = Partition(Topic.LEDGER, 0)
@@ -30,7 +30,7 @@ def folded(broker: MemoryBroker) -> Replica:
     return replica
 
 
-async def submit(log: MemoryLog, job_id: str, queue_timeout_ms: int) -> None:
+async def submit(log: MemoryLog, job_id: str, queue_timeout_ms: int | None) -> None:
     spec = JobSpec(command=("true",), queue_timeout_ms=queue_timeout_ms)
     headers, value = to_wire(Envelope(f"submit-{job_id}", "/test", 1, JobSubmitted(job_id=job_id, spec=spec)))
     await log.append([Message(Partition(Topic.JOBS, 0), value, headers)])
@@ -121,21 +121,53 @@ def test_time_passes_while_nobody_writes() -> None:
     assert run_virtually(scenario()).state.ended == {"j1": "timed_out_queued"}
 
 
-def test_a_log_whose_clock_stepped_by_years_while_nobody_wrote(caplog: pytest.LogCaptureFixture) -> None:
-    """Log and placer on one machine, which comes back from the workshop in the wrong decade: an alarm, and no deadline."""
+@pytest.mark.parametrize("queue_timeout_ms", [3_600_000, None])
+def test_a_log_whose_clock_stepped_by_years_while_nobody_wrote(
+    queue_timeout_ms: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Log and placer on one machine, which comes back from the workshop in the wrong decade: an alarm, no deadline, and no time
+    that stays wrong when the clock is right again, also where no deadline was pending."""
     error_ms = [0]
 
     async def scenario() -> Replica:
         broker = MemoryBroker()
         broker.create(TOPICS)
-        await submit(MemoryLog(broker), "j1", 3_600_000)
+        await submit(MemoryLog(broker), "j1", queue_timeout_ms)
         await one_placer(broker, 1)
         error_ms[0] = 10 * YEAR_MS
+        await submit(MemoryLog(broker), "j2", None)
+        await one_placer(broker, 1)
+        error_ms[0] = 0
         await one_placer(broker, 1)
         return folded(broker)
 
-    assert not run_virtually(scenario(), lambda: error_ms[0]).state.ended
+    state = run_virtually(scenario(), lambda: error_ms[0]).state
+    assert not state.ended
+    assert state.now_ms < EPOCH_MS + 10_000
     assert any("no deadline fires" in record.message for record in caplog.records)
+
+
+def test_a_cell_that_was_away_for_long_is_given_its_time_by_an_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stood in a store for 60 days, and its clock is right: the setting that the alarm names believes it."""
+
+    async def scenario() -> Replica:
+        broker = MemoryBroker()
+        broker.create(TOPICS)
+        await submit(MemoryLog(broker), "j1", None)
+        await one_placer(broker, 1)
+        await asyncio.sleep(60 * 86_400)
+        await one_placer(broker, 1)
+        await submit(MemoryLog(broker), "j2", None)
+        await one_placer(broker, 1)
+        assert folded(broker).state.now_ms < EPOCH_MS + 10_000
+        monkeypatch.setattr(ledger_time, "MAX_ABSENCE_MS", 61 * 86_400_000)
+        await submit(MemoryLog(broker), "j3", None)
+        await one_placer(broker, 1)
+        return folded(broker)
+
+    assert run_virtually(scenario()).state.now_ms > EPOCH_MS + 60 * 86_400_000
 
 
 def test_thousands_of_due_timers_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,29 @@ long it was: it has stamped the last record, and ours. The difference counts, wh
 is wrong by years costs nothing; only a step of it while no record is written does, and is not taken beyond `MAX_ABSENCE_MS`.
 
 Ideal: the ledger's time is the time of day. Departure: catching up with it would fire deadlines, so that is done only
-when none is pending.
+when none is pending; and a time that was wrong once stays in the ledger, so that is not done beyond `MAX_ABSENCE_MS` either.
 """
 
 import logging
 
+from pydantic import Field
+
 from penstock.clock import LedgerClock, wall_ms
 from penstock.ledger.state import CellState
+from penstock.runtime.settings import EnvironmentSettings
 
 logger = logging.getLogger(__name__)
 
-MAX_ABSENCE_MS = 30 * 86_400_000  # no record for so long: more likely the log's clock has stepped
+DAY_MS = 86_400_000
+
+
+class AbsenceSettings(EnvironmentSettings):
+    """`PENSTOCK_MAX_ABSENCE_DAYS`: no record for longer is taken for a step of the clocks of log and placer."""
+
+    max_absence_days: int = Field(30, ge=1, le=36_500, title="give a number of days above 0")
+
+
+MAX_ABSENCE_MS = AbsenceSettings.from_env().max_absence_days * DAY_MS
 
 
 def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int) -> LedgerClock:
@@ -26,17 +38,26 @@ def begin_time(state: CellState, before_ms: int | None, log_ms: int, ago_ms: int
     """
     absent_ms = 0 if before_ms is None else max(0, log_ms - before_ms)
     if absent_ms > MAX_ABSENCE_MS:
-        logger.error(
-            "the log's clock went on by %.1f days between the last record and this term's first, more than %d: the ledger's "
-            "time stands still for that, and no deadline fires; set the clock of the log's machines (NTP)",
-            absent_ms / 86_400_000,
-            MAX_ABSENCE_MS // 86_400_000,
-        )
+        _alarm("the log's clock went on between the last record and this term's first", absent_ms)
         absent_ms = 0
     start_ms = state.now_ms + absent_ms
     if not pending_deadlines(state):
-        start_ms = max(start_ms, min(log_ms + ago_ms, wall_ms()))
+        behind_ms = max(0, min(log_ms + ago_ms, wall_ms()) - start_ms)
+        if behind_ms <= MAX_ABSENCE_MS:
+            start_ms += behind_ms
+        elif absent_ms:
+            _alarm("the clocks of log and placer are ahead of the ledger's time", behind_ms)
     return LedgerClock(start_ms)
+
+
+def _alarm(what: str, step_ms: int) -> None:
+    logger.error(
+        "%s by %.1f days, more than %d: the ledger's time stands still for that, and no deadline fires. Set the clock of the log's "
+        "machines (NTP); if it is right, start the placer once with PENSTOCK_MAX_ABSENCE_DAYS above that",
+        what,
+        step_ms / DAY_MS,
+        MAX_ABSENCE_MS // DAY_MS,
+    )
 
 
 def pending_deadlines(state: CellState) -> bool:
@@ -58,7 +79,7 @@ class ClockAlarm:
         if self._alarmed:
             logger.error(
                 "this machine's clock is %d s ahead of the ledger's time; deadlines go by the time since boot. Set the clock (NTP). "
-                "If it is right, the ledger's time catches up when a term begins while no deadline is pending",
+                "If it is right, the ledger's time catches up when a term begins while no deadline is pending, by PENSTOCK_MAX_ABSENCE_DAYS at most",
                 clock.wall_ahead_ms // 1_000,
             )
         else:
