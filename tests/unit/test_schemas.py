@@ -20,6 +20,7 @@ from infra.codegen.schemas import LOCK, ROOT, Catalogue, check, event_schema, ge
 from penstock.model.event import REGISTRY, Event, wire_type
 from penstock.model.topics import Topic
 from penstock.model.types import Identifier, ShortText, Value
+from penstock.model.upcasters import UPCASTERS
 
 CANCEL = "penstock.job.cancel_requested"
 CANCEL_FILE = f"events/{CANCEL}/v1.json"
@@ -41,7 +42,9 @@ def with_model(model: type[Event], *upcasters: tuple[str, int]) -> Catalogue:
     models = {name: old for name, old in REGISTRY.items() if old.TYPE != model.TYPE}
     examples = {name: old for name, old in EXAMPLES.items() if old.TYPE != model.TYPE}
     example = model(**{key: value for key, value in EXAMPLE_FIELDS.items() if key in model.__struct_fields__})
-    return Catalogue(models | {wire_type(model): model}, examples | {wire_type(model): example}, upcasters)
+    return Catalogue(
+        models | {wire_type(model): model}, examples | {wire_type(model): example}, (*UPCASTERS, *upcasters)
+    )
 
 
 EXAMPLE_FIELDS = {"job_id": "job-resnet50-7f3a91", "reason": "wrong learning rate", "asked_by": "alice"}

@@ -1,13 +1,17 @@
-"""Dead-letter topic: a record that cannot be read or applied is stored there whole, with the reason; never dropped."""
+"""Dead-letter topic: a record that cannot be read or applied, with its place, the reason and an outline; never dropped.
 
-import base64
+The record itself stays at its place, where its topic's readers alone get it: what could not be read may hold anything.
+"""
+
+from hashlib import sha256
 
 from penstock.clock import wall_ms
 from penstock.log.port import Message, Partition, Record
 from penstock.model.envelope import Envelope, to_wire
 from penstock.model.errors import Reason
 from penstock.model.external_events import DeadLettered
-from penstock.model.topics import MAX_EVENT_BYTES, Topic
+from penstock.model.outline import outline, outline_of_header
+from penstock.model.topics import Topic
 
 MAX_HEADERS = 32
 MAX_HEADER_CHARS = 512
@@ -24,10 +28,12 @@ def dead_letter(record: Record, service: str, reason: Reason, detail: str) -> Me
         reason=reason,
         detail=detail[:1_024],
         headers={
-            name[:MAX_HEADER_CHARS]: raw.decode(errors="replace")[:MAX_HEADER_CHARS]
+            name[:MAX_HEADER_CHARS]: outline_of_header(name, raw.decode(errors="replace"))[:MAX_HEADER_CHARS]
             for name, raw in record.headers[:MAX_HEADERS]
         },
-        value_base64=base64.b64encode(record.value[:MAX_EVENT_BYTES]).decode(),
+        size_bytes=len(record.value),
+        sha256=sha256(record.value).hexdigest(),
+        outline=outline(record.value),
     )
     event_id = f"dead-{service}-{place.topic}-{place.index}-{record.offset}"
     headers, value = to_wire(

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from penstock.model.event import Event, event
+from penstock.model.outline import MAX_OUTLINE_CHARS
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_GPUS_PER_NODE,
@@ -338,13 +339,12 @@ class TelemetrySampled(Event, frozen=True, kw_only=True):
 
 @event
 class DeadLettered(Event, frozen=True, kw_only=True):
-    """A record that could not be read or applied, stored whole (up to a bound) with the reason."""
+    """A record that could not be read or applied, with the reason. The record itself lies at its place, whole."""
 
     TYPE = "penstock.record.dead_lettered"
+    VERSION = 2
     TOPIC = Topic.DEAD_LETTERS
-    MAX_BYTES = (
-        5 * MAX_EVENT_BYTES
-    )  # 64 KiB in base64, and 32 headers of which every character may be escaped
+    MAX_BYTES = 5 * MAX_EVENT_BYTES  # the outline and 32 headers, of which every character may be escaped
 
     source_topic: ShortText
     source_partition: Annotated[int, Meta(ge=0)]
@@ -362,8 +362,13 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     ]
     detail: ShortText
     headers: dict[str, str] = field(default_factory=dict)
-    value_base64: Annotated[str, Meta(max_length=90_000)]
-    """The record's bytes; cut at 64 KiB."""
+    """The event's attributes; of other headers the length."""
+    size_bytes: Annotated[int, Meta(ge=0)]
+    """Of the record's value."""
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    """Of the record's value."""
+    outline: Annotated[str, Meta(max_length=MAX_OUTLINE_CHARS)]
+    """The value's names, kinds and lengths as JSON, without its texts and numbers: they may be secrets."""
 
     def subject(self) -> str:
         return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"
