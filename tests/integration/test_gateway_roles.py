@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ import pytest_asyncio
 
 from penstock.model.topics import Topic
 from penstock_services.gateway.core.access import Role, parse_tokens
+from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles
 from tests.support.gateway_cell import SPEC, Cell, problem, running
 from tests.support.hand_placer import node_spec
@@ -24,9 +27,9 @@ CLOUD_EVENT = {"content-type": "application/cloudevents+json"}
 NOBODY = 65_534
 CALLERS = {
     "reader": "roles=read tenant=vision",
-    "vision": "roles=submit,read tenant=vision",
+    "vision": "roles=submit,read tenant=vision name=ci",
     "speech": "roles=submit tenant=speech",
-    "operator": "roles=operate,read tenant=ops",
+    "operator": "roles=operate,read tenant=ops name=on-call",
     "node": "roles=node node=n0",
 }
 
@@ -80,6 +83,67 @@ async def test_a_token_is_its_roles_and_its_tenant(cell: Cell, tmp_path: Path) -
     assert len(await cell.written(Topic.JOBS)) == 1
     assert (await http.post(f"/v1/jobs/{job_id}/cancel", headers=as_("operator"))).status_code == 202
     assert (await http.post(f"/v1/jobs/{job_id}/cancel", headers=as_("vision"))).status_code == 202
+
+
+async def test_who_acts_follows_from_the_token(cell: Cell) -> None:
+    """Mallory may operate, and fences in Ada's name: a body that names who acts is refused, and the token's name is stored."""
+    http = cell.http
+    for command in ("fence", "drain", "cordon", "uncordon"):
+        act = {"by": "ada", "reason": "spoofed"}
+        refused = problem(await http.post(f"/v1/nodes/n0/{command}", json=act, headers=as_("operator")), 400)
+        assert [error["field"] for error in refused["errors"]] == ["by"]
+        assert "follows from the token" in refused["detail"]
+    assert await cell.written(Topic.NODES) == []
+    drain = {"json": {"reason": "fans"}, "headers": as_("operator")}
+    asked = asyncio.create_task(http.post("/v1/nodes/n0/drain", **drain))  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        while not (written := await cell.written(Topic.NODES)):
+            await asyncio.sleep(0.01)
+    cell.placer.feed(written[0].data)
+    await cell.tell()
+    assert (await asked).json()["cordon"] == {
+        "by": "ops/on-call",
+        "reason": "fans",
+        "drain": True,
+        "at_ms": ANY,
+    }
+
+
+async def test_a_cancellation_names_the_token_and_its_tenant(cell: Cell) -> None:
+    """While the placer is down, speech submits jobs under ids of vision's, of which only the log knows, and cancels them."""
+    http = cell.http
+    job_id = (await http.post("/v1/jobs", json=SPEC, headers=as_("vision"))).json()["job_id"]
+    cancel, events = f"/v1/jobs/{job_id}/cancel", "/v1/events"
+
+    def event(kind: str, **data: object) -> dict[str, Any]:
+        named = f"penstock.job.{kind}.v1"
+        found = {"specversion": "1.0", "id": "e", "source": "/t", "type": named, "data": data}
+        return {"content": json.dumps(found)}
+
+    for field in ({"by": "ada"}, {"tenant": "vision"}, {"tenant": None, "by": "ops/on-call"}):
+        for caller in ("vision", "operator"):
+            problem(await http.post(cancel, json=field, headers=as_(caller)), 400)
+            sent = event("cancel_requested", job_id=job_id, **field)
+            problem(await http.post(events, **sent, headers=as_(caller, **CLOUD_EVENT)), 400)
+    taken = event("submitted", job_id=keyed_job_id("default", tenants_key("vision", "build-2")), spec=SPEC)
+    refused = problem(await http.post(events, **taken, headers=as_("speech", **CLOUD_EVENT)), 400)
+    assert [error["field"] for error in refused["errors"]] == ["data.job_id"]
+    own = event("submitted", job_id="nightly", spec=SPEC)
+    assert (await http.post(events, **own, headers=as_("vision", **CLOUD_EVENT))).status_code == 202
+    problem(await http.post(events, **own, headers=as_("speech", **CLOUD_EVENT)), 409)
+    problem(await http.delete("/v1/jobs/nightly", headers=as_("speech")), 403)
+    assert len(await cell.written(Topic.JOBS)) == 2
+
+    assert (await http.delete(f"/v1/jobs/{job_id}", headers=as_("vision"))).status_code == 202
+    assert (await http.post(cancel, json={"reason": "x"}, headers=as_("operator"))).status_code == 202
+    sent = event("cancel_requested", job_id="nightly")
+    assert (await http.post(events, **sent, headers=as_("vision", **CLOUD_EVENT))).status_code == 202
+    found = [written.data for written in await cell.written(Topic.JOBS)][2:]
+    assert [(cancel.job_id, cancel.by, cancel.tenant) for cancel in found] == [
+        (job_id, "vision/ci", "vision"),
+        (job_id, "ops/on-call", None),
+        ("nightly", "vision/ci", "vision"),
+    ]
 
 
 async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:

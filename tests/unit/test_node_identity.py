@@ -182,6 +182,17 @@ def test_only_the_gateway_speaks_for_operators(cell: SignedCell, tmp_path: Path)
     assert "PENSTOCK_OPERATOR_KEY" in letter[1]
 
 
+def test_an_operators_old_fence_ends_no_later_joining(cell: SignedCell) -> None:
+    """A node was cut off, fenced and is back without a boot; a thief of the topic sends the operator's signed record again."""
+    fence = NodeLeft(
+        node_id="n1", boot_id="b1", proof="fenced", incarnation=1, by="ops/on-call", reason="cut"
+    )
+    assert cell.read(fence, GATEWAYS).draft.outcome == "committed"
+    assert cell.read(joined("n1", KEY, 2), KEY).draft.outcome == "committed"
+    assert cell.read(fence, GATEWAYS).draft.reason == "stale_leave"
+    assert cell.state.nodes["n1"].status == "ready"
+
+
 def test_without_a_key_a_cell_must_trust_its_log_explicitly(cell: SignedCell, tmp_path: Path) -> None:
     """A placer is started by hand, and its operator never read of keys: each writer of the nodes' topic could fence."""
     with pytest.raises(ConfigurationError, match=r"PENSTOCK_OPERATOR_KEY: not set.*trust-log"):

@@ -159,6 +159,17 @@ def test_cancel_of_a_waiting_job_is_immediate(cell: CellDriver) -> None:
     assert cell.feed(JobCancelRequested(job_id="nobody")).reason == "unknown_job"
 
 
+def test_a_tenant_cancels_its_own_jobs_only(cell: CellDriver) -> None:
+    """Two gateways, and the placer is down: one takes vision's job, the other speech's of the same id, and its cancellation."""
+    cell.feed(JobSubmitted(job_id="w", spec=job_spec(owner="vision")))
+    assert cell.feed(JobSubmitted(job_id="w", spec=job_spec(owner="speech"))).reason == "duplicate_job"
+    assert cell.feed(JobCancelRequested(job_id="w", tenant="speech", by="speech/ci")).reason == "other_tenant"
+    assert cell.state.jobs["w"].spec.owner == "vision"
+    assert (
+        kinds(cell.feed(JobCancelRequested(job_id="w", tenant="vision", by="vision/ci")))[-1] == "job.ended"
+    )
+
+
 def test_a_job_cancelled_at_the_moment_it_succeeds_is_one_of_both(cell: CellDriver) -> None:
     """The exit and the cancel race; whichever the ledger has first wins, the other is answered."""
     cell.submit("j")

@@ -58,6 +58,8 @@ class Cancel(Event, frozen=True, kw_only=True):
 
     job_id: Identifier
     reason: ShortText = "asked by the user"
+    by: ShortText = ""
+    tenant: Identifier | None = None
 
 
 class CancelWithMore(Cancel, frozen=True, kw_only=True):

@@ -141,7 +141,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.job.preempted": ("preempted", lambda d: str(d["reason"])),
         "penstock.job.requeued": ("requeued", lambda d: f"attempt {d['attempt']} is over: {d['reason']}"),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
-        "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", ""))),
+        "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else "")),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
         "penstock.job.found_schedulable": ("fits", lambda d: "the cell has changed and can hold it"),
         "penstock.job.ended": ("ended", reason_of),

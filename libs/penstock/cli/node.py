@@ -1,7 +1,5 @@
 """What operators do to nodes: cordon, drain, uncordon, fence. Who acted and why is stored with it."""
 
-import getpass
-import socket
 import sys
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -67,16 +65,8 @@ def _confirm(node: str, jobs: list[str]) -> None:
 
 
 def _order(client: Gateway, act: str, node: str, reason: str, output: Format) -> None:
-    body = {"by": f"{_user()}@{socket.gethostname()}", "reason": reason}
-    found: dict[str, Any] = client.post(f"/v1/nodes/{quote(node)}/{act}", body)
+    found: dict[str, Any] = client.post(f"/v1/nodes/{quote(node)}/{act}", {"reason": reason})
     present(found, output, lambda: Text(_sentence(act, found)))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # this uid has no name
-        return "unknown"
 
 
 def _sentence(act: str, found: dict[str, Any]) -> str:

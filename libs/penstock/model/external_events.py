@@ -24,7 +24,7 @@ Token = Annotated[int, Meta(ge=0, le=1 << 53)]
 Attempt = Annotated[int, Meta(ge=1, le=1_000_000)]
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{86}\Z")]
 Operator = Annotated[str, Meta(min_length=1, max_length=255)]
-"""Who acted, as they named themselves: `ada@workstation-7`."""
+"""Who acted: the tenant and name of the token, as `ops/on-call`; without tokens the user who runs the gateway, as `ada@workstation-7`."""
 
 
 @event
@@ -44,9 +44,14 @@ class JobCancelRequested(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.job.cancel_requested"
     TOPIC = Topic.JOBS
+    OMITTED = ("by", "tenant")
 
     job_id: Identifier
     reason: ShortText = "asked by the user"
+    by: ShortText = ""
+    """As `Operator`; empty: not known."""
+    tenant: Identifier | None = None
+    """Whose jobs alone the caller may cancel; None: any job, as an operator may."""
 
 
 class RunningTask(Value, frozen=True, kw_only=True):
@@ -132,7 +137,7 @@ class NodeLeft(NodeEvent, frozen=True, kw_only=True):
     proof: Literal["shutdown", "deleted", "fenced", "lease_outlived"]
     """`fenced`: somebody made sure of it (power cut, machine destroyed); believed even while the cell is frozen."""
     incarnation: Token = 0
-    """Of the joining that this ends, where the node itself reports it; 0: not known."""
+    """Of the joining that this ends; 0: not known."""
     by: ShortText = ""
     """Who made sure, where a person did; `reason`: why."""
     reason: ShortText = ""

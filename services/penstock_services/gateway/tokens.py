@@ -22,11 +22,14 @@ def token(
     roles: Annotated[str, typer.Option(metavar="submit,read", help=f"Some of {', '.join(Role)}.")],
     tenant: Annotated[str | None, typer.Option(help="Owner of the jobs that it submits.")] = None,
     node: Annotated[str | None, typer.Option(help="The node that it speaks for, with the role node.")] = None,
+    name: Annotated[
+        str, typer.Option(help="Stored as TENANT/NAME with what it does; default: some of its hash.")
+    ] = "",
 ) -> None:
     """Make a token for the gateway: its hash goes into the gateway's file, the token to stdout, once."""
     made = secrets.token_urlsafe(TOKEN_BYTES)
     try:
-        caller = Caller(frozenset(map(Role, filter(None, roles.split(",")))), tenant, node)
+        caller = Caller(frozenset(map(Role, filter(None, roles.split(",")))), tenant, node, name)
         line = token_line(made, caller)
         _append(tokens, line)
     except (ValueError, OSError) as error:

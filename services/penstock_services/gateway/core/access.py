@@ -2,8 +2,8 @@
 
 One line per token; empty lines and `#` comments are allowed:
 
-    sha256:<64 hex digits> roles=submit,read tenant=vision
-    sha256:<64 hex digits> roles=operate,read
+    sha256:<64 hex digits> roles=submit,read tenant=vision name=ci
+    sha256:<64 hex digits> roles=operate,read tenant=ops name=on-call
     sha256:<64 hex digits> roles=node node=n7
 
 A plain hash is enough because tokens are random: `penstock token` makes them.
@@ -23,6 +23,8 @@ from penstock.redaction import brief
 from penstock_services.gateway.core.problems import Problem
 
 MAX_TOKENS = 10_000
+FIELDS = ("roles", "tenant", "node", "name")
+NAMED = 12  # characters of its hash that name a token without a name of its own
 HASH = re.compile(r"sha256:([0-9a-f]{64})\Z")
 
 
@@ -47,6 +49,17 @@ class Caller(NamedTuple):
     """Owner of what it submits; None: as the job's own field."""
     node: str | None = None
     """The node that it may speak for; None: any, where it has the role."""
+    name: str = ""
+    """Of the token, among those of its tenant."""
+
+    @property
+    def by(self) -> str:
+        """Who acts, as events name it: `ops/on-call`."""
+        return self.name if self.tenant is None else f"{self.tenant}/{self.name}"
+
+    def may_act_for(self, owner: str) -> bool:
+        """Whether the jobs of this owner are its own, or it may operate."""
+        return Role.OPERATE in self.roles or self.tenant == owner
 
     def demand(self, what: str, *roles: Role) -> None:
         """Raises `Problem` 403 with the roles of which one is missing and the remedy."""
@@ -70,17 +83,19 @@ class Caller(NamedTuple):
 
     def demand_tenant(self, owner: str, what: str) -> None:
         """Raises `Problem` 403 unless the job is its own, or it may operate."""
-        if Role.OPERATE in self.roles or self.tenant in (None, owner):
+        if self.may_act_for(owner):
             return
         raise Problem(
             403,
             "other_tenant",
-            f"{what} belongs to {owner}, and this token to {self.tenant}; use a token of {owner}, or one with the role operate",
+            f"{what} belongs to {owner}, and this token to {self.tenant or 'no tenant'}; use a token of {owner}, or one with the role operate",
         )
 
 
-LOCAL = Caller(frozenset(Role))
-"""The user who runs the gateway, on loopback without tokens."""
+def local_caller(user: str) -> Caller:
+    """The user who runs the gateway, on loopback without tokens."""
+    return Caller(frozenset(Role), name=user)
+
 
 Tokens = Mapping[bytes, Caller]
 """SHA-256 of the token → who has it."""
@@ -114,7 +129,8 @@ def parse_tokens(text: str) -> Tokens:
 
 def token_line(token: str, caller: Caller) -> str:
     """The line for this token. Raises `ValueError`."""
-    fields = {"roles": ",".join(sorted(caller.roles)), "tenant": caller.tenant, "node": caller.node}
+    fields = caller._asdict()
+    fields["roles"] = ",".join(sorted(caller.roles))
     line = " ".join([f"sha256:{digest(token.encode()).hex()}", *(f"{k}={v}" for k, v in fields.items() if v)])
     _entry(line.split())
     return line
@@ -130,9 +146,12 @@ def _entry(words: list[str]) -> tuple[bytes, Caller]:
     fields: dict[str, str] = {}
     for word in words[1:]:
         name, _, value = word.partition("=")
-        if name not in ("roles", "tenant", "node") or name in fields:
-            raise ValueError(f"{brief(name)} is not known, or given twice; give roles=, tenant= and node=")
+        if name not in FIELDS or name in fields:
+            raise ValueError(
+                f"{brief(name)} is not known, or given twice; give roles=, tenant=, node= and name="
+            )
         fields[name] = value if name == "roles" else _named(name, value)
+    fields.setdefault("name", f"token-{hashed[1][:NAMED]}")
     return bytes.fromhex(hashed[1]), _caller(fields)
 
 
@@ -155,7 +174,7 @@ def _caller(fields: Mapping[str, str]) -> Caller:
         if name not in set(Role):
             raise ValueError(f"{brief(name)} is no role; give some of {', '.join(Role)}")
     roles = frozenset(map(Role, names))
-    caller = Caller(roles, fields.get("tenant"), fields.get("node"))
+    caller = Caller(roles, fields.get("tenant"), fields.get("node"), fields["name"])
     if Role.SUBMIT in roles and caller.tenant is None:
         raise ValueError("tenant= is missing; who submits needs one, it is the owner of its jobs")
     if Role.NODE in roles and caller.node is None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from hashlib import sha256
 from typing import Any
 
@@ -22,6 +23,7 @@ MAX_KEY_CHARS = 256
 SEPARATOR = "\x1f"  # between tenant and key
 KEYED_CHARS = 24  # 120 bits: two keys of one cell never meet
 RANDOM_BYTES = 7  # 56 bits beside the millisecond
+GENERATED = re.compile(r"(k[0-9a-z]{24}|j[0-9a-z]{21})\Z")
 CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
 
 
@@ -50,6 +52,11 @@ def keyed_job_id(cell: str, key: str) -> str:
 def fresh_job_id(now_ms: int, random: bytes) -> str:
     """An id for a submission without a key; ids of later milliseconds sort later."""
     return "j" + _base32(now_ms.to_bytes(6, "big") + random[:RANDOM_BYTES])
+
+
+def is_generated(job_id: str) -> bool:
+    """Whether the id has the form of those above: whoever chose it could take the job id of another tenant's key."""
+    return GENERATED.match(job_id) is not None
 
 
 def checked_key(key: str | None) -> str | None:

@@ -2,7 +2,10 @@
 
 import logging
 import os
+import pwd
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,7 +20,7 @@ from starlette.exceptions import HTTPException
 from penstock.errors import ConfigurationError
 from penstock.model.json_schema import json_schema
 from penstock.model.types import JobSpec
-from penstock_services.gateway.core.access import LOCAL, Caller, Role
+from penstock_services.gateway.core.access import Caller, Role, local_caller
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem, invalid
 from penstock_services.gateway.shell import (
     admin,
@@ -90,13 +93,23 @@ def _local(peers: Peers, scope: Scope) -> Caller:
     """Raises `Problem` 403 for a peer of another user."""
     uid = peers.uid(scope["client"], scope["server"])
     if uid == os.geteuid():
-        return LOCAL
+        return local_caller(_user())
     whose = f"user {uid}" if uid is not None else "a closed connection"
     detail = (
         f"this gateway has no tokens and is for the user {os.geteuid()} who runs it, not for {whose}; "
         "have it run with PENSTOCK_TOKENS, and send a token"
     )
     raise Problem(403, "other_user", detail)
+
+
+@cache
+def _user() -> str:
+    """Who runs this process, and where: `ada@workstation-7`."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # this uid has no name
+        name = f"user-{os.geteuid()}"
+    return f"{name}@{socket.gethostname()}"
 
 
 def _bearer(tokens: TokenFile, authorization: bytes) -> Caller:

@@ -15,6 +15,7 @@ from penstock.model.topics import INPUT_TOPICS, MAX_EVENT_BYTES, Topic
 from penstock.model.types import MAX_JOB_ID_CHARS
 from penstock.runtime.tracing.context import well_formed
 from penstock_services.gateway.core.access import Caller, Role
+from penstock_services.gateway.core.acts import check_cancellation
 from penstock_services.gateway.core.cloudevents import (
     BATCHED,
     MAX_BATCH_EVENTS,
@@ -24,9 +25,9 @@ from penstock_services.gateway.core.cloudevents import (
     structured,
 )
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
-from penstock_services.gateway.core.submission import owned
+from penstock_services.gateway.core.submission import is_generated, owned
 from penstock_services.gateway.shell.gateway import Gateway, answer, content_type, gateway_of, read_body
-from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.gateway.shell.jobs import as_asked_by, find_job
 from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
@@ -96,13 +97,24 @@ async def _permitted(gateway: Gateway, caller: Caller, envelope: Envelope) -> En
         )
     if isinstance(event, JobSubmitted):
         caller.demand(what, Role.SUBMIT)
-        return replace(envelope, data=replace(event, spec=owned(event.spec, caller.tenant)))
+        event = replace(event, spec=owned(event.spec, caller.tenant))
+        _check_free(gateway, event)
+        return replace(envelope, data=event)
     if not isinstance(event, JobCancelRequested):
         caller.demand(what, Role.OPERATE)
-    elif caller.tenant is not None:
+        return envelope
+    check_cancellation(event)
+    if Role.OPERATE not in caller.roles:
         job = await find_job(gateway, event.job_id)
         caller.demand_tenant(job["owner"], f"job {event.job_id}")
-    return envelope
+    return replace(envelope, data=as_asked_by(caller, event))
+
+
+def _check_free(gateway: Gateway, event: JobSubmitted) -> None:
+    """Raises `Problem` for the id of another tenant's job. The placer refuses what another gateway has let through."""
+    known = gateway.follower.job(event.job_id)
+    if known is not None and known["owner"] != event.spec.owner:
+        raise Problem(409, "job_id_taken", f"job {event.job_id} belongs to {known['owner']}; give another id")
 
 
 def _check_accepted(envelope: Envelope) -> None:
@@ -124,6 +136,8 @@ def _unusable(job_id: str) -> tuple[str, str] | None:
     """What is wrong with a job's id although it is an identifier, and the remedy."""
     if len(job_id) > MAX_JOB_ID_CHARS:
         return f"has {len(job_id)} characters", f"give at most {MAX_JOB_ID_CHARS}: task ids grow out of it"
+    if is_generated(job_id):
+        return "has the form of the gateway's own ids", "choose another, such as one with a '-'"
     if "/" in job_id:
         return "holds a '/'", "write '-' instead: nobody could ask for /v1/jobs/a/b"
     return None

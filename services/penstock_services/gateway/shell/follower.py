@@ -80,7 +80,7 @@ class Follower:
     def acknowledged(self, job_id: str, row: Row) -> None:
         """A submission is in the log: the job exists from now on, even if the tables do not have it yet."""
         if job_id not in self.state.jobs and job_id not in self.state.ended:
-            self.pending[job_id] = row
+            self.pending.setdefault(job_id, row)
             if len(self.pending) > MAX_PENDING:
                 self.pending.popitem(last=False)
 

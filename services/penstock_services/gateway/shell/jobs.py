@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 
 from penstock.clock import wall_ms
 from penstock.ledger.state import HOLDING, JobState
@@ -19,20 +20,19 @@ from penstock.model.external_events import JobCancelRequested, JobSubmitted
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
-from penstock.model.validation import checked
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Attributes
 from penstock.sdk.secrets import remedy, suspicions
-from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.access import Caller, Role
+from penstock_services.gateway.core.acts import Act, read_act
 from penstock_services.gateway.core.eta import EtaReport
-from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
+from penstock_services.gateway.core.problems import BadField, Problem
 from penstock_services.gateway.core.submission import (
     checked_key,
     fresh_job_id,
     keyed_job_id,
     own_key,
     owned,
-    read_json,
     spec_digest,
     spec_from_json,
     spec_from_yaml,
@@ -231,33 +231,33 @@ async def cancel(job_id: str, request: Request) -> Response:
     body = await read_body(request, MAX_EVENT_BYTES)
     if body and content_type(request) != "application/json":
         raise Problem(415, "content_type", "send application/json, or no body")
-    found = read_json(body) if body else None
-    if found is None:
-        found = {}
-    if not isinstance(found, dict):
-        raise invalid("this is no request", [BadField("body", "is no object", 'send {"reason": "…"}')])
-    return await _cancel(request, job_id, found)
+    return await _cancel(request, job_id, read_act(body))
 
 
 @router.delete("/{job_id}", status_code=202, dependencies=[needs(Role.SUBMIT, Role.OPERATE)])
 async def delete(job_id: str, request: Request) -> Response:
     """The same as cancel, without a reason."""
-    return await _cancel(request, job_id, {})
+    return await _cancel(request, job_id, Act())
 
 
-async def _cancel(request: Request, job_id: str, fields: dict[str, Any]) -> Response:
-    gateway = gateway_of(request)
+async def _cancel(request: Request, job_id: str, act: Act) -> Response:
+    gateway, caller = gateway_of(request), caller_of(request)
     job = await find_job(gateway, job_id)
-    caller_of(request).demand_tenant(job["owner"], f"job {job_id}")
+    caller.demand_tenant(job["owner"], f"job {job_id}")
     if job["outcome"] is not None:
         raise Problem(409, "job_ended", f"job {job_id} has already ended: {job['outcome']}")
-    try:
-        event = checked(JobCancelRequested, {**fields, "job_id": job_id})
-    except ValueError as error:
-        raise invalid("this is no request", bad_fields(error)) from error  # type: ignore[arg-type]
+    event = as_asked_by(caller, JobCancelRequested(job_id=job_id))
+    if act.reason is not None:
+        event = replace(event, reason=act.reason)
     event_id = f"cancel-{job_id}-{secrets.token_hex(8)}"
     await _append(gateway, "cancel", event_id, event_id, event, {"penstock.reason": event.reason})
     return _accepted(job_id, 202)
+
+
+def as_asked_by(caller: Caller, event: JobCancelRequested) -> JobCancelRequested:
+    """With who asks; the placer compares the tenant with the job's owner, whatever this gateway knows of the job."""
+    tenant = None if Role.OPERATE in caller.roles else caller.tenant
+    return replace(event, by=caller.by, tenant=tenant)
 
 
 async def find_job(gateway: Gateway, job_id: str) -> Row:

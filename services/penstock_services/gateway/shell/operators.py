@@ -1,11 +1,10 @@
-"""What operators may do to nodes: cordon, drain, uncordon, fence. Each is an event that names who acted and why."""
+"""What operators may do to nodes: cordon, drain, uncordon, fence. Each is an event that names who acted, by the token, and why."""
 
 import asyncio
 import secrets
 from collections.abc import Callable
 
 import msgspec
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -13,14 +12,13 @@ from penstock.clock import wall_ms
 from penstock.ledger.state import NodeState
 from penstock.model.envelope import Envelope
 from penstock.model.event import Event
-from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, Operator
+from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import ShortText, Value
-from penstock.model.validation import checked
 from penstock_services.gateway.core.access import Role
-from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
+from penstock_services.gateway.core.acts import read_act
+from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, read_body
-from penstock_services.gateway.shell.roles import needs
+from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/nodes", tags=["operators"])
 
@@ -30,16 +28,9 @@ MAX_BODY_BYTES = 8_192
 Holds = Callable[[NodeState], bool]
 
 
-class Act(Value, frozen=True, kw_only=True):
-    """Who acts and why."""
-
-    by: Operator
-    reason: ShortText = ""
-
-
 @router.post("/{node_id:path}/cordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def cordon(node_id: str, request: Request) -> Response:
-    """Nothing new is placed on the node until it is uncordoned; what runs there runs on. Body: `{"by": …, "reason": …}`."""
+    """Nothing new is placed on the node until it is uncordoned; what runs there runs on. Body: `{"reason": …}`."""
     return await _cordon(node_id, request, drain=False)
 
 
@@ -50,11 +41,11 @@ async def drain(node_id: str, request: Request) -> Response:
 
 
 async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
-    act, node = await _asked(node_id, request)
+    by, reason, node = await _asked(node_id, request)
     if node.cordon is not None and node.cordon.drain == drain:
         how = "being drained" if drain else "cordoned"
         raise Problem(409, "already_cordoned", f"node {node_id} is {how} already, by {node.cordon.by}")
-    event = NodeCordoned(node_id=node_id, drain=drain, by=act.by, reason=act.reason)
+    event = NodeCordoned(node_id=node_id, drain=drain, by=by, reason=reason)
     return await _order(
         gateway_of(request),
         node_id,
@@ -66,10 +57,10 @@ async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
 @router.post("/{node_id:path}/uncordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def uncordon(node_id: str, request: Request) -> Response:
     """Ends a cordon, and a drain with it."""
-    act, node = await _asked(node_id, request)
+    by, reason, node = await _asked(node_id, request)
     if node.cordon is None:
         raise Problem(409, "not_cordoned", f"node {node_id} is not cordoned; nothing was changed")
-    event = NodeUncordoned(node_id=node_id, by=act.by, reason=act.reason)
+    event = NodeUncordoned(node_id=node_id, by=by, reason=reason)
     return await _order(gateway_of(request), node_id, event, lambda found: found.cordon is None)
 
 
@@ -79,28 +70,27 @@ async def fence(node_id: str, request: Request) -> Response:
 
     If it is not dead, two attempts of a job run at the same time.
     """
-    act, node = await _asked(node_id, request)
+    by, reason, node = await _asked(node_id, request)
     if node.status is NodeStatus.GONE:
         raise Problem(409, "already_gone", f"node {node_id} is gone already; nothing was changed")
-    event = NodeLeft(node_id=node_id, boot_id=node.spec.boot_id, proof="fenced", by=act.by, reason=act.reason)
+    event = NodeLeft(
+        node_id=node_id,
+        boot_id=node.spec.boot_id,
+        proof="fenced",
+        incarnation=node.incarnation,  # sent again after the node has come back, it ends nothing
+        by=by,
+        reason=reason,
+    )
     return await _order(gateway_of(request), node_id, event, lambda found: found.status is NodeStatus.GONE)
 
 
-async def _asked(node_id: str, request: Request) -> tuple[Act, NodeState]:
-    """The body, and the node as of the latest record. Raises `Problem`."""
-    try:
-        fields = orjson.loads(await read_body(request, MAX_BODY_BYTES) or b"{}")
-        act: Act = checked(Act, fields)
-    except orjson.JSONDecodeError as error:
-        raise invalid(
-            "this is no request", [BadField("body", str(error), 'send {"by": "…", "reason": "…"}')]
-        ) from error
-    except ValueError as error:
-        raise invalid("this is no request", bad_fields(error)) from error  # type: ignore[arg-type]
+async def _asked(node_id: str, request: Request) -> tuple[str, str, NodeState]:
+    """Who acts, why, and the node as of the latest record. Raises `Problem`."""
+    act = read_act(await read_body(request, MAX_BODY_BYTES))
     node = gateway_of(request).follower.state.nodes.get(node_id)
     if node is None:
         raise Problem(404, "no_node", f"no node {node_id!r}; GET /v1/nodes lists them")
-    return act, node
+    return caller_of(request).by, act.reason or "", node
 
 
 async def _order(gateway: Gateway, node_id: str, event: Event, holds: Holds) -> Response:

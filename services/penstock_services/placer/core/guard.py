@@ -46,6 +46,8 @@ def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str 
     job = state.jobs.get(event.job_id)
     if job is None:
         return "unknown_job"
+    if event.tenant not in (None, job.spec.owner):
+        return "other_tenant"
     return "already_stopping" if job.stop_reason in FINAL_STOPS else None
 
 
