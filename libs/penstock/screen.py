@@ -13,10 +13,17 @@ from rich.table import Table
 PIPED_WIDTH = 1_000  # columns; nothing is cut that goes into a pipe or a file
 
 
-def console(*, stderr: bool = False, soft_wrap: bool = False, piped_width: int = PIPED_WIDTH) -> Console:
-    """No colour when piped or with NO_COLOR; `piped_width` columns when piped, unless COLUMNS is set."""
+def console(
+    *, stderr: bool = False, soft_wrap: bool = False, piped_width: int = PIPED_WIDTH, whole: bool = False
+) -> Console:
+    """No colour when piped or with NO_COLOR; `piped_width` columns when piped, unless COLUMNS is set.
+
+    `whole`: no column of a table is cut; a terminal that is too narrow wraps the lines.
+    """
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else piped_width
+    if whole:
+        width = PIPED_WIDTH
     return Console(file=stream, highlight=False, soft_wrap=soft_wrap, width=width, emoji=False)
 
 

@@ -152,6 +152,11 @@ def test_without_the_token_nobody_comes_in(up: Installation, place: Path) -> Non
     assert up.run("get", "jobs", "--token-file", str(wrong)).returncode == 21
 
 
+def test_a_narrow_terminal_cuts_no_column_of_a_wide_table(up: Installation) -> None:
+    shown = up.run("get", "nodes", "-o", "wide", COLUMNS="60").stdout.splitlines()
+    assert all("node-" in line and "exits" in line for line in shown[1:]), shown
+
+
 @pytest.mark.usefixtures("succeeded")
 def test_what_a_job_could_steal_from_its_node_is_that_nodes_own(up: Installation) -> None:
     """A job breaks out and reads the log's URL that its node-reporter has: no ledger, no orders of other nodes."""
@@ -288,6 +293,18 @@ def test_top_and_watch_in_a_pipe_show_a_snapshot_and_then_lines(up: Installation
             break
     watching.send_signal(signal.SIGINT)
     assert watching.wait(30) == 130
+
+
+def test_a_pipeline_that_may_only_submit_cancels_its_job(up: Installation, place: Path) -> None:
+    """It has the id that its submission printed; names and starts of ids are for those who may read."""
+    made = up.run("token", "--roles", "submit", "--tenant", "ci")
+    token = place / "submit-only"
+    token.write_text(made.stdout)
+    job_id = up.run("submit", "--detach", "--token-file", str(token), "--", "sleep", "60").stdout.strip()
+    assert up.run("cancel", job_id, "--token-file", str(token)).returncode == 0
+    assert up.run("watch", job_id).returncode == 11
+    unknown = up.run("cancel", "nightly", "--token-file", str(token))
+    assert (unknown.returncode, "nightly" in unknown.stderr) == (1, True), unknown.stderr
 
 
 def test_a_second_up_on_the_same_folder_says_who_holds_it(up: Installation) -> None:

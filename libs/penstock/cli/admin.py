@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.client import Gateway
-from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.common import JobArgument, Output, find_job_id, gateway, rows_of
 from penstock.cli.output import Format, dump, duration, present
 from penstock.cli.tables import isolation
 from penstock.exits import Exit, Stop
@@ -36,7 +36,7 @@ def cancel(
 ) -> None:
     """Cancel a job: SIGTERM, its grace, SIGKILL."""
     client = gateway(ctx)
-    job_id = find_job(client, job)["job_id"]
+    job_id = find_job_id(client, job)
     answer = client.post(f"/v1/jobs/{job_id}/cancel", {"reason": reason})
     text = f"{job_id}: asked to stop; `penstock watch {job_id}` follows it to its end"
     present(answer, output, lambda: Text(text))
@@ -89,7 +89,9 @@ def _look(client: Gateway) -> Iterator[Finding]:
     ready = [node for node in nodes if node["status"] == "ready"]
     silent = [node["node_id"] for node in nodes if node["status"] == "suspect"]
     start = "start a node-reporter, or everything on this machine with `penstock up`"
-    yield Finding("nodes", f"{len(ready)} of {len(nodes)} ready", "" if ready else start)
+    gone = [node["node_id"] for node in nodes if node["status"] == "gone"]
+    left = f"; gone: {', '.join(gone[:MAX_NAMED])}{' …' if len(gone) > MAX_NAMED else ''}" if gone else ""
+    yield Finding("nodes", f"{len(ready)} of {len(nodes)} ready{left}", "" if ready else start)
     yield from _isolation(nodes)
     if silent:
         yield Finding("silent", ", ".join(silent), "look at these machines and their node-reporters")

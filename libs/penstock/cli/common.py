@@ -46,6 +46,16 @@ def find_job(client: Gateway, text: str) -> dict[str, Any]:
     raise Stop(Exit.PROBLEM, f"job {text}: not found; `penstock get jobs` lists them") from missing
 
 
+def find_job_id(client: Gateway, text: str) -> str:
+    """The id of that job. Where this token may not read, the text is taken for an id, which the gateway judges. Raises `Stop`."""
+    try:
+        return str(find_job(client, text)["job_id"])
+    except Stop as stop:
+        if stop.code != Exit.NOT_ALLOWED:
+            raise
+        return text
+
+
 def rows_of(answer: Any, name: str) -> list[dict[str, Any]]:
     """The rows in a listing's answer."""
     return cast(list[dict[str, Any]], answer[name])

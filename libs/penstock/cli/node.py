@@ -44,7 +44,10 @@ def fence(
     reason: Reason = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """State that a machine is dead for sure: its jobs are placed elsewhere at once."""
+    """State that a machine is dead for sure: its jobs are placed elsewhere at once.
+
+    If it lives after all, its tasks run twice until its node-reporter is restarted, which ends them and joins anew.
+    """
     client = gateway(ctx)
     if not yes:
         _confirm(node, client.get(f"/v1/nodes/{quote(node)}")["jobs"])
@@ -78,5 +81,8 @@ def _sentence(act: str, found: dict[str, Any]) -> str:
     if act == "drain":
         if not jobs:
             return f"{node}: {found['status']}, drained; nothing runs on it"
-        return f"{node}: {len(jobs)} jobs are leaving it; `penstock get nodes` shows when it is drained"
+        leaving = "1 job is" if len(jobs) == 1 else f"{len(jobs)} jobs are"
+        return f"{node}: {leaving} leaving it; `penstock get nodes` shows when it is drained"
+    if act == "fence":
+        return f"{node}: {found['status']}; if it lives after all, restart its node-reporter, which ends what it still runs"
     return f"{node}: {found['status']}, {'cordoned' if found['cordon'] else 'not cordoned'}"

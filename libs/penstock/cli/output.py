@@ -38,7 +38,7 @@ def present(data: Any, form: Format, draw: Callable[[], RenderableType | None]) 
     if form in (Format.JSON, Format.YAML):
         dump(data, form)
     elif (shown := draw()) is not None:
-        console().print(shown)
+        console(whole=form is Format.WIDE).print(shown)
 
 
 def present_one(data: Any, form: Format, draw: Callable[[], None]) -> None:
