@@ -53,7 +53,7 @@ def _start_fresh(folder: Path) -> None:
     """Removes an earlier demo. Raises `ConfigurationError` when it still runs, or the folder is not the demo's."""
     if not folder.exists():
         return
-    known = {"postgres", "nodes", "logs", "task-logs", "log", "up.lock", "operator.key"}
+    known = {"postgres", "nodes", "logs", "task-logs", "log", "up.lock", "keys", "operator.key"}
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
     if strange:
         raise ConfigurationError(

@@ -48,7 +48,9 @@ logger = logging.getLogger(__name__)
 RACKS = 2  # virtual nodes are spread over so many, so that the network levels differ
 DRAIN_GRACE_MS = 1_500  # running tasks get so long after SIGTERM; all of `up` must end within 5 s
 TASK_LOGS = "task-logs"  # inside the folder: JOB/TASK.log
+KEYS = "keys"
 OWN_FOLDERS = (
+    KEYS,
     "postgres",
     "nodes",
     "logs",
@@ -114,7 +116,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
             "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
         }
-        bind[OPERATOR_KEY] = str(operator_key_at(options.folder / "operator.key"))
+        bind[OPERATOR_KEY] = str(operator_key_at(_keys(options.folder) / "operator.key"))
         stack.enter_context(_environment({**settings.environment(), **bind}))
         await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
         step("services", "placer, estimator, projector, gateway")
@@ -125,7 +127,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
             warn(
                 "you are root, and so are the jobs, with few of root's rights; elsewhere node-reporters ask for --task-user"
             )
-        url = f"http://127.0.0.1:{port}"
+        url = f"{'https' if os.environ.get('PENSTOCK_GATEWAY_TLS_CERT') else 'http'}://127.0.0.1:{port}"
         announce(lock, url)
         yield Running(url, failed)
 
@@ -136,6 +138,7 @@ async def _postgres(
     """The DSN of the configured server, or of one of our own that is started again whenever it dies."""
     dsn, server = await resolve_dsn(folder)
     if server is not None:
+        _write_private(folder / "url", dsn)
         stack.push_async_callback(server.stop)
         stack.push_async_callback(
             cancelled, [watched(_keep_postgres(server, folder, warn), failed, "postgres")]
@@ -247,11 +250,22 @@ def _node_command(options: Options, settings: Settings, number: int, node_id: st
 
 def _node_environment(settings: Settings, log_url: Path) -> dict[str, str]:
     """The log's password is in a file of our own, the database's nowhere: no node-reporter needs it."""
-    log_url.touch(mode=0o600)
-    log_url.write_text(settings.log_url)
+    _write_private(log_url, settings.log_url)
     found = {**os.environ, **settings.environment(), "PENSTOCK_LOG_FILE": str(log_url)}
     absent = ("PENSTOCK_LOG", DSN_VARIABLE, "PENSTOCK_DSN_FILE")
     return {name: value for name, value in found.items() if name not in absent}
+
+
+def _keys(folder: Path) -> Path:
+    """Where jobs see nothing."""
+    found = folder / KEYS
+    found.mkdir(mode=0o700, exist_ok=True)
+    return found
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
 def _describe_nodes(options: Options) -> str:

@@ -1,6 +1,7 @@
 """`penstock up`: what is up is printed part by part; then it stays until it is interrupted."""
 
 import asyncio
+import os
 import time
 
 from penstock.local.options import DEFAULT_PORT, Options
@@ -20,8 +21,15 @@ async def up(options: Options) -> int:
             took_s = time.perf_counter() - start_s
             screen.print(f"  [bold]{'gateway':<10}[/] [cyan]{stack.url}[/]")
             screen.print(f"\n[green]Ready[/] after {took_s:.1f} s. In another terminal:\n")
-            if options.port != DEFAULT_PORT:
+            encrypted = stack.url.startswith("https://")
+            if options.port != DEFAULT_PORT or encrypted:
                 screen.print(f"  export PENSTOCK_SERVER={stack.url}")
+            if encrypted:
+                screen.print(
+                    "  export PENSTOCK_CA=FILE           # the authority that signed its certificate"
+                )
+            if os.environ.get("PENSTOCK_TOKENS"):
+                screen.print("  export PENSTOCK_TOKEN_FILE=FILE   # a token that `penstock token` made")
             screen.print("  penstock submit -- python train.py\n  penstock top\n\nCtrl-C stops everything.")
             await stack.until_failure()
     except asyncio.CancelledError:
