@@ -154,6 +154,8 @@ def test_help_lists_the_exit_codes() -> None:
         (("submit", "--gpus", "17", "--", "true"), 2, ("resources.gpus", "at most 16")),
         (("submit", "--gpu-memory", "8GB", "--", "true"), 2, ("resources.gpu_memory", "8GiB")),
         (("submit", "-e", "NAME", "--", "true"), 2, ("--env 'NAME'", "NAME=VALUE")),
+        (("submit", "--secret", "KEY", "--", "true"), 2, ("--secret 'KEY'", "VARIABLE=NAME")),
+        (("submit", "-e", "A=1", "--secret", "A=b", "--", "true"), 2, ("--secret A", "remove one")),
         (("submit", "-f", "/nowhere.yaml"), 2, ("/nowhere.yaml", "No such file")),
         (("submit", "--", "true"), 20, ("penstock up",)),
     ],

@@ -103,6 +103,8 @@ def test_what_looks_like_a_secret_is_noticed_and_the_rest_is_not() -> None:
     assert {field for field, _ in suspicions(SECRET_LOOKING)} == {f"env.{name}" for name in SECRET_LOOKING}
     assert list(suspicions(ORDINARY, ["train", "--lr", "0.1"])) == []
     assert [field for field, _ in suspicions({}, ["sync", "--to", "s3://key:secret@host/b"])] == ["command.2"]
+    names = {"A": "wandb", "B": "team-a.hf-token", "C": "ghp_0123456789abcdefghijABCDEFGHIJ012345"}
+    assert [field for field, _ in suspicions({}, secrets=names)] == ["secrets.C"], "its text, not its name"
     assert not any(value in why for _, why in suspicions(SECRET_LOOKING) for value in SECRET_LOOKING.values())
 
 

@@ -84,21 +84,27 @@ def _user() -> str:
         return f"uid-{os.getuid()}"
 
 
-def pairs(values: list[str], flag: str) -> dict[str, str]:
+def pairs(values: list[str], flag: str, form: str = "NAME=VALUE") -> dict[str, str]:
     """`NAME=VALUE` flags as a mapping. Raises `Stop`."""
     found: dict[str, str] = {}
     for text in values:
         name, mark, value = text.partition("=")
         if not mark or not name:
-            raise Stop(Exit.BAD_SPEC, f"{flag} {brief(text)}: give NAME=VALUE")
+            raise Stop(Exit.BAD_SPEC, f"{flag} {brief(text)}: give {form}")
         found[name] = value
     return found
 
 
 def variables(env: list[str], secrets: list[str]) -> dict[str, Any]:
     """`env` of a job file, from `--env` and `--secret`. Raises `Stop`."""
-    references = {name: {"secret": secret} for name, secret in pairs(secrets, "--secret").items()}
-    return {**pairs(env, "--env"), **references}
+    named = pairs(secrets, "--secret", "VARIABLE=NAME, the name of a secret that the nodes have")
+    plain = pairs(env, "--env")
+    if twice := sorted(plain.keys() & named.keys()):
+        raise Stop(
+            Exit.BAD_SPEC,
+            f"--env {twice[0]} and --secret {twice[0]}: one variable has one source; remove one",
+        )
+    return {**plain, **{name: {"secret": secret} for name, secret in named.items()}}
 
 
 def default_name(command: list[str]) -> str:

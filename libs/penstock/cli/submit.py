@@ -11,6 +11,7 @@ from penstock.cli.output import Format, dump, remark
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
+from penstock.sdk.secrets import remedy, suspicions
 
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
@@ -65,7 +66,10 @@ def submit(
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=SECRET", help="A variable from the nodes' secret. May be repeated."),
+        typer.Option(
+            metavar="VARIABLE=NAME",
+            help="A variable from the nodes' secret of this name, never its text. May be repeated.",
+        ),
     ] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     workdir: Annotated[str | None, typer.Option(help="On the node; by default the current folder.")] = None,
@@ -104,6 +108,8 @@ def submit(
     }
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
+        for field, why in suspicions(spec.env, spec.command, spec.secrets):
+            remark(f"warning: {field} looks like a secret: {why}; {remedy(field)}")
         dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
         return
     key = idempotency_key or jobspec.idempotency_key(spec)

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 NAME = re.compile(
     r"(^|_)(token|secret|passw(or)?d|passphrase|pwd|api_?key|access_?key|private_?key|credentials?|auth)(_|$)",
@@ -26,20 +27,29 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 HARMLESS = re.compile(r"(true|false|yes|no|none|\d*)\Z", re.IGNORECASE)
 
 
-def suspicions(env: Mapping[str, str], command: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """(field, what gives it away) of what looks like a secret; never its text."""
+def suspicions(
+    env: Mapping[str, str], command: Sequence[str] = (), secrets: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[str, str]]:
+    """(field, what gives it away) of what looks like a secret; never its text. `secrets`: variable → name of a secret."""
     for name, value in env.items():
         if (why := _why(name, value)) is not None:
             yield f"env.{name}", why
     for number, word in enumerate(command):
         if (why := _form(word)) is not None:
             yield f"command.{number}", why
+    for name, secret in secrets.items():
+        if FORM.search(secret) or _is_random(secret):
+            yield f"secrets.{name}", "it is not a name, but has the form of a token or key"
 
 
 def remedy(field: str) -> str:
     """What to write instead."""
-    name = field.partition(".")[2] if field.startswith("env.") else "NAME"
-    return f"give the nodes the secret and write `{name}: {{secret: name-of-it}}` under env; what stands here is in the ledger for ever"
+    section, _, name = field.partition(".")
+    variable = name if section in ("env", "secrets") else "NAME"
+    return (
+        f"give the nodes the secret and write `{variable}: {{secret: name-of-it}}` under env, or --secret {variable}=name-of-it; "
+        "what stands here is in the ledger for ever"
+    )
 
 
 def _why(name: str, value: str) -> str | None:

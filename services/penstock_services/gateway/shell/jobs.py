@@ -213,7 +213,7 @@ def _warnings(spec: JobSpec) -> list[dict[str, str]]:
     """What in the job looks like a secret."""
     return [
         BadField(field, f"looks like a secret: {why}", remedy(field))._asdict()
-        for field, why in suspicions(spec.env, spec.command)
+        for field, why in suspicions(spec.env, spec.command, spec.secrets)
     ]
 
 

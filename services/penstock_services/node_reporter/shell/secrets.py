@@ -39,11 +39,12 @@ class Secrets:
                 ) from error
             else:
                 return _checked(variable, name, mode, raw)
-        found = self._env.get(PREFIX + name.upper().replace("-", "_").replace(".", "_"))
+        own = PREFIX + name.upper().replace("-", "_").replace(".", "_")
+        found = self._env.get(own)
         if found is None:
             raise SecretMissing(
                 f"{variable}: this node has no secret {name!r}; put it into a file of that name, mode 0600, in the folder "
-                f"that --secrets-dir names, on every node"
+                f"that --secrets-dir (PENSTOCK_SECRETS_DIR) names, or into the node-reporter's {own}, on every node"
             )
         return found
 
