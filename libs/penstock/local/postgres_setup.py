@@ -132,7 +132,12 @@ def _write_private(folder: Path, urls: Mapping[str, str]) -> None:
     """A file for each service and node, whole or not at all; only its owner may read it."""
     for name, url in urls.items():
         new = folder / f"{name}.new"
-        new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--urls: {new.parent} cannot be made: {error.strerror}; give a folder of your own"
+            ) from error
         new.unlink(missing_ok=True)
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(url + "\n")

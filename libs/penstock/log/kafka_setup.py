@@ -103,6 +103,10 @@ def prepare_kafka(
     ] = False,
 ) -> None:
     """Make a Kafka ready for Penstock: its topics, and the rights of each service. Run again at any time."""
+    if not url:
+        raise ConfigurationError(
+            "URL: not given; give kafka://[user:password@]host:port, or set PENSTOCK_LOG"
+        )
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     table = read_rights(rights) if rights is not None else {}
     print("\n".join(asyncio.run(prepare(url, table, cells, correct=correct))))

@@ -32,8 +32,13 @@ def token(
         caller = Caller(frozenset(map(Role, filter(None, roles.split(",")))), tenant, node, name)
         line = token_line(made, caller)
         _append(tokens, line)
-    except (ValueError, OSError) as error:
-        raise Stop(Exit.BAD_SPEC, f"{tokens}: no token was made: {error}") from error
+    except OSError as error:
+        raise Stop(
+            Exit.BAD_SPEC,
+            f"--tokens {tokens}: no token was made: {error.strerror}; name a file in a folder that exists",
+        ) from error
+    except ValueError as error:
+        raise Stop(Exit.BAD_SPEC, f"--tokens {tokens}: no token was made: {error}") from error
     print(made)
 
 

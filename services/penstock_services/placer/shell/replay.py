@@ -183,7 +183,7 @@ class Replayer:
         moment = Moment(raw.seq, raw.term, raw.now_ms)
         failure = failure_of(raw)
         if raw.cause.topic is not None:
-            found = await self._input(raw.cause.topic, raw.cause.offset)
+            found = await self._input(raw.seq, raw.cause.topic, raw.cause.offset)
             forgery = forgery_of(raw)
             draft = answer_input(self._core, moment, found, failure, lambda *_: forgery).draft
         elif raw.cause.timer_id is not None:
@@ -195,8 +195,8 @@ class Replayer:
             draft = answer_term(self._core, moment, fact, accepted)
         return write(Head(raw.seq - 1, raw.parent, raw.term), draft)[1]
 
-    async def _input(self, topic: str, offset: int) -> Input:
-        """The input record at this offset. Raises `LookupError` if the log no longer has it."""
+    async def _input(self, seq: int, topic: str, offset: int) -> Input:
+        """The input that ledger record `seq` answers, at this offset. Raises `LookupError` if the log has it no longer."""
         reader, waiting = self._inputs[Topic(topic)]
         while True:
             while waiting:
@@ -205,7 +205,10 @@ class Replayer:
                     return Input(*record.partition, record.offset, record.headers, record.value)
             records = await reader.read(timeout_ms=INPUT_WAIT_MS)
             if not records:
-                raise LookupError(f"{topic} offset {offset} is named by the ledger but no longer in the log")
+                raise LookupError(
+                    f"ledger record {seq} answers {topic} offset {offset}, which cannot be read again: the input was accepted at "
+                    f"another offset, or is gone; `penstock replay --until {seq - 1}` compares what comes before"
+                )
             waiting.extend(records)
 
 
