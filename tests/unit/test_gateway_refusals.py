@@ -5,6 +5,8 @@ import pytest
 from penstock.model.envelope import Envelope
 from penstock.model.external_events import JobSubmitted
 from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec
+from penstock.sdk.job_warnings import warnings_of
+from penstock.sdk.jobfile import parse_job
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.events import _check_accepted
 
@@ -31,3 +33,13 @@ def _refused(job_id: str) -> None:
         _check_accepted(submission(job_id))
     assert refused.value.status == 400
     assert "data.job_id" in str(refused.value.body())
+
+
+@pytest.mark.parametrize("written", [8, "8", "8MiB"])
+def test_eight_that_may_mean_gibibytes_is_warned_of(written: object) -> None:
+    """`--host-memory 8`: the job is accepted, and would be killed at 8 MiB."""
+    spec = parse_job({"command": ["x"], "resources": {"host_memory": written, "gpu_memory": "8GiB"}})
+    [warning] = warnings_of(spec)
+    assert warning.field == "resources.host_memory_mib"
+    assert "8 MiB" in warning.message
+    assert "8GiB" in warning.remedy

@@ -11,7 +11,7 @@ from penstock.cli.output import Format, dump, remark
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
-from penstock.sdk.secrets import remedy, suspicions
+from penstock.sdk.job_warnings import warnings_of
 
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
@@ -108,8 +108,8 @@ def submit(
     }
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
-        for field, why in suspicions(spec.env, spec.command, spec.secrets):
-            remark(f"warning: {field} looks like a secret: {why}; {remedy(field)}")
+        for field, message, remedy in warnings_of(spec):
+            remark(f"warning: {field} {message}; {remedy}")
         dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
         return
     key = idempotency_key or jobspec.idempotency_key(spec)

@@ -1,11 +1,12 @@
 """Durations, sizes and rates as people write them, and their exact meaning in machine units.
 
-| kind | written | plain number | becomes |
+| kind | written | without a unit | becomes |
 |---|---|---|---|
 | duration | `500ms` `90s` `10m` `2h` `1d` `1h30m` | seconds | whole milliseconds |
 | memory | `512MiB` `8GiB` `1TiB` | MiB | whole MiB, rounded up |
 | rate | `800Mbit` `10Gbit` | Mbit/s | whole Mbit/s, rounded up |
 
+A plain number means the same as its text, so that `host_memory: 8` of a job file and `--host-memory 8` are one job.
 Memory units are binary on purpose: `8GB` is refused with `8GiB` as remedy rather than read as either.
 """
 
@@ -32,7 +33,7 @@ _QUANTITY = re.compile(rf"^({_NUMBER}) ?([A-Za-z/]+)$")
 def duration_ms(value: object) -> int:
     """Milliseconds ≥ 0, rounded to the nearest. Raises ValueError with the remedy."""
     remedy = "write a duration such as 90s, 10m, 2h or 1d, or plain seconds"
-    if isinstance(value, str):
+    if isinstance(value, str) and not re.fullmatch(_NUMBER, value):
         if re.fullmatch(DURATION_PATTERN, value) is None:
             raise ValueError(f"{brief(value)} is no duration; {remedy}")
         parts = ((Fraction(part[1]), MS_PER_UNIT[part[3]]) for part in _DURATION_PART.finditer(value))
@@ -51,7 +52,7 @@ def rate_mbps(value: object) -> int:
 
 
 def _quantity(value: object, kind: str, units: dict[str, int], remedy: str) -> int:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or re.fullmatch(_NUMBER, value):
         return math.ceil(_plain(value, kind, remedy))
     match = _QUANTITY.fullmatch(value)
     if match is None:
@@ -71,7 +72,9 @@ def show(number: int, units: Mapping[str, int]) -> str:
 
 
 def _plain(value: object, kind: str, remedy: str) -> Fraction:
-    """A number without unit, ≥ 0 and finite. Raises ValueError."""
+    """A number without unit, or its text, ≥ 0 and finite. Raises ValueError."""
+    if isinstance(value, str):
+        return Fraction(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{brief(value)} is no {kind}; {remedy}")
     if isinstance(value, float) and not math.isfinite(value):

@@ -22,7 +22,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Attributes
-from penstock.sdk.secrets import remedy, suspicions
+from penstock.sdk.job_warnings import warnings_of
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.acts import Act, read_act
 from penstock_services.gateway.core.eta import EtaReport
@@ -209,18 +209,10 @@ async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str 
     gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
 
-def _warnings(spec: JobSpec) -> list[dict[str, str]]:
-    """What in the job looks like a secret."""
-    return [
-        BadField(field, f"looks like a secret: {why}", remedy(field))._asdict()
-        for field, why in suspicions(spec.env, spec.command, spec.secrets)
-    ]
-
-
 def _accepted(job_id: str, status: int, spec: JobSpec | None = None) -> Response:
     links = {"self": f"/v1/jobs/{job_id}", "why": f"/v1/jobs/{job_id}/why", "logs": f"/v1/jobs/{job_id}/logs"}
     found: dict[str, Any] = {"job_id": job_id, "links": links}
-    if spec is not None and (warnings := _warnings(spec)):
+    if spec is not None and (warnings := [warning._asdict() for warning in warnings_of(spec)]):
         found["warnings"] = warnings
     return answer(found, status, {"Location": links["self"]})
 

@@ -1,0 +1,28 @@
+"""Warnings about a job that is accepted and yet hardly meant: texts that look like secrets, memory for no training."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.model.types import JobSpec
+from penstock.sdk.secrets import remedy, suspicions
+
+SMALL_MIB = 64  # no training fits into less; who writes 8 may mean 8 GiB
+
+
+class Doubt(NamedTuple):
+    """`field`: a path such as `resources.host_memory_mib`."""
+
+    field: str
+    message: str
+    remedy: str
+
+
+def warnings_of(spec: JobSpec) -> Iterator[Doubt]:
+    """All of them, in no particular order."""
+    for field, why in suspicions(spec.env, spec.command, spec.secrets):
+        yield Doubt(field, f"looks like a secret: {why}", remedy(field))
+    for field in ("host_memory_mib", "gpu_memory_mib"):
+        asked_mib = getattr(spec.resources, field)
+        if asked_mib is not None and asked_mib < SMALL_MIB:
+            message = f"is {asked_mib} MiB: a number without a unit counts MiB"
+            yield Doubt(f"resources.{field}", message, f"write {asked_mib}GiB if that is meant")
