@@ -126,6 +126,11 @@ async def test_a_job_file_in_yaml(cell: Cell) -> None:
     }
     bomb = "a: &a [x, x]\nb: &b [*a, *a]\ncommand: [*b, *b]\n"
     assert "aliases" in problem(await cell.http.post("/v1/jobs", content=bomb, headers=yaml), 400)["detail"]
+    twice = "command: [x]\nworkers: 1\nworkers: 2\n"
+    detail = problem(await cell.http.post("/v1/jobs", content=twice, headers=yaml), 400)["detail"]
+    assert "`workers`" in detail
+    assert "line 2" in detail
+    assert "line 3" in detail
     for junk in (
         "[" * 30_000,
         "command: [\x00]",

@@ -194,6 +194,50 @@ def test_yaml_errors_name_line_and_column(tmp_path: Path) -> None:
     assert f"{job}:3:" in answer.stderr
 
 
+def test_a_field_that_stands_twice_in_a_job_file_is_refused_with_both_lines(tmp_path: Path) -> None:
+    """A block pasted below another: the second `gpus` used to win without a word."""
+    job = tmp_path / "job.yaml"
+    job.write_text("command: [python]\nresources:\n  gpus: 4\n  cores: 2\n  gpus: 1\n")
+    answer = run("submit", "-f", str(job), "--dry-run")
+    assert answer.returncode == 2, answer.stdout
+    assert f"{job}:5:3: " in answer.stderr
+    assert "`gpus`" in answer.stderr
+    assert "line 3" in answer.stderr
+    job.write_text("x: &x {A: a}\ncommand: [python]\nenv: {<<: *x, A: b}\n")
+    assert "x: is not known" in run("submit", "-f", str(job), "--dry-run").stderr, "to merge is no repetition"
+
+
+def test_a_command_beside_a_job_file_that_has_one_is_refused() -> None:
+    """`submit -f job.yaml -- python other.py` used to run other.py under the file's name and resources."""
+    both = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="command: [python, a.py]\n")
+    assert both.returncode == 2, both.stdout
+    assert "python a.py" in both.stderr
+    assert len(both.stderr.splitlines()) == 1
+    one = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="workers: 2\n")
+    assert one.returncode == 0, one.stderr
+    assert "b.py" in one.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "complaint"),
+    [
+        ("", ("-e", "A=x", "--secret", "A=s"), "--env A and --secret A"),
+        ("", ("-e", "A=x", "-e", "A=y"), "--env A"),
+        ("", ("--secret", "A=x", "--secret", "A=y"), "--secret A"),
+        ("", ("--label", "A=x", "--label", "A=y"), "--label A"),
+        ("env: {A: x}\nsecrets: {A: s}\n", (), "A stands in env and in secrets"),
+        ("env: {A: {secret: t}}\nsecrets: {A: s}\n", (), "A stands in env and in secrets"),
+        ("secrets: {A: s}\n", ("-e", "A=x"), "A stands in env and in secrets"),
+    ],
+)
+def test_a_variable_has_one_source(file: str, flags: tuple[str, ...], complaint: str) -> None:
+    """A token both in clear text and as a secret: which of them the job saw used to depend on the order."""
+    answer = run("submit", "-f", "-", "--dry-run", *flags, stdin=f"command: [x]\n{file}")
+    assert answer.returncode == 2, answer.stdout
+    assert complaint in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1, answer.stderr
+
+
 def test_a_dry_run_needs_no_gateway_and_prints_what_would_be_submitted() -> None:
     """A pipeline's lint stage checks job files where no scheduler is reachable."""
     answer = run("submit", "-f", "-", "--dry-run", "-o", "json", stdin="command: ['true']\nrun_timeout: 2h\n")

@@ -16,6 +16,7 @@ from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.redaction import brief, unquoted
+from penstock.sdk.job_yaml import JobLoader
 from penstock.sdk.jobfile import BadJob, parse_job
 
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
@@ -49,7 +50,7 @@ def read_job_file(path: str) -> dict[str, Any]:
             f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; a job file is a dozen lines of YAML",
         )
     try:
-        found = yaml.safe_load(text)
+        found = yaml.load(text, JobLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -91,6 +92,8 @@ def pairs(values: list[str], flag: str, form: str = "NAME=VALUE") -> dict[str, s
         name, mark, value = text.partition("=")
         if not mark or not name:
             raise Stop(Exit.BAD_SPEC, f"{flag} {brief(text)}: give {form}")
+        if name in found:
+            raise Stop(Exit.BAD_SPEC, f"{flag} {name} is given twice; leave one out")
         found[name] = value
     return found
 

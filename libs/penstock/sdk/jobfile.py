@@ -255,7 +255,8 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     if not isinstance(data, Mapping):
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
     problems: list[Problem] = []
-    fields = _with_references(dict(data))
+    fields, twice = _with_references(dict(data))
+    problems += [Problem("env", f"{name} stands in env and in secrets; remove one") for name in twice]
     try:
         job = JobFile.model_validate(fields)
     except ValidationError as error:
@@ -274,20 +275,21 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
     return spec
 
 
-def _with_references(fields: dict[str, object]) -> dict[str, object]:
-    """With values `{secret: NAME}` of `env` as entries of `secrets`."""
+def _with_references(fields: dict[str, object]) -> tuple[dict[str, object], list[str]]:
+    """With values `{secret: NAME}` of `env` as entries of `secrets`, and which of them stand there already."""
     env, secrets = fields.get("env"), fields.get("secrets", {})
     if not isinstance(env, Mapping) or not isinstance(secrets, Mapping):
-        return fields
+        return fields, []
     named = {
         name: found["secret"]
         for name, found in env.items()
         if isinstance(found, Mapping) and [*found] == ["secret"]
     }
     if not named:
-        return fields
+        return fields, []
     plain = {name: found for name, found in env.items() if name not in named}
-    return {**fields, "env": plain, "secrets": {**secrets, **named}}
+    twice = [name for name in named if name in secrets]
+    return {**fields, "env": plain, "secrets": {**secrets, **named}}, twice
 
 
 def job_schema() -> dict[str, Any]:

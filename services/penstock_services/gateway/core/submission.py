@@ -16,6 +16,7 @@ from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.types import JobSpec
 from penstock.model.validation import checked_json
 from penstock.redaction import unquoted
+from penstock.sdk.job_yaml import JobLoader
 from penstock.sdk.jobfile import BadJob, parse_job
 from penstock_services.gateway.core.problems import BadField, Problem, bad_fields, invalid
 
@@ -27,7 +28,7 @@ GENERATED = re.compile(r"(k[0-9a-z]{24}|j[0-9a-z]{21})\Z")
 CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
 
 
-class PlainLoader(yaml.SafeLoader):
+class PlainLoader(JobLoader):
     """YAML without aliases: a few lines of them can stand for gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:

@@ -1,0 +1,24 @@
+"""YAML loader of job files: PyYAML's safe loader, and a key that stands twice in a mapping is an error."""
+
+from typing import Any
+
+import yaml
+
+MAX_SHOWN = 80  # characters of a key
+MERGE = "tag:yaml.org,2002:merge"  # `<<: *other` may stand several times; keys beside it win
+
+
+class JobLoader(yaml.SafeLoader):
+    """Raises `yaml.MarkedYAMLError` at the second of two equal keys, of which PyYAML would take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        found = super().compose_mapping_node(anchor)
+        marks: dict[tuple[str, str], yaml.Mark] = {}
+        for key, _ in found.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+                continue
+            if (first := marks.get((key.tag, key.value))) is not None:
+                text = f"`{key.value[:MAX_SHOWN]}` stands twice, first in line {first.line + 1}; remove one"
+                raise yaml.MarkedYAMLError(problem=text, problem_mark=key.start_mark)
+            marks[key.tag, key.value] = key.start_mark
+        return found
