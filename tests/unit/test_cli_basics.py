@@ -211,7 +211,8 @@ def test_a_command_beside_a_job_file_that_has_one_is_refused() -> None:
     """`submit -f job.yaml -- python other.py` used to run other.py under the file's name and resources."""
     both = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="command: [python, a.py]\n")
     assert both.returncode == 2, both.stdout
-    assert "python a.py" in both.stderr
+    assert "'python'" in both.stderr
+    assert "after --" in both.stderr
     assert len(both.stderr.splitlines()) == 1
     one = run("submit", "-f", "-", "--dry-run", "--", "python", "b.py", stdin="workers: 2\n")
     assert one.returncode == 0, one.stderr

@@ -11,6 +11,7 @@ from penstock.cli.output import Format, dump, remark
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
+from penstock.redaction import brief
 from penstock.sdk.job_warnings import warnings_of
 
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
@@ -140,6 +141,10 @@ def _spec(
     for section, more in sections.items():
         _merge(fields, section, more)
     if command:
+        if known := fields.get("command"):
+            program = brief(known[0] if isinstance(known, list) else known)
+            text = f"has a command already (program {program}); leave out either that or the one after --"
+            raise Stop(Exit.BAD_SPEC, f"{source}: {text}")
         fields["command"] = command
     if not fields.get("command"):
         raise Stop(Exit.BAD_SPEC, "nothing to run; give a command after --, or a job file with -f")
