@@ -18,7 +18,7 @@ import pytest
 from penstock.log.port import Message, Partition
 from penstock.model import external_events
 from penstock.model.envelope import from_wire
-from penstock.model.orders import Peer, SetCores
+from penstock.model.orders import Peer, SetCores, pack_peers
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.task_logs import log_path
 from penstock_services.node_reporter.options import Options
@@ -280,7 +280,7 @@ async def test_the_shim_that_waits_is_no_orphan(options: Options) -> None:
 
 async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> None:
     """512 members with long names, 190 KiB of peers: more than the kernel takes in one variable. Two of them run here; one
-    order has the peers. A third comes without the order that has its own."""
+    order has the peers. A third comes without the order that has its own, a fourth with damaged ones."""
     peers = tuple(
         Peer(rank=rank, role="worker", node_id=f"node-{rank}-{'x' * 100}", address=f"10.{'y' * 200}")
         for rank in range(512)
@@ -292,7 +292,7 @@ async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> No
     )
     first, second = (
         start_order(1, sys.executable, "-c", program, gpus=(rank,), task_id=f"job-1.1.{rank}", job_id="job-1",
-                    peers=() if rank else peers, peers_of="job-1.1.0" if rank else None)
+                    peers=(), peers_of="job-1.1.0", packed_peers=None if rank else pack_peers(peers))
         for rank in (0, 1)
     )  # fmt: skip
     await cell.order(first, second)
@@ -306,6 +306,11 @@ async def test_a_large_gangs_peers_are_one_file(node: Options, cell: Cell) -> No
     refused = await cell.until(external_events.OrderRefused)
     assert (refused.task_id, refused.reason) == ("job-2.1.1", "unknown_task")
     assert "job-2.1.0" in refused.detail
+    await cell.order(
+        start_order(3, task_id="job-3.1.1", peers=(), peers_of="job-3.1.1", packed_peers="eJyLjgUAARUAuQ")
+    )
+    refused = await cell.until(external_events.OrderRefused, task_id="job-3.1.1")
+    assert "packed_peers cannot be read" in refused.detail
     host = LinuxHost(node)
     gangs = node.state_dir / "gangs"
     for rank, left in ((0, 1), (1, 0)):

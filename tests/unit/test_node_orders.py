@@ -1,6 +1,8 @@
 """Stories of operators who take nodes out of use: cordon, drain, uncordon, fence."""
 
+from base64 import b64encode
 from typing import Any
+from zlib import compress
 
 import pytest
 from msgspec.structs import replace
@@ -9,7 +11,7 @@ from penstock.ledger.snapshot import dump, load
 from penstock.model.codec import encode
 from penstock.model.external_events import NodeCordoned, NodeLeft, NodeUncordoned, TaskStarted
 from penstock.model.ledger_events import JobRequeued, PlacerSettings, TaskLost
-from penstock.model.orders import StopTask
+from penstock.model.orders import Order, StopTask, pack_peers, unpack_peers
 from penstock.model.transitions import JobStatus
 from penstock.policies.explain import explain
 from penstock.policies.reasons import Reason
@@ -17,6 +19,7 @@ from penstock_services.placer.core.orders import outstanding, start_orders
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 ADA = "ada@workstation-7"
+TOO_MUCH = b64encode(compress(b"[" + b" " * Order.MAX_BYTES + b"]")).decode()
 
 
 def cordon(node_id: str = "n1", *, drain: bool = False) -> NodeCordoned:
@@ -161,9 +164,9 @@ def test_a_large_gangs_peers_are_ordered_once_per_node() -> None:
     orders = start_orders(cell.state, "large", job.token)
     _named_once(orders, 32)
     size = sum(len(encode(order)) for order in orders)
-    whole = sum(len(encode(replace(order, peers=orders[0].peers, peers_of=None))) for order in orders)
-    print(f"{size} bytes of orders, {whole} with all peers in each")
-    assert size < whole / 6
+    peers = unpack_peers(orders[0].packed_peers or "")
+    whole = sum(len(encode(replace(order, peers=peers, peers_of=None))) for order in orders)
+    assert size < whole / 20
     cell.feed(
         TaskStarted(
             node_id=orders[0].node_id, task_id=orders[0].task_id, token=job.token, pid=1, started_ms=1
@@ -183,9 +186,39 @@ def _named_once(orders: list[Any], nodes: int) -> None:
     """The first order to each node has all peers; the others there name it."""
     first: dict[str, str] = {}
     for order in orders:
-        if order.node_id not in first:
-            first[order.node_id] = order.task_id
-            assert (len(order.peers), order.peers_of) == (256, None)
+        assert order.peers == ()
+        assert order.peers_of == first.setdefault(order.node_id, order.task_id)
+        if order.peers_of != order.task_id:
+            assert order.packed_peers is None
         else:
-            assert (order.peers, order.peers_of) == ((), first[order.node_id])
+            assert len(unpack_peers(order.packed_peers)) == 256
     assert len(first) == nodes
+
+
+def test_the_largest_gang_with_a_task_on_each_node_is_few_bytes_of_orders() -> None:
+    """512 members on 512 nodes: 19 MiB if each node got the peers as they are."""
+    cell = CellDriver(PlacerSettings(profile="fifo"))
+    for number in range(512):
+        spec = node_spec(f"gpu-node-{number:04d}", gpus=1, cores=1)
+        cell.join(replace(spec, address=f"10.0.{number // 256}.{number % 256}"))
+    cell.submit("large", job_spec(workers=256, ps=256), estimate(1, cores=1, memory_mib=64))
+    job = cell.job("large")
+    assert len({task.place.node_id for task in job.tasks.values()}) == 512
+    orders = start_orders(cell.state, "large", job.token)
+    assert sum(len(encode(order)) for order in orders) < 4 << 20
+    repeated = outstanding(cell.state, list(cell.state.nodes), job.token)
+    assert {order.task_id: order for order in repeated} == {order.task_id: order for order in orders}
+    peers = unpack_peers(orders[0].packed_peers)
+    assert [(peer.rank, peer.node_id) for peer in peers] == [
+        (task.place.rank, task.place.node_id) for task in job.tasks.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    "packed",
+    ["", "?", "AAAA", pack_peers(())[:-8], b64encode(compress(b"{}")).decode(), TOO_MUCH],
+    ids=["empty", "no base64", "no zlib", "cut", "no peers", "too many"],
+)
+def test_packed_peers_that_cannot_be_read(packed: str) -> None:
+    with pytest.raises(ValueError, match="packed_peers"):
+        unpack_peers(packed)

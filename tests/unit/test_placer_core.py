@@ -1,5 +1,8 @@
 """Stories of the placer's core: events in, exact facts out; invariants hold after every step (driver)."""
 
+import random
+from string import ascii_letters
+
 import msgspec
 import pytest
 
@@ -21,7 +24,7 @@ from penstock.model.external_events import (
     TaskStarted,
 )
 from penstock.model.ledger_events import PlacerSettings
-from penstock.model.orders import StartTask, StopTask
+from penstock.model.orders import StartTask, StopTask, unpack_peers
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus, NodeStatus
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
@@ -352,15 +355,19 @@ def test_messages_with_an_older_token_change_nothing(cell: CellDriver) -> None:
 
 
 def test_the_largest_gang_gets_orders_that_its_nodes_can_read() -> None:
-    """512 tasks name 512 peers in each order; a node must not find its own order too large."""
-    cell = CellDriver()
-    cell.join(*[node_spec(f"a-node-with-a-rather-long-name-{n:03}", 8, cores=64) for n in range(64)])
+    """512 members on nodes whose names and addresses are as long as they may be, and random; a node must not find its own order
+    too large, nor the peers in it."""
+    cell, letters = CellDriver(PlacerSettings(profile="fifo")), random.Random(1)
+    for _ in range(512):
+        name, address = ("".join(letters.choices(ascii_letters, k=length)) for length in (113, 255))
+        cell.join(msgspec.structs.replace(node_spec(name, 1, cores=1), address=address))
     cell.submit("g", job_spec(workers=256, ps=256), estimate(1, cores=1, memory_mib=64))
-    orders = cell.orders()
+    orders = [order for order in cell.orders() if isinstance(order, StartTask)]
     assert len(orders) == 512
     value = encode(orders[0])
-    assert len(value) > MAX_EVENT_BYTES // 2
+    assert len(value) > MAX_EVENT_BYTES * 2
     assert decode(wire_type(StartTask), value) == orders[0]
+    assert len({peer.address for peer in unpack_peers(orders[0].packed_peers or "")}) == 512
 
 
 def test_a_frozen_cell_waits_for_the_majority_however_long_it_takes(cell: CellDriver) -> None:

@@ -4,7 +4,7 @@ It believes no service: GPUs are identified by UUID, processes and faults are as
 `chain`, `check`, `fold` and `replay` ask the product's code, since they compare it with the judge or with itself.
 
 Rules, beside those of `ledger_rules` and `process_rules`: `proof` (nothing is freed or placed anew while it lives),
-`outcome` (each job ends rightly), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
+`outcome` (each job ends rightly), `gang` (a task knows all members of its gang), `order` (processes, too, follow from valid records alone), `durable` (a task's token is
 on the disk before it starts), `fault` (nothing new starts on a GPU whose fault is in the ledger, before a boot or a repair), `signal` (no task is stopped unasked), `stop` (who is to be stopped gets a signal), `report`
 (a node reports only what happened), `drain` (a drained node's jobs are stopped), `commit` (on a conditional log no decision of a placer is void), `chain`, `check`,
 `fold`, `replay`, `crash`, `liveness`, `rest`.
@@ -268,6 +268,11 @@ class Judge:
         for machine in self.machines.values():
             yield from machine.processes.values()
 
+    def gang(self, token: int, job_id: str) -> list[Fact]:
+        """The places of all members, as they were placed under this token."""
+        placed = self.placed.items()
+        return [found.place for key, found in placed if key[0] == token and found.job_id == job_id]
+
     def starts(self, machine: Machine, process: TaskProcess) -> None:
         """A program is about to start."""
         order, key, rules = process.order, process.key, self._processes
@@ -284,6 +289,9 @@ class Judge:
         if order.boot_id != machine.spec.boot_id:
             raise Violation("attempt", f"{at} for the boot {order.boot_id}")
         own = self.placed.get((order.token, order.task_id))
+        gang = {(place["rank"], place["node_id"]) for place in self.gang(order.token, order.job_id)}
+        if own is not None and (known := {(peer.rank, peer.node_id) for peer in order.peers}) != gang:
+            raise Violation("gang", f"{at} with the peers {sorted(known)}; its gang is {sorted(gang)}")
         if own is not None and own.gpus != process.gpus:
             raise Violation("gpu", f"{at} with {process.gpus}; the ledger gave it {own.gpus}")
         broken = [
@@ -300,8 +308,8 @@ class Judge:
         if not machine.disk.has_synced(*key):
             raise Violation("durable", f"{at}, and its token is not on the disk")
         if key not in self._disowned:
-            known = (found for found in self._processes_now() if found.key not in self._disowned)
-            rules.no_other_attempt(new, map(_running, known))
+            owned = (found for found in self._processes_now() if found.key not in self._disowned)
+            rules.no_other_attempt(new, map(_running, owned))
         rules.gpus_are_free(new, map(_running, machine.processes.values()))
 
 

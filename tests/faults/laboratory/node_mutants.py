@@ -47,6 +47,12 @@ def _() -> None:
     replace(real, start)
 
 
+@mutant("the second task of a gang on a node does not get its peers")
+def _() -> None:
+    real = machine._peers
+    replace(real, lambda state, order: real(state, order) if order.packed_peers is not None else ())
+
+
 @mutant("a node waits for no predecessor", faults="false_report,late")
 def _() -> None:
     replace(gpu_shares.fits, lambda others, task: True)

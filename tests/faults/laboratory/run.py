@@ -5,14 +5,17 @@ from typing import NamedTuple
 
 from penstock.errors import LogError
 from penstock.model.transitions import IllegalTransition
+from penstock_services.placer.core import orders
 from tests.faults.laboratory.cell import Laboratory, Options
 from tests.faults.laboratory.environment import environment, on_loop_error
+from tests.faults.laboratory.patching import posing
 from tests.faults.laboratory.process import clock_error_ms, clock_rate
 from tests.faults.laboratory.world import UNEXPECTED
 from tests.faults.ledger_rules import Violation
 from tests.support.virtual_time import run_virtually
 
 REPLAY_EVERY = 4  # runs of which the whole ledger is decided again
+PEERS_EACH = (64, 1)  # gangs here are small: in every other run their orders are those of large ones
 
 
 class Outcome(NamedTuple):
@@ -38,7 +41,8 @@ async def _live(options: Options) -> Outcome:
     world, judge = laboratory.world, laboratory.judge
     world.loop.set_exception_handler(on_loop_error(world))
     rule = what = ""
-    with environment(world, laboratory.environment):
+    packed_above = PEERS_EACH[options.seed % len(PEERS_EACH)]
+    with environment(world, laboratory.environment), posing(orders, "MAX_PEERS_EACH", packed_above):
         try:
             await laboratory.run()
             if options.seed % REPLAY_EVERY == 0 and not laboratory.inputs_lost:

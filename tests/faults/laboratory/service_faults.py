@@ -6,7 +6,7 @@ from penstock.ledger.record import Draft, Head, write
 from penstock.log.port import Message, Partition
 from penstock.model.event import Event
 from penstock.model.external_events import JobCancelRequested
-from penstock.model.orders import StartTask
+from penstock.model.orders import Peer, StartTask
 from penstock.model.topics import INPUT_TOPICS, Topic
 from penstock.model.types import TaskPlacement
 from tests.faults.laboratory.injector import Injector
@@ -115,7 +115,10 @@ class ServiceFaults(Injector):
             command=("train",),
             place=msgspec.convert(own.place, TaskPlacement),
             gpu_uuids=own.gpus,
-            peers=(),
+            peers=tuple(
+                Peer(rank=place["rank"], role=place["role"], node_id=place["node_id"], address="127.0.0.1")
+                for place in self._lab.judge.gang(key[0], own.job_id)
+            ),
             rendezvous_port=29_500,
             grace_ms=1_000,
         )

@@ -30,11 +30,13 @@ from penstock.model.orders import (
     AnswerJoin,
     CheckpointTask,
     Order,
+    Peer,
     SetBandwidth,
     SetCores,
     StartTask,
     StopTask,
     TaskOrder,
+    unpack_peers,
 )
 from penstock.model.types import Usage
 from penstock_services.node_reporter.core.gpu_shares import exclude, fits
@@ -277,12 +279,10 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
         return
     refusal = _unacceptable(state, order, known, highest)
     if refusal is None and order.peers_of is not None:
-        bearer = state.tasks.get(order.peers_of)
-        if bearer is not None and bearer.token == order.token and bearer.order is not None:
-            order = replace(order, peers=bearer.order.peers, peers_of=None)
-        else:
-            detail = f"the order of {order.peers_of}, which has its peers, is not known here"
-            refusal = _refusal(order, "unknown_task", highest, detail)
+        try:
+            order = replace(order, peers=_peers(state, order), peers_of=None, packed_peers=None)
+        except ValueError as error:
+            refusal = _refusal(order, "unknown_task", highest, str(error))
     if refusal is not None:
         if known is not None and known.status is not Status.ENDED:
             yield Put(replace(known, refused_token=order.token))
@@ -301,6 +301,16 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
     else:
         yield Put(replace(task, status=Status.STARTING))
         yield Spawn(order)
+
+
+def _peers(state: NodeState, order: StartTask) -> tuple[Peer, ...]:
+    """Of a large gang: packed, or those of the order that `peers_of` names. Raises `ValueError`."""
+    if order.packed_peers is not None:
+        return unpack_peers(order.packed_peers)
+    bearer = state.tasks.get(order.peers_of or "")
+    if bearer is None or bearer.token != order.token or bearer.order is None:
+        raise ValueError(f"the order of {order.peers_of}, which has its peers, is not known here")
+    return bearer.order.peers
 
 
 def _highest(state: NodeState, order: StartTask, known: Task | None) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.ledger.state import CellState, JobState, NodeState, TaskState
 from penstock.model.event import Event
@@ -14,18 +14,25 @@ from penstock.model.ledger_events import (
     ProbeExpired,
     StopDecided,
 )
-from penstock.model.orders import AnswerJoin, Order, Peer, ProbeNode, StartTask, StopTask
+from penstock.model.orders import AnswerJoin, Order, Peer, ProbeNode, StartTask, StopTask, pack_peers
 from penstock.model.token import token_of
 from penstock.model.transitions import TaskStatus
 from penstock.model.types import JoinRefusal
 
 ORPHAN_GRACE_MS = 10_000  # as a job has it by default; whose the task was may be forgotten
 RENDEZVOUS_FIRST_PORT = 20_000
-MAX_PEERS_EACH = 64  # members of a gang whose orders have the peers each; 5 KiB
+MAX_PEERS_EACH = 64  # members of a gang whose orders have the peers each, as they are; 5 KiB
 Verdict = Literal["accepted", JoinRefusal]
 Notice = ProbeSent | NodeLeft
 """What the placer writes to the nodes' topic about a probe."""
 RENDEZVOUS_PORTS = 10_000  # distinct within so many placements, and below the ephemeral range
+
+
+class Gang(NamedTuple):
+    """A job's members: as they are, or packed once for all orders that have them."""
+
+    peers: tuple[Peer, ...]
+    packed: str | None
 
 
 def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
@@ -75,9 +82,8 @@ def start_orders(state: CellState, job_id: str, token: int) -> list[Order]:
     job = state.jobs.get(job_id)
     if job is None or job.token != token:
         return []
-    return list(
-        _starts(state, job, [task for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED])
-    )
+    assigned = [task for task in job.tasks.values() if task.status is TaskStatus.ASSIGNED]
+    return list(_starts(state, job, assigned, _gang(state, job)))
 
 
 def stop_orders(state: CellState, job_id: str, token: int) -> list[Order]:
@@ -93,6 +99,7 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
 
     Only tokens ≤ `up_to`, that of the last record read back as valid: the state may have run ahead of it.
     """
+    gangs: dict[str, Gang] = {}
     for node_id in node_ids:
         yield from orphan_orders(state, node_id, up_to)
         yield from probe_orders(state, node_id, up_to)
@@ -105,7 +112,9 @@ def outstanding(state: CellState, node_ids: Iterable[str], up_to: int) -> Iterat
             elif task.status is TaskStatus.STOPPING and job.stop_token <= up_to:
                 yield _stop(job, task)
         for job_id, tasks in assigned.items():
-            yield from _starts(state, state.jobs[job_id], tasks)
+            job = state.jobs[job_id]
+            gang = gangs[job_id] = gangs.get(job_id) or _gang(state, job)
+            yield from _starts(state, job, tasks, gang)
 
 
 def orphan_orders(state: CellState, node_id: str, up_to: int) -> Iterator[Order]:
@@ -174,21 +183,33 @@ def _peers(state: CellState, job: JobState) -> tuple[Peer, ...]:
     )
 
 
-def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState]) -> Iterator[StartTask]:
-    """These tasks' orders. In a large gang the first on each node has the peers for the others there."""
+def _gang(state: CellState, job: JobState) -> Gang:
     peers = _peers(state, job)
+    return Gang(peers, None) if len(peers) <= MAX_PEERS_EACH else Gang((), pack_peers(peers))
+
+
+def _starts(state: CellState, job: JobState, tasks: Iterable[TaskState], gang: Gang) -> Iterator[StartTask]:
+    """These tasks' orders. In a large gang the first on each node has the peers for the others there.
+
+    Ideal: the peers are in the log once for a gang. Departure: once for each of its nodes, packed (decision 33).
+    """
     first: dict[str, str] = {}
     for task in tasks:
-        place = task.place
-        if len(peers) <= MAX_PEERS_EACH or place.node_id not in first:
-            first[place.node_id] = place.task_id
-            yield _start(state, job, task, peers)
-        else:
-            yield _start(state, job, task, (), first[place.node_id])
+        task_id = task.place.task_id
+        if gang.packed is None:
+            yield _start(state, job, task, gang.peers)
+            continue
+        bearer = first.setdefault(task.place.node_id, task_id)
+        yield _start(state, job, task, (), bearer, gang.packed if bearer == task_id else None)
 
 
 def _start(
-    state: CellState, job: JobState, task: TaskState, peers: tuple[Peer, ...], peers_of: str | None = None
+    state: CellState,
+    job: JobState,
+    task: TaskState,
+    peers: tuple[Peer, ...],
+    peers_of: str | None = None,
+    packed_peers: str | None = None,
 ) -> StartTask:
     place = task.place
     node = state.nodes[place.node_id]
@@ -210,6 +231,7 @@ def _start(
         lease_ms=task.lease_ms,
         peers=peers,
         peers_of=peers_of,
+        packed_peers=packed_peers,
         rendezvous_port=RENDEZVOUS_FIRST_PORT + job.token % RENDEZVOUS_PORTS,
         grace_ms=job.spec.grace_ms,
     )
