@@ -1,25 +1,60 @@
-"""Fifty canary strings, sent in through every door: nowhere in ledger, tables, traces, logs, streams, dead letters."""
+"""Canary strings, sent in through every door: nowhere in ledger, tables, traces, logs, streams, dead letters, tasks."""
 
 import asyncio
-import base64
+import contextlib
 import hashlib
 import json
-import os
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
 import pytest
 
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.port import Message, Partition
+from penstock.model.topics import Topic, node_partition
 from tests.e2e.conftest import Installation, new_place
+from tests.support.canaries import found_in, new_canary, written
 
 pytestmark = pytest.mark.postgres
-CANARIES = [f"canary{n:02d}x{os.urandom(9).hex()}" for n in range(50)]
+CANARIES = [new_canary(n) for n in range(79)]
+DSN, OTLP, OPERATOR, NODE, TOKEN, PUBLIC = CANARIES[50:56]
+"""Passwords in URLs; the keys of the cell and of a node; a token in use; a secret that every user could read."""
+REFUSED, RECORDS, LINE = CANARIES[56:68], CANARIES[68:78], CANARIES[78]
+"""In requests that are refused; in records that cannot be read; in the file of tokens, where no secret belongs."""
+CREDENTIALS = {"keys/operator.key", "nodes/node-0/node.key", "nodes/node-0/log-url"}
+"""Files that hold a canary because it is theirs, and that only the user may read."""
+TRAIN = """
+import hashlib, json, os
+found = [os.environ[f"S{n}"] for n in range(25)]
+with open(os.environ["PENSTOCK_PHASE_FILE"], "w") as file:
+    file.write("\\n".join((json.dumps({"loss": found[24]}), f"PASSWORD={found[24]}", "{" + found[24], "")))
+print(hashlib.sha256("".join(found).encode()).hexdigest())
+"""
+"""Has all secrets, and writes one of them in lines that mean nothing as its progress."""
+SPY = """
+import os, re, sys
+found, seen = set(), 0
+places = [f"/proc/{pid}/{name}" for pid in os.listdir("/proc") if pid.isdigit() for name in ("environ", "cmdline")]
+places += [os.path.join(folder, name) for folder, _, names in os.walk(sys.argv[1]) for name in names]
+places = [place for place in places if os.path.isfile(place)]
+for place in places:
+    try:
+        with open(place, "rb") as file:
+            text = file.read(1 << 20)
+    except OSError:
+        continue
+    seen += 1
+    found |= {(place, match) for match in re.findall(rb"canary[0-9x]+[0-9a-f]{18}", text)}
+print("read", seen, "found", sorted(found))
+"""
+"""Looks where a hostile task would look, and prints what it finds: into its log, where the search finds it."""
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -44,20 +79,13 @@ def collector() -> Iterator[str]:
     server.shutdown()
 
 
-def written(canary: str) -> list[bytes]:
-    """As it is, in hexadecimal, and at each place of a base64 text."""
-    raw = canary.encode()
-    inside = [base64.b64encode(b"\0" * shift + raw)[4 * (shift > 0) : -4] for shift in range(3)]
-    return [raw, raw.hex().encode(), *inside]
-
-
-def found_in(text: bytes) -> list[str]:
-    return [canary for canary in CANARIES if any(form in text for form in written(canary))]
-
-
 async def tables(dsn: str) -> bytes:
-    """Every row of every table."""
+    """Every row of every table, but for the records that `write_records` has written."""
     connection = await asyncpg.connect(dsn)
+    planted = await connection.execute(
+        "DELETE FROM penstock_log.records WHERE position('planted'::bytea IN headers) > 0 AND position('x-password'::bytea IN headers) > 0"
+    )
+    assert planted == f"DELETE {len(RECORDS)}"
     names = await connection.fetch(
         "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables "
         "WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
@@ -68,6 +96,131 @@ async def tables(dsn: str) -> bytes:
     await connection.close()
     assert len(rows) > 50
     return "\n".join(rows).encode()
+
+
+async def password_in(dsn: str) -> str:
+    """The same database for another user, whose password is a canary."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(f"CREATE ROLE spied_on SUPERUSER LOGIN PASSWORD '{DSN}'")
+    await connection.close()
+    scheme, _, rest = dsn.partition("://")
+    return f"{scheme}://spied_on:{DSN}@{rest.rpartition('@')[2]}"
+
+
+async def drop_role(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(
+        "REASSIGN OWNED BY spied_on TO current_user; DROP OWNED BY spied_on; DROP ROLE spied_on"
+    )
+    await connection.close()
+
+
+def prepare(place: Path) -> None:
+    """Keys and secrets as an administrator hands them out."""
+    secrets = place / "secrets"
+    secrets.mkdir(mode=0o755)
+    given = {secrets / f"file-{n}": CANARIES[n] for n in range(15)}
+    (place / "state/nodes/node-0").mkdir(parents=True)
+    (place / "state/keys").mkdir()
+    given |= {
+        place / "state/keys/operator.key": f"{OPERATOR:_<32}",
+        place / "state/nodes/node-0/node.key": f"{NODE:_<32}",
+    }
+    for path, text in given.items():
+        path.write_text(text)
+        path.chmod(0o600)
+    (secrets / "public").write_text(PUBLIC)
+    (secrets / "public").chmod(0o644)
+
+
+def bad_requests() -> list[tuple[dict[str, str], bytes]]:
+    """Headers and bodies that are refused, a canary in each."""
+    event = '{"specversion": "1.0", "id": "e", "source": "/t", "type": "%s", "data": %s}'
+    job, cloud, plain = (
+        {"content-type": "application/yaml"},
+        {"content-type": "application/cloudevents+json"},
+        {"content-type": "application/json"},
+    )
+    submitted = "penstock.job.submitted.v1"
+    attributes = {"ce-specversion": "1.0", "ce-id": "e", "ce-source": "/t", "ce-type": submitted}
+    texts: list[tuple[dict[str, str], str]] = [
+        (job, "command: [x]\nenv: PASSWORD={}"),
+        (job, "command: [x]\nenv: {PASSWORD: '{}}"),
+        (job, "command: [x]\npassword: {}"),
+        (plain, '{"command": ["x"], "password": "{}"}'),
+        (plain, '{"command": ["x"], "env": {"PASSWORD": "{}"'),
+        (cloud, event % (submitted, '{"job_id": "j", "spec": {"command": ["x"], "env": "{}"}}')),
+        (cloud, event % (submitted, '{"job_id": "j", "spec": {"command": ["x"]}, "password": "{}"}')),
+        (cloud, event % ("penstock.job.unheard_of.v1", '{"password": "{}"}')),
+        (cloud, event % ("penstock.node.cordoned.v1", '{"node_id": "node-0", "by": "x", "reason": "{}"}')),
+        (cloud, event % (submitted, '"{}"')),
+        (plain | attributes | {"ce-time": "{}"}, '{"job_id": "j", "spec": {"command": ["x"]}}'),
+        (plain | attributes, '{"job_id": "j", "spec": {"command": ["x"], "secrets": {"PASSWORD": "/{}"}}}'),
+    ]
+    return [
+        (
+            {name: value.replace("{}", canary) for name, value in headers.items()},
+            text.replace("{}", canary).encode(),
+        )
+        for canary, (headers, text) in zip(REFUSED, texts, strict=True)
+    ]
+
+
+def send_refused(up: Installation) -> None:
+    """A confused or hostile client with a token of its own; the answer shows nothing of what it sent."""
+    ours = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=up.url, timeout=20) as http:
+        for headers, body in bad_requests():
+            path = "/v1/events" if b"specversion" in body or "ce-type" in headers else "/v1/jobs"
+            answer = http.post(path, content=body, headers=headers | ours)
+            assert answer.status_code in (400, 403), (body, answer.text)
+            assert found_in(answer.content, CANARIES) == []
+
+
+async def write_records(dsn: str) -> None:
+    """A program with the right to write to the topics, of another version or hostile, writes what cannot be read."""
+    kinds = [
+        (Topic.JOBS, "penstock.job.submitted.v1", '{"job_id": "j", "spec": {"command": ["x"], "env": {"PASSWORD": ["{}"]}}}'),
+        (Topic.JOBS, "penstock.job.submitted.v1", '{"job_id": "j", "spec": {"command": ["x"], "env": {"PASSWORD": "{}"'),
+        (Topic.JOBS, "penstock.job.submitted.v9", '{"job_id": "j", "password": "{}"}'),
+        (Topic.JOBS, "penstock.job.cancel_requested.v1", '{"reason": "{}"}'),
+        (Topic.ESTIMATES, "penstock.job.estimated.v1", '{"job_id": "j", "estimate": "{}"}'),
+        (Topic.PROPOSALS, "penstock.plan.proposed.v1", '{"proposal_id": ["{}"]}'),
+        (Topic.NODES, "penstock.task.exited.v1", '{"node_id": "node-0", "cause": "{}"}'),
+        (Topic.NODES, "penstock.node.cordoned.v1", '{"node_id": "node-0", "drain": true, "by": "x", "reason": "{}"}'),
+        (Topic.NODES, "penstock.node.joined.v1", "PASSWORD={}"),
+        (Topic.ORDERS, "penstock.order.start_task.v1", '{"token": 1, "command": "{}"}'),
+    ]  # fmt: skip
+    log = await EmbeddedLog(dsn, "mallory").start()
+    for number, (canary, (topic, kind, text)) in enumerate(zip(RECORDS, kinds, strict=True)):
+        known = {"ce_specversion": "1.0", "ce_id": f"planted-{number}", "ce_source": "/t", "ce_type": kind}
+        headers = tuple((name, value.encode()) for name, value in (known | {"x-password": canary}).items())
+        place = Partition(topic, node_partition("node-0") if topic == Topic.ORDERS else 0)
+        await log.append([Message(place, text.replace("{}", canary).encode(), headers)])
+    await log.close()
+
+
+def processes() -> bytes:
+    """Command lines of all processes, and what node-reporters have in their environment."""
+    texts = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            texts.append(command)
+            if b"penstock_services.node_reporter" in command:
+                texts.append((folder / "environ").read_bytes())
+    return b"\n".join(texts)
+
+
+def reports(up: Installation, folder: Path) -> None:
+    """What the product writes about a cell for others to read."""
+    for name, words in {
+        "report": ("report", "--report", str(folder / "report.html"), "-o", "json"),
+        "doctor": ("doctor", "-o", "json"),
+    }.items():
+        done = up.run(*words)
+        (folder / name).write_text(done.stdout + done.stderr)
+    assert {path.name for path in folder.iterdir()} >= {"report.html", "report", "doctor"}
 
 
 def send_in(up: Installation, canaries: list[str]) -> None:
@@ -102,36 +255,68 @@ def send_in(up: Installation, canaries: list[str]) -> None:
                     assert http.get(f"/v1/jobs/x?password={canary}", headers=ours).status_code == 404
 
 
-def test_fifty_canaries_are_found_nowhere(dsn: str, collector: str) -> None:
-    """Secrets of jobs, tokens, passwords in headers and URLs, on their way through a whole installation."""
+def send_with_a_token(up: Installation) -> None:
+    """A token of which the gateway knows the hash submits and looks."""
+    with Path(up.env["PENSTOCK_TOKENS"]).open("a") as file:
+        file.write(
+            f"sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()} roles=submit,read,operate tenant=ana\n"
+        )
+    with httpx.Client(base_url=up.url, timeout=20, headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        assert http.post("/v1/jobs", json={"command": ["true"], "name": "by-token"}).status_code == 202
+        assert http.get("/v1/status").status_code == 200
+
+
+def damage_tokens(up: Installation) -> None:
+    """The token itself was written where its line goes on: every caller gets the message."""
+    with Path(up.env["PENSTOCK_TOKENS"]).open("a") as file:
+        file.write(f"sha256:{'0' * 64} roles=read {LINE}\n")
+    refused = httpx.get(f"{up.url}/v1/status", headers={"authorization": "Bearer any"}, timeout=20)
+    assert (refused.status_code, found_in(refused.content, CANARIES)) == (503, [])
+
+
+def run_jobs(up: Installation) -> None:
+    """With secrets, without one that it needs, with one that every user could read, and one that looks around."""
+    needs = ("--gpus", "1", "--cores", "1")
+    flags = [f"--secret=S{n}={'file' if n < 15 else 'env'}-{n}" for n in range(25)]
+    done = up.run("submit", "--name", "secret", *needs, *flags, "--", "python3", "-c", TRAIN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hashlib.sha256("".join(CANARIES[:25]).encode()).hexdigest() in up.run("logs", "secret").stdout
+    for name, why in (
+        ("absent", "has no secret 'absent'"),
+        ("public", "every user of this node can read it"),
+    ):
+        failed = up.run("submit", "--name", name, *needs, "--secret", f"S={name}", "--", "true")
+        assert failed.returncode == 10
+        assert why in up.run("describe", "job", name, "-o", "json").stdout
+    spy = up.run("submit", "--name", "spy", *needs, "--", "python3", "-c", SPY, str(up.folder.parent))
+    assert spy.returncode == 0, spy.stderr
+    looked = up.run("logs", "spy").stdout
+    assert int(looked.split()[1]) >= 2, "at least its own"
+    warned = up.run("submit", "--detach", "-e", "WANDB_API_KEY=hunter2", "--", "true")
+    assert "env.WANDB_API_KEY looks like a secret" in warned.stderr
+    assert "{secret: name-of-it}" in warned.stderr
+
+
+def test_canaries_are_found_nowhere(dsn: str, collector: str) -> None:
+    """Secrets of jobs, passwords in URLs, headers and bodies, tokens and keys, on their way through a whole installation."""
     place = new_place()
-    secrets = place / "secrets"
-    secrets.mkdir(mode=0o755)
-    for n in range(15):
-        (secrets / f"file-{n}").write_text(CANARIES[n])
-        (secrets / f"file-{n}").chmod(0o600)
+    prepare(place)
+    (place / "reports").mkdir()
     env = {f"PENSTOCK_SECRET_ENV_{n}": CANARIES[n] for n in range(15, 25)}
+    url = asyncio.run(password_in(dsn))
     up = Installation(
-        place, "--nodes", "1", "--otlp", collector, PENSTOCK_DSN=dsn, PENSTOCK_SECRETS_DIR=str(secrets), **env
-    )
+        place, "--nodes", "1", PENSTOCK_DSN=url, PENSTOCK_SECRETS_DIR=str(place / "secrets"), PENSTOCK_LOG_LEVEL="DEBUG",
+        PENSTOCK_OTLP=collector.replace("://", f"://ana:{OTLP}@"), **env,
+    )  # fmt: skip
     try:
-        flags = [f"--secret=S{n}={'file' if n < 15 else 'env'}-{n}" for n in range(25)]
-        script = "import hashlib, os; print(hashlib.sha256(''.join(os.environ[f'S{n}'] for n in range(25)).encode()).hexdigest())"
-        done = up.run(
-            "submit", "--name", "secret", "--gpus", "1", "--cores", "1", *flags, "--", "python3", "-c", script
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert hashlib.sha256("".join(CANARIES[:25]).encode()).hexdigest() in up.run("logs", "secret").stdout
-        missing = up.run(
-            "submit", "--name", "missing", "--gpus", "1", "--cores", "1", "--secret", "S=absent", "--", "true"
-        )
-        assert missing.returncode == 10
-        assert "has no secret 'absent'" in up.run("describe", "job", "missing", "-o", "json").stdout
-        warned = up.run("submit", "--detach", "-e", "WANDB_API_KEY=hunter2", "--", "true")
-        assert "env.WANDB_API_KEY looks like a secret" in warned.stderr
-        assert "{secret: name-of-it}" in warned.stderr
-        send_in(up, CANARIES[25:])
+        asyncio.run(write_records(dsn))
+        send_with_a_token(up)
+        run_jobs(up)
+        send_in(up, CANARIES[25:50])
+        send_refused(up)
+        running = processes()
         time.sleep(1.0)
+        reports(up, place / "reports")
         seen = asyncio.run(tables(dsn))
         answers = [
             up.run(*words).stdout
@@ -146,18 +331,32 @@ def test_fifty_canaries_are_found_nowhere(dsn: str, collector: str) -> None:
             ["curl", "-sN", "--max-time", "2", "-H", f"Authorization: Bearer {token}", "-H", "Last-Event-ID: 0", f"{up.url}/v1/stream"],
             capture_output=True, check=False,
         ).stdout  # fmt: skip
+        damage_tokens(up)
     finally:
         up.stop()
+        asyncio.run(drop_role(dsn))
     assert b"penstock.job.ended" in stream
+    assert stream.count(b"penstock.input.dead_lettered") == len(RECORDS) - 1, "an order is a node's to refuse"
     assert Collector.bodies
     assert b"hunter2" in seen, "what stands in env is in the ledger: the search would find it"
-    files = b"\n".join(path.read_bytes() for path in up.folder.rglob("*") if path.is_file())
+    theirs = {up.folder / name for name in CREDENTIALS}
+    assert {path.stat().st_mode & 0o777 for path in theirs} == {0o600}
+    output = [path for path in place.rglob("*") if path.is_file() and place / "secrets" not in path.parents]
+    assert sum(found_in(path.read_bytes(), CANARIES) != [] for path in theirs) == len(theirs)
+    files = b"\n".join(
+        path.read_bytes() for path in output if path not in {*theirs, Path(up.env["PENSTOCK_TOKENS"])}
+    )
     assert len(files) > 10_000
     everything = {
-        "tables": seen, "answers": json.dumps(answers).encode(), "stream": stream,
+        "tables": seen, "answers": json.dumps(answers).encode(), "stream": stream, "processes": running,
         "traces": b"\n".join(Collector.bodies), "files": files, "screen": up.printed().encode(),
     }  # fmt: skip
-    assert {where: found_in(text) for where, text in everything.items()} == {
+    assert {where: found_in(text, allowed(where)) for where, text in everything.items()} == {
         where: [] for where in everything
     }
-    assert found_in(b"\n".join(written(CANARIES[7]))) == [CANARIES[7]], "the search itself finds"
+    assert found_in(b"\n".join(written(CANARIES[7])), CANARIES) == [CANARIES[7]], "the search itself finds"
+
+
+def allowed(where: str) -> list[str]:
+    """Canaries to look for there: a node-reporter has its secrets and the collector's address in its environment."""
+    return [canary for canary in CANARIES if where != "processes" or canary not in {*CANARIES[15:25], OTLP}]
