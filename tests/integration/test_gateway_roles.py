@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -14,7 +15,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from penstock.model.external_events import TaskExited
+from penstock.model.token import seq_of
 from penstock.model.topics import Topic
+from penstock.model.types import JobSpec, RetryPolicy
+from penstock.runtime.task_logs import log_path
 from penstock_services.gateway.core.access import Role, parse_tokens
 from penstock_services.gateway.core.submission import keyed_job_id, tenants_key
 from penstock_services.gateway.shell.app import required_roles
@@ -29,6 +34,8 @@ CALLERS = {
     "reader": "roles=read tenant=vision",
     "vision": "roles=submit,read tenant=vision name=ci",
     "speech": "roles=submit tenant=speech",
+    "listener": "roles=read tenant=speech",
+    "monitor": "roles=read",
     "operator": "roles=operate,read tenant=ops name=on-call",
     "node": "roles=node node=n0",
 }
@@ -146,6 +153,106 @@ async def test_a_cancellation_names_the_token_and_its_tenant(cell: Cell) -> None
     ]
 
 
+SECRETIVE = JobSpec(
+    name="canary-name", owner="vision", command=("canary-command",), env={"KEY": "canary-env"}, workdir="/canary",
+    labels={"canary": "canary-label"}, model="canary-model", secrets={"OTHER": "canary-secret"},
+    retry=RetryPolicy(max_attempts=2, backoff_ms=3_600_000),
+)  # fmt: skip
+"""All of what its tenant says in it is nobody else's to read."""
+SHOWN_TO_ALL = {
+    "/v1/jobs": ["?limit=9", "?eta=true&owner=vision"],
+    "/v1/jobs/{job_id}": [""],
+    "/v1/jobs/{job_id}/eta": [""],
+    "/v1/jobs/{job_id}/why": ["", "?at=9"],
+    "/v1/queue": [""],
+    "/v1/decisions": ["", "?job={job_id}"],
+    "/v1/decisions/{seq}": [""],
+    "/v1/stream": ["?after=0&until={head}", "?after=0&until={head}&job={job_id}"],
+    "/v1/nodes": [""],
+    "/v1/nodes/{node_id:path}": [""],
+    "/v1/gpus": [""],
+    "/v1/ledger": [""],
+    "/v1/status": [""],
+    "/v1/estimator/models": [""],
+}
+SHOWN_TO_THE_TENANT = [
+    f"/v1/jobs/{{job_id}}/{what}" for what in ("tasks", "events", "logs", "estimate/check")
+]
+
+
+async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows(
+    dsn: str, tmp_path: Path
+) -> None:
+    """Speech, and a dashboard without a tenant, ask every door for vision's jobs: one ran, one waits for its next attempt."""
+    async with running(
+        dsn, tokens=write_tokens(tmp_path / "tokens", list(CALLERS)), log_dir=tmp_path
+    ) as cell:
+        placer, fails = (
+            cell.placer,
+            {"cause": "start_failed", "exit_code": None, "detail": "canary-detail"},
+        )
+        placer.join(node_spec("n0", 1))
+        for job_id in ("ended", "fails"):
+            placer.submit(job_id, spec=SECRETIVE)
+            if job_id == "ended":
+                placer.start(job_id)
+                placer.finish(job_id)
+        [task] = placer.state.jobs["fails"].tasks
+        named = {"node_id": "n0", "task_id": task, "token": placer.state.jobs["fails"].token}
+        placer.feed(TaskExited(**named, **fails, started_ms=1, exited_ms=1))  # type: ignore[arg-type]
+        placer.submit("own", spec=JobSpec(name="own", owner="speech", command=("own-command",)))
+        await cell.tell()
+        await cell.caught_up(as_("reader"))
+        log = log_path(tmp_path, "fails", task)
+        log.parent.mkdir()
+        log.write_text("canary-output\n")
+
+        async def ask(path: str, job_id: str, caller: str) -> httpx.Response:
+            url = (
+                path.replace("{node_id:path}", "n0")
+                .replace("{seq}", str(seq_of(named["token"])))
+                .replace("{job_id}", job_id)
+            )
+            return await cell.http.get(url.replace("{head}", str(placer.state.seq)), headers=as_(caller))
+
+        def of_a_job(path: str) -> bool:
+            return "{job_id}" in path
+
+        paths = [path + query for path, queries in SHOWN_TO_ALL.items() for query in queries]
+        for caller, job_id in itertools.product(("listener", "monitor"), ("ended", "fails")):
+            for path in paths if job_id == "fails" else filter(of_a_job, paths):
+                answer = await ask(path, job_id, caller)
+                assert answer.status_code == 200, (path, answer.text)
+                assert "canary" not in answer.text, (caller, path, answer.text)
+            listed = (await ask("/v1/jobs", "", caller)).text
+            assert ("own-command" in listed) == (caller == "listener")
+            for path in SHOWN_TO_THE_TENANT:
+                refused = problem(await ask(path, job_id, caller), 403)
+                assert refused["type"].endswith("other_tenant")
+                assert "role operate" in refused["detail"]
+            problem(await cell.http.get("/v1/replay?decision=fails", headers=as_(caller)), 403)
+        asked = {path for (method, path), roles in required_roles().items() if roles == (Role.READ,)}
+        assert asked == {*SHOWN_TO_ALL, *SHOWN_TO_THE_TENANT}, "a new door is to be tried, too"
+        for caller in ("reader", "operator"):
+            for path in ("/v1/jobs", "/v1/jobs/{job_id}", "/v1/queue", "/v1/stream?after=0&until={head}"):
+                assert "canary-name" in (await ask(path, "fails", caller)).text, path
+            assert "canary-output" in (await ask("/v1/jobs/{job_id}/logs", "fails", caller)).text
+            assert "canary-detail" in (await ask("/v1/jobs/{job_id}/why", "fails", caller)).text
+            assert "canary-env" in (await ask("/v1/jobs/{job_id}/events", "fails", caller)).text
+        seen = (await ask("/v1/jobs/{job_id}", "fails", "listener")).json()
+        assert (seen["job_id"], seen["owner"], seen["status"], seen["attempt"]) == (
+            "fails",
+            "vision",
+            "backoff",
+            1,
+        )
+        assert {"name", "spec", "labels", "reason"} <= set(seen["hidden"])
+        queued = (await ask("/v1/queue", "", "listener")).json()["jobs"]
+        assert [(job["job_id"], job["owner"], job["reason"]) for job in queued] == [
+            ("fails", "vision", "backoff")
+        ]
+
+
 async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:
     """Two pipelines count their builds from 1."""
     key = {"idempotency-key": "build-1"}
@@ -204,7 +311,7 @@ async def test_every_route_demands_a_role(cell: Cell) -> None:
         asked = path.replace("{node_id:path}", "n0").replace("{job_id}", "x").replace("{seq}", "1")
         refused = problem(await cell.http.request(method, asked, headers=as_("node")), 403)
         assert f"needs the role {' or '.join(demanded)}" in refused["detail"]
-        assert (demanded == (Role.READ,)) == (method == "GET")
+        assert (demanded == (Role.READ,)) == (method == "GET" and path != "/v1/replay")
     assert len(roles) >= 28
 
 

@@ -44,7 +44,7 @@ def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> N
     """One line for an event: `lead`, word, sentence; timers, and the type's name, only with `wide`."""
     if event["type"] in QUIET and not wide:
         return
-    word, sentence = describe(event["type"], event["data"])
+    word, sentence = describe(event["type"], event["data"] or {})
     kind = f"  [dim]{event['type']}[/]" if wide else ""
     style = STYLES.get(word, "bold")
     console().print(f"{lead}  [{style}]{word:<15}[/]{escape(sentence)}{kind}", soft_wrap=True)

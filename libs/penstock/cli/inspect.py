@@ -71,10 +71,29 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
     """Everything about one job: what it asked for and got, its tasks and its times."""
     client = gateway(ctx)
     found = find_job(client, job)
-    tasks = rows_of(client.get(f"/v1/jobs/{found['job_id']}/tasks"), "tasks")
+    hidden = found.get("hidden")
+    tasks = [] if hidden else rows_of(client.get(f"/v1/jobs/{found['job_id']}/tasks"), "tasks")
     remaining = eta.of_job(client, found["job_id"])
     whole = {**found, "tasks": tasks, "eta": remaining}
-    present(whole, output, lambda: _job(found, tasks, remaining, wide=output is Format.WIDE))
+    show = _anothers_job if hidden else partial(_job, tasks=tasks, remaining=remaining)
+    present(whole, output, lambda: show(found, wide=output is Format.WIDE))
+
+
+def _anothers_job(found: dict[str, Any], *, wide: bool) -> RenderableType:
+    """What scheduling shows of another tenant's job."""
+    del wide
+    queue_ms, launch_ms, run_ms = follow.phases_ms(found)
+    facts = {
+        "Job": found["job_id"],
+        "Owner": escape(found["owner"]),
+        "State": status_of(found),
+        "Nodes": escape(", ".join(found["nodes"])),
+        "Gang": _gang(found),
+        "Submitted": clock(found["submitted_ms"]),
+        "Times": f"queued {duration(queue_ms)} · launched in {duration(launch_ms)} · ran {duration(run_ms)}",
+    }
+    hint = Text.from_markup("\n[dim]the rest is shown to its tenant and to operators[/]")
+    return Group(_facts(facts), hint)
 
 
 def _job(
@@ -219,7 +238,7 @@ def _queue(waiting: list[dict[str, Any]]) -> RenderableType:
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"), wrap=("WHY",))
     for number, row in enumerate(waiting, start=1):
         table.add_row(
-            str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name", "")), state(row["status"]),
+            str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name") or "–"), state(row["status"]),
             duration(row.get("waited_ms")), escape(row.get("text") or row.get("reason") or ""),
         )  # fmt: skip
     return table

@@ -65,7 +65,7 @@ def jobs_table(jobs: Iterable[Row], left: Mapping[str, str] | None = None) -> Ta
     for job in jobs:
         queue, _, run = phases_ms(dict(job), now_ms() if not job.get("ended_ms") else None)
         cells = [
-            job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"]), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
+            job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"] or "–"), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
             duration(queue), duration(run),
         ]  # fmt: skip
         if left is not None:

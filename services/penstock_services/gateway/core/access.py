@@ -34,9 +34,9 @@ class Role(StrEnum):
     SUBMIT = "submit"
     """Submit jobs of its tenant, and cancel those."""
     READ = "read"
-    """Look at everything in the cell."""
+    """Look at the cell, and at all of its tenant's jobs; of others' at what `visible` shows."""
     OPERATE = "operate"
-    """Command nodes, cancel any job, hand in estimates and proposals, verify and rebuild the read models."""
+    """Command nodes, cancel any job and, with `read`, see all of it; hand in estimates and proposals, replay, verify and rebuild."""
     NODE = "node"
     """Be the reporter of one node."""
 

@@ -22,7 +22,7 @@ from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Exclusive, Gateway, gateway_of
-from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.gateway.shell.jobs import own_job
 from penstock_services.gateway.shell.roles import needs
 from penstock_services.placer.shell.replay import replay as replay_ledger
 from penstock_services.projector.shell.admin import perform
@@ -46,7 +46,7 @@ async def rebuild(request: Request) -> StreamingResponse:
     return _over_ledger(request, "rebuild", partial(perform, "rebuild"))
 
 
-@router.get("/replay", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
+@router.get("/replay", response_class=StreamingResponse, dependencies=[needs(Role.OPERATE)])
 async def replay(
     request: Request,
     until: Annotated[int | None, Query(ge=0, description="up to this ledger record")] = None,
@@ -75,7 +75,7 @@ async def check(job_id: str, request: Request) -> StreamingResponse:
     """
     gateway = gateway_of(request)
     _require_free_models(gateway)
-    await find_job(gateway, job_id)
+    await own_job(request, job_id, "estimate")
     await gateway.fresh()
     rows = await gateway.store.rows(
         "SELECT json_build_object('seq', seq, 'type', type, 'data', data)::text FROM events WHERE job_id = $1 "

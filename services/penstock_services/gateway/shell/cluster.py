@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Query, Request
@@ -19,9 +19,10 @@ from penstock.policies.explain import explain
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.core.visible import event_for, reason_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, row_json
 from penstock_services.gateway.shell.operators import jobs_on
-from penstock_services.gateway.shell.roles import needs
+from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1", tags=["cell"])
 
@@ -81,14 +82,15 @@ async def gpus(request: Request) -> Response:
 @router.get("/queue", dependencies=[needs(Role.READ)])
 async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """Jobs that wait, first in line first, each with its reason as of the latest record."""
-    state = gateway_of(request).follower.state
+    state, caller = gateway_of(request).follower.state, caller_of(request)
     waiting = sorted((job for job in state.jobs.values() if job.status in WAITING), key=lambda job: job.order)
     rows: list[dict[str, object]] = []
     for number, job in enumerate(waiting[:limit]):
         row: dict[str, object] = {"job_id": job.job_id, "status": str(job.status)}
         if number < MAX_EXPLAINED:
             row |= as_written(explain(state, job.job_id))
-        rows.append({**row, "name": job.spec.name, "owner": job.spec.owner})
+        row |= {"name": job.spec.name, "owner": job.spec.owner}
+        rows.append(reason_for(caller, row, job.spec.owner))
     return answer({"seq": state.seq, "waiting": len(waiting), "jobs": rows})
 
 
@@ -101,9 +103,9 @@ async def decisions(
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 50,
 ) -> Response:
     """Decisions, the latest first, each with its reasons."""
-    rows = await gateway_of(request).fresh_rows(
-        "SELECT row_to_json(decisions)::text FROM decisions WHERE ($1::text IS NULL OR job_id = $1) "
-        "AND ($2::text IS NULL OR kind = $2) AND ($3::bigint IS NULL OR seq < $3) "
+    rows = await _decisions(
+        request,
+        "($1::text IS NULL OR job_id = $1) AND ($2::text IS NULL OR kind = $2) AND ($3::bigint IS NULL OR seq < $3) "
         "ORDER BY seq DESC, n DESC LIMIT $4",
         job,
         kind,
@@ -116,12 +118,20 @@ async def decisions(
 @router.get("/decisions/{seq}", dependencies=[needs(Role.READ)])
 async def decision(seq: Annotated[int, Path(ge=0, le=MAX_SEQ)], request: Request) -> Response:
     """Everything that the placer decided in one ledger record."""
-    rows = await gateway_of(request).fresh_rows(
-        "SELECT row_to_json(decisions)::text FROM decisions WHERE seq = $1 ORDER BY n", seq
-    )
+    rows = await _decisions(request, "seq = $1 ORDER BY n", seq)
     if not rows:
         raise Problem(404, "no_decision", f"record {seq} holds no decision; GET /v1/decisions lists them")
     return answer({"seq": seq, "decisions": rows})
+
+
+async def _decisions(request: Request, where: str, *arguments: Any) -> list[Any]:
+    """Rows of decisions, as the caller may see them."""
+    gateway, caller = gateway_of(request), caller_of(request)
+    await gateway.fresh()
+    rows = await gateway.store.with_owners("decisions", where, *arguments)
+    if sees_all(caller):
+        return [row_json(row["found"]) for row in rows]
+    return [event_for(caller, orjson.loads(row["found"]), row["owner"]) for row in rows]
 
 
 @router.get("/ledger", dependencies=[needs(Role.READ)])

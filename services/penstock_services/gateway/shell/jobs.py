@@ -39,6 +39,7 @@ from penstock_services.gateway.core.submission import (
     submission,
     tenants_key,
 )
+from penstock_services.gateway.core.visible import job_for, sees_all
 from penstock_services.gateway.shell.eta import eta_of, latest_estimates
 from penstock_services.gateway.shell.gateway import (
     Gateway,
@@ -252,6 +253,13 @@ def as_asked_by(caller: Caller, event: JobCancelRequested) -> JobCancelRequested
     return replace(event, by=caller.by, tenant=tenant)
 
 
+async def own_job(request: Request, job_id: str, what: str) -> Row:
+    """The job, of which the caller may read everything. Raises `Problem` 404, and 403 for another tenant's."""
+    job = await find_job(gateway_of(request), job_id)
+    caller_of(request).demand_tenant(job["owner"], f"the {what} of job {job_id}")
+    return job
+
+
 async def find_job(gateway: Gateway, job_id: str) -> Row:
     """The job as far as anybody knows it. Raises `Problem` 404."""
     found = gateway.follower.job(job_id)
@@ -303,7 +311,11 @@ async def jobs(
         limit,
     )
     last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
-    listed = await _with_eta(gateway, rows) if eta else [_with_unproven(gateway, row) for row in rows]
+    caller = caller_of(request)
+    if eta or not sees_all(caller):
+        listed: Sequence[Any] = [job_for(caller, row) for row in await _with_more(gateway, rows, eta=eta)]
+    else:
+        listed = [_with_unproven(gateway, row) for row in rows]
     return answer({"jobs": listed, "next_cursor": last})
 
 
@@ -315,8 +327,11 @@ def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
     return row_json(f'{row[:-1]},"unproven":{orjson.dumps(found).decode()}}}')
 
 
-async def _with_eta(gateway: Gateway, rows: Sequence[str]) -> list[Row]:
+async def _with_more(gateway: Gateway, rows: Sequence[str], *, eta: bool) -> list[Row]:
+    """The rows with the key `unproven`, and where asked for with `eta`."""
     found: list[Row] = [orjson.loads(row) for row in rows]
+    if not eta:
+        return [{**job, "unproven": gateway.follower.unproven(job["job_id"])} for job in found]
     running = {job["job_id"]: job for job in found if job["status"] in HOLDING}
     latest = await latest_estimates(gateway, list(running))
     return [
@@ -335,7 +350,7 @@ async def job(job_id: str, request: Request) -> Response:
     gateway = gateway_of(request)
     found = await find_job(gateway, job_id)
     more = {"unproven": gateway.follower.unproven(job_id), "trace_id": gateway.traces.trace_id(job_id)}
-    return answer(found | more)
+    return answer(job_for(caller_of(request), found | more))
 
 
 @router.get("/{job_id}/eta", dependencies=[needs(Role.READ)])
@@ -355,7 +370,7 @@ async def eta(job_id: str, request: Request) -> Response:
 async def tasks(job_id: str, request: Request) -> Response:
     """Its tasks, of all attempts."""
     gateway = gateway_of(request)
-    await find_job(gateway, job_id)
+    await own_job(request, job_id, "tasks")
     rows = await gateway.fresh_rows(
         "SELECT row_to_json(tasks)::text FROM tasks WHERE job_id = $1 ORDER BY attempt, rank", job_id
     )
@@ -366,7 +381,7 @@ async def tasks(job_id: str, request: Request) -> Response:
 async def events(job_id: str, request: Request, limit: Limit = MAX_LISTED) -> Response:
     """What happened to it, in order."""
     gateway = gateway_of(request)
-    await find_job(gateway, job_id)
+    await own_job(request, job_id, "events")
     rows = await gateway.fresh_rows(
         "SELECT row_to_json(events)::text FROM events WHERE job_id = $1 ORDER BY seq, n LIMIT $2",
         job_id,

@@ -14,7 +14,7 @@ from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
 from penstock_services.gateway.shell.inotify import Watch
-from penstock_services.gateway.shell.jobs import find_job
+from penstock_services.gateway.shell.jobs import own_job
 from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -37,7 +37,7 @@ async def logs(
 ) -> Response:
     """Standard output and error of one task; by default of worker 0 in the latest attempt."""
     gateway = gateway_of(request)
-    await find_job(gateway, job_id)
+    await own_job(request, job_id, "output")
     if gateway.options.log_dir is None:
         detail = "no logs are kept on this machine; PENSTOCK_LOG_DIR names the node-reporters' folder"
         raise Problem(404, "no_logs", detail)

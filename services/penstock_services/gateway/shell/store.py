@@ -183,14 +183,21 @@ class Store:
         found = await self.rows(query, *arguments)
         return found[0] if found else None
 
-    async def events_after(self, cursor: Cursor, job_id: str | None, limit: int) -> list[asyncpg.Record]:
-        """(seq, n, JSON) of the stream after the cursor."""
-        query = (
-            "SELECT seq, n, row_to_json(events)::text AS event FROM events WHERE (seq, n) > ($1, $2) "
-            + ("AND job_id = $4 " if job_id is not None else "")
-            + "ORDER BY seq, n LIMIT $3"
+    async def with_owners(self, table: str, where: str, *arguments: Any) -> list[asyncpg.Record]:
+        """(seq, n, JSON as `found`, `owner` of its job or None) of events or decisions. Raises `Problem`."""
+        return await self.fetch(
+            f"SELECT seq, n, row_to_json({table})::text AS found, "
+            f"(SELECT owner FROM jobs WHERE jobs.job_id = {table}.job_id) AS owner FROM {table} WHERE {where}",
+            *arguments,
         )
-        return await self.fetch(query, *cursor, limit, *([job_id] if job_id is not None else []))
+
+    async def events_after(self, cursor: Cursor, job_id: str | None, limit: int) -> list[asyncpg.Record]:
+        """Of the stream after the cursor, as `with_owners`."""
+        job = "AND job_id = $4 " if job_id is not None else ""
+        where = f"(seq, n) > ($1, $2) {job}ORDER BY seq, n LIMIT $3"
+        return await self.with_owners(
+            "events", where, *cursor, limit, *([job_id] if job_id is not None else [])
+        )
 
     # ------------------------------------------------------------------------------- idempotency keys
 

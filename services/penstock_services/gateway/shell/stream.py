@@ -7,15 +7,18 @@ event once, in order. Nothing is polled: the projector's commit wakes the stream
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+import orjson
+from asyncpg import Record
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from penstock.runtime.race import first_of
-from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.cursor import MAX_N, MAX_SEQ, Cursor, read_cursor
 from penstock_services.gateway.core.problems import BadField, Problem, invalid
+from penstock_services.gateway.core.visible import event_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
-from penstock_services.gateway.shell.roles import needs
+from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1", tags=["events"])
 
@@ -45,7 +48,7 @@ async def stream(
         text, name = after, "after"
     cursor = await _start(gateway, None if text is None else read_cursor(text, name), name)
     return StreamingResponse(
-        _frames(gateway, cursor, job, MAX_SEQ if until is None else until),
+        _frames(gateway, caller_of(request), cursor, job, MAX_SEQ if until is None else until),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -69,7 +72,17 @@ async def _start(gateway: Gateway, cursor: Cursor | None, name: str) -> Cursor:
     return cursor
 
 
-async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: int) -> AsyncIterator[bytes]:
+def _frame(caller: Caller, row: Record) -> bytes:
+    """One event, as the caller may see it."""
+    found = row["found"]
+    if not sees_all(caller):
+        found = orjson.dumps(event_for(caller, orjson.loads(found), row["owner"])).decode()
+    return f"id: {row['seq']}.{row['n']}\ndata: {found}\n\n".encode()
+
+
+async def _frames(
+    gateway: Gateway, caller: Caller, cursor: Cursor, job_id: str | None, until: int
+) -> AsyncIterator[bytes]:
     """Frames until the client leaves, the gateway stops, or all of record `until` is sent."""
     gateway.streams += 1
     try:
@@ -80,9 +93,7 @@ async def _frames(gateway: Gateway, cursor: Cursor, job_id: str | None, until: i
             wanted = [row for row in rows if row["seq"] <= until]
             if wanted:
                 cursor = Cursor(wanted[-1]["seq"], wanted[-1]["n"])
-                yield b"".join(
-                    f"id: {row['seq']}.{row['n']}\ndata: {row['event']}\n\n".encode() for row in wanted
-                )
+                yield b"".join(_frame(caller, row) for row in wanted)
             if len(wanted) < len(rows) or (len(rows) < PAGE and projected >= until):
                 return
             if len(rows) < PAGE and not await first_of(

@@ -13,10 +13,11 @@ from penstock.policies.explain import UnknownJob, explain, not_waiting
 from penstock_services.gateway.core.access import Role
 from penstock_services.gateway.core.cursor import MAX_SEQ
 from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.core.visible import reason_for, sees_all
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of
 from penstock_services.gateway.shell.jobs import find_job
 from penstock_services.gateway.shell.past import explained
-from penstock_services.gateway.shell.roles import needs
+from penstock_services.gateway.shell.roles import caller_of, needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -31,15 +32,22 @@ async def why(
 ) -> Response:
     """Why it waits, or why it went where it went; now, or as of record `at`."""
     gateway = gateway_of(request)
-    if at is not None:
-        return answer(await _past(gateway, job_id, at))
+    found = await (_now(gateway, job_id) if at is None else _past(gateway, job_id, at))
+    caller = caller_of(request)
+    if sees_all(caller):
+        return answer(found)
+    return answer(reason_for(caller, found, (await find_job(gateway, job_id))["owner"]))
+
+
+async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
+    """As of the latest record. Raises `Problem` 404."""
     if job_id in gateway.follower.pending:
         await _until_folded(gateway, job_id)
     state = gateway.follower.state
     try:
-        found = as_written(explain(state, job_id))
+        found: dict[str, Any] = as_written(explain(state, job_id))
     except UnknownJob:
-        return answer(await _not_folded(gateway, job_id))
+        return await _not_folded(gateway, job_id)
     job = state.jobs.get(job_id)
     if job is None:
         row = await find_job(gateway, job_id)
@@ -49,7 +57,7 @@ async def why(
         found["placement"] = (
             await _placement(gateway, job_id, seq_of(job.token)) if job.placed_ms is not None else None
         )
-    return answer(found)
+    return found
 
 
 async def _until_folded(gateway: Gateway, job_id: str) -> None:

@@ -1,0 +1,64 @@
+"""What a caller is shown of a job: its tenant and operators see all of it, others what scheduling shows. Pure.
+
+Shown to every reader: which job of which tenant waits or runs where since when, on how much, and why. The rest may hold what
+its tenant alone should read: program, variables, names, output, what failed. What is new in a row is not shown until it stands here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.policies.reasons import Reason
+from penstock_services.gateway.core.access import Caller, Role
+
+Row = dict[str, Any]
+
+HIDDEN = "hidden"
+"""Key of a row of which a part is not shown: the names of that part, whose values are null."""
+OF_JOBS = frozenset(
+    {
+        "job_id", "seq", "owner", "status", "workers", "parameter_servers", "attempt", "infrastructure_retries", "submitted_seq",
+        "token", "submitted_ms", "queued_ms", "placed_ms", "running_ms", "ended_ms", "outcome", "stop_reason", "unschedulable",
+        "nodes", "gpus", "unproven", "eta",
+    }
+)  # fmt: skip
+OF_EVENTS = frozenset(
+    {"seq", "n", "at_ms", "type", "kind", "term", "job_id", "node_id", "task_id", "explanation"}
+)
+OF_REASONS = frozenset(
+    {
+        "job_id", "seq", "now_ms", "status", "reason", "text", "next_step", "now_or_never", "histogram", "feasible", "position",
+        "ahead", "waited_ms", "unproven", "owner", "detail", "placement",
+    }
+)  # fmt: skip
+QUOTING = frozenset({"penstock.input.rejected", "penstock.input.dead_lettered"})
+"""Events without a job whose reason may quote what was sent."""
+
+
+def sees_all(caller: Caller) -> bool:
+    """Whether nothing is hidden from it, whatever the job."""
+    return Role.OPERATE in caller.roles
+
+
+def job_for(caller: Caller, row: Row) -> Row:
+    """The job's row."""
+    return row if caller.may_act_for(row["owner"]) else _only(OF_JOBS, row)
+
+
+def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
+    """An event's or decision's row. `owner`: of its job; None: it is about none, or about one that has left the tables."""
+    if row["job_id"] is None:
+        return row if sees_all(caller) or row.get("type") not in QUOTING else _only(OF_EVENTS, row)
+    return row if sees_all(caller) or caller.tenant == owner else _only(OF_EVENTS, row)
+
+
+def reason_for(caller: Caller, row: Row, owner: str) -> Row:
+    """An answer to `why`, or a row of the queue. Between attempts and after the end its details are what failed."""
+    if caller.may_act_for(owner):
+        return row
+    figures = row.get("reason") not in (None, Reason.BACKOFF)
+    return _only(OF_REASONS if figures else OF_REASONS - {"detail"}, row)
+
+
+def _only(shown: frozenset[str], row: Mapping[str, Any]) -> Row:
+    found = {name: value if name in shown else None for name, value in row.items()}
+    return found | {HIDDEN: sorted(row.keys() - shown)}
