@@ -1,5 +1,9 @@
 """Filling a cluster with jobs that never end: how packings are judged."""
 
+import json
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +13,9 @@ from penstock.simulator.job_models.model import Work
 from penstock.simulator.meter import Figures
 from penstock.simulator.traces.arrivals import PATIENCE_S, UNTIL, fill
 from penstock.simulator.traces.cluster import nodes_of
+from penstock.simulator.traces.importing import read_trace
 from penstock.simulator.traces.jobs import TraceJob
+from tests.support.command_line import penstock
 
 SHARES = st.integers(50, 1_000).map(lambda milli: TraceJob("", 0, 9, 1, gpu_share_milli=milli))
 WHOLE = st.integers(0, 8).map(lambda gpus: TraceJob("", 0, 9, gpus, cores=1.0))
@@ -73,6 +79,29 @@ def test_each_job_comes_once_before_any_comes_again(jobs: list[TraceJob], gpus: 
     assert sum(asked[:-1]) <= UNTIL * gpus + 1e-9
     assert {(job.duration_s, job.patience_s) for job in filled} == {(0.0, PATIENCE_S)}
     assert fill(named, gpus, seed) == filled
+
+
+def test_a_pod_that_fits_nowhere_counts_as_arrived(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each pod here wants half the GPUs; one of three wants a model or cores that the cluster lacks, and stays out.
+
+    Left out of the arrivals, the load of 100 % would be reached by pods that fit, and any packing would look better.
+    """
+    path = tmp_path / "pods.csv"
+    head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
+    fit = "".join(f"fit{n},1000,1024,2,1000,\n" for n in range(3))
+    path.write_text(f"{head}{fit}other,1000,1024,2,1000,H100\nwide,90000,1024,2,1000,\n")
+    shares = {}
+    for seed in range(12):
+        line = ("simulate", str(path), "--cluster", "2x2@T4", "--profile", "fifo", "--seed", str(seed))
+        assert penstock(*line, "--check", "-o", "json") == 0
+        printed = capfd.readouterr()
+        assert "2 jobs fit nowhere on this cluster; they count as arrived and find no place" in printed.err
+        shares[seed] = json.loads(printed.out)["full_load_allocation"]
+    jobs = read_trace(path).jobs
+    for seed, share in shares.items():
+        first = [job.job_id for job in fill(jobs, 4, seed)[:2]]
+        assert share == sum(name.startswith("fit") for name in first) / 2, seed
+    assert {0.5, 1.0} <= set(shares.values()), "both kinds of order came up"
 
 
 def test_each_seed_has_an_order_of_its_own() -> None:

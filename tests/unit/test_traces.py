@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.runtime.csv_import import BadFile
+from penstock.runtime.csv_import import SPANS, TIMES, BadFile
 from penstock.simulator.traces.cluster import BadCluster, nodes_of
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.importing import locate, read_trace
@@ -43,12 +43,12 @@ def test_all_problems_are_told_not_only_the_first(trace: Path) -> None:
         + "a,0,60,1\nb,-5,60,1\nc,1,zero,1\nd,2,0,1\na,3,60,1\ne,4,60,1.5\nf,5,nan,0\ng,6,60\n b c,7,60,1\n"
     )
     assert problems(trace, text) == [
-        "line 3, column submit_s: '-5' is no number ≥ 0",
-        "line 4, column duration_s: 'zero' is no number ≥ 0",
+        f"line 3, column submit_s: '-5' is no time: {TIMES}",
+        f"line 4, column duration_s: 'zero' is no length of time: {SPANS}",
         "line 5, column duration_s: 0 must be more than 0",
         "line 6: job a stands already in line 2",
         "line 7, column gpus: '1.5' is no whole number ≥ 1",
-        "line 8, column duration_s: 'nan' is no number ≥ 0",
+        f"line 8, column duration_s: 'nan' is no length of time: {SPANS}",
         "line 8, column gpus: 0 is less than 1",
         "line 9: 3 fields, the header has 4",
         "line 10, column job_id: 'b c' is no name of letters, digits and . _ : / -",
@@ -62,7 +62,7 @@ def test_bad_lines_can_be_left_out_and_are_counted(trace: Path) -> None:
     assert [job.job_id for job in read.jobs] == ["a"]
     assert [str(problem) for problem in read.skipped] == [
         "line 3, column gpus: 999 GPUs; the whole cluster has 8",
-        "line 4, column submit_s: 'x' is no number ≥ 0",
+        f"line 4, column submit_s: 'x' is no time: {TIMES}",
     ]
 
 
@@ -216,7 +216,7 @@ def test_what_the_lines_the_cluster_and_the_truth_refuse_is_told_in_one_go(trace
     )
     messages = [
         "line 3, column duration_s: job model constant needs run times",
-        "line 4, column submit_s: 'x' is no number",
+        f"line 4, column submit_s: 'x' is no time: {TIMES}",
         "line 5, column gpus: 9 GPUs; the whole cluster has 8",
         "line 6, column gpu_models: no node has H100; there are GPU",
     ]

@@ -4,17 +4,19 @@ import codecs
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+from penstock.runtime.times import NUMBER, clock_of, moment_of
 
 MAX_SHOWN = 20  # problems listed in a message; the others are counted
 MAX_BYTES = 1 << 30
 MAX_LINE = 1 << 18  # labels of a job may take most of it
 MAX_NUMBER = 1e12  # 30,000 years in seconds
-NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
-WHOLE = re.compile(r"[0-9]{1,18}")
+WHOLE = re.compile(r"([0-9]{1,18})(?:\.0{1,9})?")  # 128.0, too: as pandas writes a column with gaps
 MAX_NAME = 128
+TIMES = "seconds, an epoch in s or ms, 2026-01-31T12:00:00, 1-02:03:04 or 02:03:04"
+SPANS = "seconds, 02:03:04 or 1-02:03:04"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
 
@@ -24,9 +26,11 @@ class Problem(NamedTuple):
     line: int
     column: str
     text: str
+    unit: str = "line"
+    """What is counted: lines, or the items of a list."""
 
     def __str__(self) -> str:
-        where = f"line {self.line}" if self.line else "file"
+        where = f"{self.unit} {self.line}" if self.line else "file"
         return f"{where}, column {self.column}: {self.text}" if self.column else f"{where}: {self.text}"
 
 
@@ -44,10 +48,13 @@ class BadFile(ValueError):
 class Row:
     """One line by column; each parsing method notes what is wrong and returns a stand-in."""
 
-    def __init__(self, line: int, values: Mapping[str, str]) -> None:
+    def __init__(self, line: int, values: Mapping[str, str], unit: str = "line") -> None:
         self.line = line
         self.problems: list[Problem] = []
+        self.dated: bool | None = None
+        """Whether its moments count from 1970; None: it has none."""
         self._values = values
+        self._unit = unit
 
     def number(self, column: str, *, above: float | None = None, most: float = MAX_NUMBER) -> float:
         """A decimal ≥ 0, or > `above`."""
@@ -63,9 +70,10 @@ class Row:
 
     def whole(self, column: str, *, least: int = 0, most: int | None = None) -> int:
         text = self._values[column].strip()
-        if not WHOLE.fullmatch(text):
+        match = WHOLE.fullmatch(text)
+        if match is None:
             return self.bad(column, f"{text[:40]!r} is no whole number ≥ {least}", least)
-        value = int(text)
+        value = int(match[1])
         if value < least:
             return self.bad(column, f"{value} is less than {least}", least)
         if most is not None and value > most:
@@ -88,23 +96,45 @@ class Row:
             return text
         return self.bad(column, f"{text[:40]!r} is no name of letters, digits and . _ : / -", "")
 
+    def knows(self, column: str) -> bool:
+        """Whether the file has the column."""
+        return column in self._values
+
     def has(self, column: str) -> bool:
         """Whether the file has the column and this line a value in it."""
         return bool(self.text(column))
 
-    def moment_s(self, column: str) -> float:
-        """A date and time, as seconds since 1970; without an offset it is UTC."""
+    def moment_s(self, column: str, per: float = 1.0) -> float:
+        """A time of any usual form, `dated` or from the start of the file; `per`: units of a plain number in a second."""
         text = self._values[column].strip()
-        try:
-            found = datetime.fromisoformat(text)
-        except ValueError:
-            return self.bad(column, f"{text[:40]!r} is no date and time", 0.0)
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+        found = moment_of(text, per)
+        if found is None:
+            far = NUMBER.fullmatch(text) is not None
+            message = f"{text[:40]} is out of all range" if far else f"{shown(text)!r} is no time: {TIMES}"
+            return self.bad(column, message, 0.0)
+        if self.dated not in (None, found.dated):
+            return self.bad(
+                column, f"{shown(text)} is no time of the same kind as the others of this line", 0.0
+            )
+        self.dated = found.dated
+        return found.at_s
+
+    def span_s(self, column: str, *, above: float | None = None, per: float = 1.0) -> float:
+        """A length of time, ≥ 0 or > `above`; `per`: units of a plain number in a second."""
+        text = self._values[column].strip()
+        clock_s = clock_of(text)
+        if clock_s is None:
+            if not NUMBER.fullmatch(text):
+                return self.bad(column, f"{shown(text)!r} is no length of time: {SPANS}", 0.0)
+            return self.number(column, above=above) / per
+        if above is not None and clock_s <= above:
+            return self.bad(column, f"{text} must be more than {above:g}", 0.0)
+        return clock_s
 
     T = TypeVar("T")
 
     def bad(self, column: str, text: str, stand_in: T) -> T:
-        self.problems.append(Problem(self.line, column, text))
+        self.problems.append(Problem(self.line, column, text, self._unit))
         return stand_in
 
 
@@ -160,7 +190,19 @@ def rows(
     delimiter: str = ",",
     header: bool = True,
 ) -> Iterator[tuple[int, Read]]:
-    """(line, what `read` made of it) of each good line; what is wrong with the others goes to `problems`.
+    """(line, what `read` made of it) of each good line; what is wrong with the others goes to `problems`."""
+    for row in table_rows(text, columns, problems, delimiter=delimiter, header=header):
+        found = read(row)
+        if row.problems:
+            problems += row.problems
+        else:
+            yield row.line, found
+
+
+def table_rows(
+    text: str, columns: Sequence[str], problems: list[Problem], *, delimiter: str = ",", header: bool = True
+) -> Iterator[Row]:
+    """Each line that has as many fields as columns, in readable text; the others go to `problems`.
 
     Each line is read by itself: a quote that is not closed spoils no other line. Blank lines are none.
     """
@@ -183,12 +225,7 @@ def rows(
         if spoilt:
             problems += spoilt
             continue
-        row = Row(line, dict(zip(columns, values, strict=True)))
-        found = read(row)
-        if row.problems:
-            problems += row.problems
-        else:
-            yield line, found
+        yield Row(line, dict(zip(columns, values, strict=True)))
 
 
 def _fields(line: str, delimiter: str) -> list[str] | str:

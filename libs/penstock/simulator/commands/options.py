@@ -1,7 +1,7 @@
 """Options of simulating commands and their validation: every mistake is found before anything runs."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +35,10 @@ from penstock.simulator.nodes import Latency
 from penstock.simulator.traces.arrivals import fill
 from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
 from penstock.simulator.traces.fitting import ClusterCapacity
-from penstock.simulator.traces.formats import FORMATS
-from penstock.simulator.traces.importing import SETS, Trace, locate, read_trace
+from penstock.simulator.traces.formats import FORMATS, OWN
+from penstock.simulator.traces.importing import SETS, Trace, locate, read_source
 from penstock.simulator.traces.resources import typical_of
+from penstock.simulator.traces.source import open_source
 
 CLUSTER, JOB_MODEL = "8x8", "constant"  # defaults
 MAX_SECONDS = 86_400  # of latencies and ticks
@@ -75,6 +76,28 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="table, or json w
 TraceName = Annotated[str, typer.Argument(help="A file, <data set>/<name>, or a generator.")]
 Seed = Annotated[int, typer.Option(help="Of a generator.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines, and count them.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OURS=THEIRS,…",
+        help="Read a file as our own CSV whose columns have other names, as in submit_s=submit_time,gpus=num_gpu.",
+    ),
+]
+
+
+def renames_of(text: str | None) -> Mapping[str, str]:
+    """A column of our own CSV → what the file calls it. Raises `BadCommand`."""
+    renames: dict[str, str] = {}
+    for pair in text.split(",") if text is not None else ():
+        ours, equals, theirs = (part.strip() for part in pair.partition("="))
+        if not (ours and equals and theirs):
+            raise BadCommand(f"--columns {pair}: write OURS=THEIRS, as in submit_s=submit_time")
+        if ours not in OWN:
+            raise BadCommand(f"--columns {pair}: our CSV has no column {ours}; there are {', '.join(OWN)}")
+        if ours in renames or theirs in renames.values():
+            raise BadCommand(f"--columns {pair}: {ours if ours in renames else theirs} comes twice")
+        renames[ours] = theirs
+    return renames
 
 
 def time_option(help_text: str) -> Any:
@@ -133,6 +156,7 @@ class SimulationOptions:
         float,
         time_option("The placer reads its inputs only once in so long, as 60s, 5m or plain seconds."),
     ] = 0.0
+    columns: Columns = None
     skip_bad: SkipBad = False
     check: Annotated[bool, typer.Option("--check", help="Check all invariants after every record.")] = False
     output: Output = "table"
@@ -158,12 +182,13 @@ class Given:
 
     def trace(self, seed: int) -> Trace:
         """The trace under this seed. Raises `BadCommand`, `BadFile`."""
-        capacity = ClusterCapacity(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
         if self.generator is not None:
-            return generate(self.asked.trace, self.generator, seed, capacity.problems)
+            return generate(self.asked.trace, self.generator, seed, self.capacity.problems)
         if self.path not in self.read:
+            source = open_source(self.path, renames_of(self.asked.columns))
+            fits = self.capacity.beyond if self._fills(source.name) else self.capacity.problems
             self.read[self.path] = self._judged(
-                read_trace(self.path, fits=capacity.problems, skip_bad=True), seed
+                read_source(self.path, source, fits=fits, skip_bad=True), seed
             )
         trace = self.read[self.path]
         if not self.fills(trace):
@@ -191,10 +216,24 @@ class Given:
             raise BadFile(str(self.path), problems)
         return trace._replace(jobs=jobs, skipped=problems)
 
+    @property
+    def capacity(self) -> ClusterCapacity:
+        return ClusterCapacity(self.nodes, self.cluster.slices_per_core, self.options.single_gpu_workers)
+
+    def misfits(self, trace: Trace) -> int:
+        """How many jobs of the file fit nowhere, where they fill the cluster and may."""
+        if not self.fills(trace):
+            return 0
+        capacity = self.capacity
+        return sum(1 for job in self.read[self.path].jobs if any(True for _ in capacity.problems(job)))
+
     def fills(self, trace: Trace) -> bool:
         """Whether its jobs fill the cluster and never end."""
+        return self._fills(trace.format)
+
+    def _fills(self, format_name: str) -> bool:
         arrivals = self.asked.arrivals
-        form = FORMATS.get(trace.format)
+        form = FORMATS.get(format_name)
         return (form is not None and form.endless) if arrivals is None else arrivals == "fill"
 
     def seeded(self, trace: Trace) -> bool:
@@ -243,6 +282,9 @@ def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) ->
     trace = given.trace(asked.seed)
     given.simulation(profiles[0], asked.seed, trace)
     report_skipped(trace, errors)
+    if misfits := given.misfits(trace):
+        message = f"{misfits:,} jobs fit nowhere on this cluster; they count as arrived and find no place"
+        errors.print(f"penstock: {message}", markup=False)
     return given, trace
 
 
@@ -254,6 +296,8 @@ def judge(asked: SimulationOptions) -> Given:
     )
     job_model = asked.job_model or (generator.job_model if generator is not None else JOB_MODEL)
     checked_job_model(job_model)
+    if renames_of(asked.columns) and generator is not None:
+        raise BadCommand("--columns: a generator reads no file; leave it out, or give a trace")
     if asked.arrivals == "fill" and generator is not None:
         raise BadCommand("--arrivals fill: a generator has arrivals of its own; give a trace")
     if asked.arrivals == "fill" and job_model != JOB_MODEL:
@@ -301,6 +345,9 @@ def report_skipped(trace: Trace, errors: Console) -> None:
     """Which lines `--skip-bad` has left out, and columns of the file that no format reads."""
     for column, meant in trace.likely.items():
         errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)
+    if trace.passed:
+        passed = ", ".join(f"{count:,} {what}" for what, count in trace.passed.items())
+        errors.print(f"penstock: left out: {passed}", markup=False)
     for problem in trace.skipped[:MAX_SHOWN]:
         errors.print(f"penstock: skipped {problem}", markup=False)
     if trace.skipped:

@@ -15,11 +15,13 @@ from penstock.exits import BadCommand, Exit
 from penstock.runtime.csv_import import BadFile, header_of, text_of
 from penstock.screen import PIPED_WIDTH, console, plain_table, write_json
 from penstock.simulator.commands.options import (
+    Columns,
     Output,
     Seed,
     SkipBad,
     TraceName,
     bad_input_stops,
+    renames_of,
     report_skipped,
 )
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of, of_summaries
@@ -139,12 +141,12 @@ def _show_ls(screen: Console, root: Path | None, found: Mapping[str, Any]) -> No
 # --------------------------------------------------------------------------------------------- describe
 
 
-def _open(name: str, seed: int, *, skip_bad: bool) -> Trace:
+def _open(name: str, seed: int, columns: str | None, *, skip_bad: bool) -> Trace:
     """Raises `BadFile`. Reports on stderr what was left out."""
     generator = None if Path(name).exists() else generator_of(name)
     if generator is not None:
         return generate(name, generator, seed)
-    trace = read_trace(locate(name), skip_bad=skip_bad)
+    trace = read_trace(locate(name), columns=renames_of(columns), skip_bad=skip_bad)
     report_skipped(trace, console(stderr=True, soft_wrap=True))
     return trace
 
@@ -157,6 +159,7 @@ def describe(
         str | None, typer.Option(help="Also its load on this cluster, as for `penstock simulate`.")
     ] = None,
     seed: Seed = 0,
+    columns: Columns = None,
     skip_bad: SkipBad = False,
     output: Output = "table",
 ) -> None:
@@ -167,7 +170,7 @@ def describe(
     if trace in SUMMARIES and not Path(trace).exists():
         _summarise(trace, output)
         return
-    opened = _open(trace, seed, skip_bad=skip_bad)
+    opened = _open(trace, seed, columns, skip_bad=skip_bad)
     found, load = description.describe(opened.jobs), None
     if cluster is not None:
         nodes = cluster_of(cluster)
@@ -182,6 +185,7 @@ def describe(
                 **asdict(found),
                 "left_out": list(opened.left_out),
                 "skipped_lines": opened.skipped_lines,
+                "passed_lines": dict(opened.passed),
                 "load": None if load is None else {"cluster": cluster, **asdict(load)},
             }
         )
@@ -277,12 +281,13 @@ def convert(
     trace: TraceName,
     to: Annotated[Literal["csv"], typer.Option(help="The format.")] = "csv",
     seed: Seed = 0,
+    columns: Columns = None,
     skip_bad: SkipBad = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="By default stdout.")
     ] = None,
 ) -> None:
-    opened = _open(trace, seed, skip_bad=skip_bad)
+    opened = _open(trace, seed, columns, skip_bad=skip_bad)
     try:
         write_lines(output, trace_lines(opened.jobs))
     except OSError as error:

@@ -8,7 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from penstock.ledger.index import NodeShape, shape_of
-from penstock.model.types import NodeSpec, ResourceVector
+from penstock.model.types import (
+    MAX_CORES_PER_NODE,
+    MAX_GANG_TASKS,
+    MAX_GPUS_PER_NODE,
+    NodeSpec,
+    ResourceVector,
+)
 from penstock.policies.capacity import slots
 from penstock.simulator.traces.jobs import TraceJob, gang_of
 from penstock.simulator.traces.resources import cores_of
@@ -46,20 +52,19 @@ class ClusterCapacity:
             of = f" of {' or '.join(job.gpu_models)}" if job.gpu_models else ""
             yield "gpus", f"{gpus} GPUs; the whole cluster has {allowed}{of}"
             return
-        workers, gpus = gang_of(job, self._largest, self._single)
-        if workers > MAX_WORKERS:
-            message = (
-                f"{job.gpus} GPUs on nodes of {self._largest} are {workers} workers; at most {MAX_WORKERS}"
-            )
-            yield "gpus", message
+        if beyond := list(self.beyond(job)):
+            yield from beyond
             return
+        workers, gpus = gang_of(job, self._largest, self._single)
         kinds = [kind for kind in self._kinds if not job.gpu_models or kind.gpu_model in job.gpu_models]
         least_mib = (job.gpu_memory_mib or 0) if job.gpus else 0
+        models = " or ".join(job.gpu_models)
+        here = f" with {models}" if models else ""
         if least_mib > max(kind.gpu_memory_mib for kind in kinds):
-            yield "gpu_memory_mib", f"{least_mib} MiB; no GPU has so much"
+            yield "gpu_memory_mib", f"{least_mib} MiB; no {models or 'GPU'} has so much"
             return
         if job.parameter_servers and job.server_gpus > max(kind.gpus for kind in kinds):
-            yield "server_gpus", f"{job.server_gpus} GPUs; no node has so many"
+            yield "server_gpus", f"{job.server_gpus} GPUs; no node{here} has so many"
             return
         cores = self._slices * max(1, gpus)  # the default request of a job that gives none
         if job.cores is not None:
@@ -77,13 +82,29 @@ class ClusterCapacity:
                 wants.append(f"{job.cores / workers:g} cores")
             if job.host_memory_mib is not None:
                 wants.append(f"{worker.host_memory_mib} MiB")
-            held = f"the nodes hold {places}" if workers > 1 else "no node holds that"
+            held = f"the nodes{here} hold {places}" if workers > 1 else f"no node{here} holds that"
             yield _blamed(worker, kinds), f"{', '.join(wants)}: {held}"
             return
         left = sum(kind.cores * self._kinds[kind] for kind in kinds) - workers * cores
         if job.parameter_servers > left:
             message = f"{job.parameter_servers} beside the workers; there are cores for {left}"
             yield "parameter_servers", message
+
+    def beyond(self, job: TraceJob) -> Iterator[tuple[str, str]]:
+        """(field of the job, what is wrong): what no job may ask for, however large the nodes are."""
+        workers, gpus = gang_of(job, self._largest, self._single)
+        if workers > MAX_WORKERS:
+            message = f"on nodes of {self._largest} are {workers} workers; at most {MAX_WORKERS}"
+            yield "gpus", f"{job.gpus} GPUs {message}"
+        elif workers + job.parameter_servers > MAX_GANG_TASKS:
+            yield "parameter_servers", f"{workers} workers beside; at most {MAX_GANG_TASKS} together"
+        elif gpus > MAX_GPUS_PER_NODE:
+            yield "gpus", f"{gpus} GPUs on one node; at most {MAX_GPUS_PER_NODE}"
+        elif job.cores is not None and cores_of(job, workers, self._slices) > MAX_CORES_PER_NODE:
+            yield (
+                "cores",
+                f"{job.cores / workers:g} cores on one node; at most {MAX_CORES_PER_NODE // self._slices}",
+            )
 
 
 def _blamed(worker: ResourceVector, kinds: Sequence[NodeShape]) -> str:

@@ -1,7 +1,11 @@
-"""Import of traces of real clusters; the first line of a file identifies its format.
+"""Import of traces of real clusters; the first line of a file, or its keys, identifies its format.
 
 | format | columns that it must have | times |
 |---|---|---|
+| `csv` | job_id, submit_s, duration_s, gpus; may have the columns of `penstock traces convert` | seconds |
+| `sacct` | JobID, Submit, Elapsed, AllocTRES or the like; between commas or bars | date and time |
+| `helios` | job_id, gpu_num, submit_time, duration | date and time; seconds |
+| `kubernetes` | what `kubectl get jobs -o json` prints | date and time |
 | `muri` | job_id, num_gpu, submit_time, iterations, model_name, batch_size, duration, iteration_time, resource_time_0 … _2 | ms |
 | `tiresias` | job_id, num_gpu, submit_time, iterations, model_name, duration, interval | seconds |
 | `philly` | timestamp, duration, num_gpus, cluster | date and time; seconds |
@@ -9,27 +13,26 @@
 | `openb` | name, cpu_milli, memory_mib, num_gpu, gpu_milli; may have gpu_spec and times | seconds |
 | `gavel` | no header; ten fields between tabs, see `formats.py` | seconds |
 | `shockwave` | no header; twelve fields between tabs | seconds |
-| `csv` | job_id, submit_s, duration_s, gpus; may have the columns of `penstock traces convert` | seconds |
 
-Other columns are allowed and ignored. Times count from the first job of a `philly` trace, else from 0. The readers
-stand in `formats.py`.
+Other columns are allowed and ignored. A plain number of a column is in the unit above, as far as it is no epoch; dates,
+epochs and clock times are read in every format (`penstock.runtime.times`). Dates and epochs count from the first job,
+other times from 0. Objects in JSON are lines whose keys are the columns. The readers stand in `formats.py` and
+`batch_systems.py`.
 """
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.runtime.csv_import import BadFile, Problem, header_of, rows, shown, text_of
-from penstock.simulator.traces.formats import FORMATS, Format
+from penstock.runtime.csv_import import BadFile, Problem, Row, shown
+from penstock.simulator.traces.guessing import likely_slips
 from penstock.simulator.traces.jobs import TraceJob
+from penstock.simulator.traces.source import Source, open_source
 
 DATA_VARIABLE = "PENSTOCK_DATA"
 DEFAULT_DATA = "../shared/data"
-LIKELY = 0.8  # of 1, as `difflib` counts: so near to a column of ours, another one is a slip
-OTHER_DELIMITERS = ";\t|"
 
 
 class Trace(NamedTuple):
@@ -45,6 +48,10 @@ class Trace(NamedTuple):
     """What the file holds and no job here can, by column."""
     likely: Mapping[str, str] = MappingProxyType({})
     """Columns that were not read → the one that was probably meant."""
+    passed: Mapping[str, int] = MappingProxyType({})
+    """Lines that are no jobs of a trace, by what they are."""
+    source: Source | None = None
+    """The file; None: a generator made it."""
 
     @property
     def skipped_lines(self) -> int:
@@ -53,8 +60,8 @@ class Trace(NamedTuple):
 
     def problem(self, job: TraceJob, field: str, text: str) -> Problem:
         """Something wrong with a job that only shows later, reported with its line and column."""
-        column = FORMATS[self.format].column(field) if self.format in FORMATS else field
-        return Problem(self.lines.get(job.job_id, 0), column, text)
+        line = self.lines.get(job.job_id, 0)
+        return Problem(line, field, text) if self.source is None else self.source.problem(line, field, text)
 
 
 Fits = Callable[[TraceJob], Iterable[tuple[str, str]]]
@@ -147,70 +154,95 @@ def locate(name: str) -> Path:
     return root / SETS[data_set].folder / SETS[data_set].pattern.format(chosen)
 
 
-def read_trace(path: Path, *, fits: Fits | None = None, skip_bad: bool = False) -> Trace:
+def read_trace(
+    path: Path,
+    *,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    fits: Fits | None = None,
+    skip_bad: bool = False,
+) -> Trace:
     """Reads a trace; jobs in order of arrival, equal times in the order of the file.
 
-    A job that `fits` finds a problem in is a problem of its line. Raises `BadFile` with all problems; with `skip_bad` only for those that no line can be blamed for.
+    `columns`: a column of our own CSV → what the file calls it. A job that `fits` finds a problem in is a problem of
+    its line. Raises `BadFile` with all problems; with `skip_bad` only for those that no line can be blamed for.
     """
-    text = text_of(path)
-    name, form, columns = _format(path, text)
-    problems: list[Problem] = []
-    jobs: list[TraceJob] = []
-    lines: dict[str, int] = {}
-    first_seen: dict[str, int] = {}
-    reading = rows(text, columns, form.read, problems, delimiter=form.delimiter, header=form.header)
-    for line, job in reading:
-        unfit = fits(job) if fits is not None else ()
-        found = [Problem(line, form.column(field), message) for field, message in unfit]
-        earlier = first_seen.get(job.job_id)
-        first_seen.setdefault(job.job_id, line)
-        if earlier is not None:
-            found.append(Problem(line, "", f"job {job.job_id} stands already in line {earlier}"))
-        problems += found
-        if not found:
-            lines[job.job_id] = line
-            jobs.append(job)
-    place = {column: index for index, column in enumerate(columns)}
-    problems.sort(key=lambda problem: (problem.line, place.get(problem.column, -1)))
+    return read_source(path, open_source(path, columns), fits=fits, skip_bad=skip_bad)
+
+
+def read_source(path: Path, source: Source, *, fits: Fits | None = None, skip_bad: bool = False) -> Trace:
+    """As `read_trace`, of a file whose format is known."""
+    form = source.form
+    reading = _Reading(source, fits)
+    for row in source.rows(reading.problems):
+        reading.take(row)
+    jobs = reading.finished()
+    place = {source.column(column): index for index, column in enumerate(source.columns)}
+    problems = sorted(reading.problems, key=lambda problem: (problem.line, place.get(problem.column, -1)))
     if problems and not skip_bad:
         raise BadFile(str(path), problems)
     if not jobs:
-        raise BadFile(str(path), [*problems, Problem(0, "", "no job in it")])
-    jobs.sort(key=lambda job: job.submit_s)
-    if form.relative:
-        first_s = jobs[0].submit_s
-        jobs = [job._replace(submit_s=job.submit_s - first_s) for job in jobs]
-    ours = {*form.columns, *form.optional} if form.header else set(columns)
-    left_out = [column for column in columns if column in form.left_out or column not in ours]
+        passed = ", ".join(f"{count} {what}" for what, count in reading.passed.items())
+        raise BadFile(
+            str(path), [*problems, Problem(0, "", f"no job in it{f', but {passed}' if passed else ''}")]
+        )
+    ours = {*form.columns, *form.optional} if form.header else set(source.columns)
+    left_out = [column for column in source.columns if column in form.left_out or column not in ours]
     unknown = [column for column in left_out if column not in form.left_out]
-    free = sorted(ours - {*columns})
-    likely = {column: near[0] for column in unknown if (near := get_close_matches(column, free, 1, LIKELY))}
-    return Trace(path.stem, name, jobs, problems, lines, left_out, likely)
-
-
-def _format(path: Path, text: str) -> tuple[str, Format, Sequence[str]]:
-    """The format by the first line, and the columns. Raises `BadFile` for the nearest format."""
-    first = text.partition("\n")[0]
-    if "\t" in first:
-        fields = first.count("\t") + 1
-        for name, form in FORMATS.items():
-            if not form.header and len(form.columns) == fields:
-                return name, form, form.columns
-    columns = header_of(path, text)
-    known = frozenset(columns)
-    headed = {name: form for name, form in FORMATS.items() if form.header}
-    for name, form in headed.items():
-        if known.issuperset(form.columns):
-            return name, form, columns
-    if len(columns) == 1 and (other := next((mark for mark in OTHER_DELIMITERS if mark in first), None)):
-        message = f"no comma, but {other!r}: put commas between the columns"
-        raise BadFile(str(path), [Problem(1, "", message)])
-    nearest = sorted(headed.items(), key=lambda item: item[0] != "csv")
-    name, form = max(
-        nearest, key=lambda item: len(known.intersection(item[1].columns)) / len(item[1].columns)
+    return Trace(
+        path.stem,
+        source.name,
+        jobs,
+        problems,
+        reading.lines,
+        [source.column(column) for column in left_out],
+        likely_slips(unknown, source.columns, sorted(ours)),
+        reading.passed,
+        source,
     )
-    if known.isdisjoint(form.columns):
-        message = f"no header of any format; our own needs {', '.join(FORMATS['csv'].columns)}"
-        raise BadFile(str(path), [Problem(1, "", message)])
-    missing = [column for column in form.columns if column not in known]
-    raise BadFile(str(path), [Problem(1, column, f"missing (format {name})") for column in sorted(missing)])
+
+
+class _Reading:
+    """One pass over a file: its jobs, what is wrong with its lines, and lines that are no jobs."""
+
+    def __init__(self, source: Source, fits: Fits | None) -> None:
+        self.problems: list[Problem] = []
+        self.lines: dict[str, int] = {}
+        self.passed: dict[str, int] = {}
+        self._source = source
+        self._fits = fits
+        self._jobs: dict[bool, list[TraceJob]] = {True: [], False: []}
+        """By whether their times count from 1970, or from the start of the trace."""
+        self._first_seen: dict[str, int] = {}
+
+    def take(self, row: Row) -> None:
+        source, line = self._source, row.line
+        if reason := source.form.passes(row):
+            self.passed[reason] = self.passed.get(reason, 0) + 1
+            return
+        job = source.form.read(row)
+        if row.problems:
+            self.problems += [one._replace(column=source.column(one.column)) for one in row.problems]
+            return
+        found = [source.problem(line, field, text) for field, text in (self._fits(job) if self._fits else ())]
+        earlier = self._first_seen.setdefault(job.job_id, line)
+        if earlier != line:
+            message = f"job {job.job_id} stands already in {source.unit} {earlier}"
+            found.append(Problem(line, "", message, source.unit))
+        self.problems += found
+        if not found:
+            self.lines[job.job_id] = line
+            self._jobs[bool(row.dated)].append(job)
+
+    def finished(self) -> Sequence[TraceJob]:
+        """In order of arrival; dates and epochs as seconds from the first job. Times of the rarer kind are problems."""
+        dated = len(self._jobs[True]) >= len(self._jobs[False])
+        for job in self._jobs[not dated]:
+            text = f"{job.submit_s:g} counts from the start of the trace; other {self._source.unit}s have a date or an epoch"
+            if not dated:
+                text = f"a date or an epoch; other {self._source.unit}s count from the start of the trace"
+            self.problems.append(self._source.problem(self.lines.pop(job.job_id), "submit_s", text))
+        jobs = sorted(self._jobs[dated], key=lambda job: job.submit_s)
+        if dated and jobs:
+            first_s = jobs[0].submit_s
+            jobs = [job._replace(submit_s=job.submit_s - first_s) for job in jobs]
+        return jobs

@@ -1,0 +1,204 @@
+"""Detection of a trace file's format, and its lines under the names that the format has for its columns."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import orjson
+
+from penstock.runtime.csv_import import BadFile, Problem, Row, header_of, shown, table_rows, text_of
+from penstock.simulator.traces.batch_systems import SACCT_COMMAND, SACCT_NAMES, kubernetes_values
+from penstock.simulator.traces.fields import Format
+from penstock.simulator.traces.formats import FORMATS, NEEDED
+from penstock.simulator.traces.guessing import near_misses
+
+OTHER_DELIMITERS = ";\t|"
+LIST_SHAPES = 'JSON without a list of jobs: a list, {"jobs": […]} or an object a line'
+SAFE = ":/+,;@()[]~"  # in labels: `formats.py` unquotes the rest
+SACCT, KUBERNETES = "sacct", "kubernetes"
+
+
+class Source(NamedTuple):
+    """A file whose format is known. `rows` yields its lines; those that cannot be split go to the list given."""
+
+    name: str
+    form: Format
+    columns: Sequence[str]
+    """As the format calls them, in the order of the file."""
+    rows: Callable[[list[Problem]], Iterator[Row]]
+    theirs: Mapping[str, str] = MappingProxyType({})
+    """A column of the format → what the file calls it, where that differs."""
+    unit: str = "line"
+
+    def column(self, ours: str) -> str:
+        """What the file calls a column of the format."""
+        return self.theirs.get(ours, ours)
+
+    def problem(self, line: int, field: str, text: str) -> Problem:
+        """Something wrong with a field of the job in this line."""
+        return Problem(line, self.column(self.form.column(field)), text, self.unit)
+
+
+def open_source(path: Path, renames: Mapping[str, str] = MappingProxyType({})) -> Source:
+    """The format by the first line or the keys. `renames`: a column of our own CSV → the file's; then it is that.
+
+    Raises `BadFile`: with the renames that are missing, where it is of no format.
+    """
+    text = text_of(path)
+    if text.lstrip()[:1] in ("[", "{"):
+        return _json_source(path, text, renames)
+    first = text.partition("\n")[0]
+    if "\t" in first and not renames:
+        fields = first.count("\t") + 1
+        for name, form in FORMATS.items():
+            if not form.header and len(form.columns) == fields:
+                return Source(
+                    name, form, form.columns, _lines(text, form.columns, form.delimiter, header=False)
+                )
+    delimiter = "|" if "|" in first and "," not in first else ","
+    columns = header_of(path, text, delimiter)
+    others = OTHER_DELIMITERS.replace(delimiter, "")
+    if len(columns) == 1 and (other := next((mark for mark in others if mark in first), None)):
+        message = f"no comma, but {other!r}: put commas between the columns"
+        raise BadFile(str(path), [Problem(1, "", message)])
+    name, named, theirs = _named(path, columns, renames)
+    return Source(name, FORMATS[name], named, _lines(text, named, delimiter), theirs)
+
+
+def _lines(
+    text: str, columns: Sequence[str], delimiter: str, *, header: bool = True
+) -> Callable[[list[Problem]], Iterator[Row]]:
+    return lambda problems: table_rows(text, columns, problems, delimiter=delimiter, header=header)
+
+
+# ------------------------------------------------------------------------------------------------- names
+
+
+def _named(
+    path: Path, columns: Sequence[str], renames: Mapping[str, str]
+) -> tuple[str, Sequence[str], Mapping[str, str]]:
+    """The format of a file with these columns, their names there, and what the file calls those that differ."""
+    if renames:
+        columns, theirs = _renamed(path, columns, renames)
+        if FORMATS["csv"].lacks(columns):
+            raise BadFile(str(path), near_misses(columns) or [_no_format()])
+        return "csv", columns, theirs
+    for name, form in FORMATS.items():
+        if form.header and not form.lacks(columns):
+            return name, columns, {}
+    small = [column.lower() for column in columns]
+    if "jobid" in small or "jobidraw" in small:
+        missing = FORMATS[SACCT].lacks(small)
+        if not missing:
+            return SACCT, small, dict(zip(small, columns, strict=True))
+        if "JobID" in columns or "JobIDRaw" in columns:
+            lacking = ", ".join(SACCT_NAMES[name] for name in missing)
+            raise BadFile(str(path), [Problem(1, "", f"format sacct lacks {lacking}: {SACCT_COMMAND}")])
+    raise BadFile(str(path), near_misses(columns) or [_no_format()])
+
+
+def _no_format() -> Problem:
+    return Problem(1, "", f"no header of any format; our own needs {', '.join(NEEDED)}")
+
+
+def _renamed(
+    path: Path, columns: Sequence[str], renames: Mapping[str, str]
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """The columns under our names. One that has a name of ours by itself, for which another stands, is not read."""
+    for ours, theirs in renames.items():
+        if theirs not in columns:
+            known = ", ".join(map(shown, columns))
+            message = f"--columns {ours}={theirs}: the file has no column {shown(theirs)}; there are {known}"
+            raise BadFile(str(path), [Problem(1, "", message)])
+    by_theirs = {theirs: ours for ours, theirs in renames.items()}
+    found = [by_theirs.get(name, f"{name} " if name in renames else name) for name in columns]
+    return found, {new: old for new, old in zip(found, columns, strict=True) if new != old}
+
+
+# -------------------------------------------------------------------------------------------------- JSON
+
+
+def _json_source(path: Path, text: str, renames: Mapping[str, str]) -> Source:
+    """Objects in a list, under `jobs` or `items`, or one a line. Raises `BadFile`."""
+    items, unit = _items(path, text)
+    if isinstance(items, tuple):  # a list of Kubernetes
+        form = FORMATS[KUBERNETES]
+        columns = [*form.columns, *form.optional]
+        return Source(
+            KUBERNETES, form, columns, lambda problems: _kubernetes_rows(items, problems), unit=unit
+        )
+    objects = [one for _, one in items if isinstance(one, dict)]
+    columns = list(dict.fromkeys(key for one in objects for key in one))
+    if {"time", "tres"} <= {*columns}:
+        raise BadFile(str(path), [Problem(0, "", f"sacct --json is not read: {SACCT_COMMAND}")])
+    if not columns:
+        raise BadFile(str(path), [Problem(0, "", "no job in it")])
+    name, named, theirs = _named(path, columns, renames)
+    ours = dict(zip(columns, named, strict=True))
+
+    def rows(problems: list[Problem]) -> Iterator[Row]:
+        for number, one in items:
+            if isinstance(one, dict):
+                values = dict.fromkeys(named, "") | {ours[key]: _text(value) for key, value in one.items()}
+                yield Row(number, values, unit)
+            else:
+                problems.append(Problem(number, "", "not an object", unit))
+
+    return Source(name, FORMATS[name], named, rows, theirs, unit)
+
+
+Items = list[tuple[int, Any]] | tuple[tuple[int, Any], ...]
+
+
+def _items(path: Path, text: str) -> tuple[Items, str]:
+    """(number from 1, object) of all, a tuple for those of Kubernetes; what the numbers count."""
+    try:
+        whole = orjson.loads(text.encode("utf-8", "surrogateescape"))
+    except orjson.JSONDecodeError as error:
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        try:
+            return [
+                (number, orjson.loads(line.encode("utf-8", "surrogateescape"))) for number, line in lines
+            ], "line"
+        except orjson.JSONDecodeError:
+            raise BadFile(str(path), [Problem(0, "", f"not JSON: {error}")]) from error
+    if isinstance(whole, dict):
+        if whole.get("kind") == "Job":
+            return ((1, whole),), "item"
+        found = whole.get("items", whole.get("jobs"))
+        if isinstance(found, list):
+            numbered = enumerate(found, 1)
+            return (tuple(numbered) if "kind" in whole else list(numbered)), "item"
+        if "job_id" in whole:
+            return [(1, whole)], "line"
+        raise BadFile(str(path), [Problem(0, "", LIST_SHAPES)])
+    return list(enumerate(whole, 1)), "item"
+
+
+def _kubernetes_rows(items: Sequence[tuple[int, Any]], problems: list[Problem]) -> Iterator[Row]:
+    for number, one in items:
+        if not isinstance(one, dict):
+            problems.append(Problem(number, "", "not an object", "item"))
+        elif one.get("kind", "Job") != "Job":
+            message = f"kind {shown(str(one['kind']))} is not read; `kubectl get jobs -o json` lists jobs"
+            problems.append(Problem(number, "", message, "item"))
+        else:
+            yield Row(number, kubernetes_values(one), "item")
+
+
+def _text(value: Any) -> str:
+    """As it stands in our CSV."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return value
+        case list():
+            return "|".join(map(_text, value))
+        case dict():
+            return "|".join(f"{quote(name, SAFE)}={quote(_text(text), SAFE)}" for name, text in value.items())
+    return repr(value)
