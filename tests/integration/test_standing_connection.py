@@ -7,17 +7,22 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock.model.external_events import NodeSuspected
 from penstock.model.topics import Topic
+from penstock.runtime.settings import Settings
 from penstock_services.gateway.shell import connections
+from penstock_services.gateway.shell import service as gateway_service
+from penstock_services.gateway.shell.options import Options
 from penstock_services.node_reporter.shell.connection import Connection
-from tests.support.gateway_cell import Cell, running
+from tests.support.forgeries import GATEWAYS
+from tests.support.gateway_cell import WITHIN_S, Cell, running
 from tests.support.hand_placer import node_spec
 
 pytestmark = pytest.mark.postgres
@@ -85,6 +90,114 @@ async def test_a_break_makes_suspect_and_a_restart_does_not(
             while not await suspicions(cell):
                 await asyncio.sleep(0.05)
         assert await suspicions(cell) == ["n0"]
+
+
+class Address:
+    """One address for several gateways: a balancer that can be pointed elsewhere, and then cuts what it carries."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._carried: set[asyncio.StreamWriter] = set()
+
+    def point_to(self, port: int) -> None:
+        self.port = port
+        for writer in self._carried:
+            writer.transport.abort()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            onward, answers = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ends = {writer, answers}
+        self._carried |= ends
+        copies = [asyncio.create_task(copied(reader, answers)), asyncio.create_task(copied(onward, writer))]
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.transport.abort()
+        self._carried -= ends
+        await asyncio.gather(*copies, return_exceptions=True)
+
+
+async def copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await source.read(1 << 16):
+            target.write(data)
+            await target.drain()
+
+
+@asynccontextmanager
+async def another_gateway(dsn: str) -> AsyncIterator[int]:
+    """On the same cell; its port, which it has again when it starts again."""
+    options = Options("127.0.0.1", 0, operator_key=GATEWAYS)
+    listener = gateway_service.listening_socket(options)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(
+        gateway_service.serve(
+            Settings(log_url=dsn, dsn=dsn), options, stop, ready=ready, listener=listener.dup()
+        )
+    )
+    try:
+        await asyncio.wait_for(ready.wait(), WITHIN_S)
+        yield listener.getsockname()[1]
+    finally:
+        stop.set()
+        await asyncio.wait_for(serving, WITHIN_S)
+        listener.close()
+
+
+async def silent(_: Connection) -> None:
+    """Of a machine that dies."""
+
+
+async def test_no_node_is_suspect_because_its_gateway_ends(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gateways behind one address. All nodes lose their connections at once: one gateway is taken out for an upgrade and
+    comes back, then the balancer sends all nodes to the other. One node then stops in good order; another one dies."""
+    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 1.0)
+    names = ["n0", "n1", "n2"]
+
+    async def at(port: int, *nodes: str) -> None:
+        async with asyncio.timeout(WITHIN_S), httpx.AsyncClient() as http:
+            for name in nodes:
+                url = f"http://127.0.0.1:{port}/v1/nodes/{name}"
+                while (await http.get(url)).json().get("connected") is not True:
+                    await asyncio.sleep(0.02)
+
+    async with running(dsn) as cell:
+        for name in names:
+            cell.placer.join(node_spec(name, 1))
+        await cell.tell()
+        await cell.caught_up()
+        first, address = int(cell.url.rpartition(":")[2]), Address(0)
+        async with await asyncio.start_server(address.carry, "127.0.0.1", 0) as balancer:
+            url = f"http://127.0.0.1:{balancer.sockets[0].getsockname()[1]}"
+            keeping = {name: asyncio.create_task(Connection(url, name, None).keep()) for name in names}
+            async with another_gateway(dsn) as port:
+                address.port = port
+                await at(port, *names)
+            async with another_gateway(dsn) as port:
+                address.port = port
+                await at(port, *names)
+                address.point_to(first)
+                await at(first, *names)
+                address.point_to(port)
+                await at(port, *names)
+                await asyncio.sleep(1.5)
+                assert await suspicions(cell) == [], "each of them is connected"
+                address.port = first
+                keeping["n1"].cancel()
+                await asyncio.gather(keeping.pop("n1"), return_exceptions=True)
+                await asyncio.sleep(1.5)
+                assert await suspicions(cell) == [], "the other gateway has its goodbye"
+                monkeypatch.setattr(Connection, "_goodbye", silent)
+                for task in keeping.values():
+                    task.cancel()
+                async with asyncio.timeout(WITHIN_S):
+                    while len(await suspicions(cell)) < len(keeping):
+                        await asyncio.sleep(0.05)
+                assert sorted(await suspicions(cell)) == ["n0", "n2"]
+            await asyncio.gather(*keeping.values(), return_exceptions=True)
 
 
 def ip(*words: str) -> None:

@@ -1,6 +1,7 @@
 """Standing connections of node-reporters: one that breaks, and is not replaced at once, makes its node suspect (decision 39).
 
-A reporter opens a request whose answer never ends. Nothing is sent on it: the kernels of both ends look after it.
+A reporter opens a request whose answer never ends. Nothing is sent on it: the kernels of both ends look after it. Postgres has
+the latest connection of each node, so that one that is replaced at another gateway of the cell is no break.
 """
 
 import asyncio
@@ -42,12 +43,15 @@ class Standing(Response):
         del self.headers["content-length"]
         self._gateway = gateway
         self._node_id = node_id
+        self._id = secrets.token_hex(16)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         connections = self._gateway.connections
         connections[self._node_id] = self
         _is_back(self._gateway, self._node_id)
+        entered = False
         try:
+            entered = await self._gateway.store.enter_connection(self._node_id, self._id)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": BEGUN, "more_body": True})
             await first_of(self._gateway.stopping.wait(), _disconnected(receive))
@@ -55,7 +59,8 @@ class Standing(Response):
             if connections.get(self._node_id) is self:
                 del connections[self._node_id]
                 if not self._gateway.stopping.is_set():
-                    report = asyncio.ensure_future(_suspect(self._gateway, self._node_id))
+                    connection_id = self._id if entered else None
+                    report = asyncio.ensure_future(_suspect(self._gateway, self._node_id, connection_id))
                     self._gateway.broken[self._node_id] = report
         await send({"type": "http.response.body", "body": b""})
 
@@ -72,9 +77,12 @@ def _is_back(gateway: Gateway, node_id: str) -> None:
         report.cancel()
 
 
-async def _suspect(gateway: Gateway, node_id: str) -> None:
-    """Cancelled when the node is back meanwhile."""
+async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) -> None:
+    """Cancelled when the node is back meanwhile. `connection_id`: what broke; None: Postgres was away when it began."""
     await asyncio.sleep(REPLACED_WITHIN_S)
+    if connection_id is not None and not await gateway.store.is_latest_connection(node_id, connection_id):
+        gateway.broken.pop(node_id, None)
+        return
     reason = "its connection to the gateway broke, and was not replaced"
     envelope = Envelope(
         id=f"connection-{secrets.token_hex(8)}",
@@ -106,4 +114,5 @@ async def goodbye(node_id: str, request: Request) -> Response:
     gateway = gateway_of(request)
     gateway.connections.pop(node_id, None)
     _is_back(gateway, node_id)
+    await gateway.store.forget_connection(node_id)
     return answer({"node_id": node_id, "connected": False})

@@ -44,7 +44,7 @@ class Key(NamedTuple):
 
 
 def gateway_schema(cell: str) -> str:
-    """Of the idempotency keys, beside the cell's read models."""
+    """Of the idempotency keys and standing connections, beside the cell's read models."""
     return f"{schema_of(cell)[:50]}_gateway"
 
 
@@ -224,3 +224,35 @@ class Store:
             await self.pool.execute(f"UPDATE {self._own}.idempotency SET appended = true WHERE key = $1", key)
         except OUTAGES as error:
             logger.warning("an idempotency key could not be marked: %s", error)
+
+    # --------------------------------------------------------------------------- standing connections
+
+    async def enter_connection(self, node_id: str, connection_id: str) -> bool:
+        """This is the node's latest connection to any gateway of the cell. False where Postgres is away."""
+        return await self._noted(
+            f"INSERT INTO {self._own}.connections VALUES ($1, $2) "
+            "ON CONFLICT (node_id) DO UPDATE SET connection_id = excluded.connection_id",
+            node_id,
+            connection_id,
+        )
+
+    async def is_latest_connection(self, node_id: str, connection_id: str) -> bool:
+        """Whether no gateway has had another connection, or a goodbye, since. True where Postgres is away."""
+        query = f"SELECT connection_id FROM {self._own}.connections WHERE node_id = $1"
+        try:
+            return bool(await self.pool.fetchval(query, node_id) == connection_id)
+        except OUTAGES as error:
+            logger.warning("standing connections cannot be looked up: %s", error)
+            return True
+
+    async def forget_connection(self, node_id: str) -> None:
+        """The node's reporter has ended in good order."""
+        await self._noted(f"DELETE FROM {self._own}.connections WHERE node_id = $1", node_id)
+
+    async def _noted(self, query: str, *arguments: str) -> bool:
+        try:
+            await self.pool.execute(query, *arguments)
+        except OUTAGES as error:
+            logger.warning("a standing connection cannot be entered: %s", error)
+            return False
+        return True
