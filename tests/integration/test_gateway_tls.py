@@ -2,8 +2,13 @@
 
 import asyncio
 import logging
+import os
+import signal
+import ssl
 import subprocess
+import sys
 import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import httpx
@@ -17,6 +22,8 @@ from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import OPERATOR_KEY, TRUST_LOG
+from penstock.runtime.postgres_server import free_port
+from penstock.tls import client_context
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.service import listening_socket
 from penstock_services.node_reporter.shell.connection import Connection
@@ -154,6 +161,65 @@ def test_a_certificate_that_every_client_would_refuse_is_refused_at_the_start(
     locked.chmod(0o600)
     assert "has a passphrase" in complaint(KEY=locked)
     assert "certificate has expired" in complaint(CERT=expired(own, tmp_path))
+
+
+@pytest.mark.postgres
+async def test_a_renewed_certificate_is_shown_without_a_restart(
+    dsn: str, own: Path, stranger: Path, tmp_path: Path
+) -> None:
+    """Every 60 days a tool writes new files and sends SIGHUP. Once it is killed between the two files, and once the disk is full."""
+    certificate, key, port = tmp_path / "certificate.pem", tmp_path / "key.pem", free_port()
+
+    async def shown() -> str:
+        """To a new connection."""
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+
+    def written(folder: Path, *paths: Path) -> None:
+        for path in paths:
+            path.touch(mode=0o600)
+            path.write_bytes((folder / path.name).read_bytes())
+
+    written(own, certificate, key)
+    env = {**os.environ, **environment(tmp_path), "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}"}
+    env |= {"PENSTOCK_LOG": dsn, "PENSTOCK_DSN": dsn}
+    gateway = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock_services.gateway"), env=env, stdout=PIPE, stderr=PIPE
+    )
+    assert gateway.stdout is not None
+    assert gateway.stderr is not None
+    log = ""
+
+    async def renewed(word: str) -> None:
+        """It has tried, and its log has this word."""
+        nonlocal log
+        gateway.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(WITHIN_S):
+            while word not in log:
+                line = await gateway.stderr.readline()
+                assert line, f"it has ended: {log}"
+                log += line.decode()
+
+    try:
+        assert await asyncio.wait_for(gateway.stdout.readline(), WITHIN_S) == b"ready\n"
+        old, new = ((folder / "certificate.pem").read_text() for folder in (own, stranger))
+        async with httpx.AsyncClient(
+            base_url=f"https://127.0.0.1:{port}", verify=client_context(str(own / "ca.pem"), "ca")
+        ) as http:
+            assert (await http.get("/healthz")).status_code == 200
+            assert await shown() == old
+            written(stranger, certificate)
+            await renewed("is not the key of the certificate")
+            certificate.write_bytes(b"")
+            await renewed("cannot be used")
+            assert await shown() == old, "what is in use stays"
+            written(stranger, certificate, key)
+            await renewed("new connections are shown")
+            assert await shown() == new
+            assert (await http.get("/healthz")).status_code == 200, "connections that stand go on"
+    finally:
+        gateway.terminate()
+        await asyncio.wait_for(gateway.communicate(), WITHIN_S)
+    assert gateway.returncode == 0
 
 
 def openssl(*arguments: str | Path) -> None:

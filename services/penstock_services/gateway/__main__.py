@@ -2,7 +2,7 @@
 
 from penstock import commandline
 from penstock.runtime.service import main as serve
-from penstock_services.gateway.shell.service import run
+from penstock_services.gateway.shell.service import run_alone
 
 app = commandline.new_app()
 
@@ -10,7 +10,7 @@ app = commandline.new_app()
 @app.command()
 def gateway() -> None:
     """Run the gateway until SIGTERM; settings come from the environment (`penstock.runtime.settings`)."""
-    serve("gateway", run)
+    serve("gateway", run_alone)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 | `PENSTOCK_GATEWAY_BIND` | `host:port` to listen on | `127.0.0.1:8742` |
 | `PENSTOCK_TOKENS` | file of hashed bearer tokens with their roles (`core/access.py`), mode 0600, read again when it changes; every request then needs one | none: loopback only, for the user who runs the gateway |
 | `PENSTOCK_OPERATOR_KEY` | file of 32 random bytes, mode 0600, which the placer has, too: signs what operators do to nodes. `trust-log`: the placer trusts every writer of its log | required |
-| `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only | none: `http` |
+| `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only; SIGHUP reads both files again | none: `http` |
 | `PENSTOCK_GATEWAY_TLS_KEY` | PEM file of the certificate's key, mode 0600, without a passphrase | none |
 | `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
 | `PENSTOCK_LOG_DIR` | where the node-reporters of this machine write the tasks' output | none: no logs |
@@ -13,7 +13,6 @@
 
 import ipaddress
 import os
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from pydantic import AfterValidator, Field
 from penstock.errors import ConfigurationError
 from penstock.runtime.node_keys import operator_key
 from penstock.runtime.settings import EnvironmentSettings
-from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, server_context
+from penstock_services.gateway.shell.tls import CERTIFICATE, KEY, ServerCertificate
 from penstock_services.gateway.shell.tokens import TokenFile
 
 DEFAULT_BIND = "127.0.0.1:8742"
@@ -71,14 +70,14 @@ class Options:
         options.tls()
         return options
 
-    def tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> ServerCertificate | None:
         """With the files as they are now; None: not encrypted. Raises `ConfigurationError`."""
         if self.certificate is None and self.key is None:
             return None
         if self.certificate is None or self.key is None:
             given, missing = (KEY, CERTIFICATE) if self.certificate is None else (CERTIFICATE, KEY)
             raise ConfigurationError(f"{missing} is not set, but {given} is; set both, or none for http")
-        return server_context(self.certificate, self.key)
+        return ServerCertificate(self.certificate, self.key)
 
 
 def is_loopback(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.gateway import Gateway
 from penstock_services.gateway.shell.options import Options, is_loopback
 from penstock_services.gateway.shell.store import Store
+from penstock_services.gateway.shell.tls import ServerCertificate
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,17 @@ async def run(
     await serve(settings, options, stop, log=log, ready=ready)
 
 
+async def run_alone(
+    settings: Settings, stop: asyncio.Event, *, log: Log | None = None, ready: asyncio.Event | None = None
+) -> None:
+    """As `run`, in a process of its own, whose SIGHUP renews the certificate."""
+    options = Options.from_env()
+    tls = options.tls()
+    if tls is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tls.renew)
+    await serve(settings, options, stop, log=log, ready=ready, tls=tls)
+
+
 async def serve(
     settings: Settings,
     options: Options,
@@ -91,19 +104,26 @@ async def serve(
     log: Log | None = None,
     ready: asyncio.Event | None = None,
     listener: socket.socket | None = None,
+    tls: ServerCertificate | None = None,
 ) -> None:
-    """As `run`, with given options and, for port 0, a socket that is already bound."""
+    """As `run`, with given options and, for port 0, a socket that is already bound. `tls`: by default that of the options."""
     settings.need_dsn("the gateway")
+    tls = tls or options.tls()
     listener = listener or listening_socket(options)
     ready = ready or asyncio.Event()
     try:
-        await crash_only("gateway", lambda: _attempt(settings, options, log, listener, ready), stop)
+        await crash_only("gateway", lambda: _attempt(settings, options, tls, log, listener, ready), stop)
     finally:
         listener.close()
 
 
 async def _attempt(
-    settings: Settings, options: Options, shared: Log | None, listener: socket.socket, ready: asyncio.Event
+    settings: Settings,
+    options: Options,
+    tls: ServerCertificate | None,
+    shared: Log | None,
+    listener: socket.socket,
+    ready: asyncio.Event,
 ) -> None:
     """One life: log, store, replica, server; ends by an exception or cancellation and leaves nothing open."""
     store = Store(settings.need_dsn("the gateway"), settings.cell, settings.log_url)
@@ -132,7 +152,7 @@ async def _attempt(
                 traces=traces,
             )
             try:
-                await _serve(gateway, listener.dup(), ready)
+                await _serve(gateway, tls, listener.dup(), ready)
             finally:
                 for pool in (gateway.workers, gateway.ledger.workers, gateway.models.workers):
                     pool.close()
@@ -142,9 +162,10 @@ async def _attempt(
             await log.close()
 
 
-async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event) -> None:
+async def _serve(
+    gateway: Gateway, tls: ServerCertificate | None, listener: socket.socket, ready: asyncio.Event
+) -> None:
     """Catches up, then serves; ends with the first part that fails."""
-    tls = gateway.options.tls()
     config = uvicorn.Config(
         build_app(gateway),
         log_level="warning",
@@ -156,7 +177,7 @@ async def _serve(gateway: Gateway, listener: socket.socket, ready: asyncio.Event
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
         log_config=None,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
     server = Server(config, gateway.stopping)
     caught_up = asyncio.Event()

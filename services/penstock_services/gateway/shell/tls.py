@@ -1,5 +1,6 @@
-"""The gateway's certificate and key, tried at the start: what every client would refuse is a configuration error."""
+"""The gateway's certificate and key, tried at the start and renewed without one: what every client would refuse is never used."""
 
+import logging
 import ssl
 from pathlib import Path
 
@@ -8,6 +9,32 @@ from penstock.private_files import read_private
 
 CERTIFICATE, KEY = "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_KEY"
 MAX_FLIGHTS = 4  # of a handshake, in either direction
+
+logger = logging.getLogger(__name__)
+
+
+class ServerCertificate:
+    """What new connections are shown: the files as they were at the start, or at the last `renew` that succeeded."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises `ConfigurationError` as `server_context` does."""
+        self._certificate, self._key = certificate, key
+        self.context = self._latest = server_context(certificate, key)
+        """For the listening server, for as long as it runs. A handshake is led by the latest: replaced as a whole, never altered."""
+        self.context.sni_callback = self._led_by_latest
+
+    def renew(self) -> None:
+        """Reads both files again. One that cannot be used is logged, and what is in use stays."""
+        try:
+            self._latest = server_context(self._certificate, self._key)
+        except ConfigurationError as error:
+            logger.error("the certificate in use stays: %s", error)
+            return
+        logger.info("new connections are shown %s as it is now", self._certificate)
+
+    def _led_by_latest(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        """OpenSSL asks this for each handshake, also for one that names no server."""
+        connection.context = self._latest
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
