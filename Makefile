@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 SEEDS ?= 500
 BIN := $(VENV)/bin
+ROLES := .penstock/roles
+ADMINISTRATOR ?= postgresql://penstock:penstock@127.0.0.1:5432/penstock
 # The locked uv installs the other packages in a third of pip's time; both refuse a package whose hash is not in the lock.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Three test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
-.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos up kafka jaeger clean
+.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -66,6 +68,12 @@ kafka: venv ## Start a real Kafka broker on loopback until Ctrl-C
 
 jaeger: venv ## Start a real Jaeger on loopback until Ctrl-C
 	@$(BIN)/python -m infra.devservers.jaeger
+
+roles: venv ## Make a role for each service and two nodes in docker-compose.yml's Postgres (ADMINISTRATOR=URL: in another)
+	@mkdir -p -m 700 $(ROLES)
+	@test -e $(ROLES)/operator.key || (umask 077; head -c 32 /dev/urandom > $(ROLES)/operator.key)
+	@PENSTOCK_LOG= PENSTOCK_DSN='$(ADMINISTRATOR)' $(BIN)/python -m penstock.local.postgres_setup \
+	  --rights infra/kafka/acls.yaml --urls $(ROLES) --node node-0 --node node-1
 
 docs: venv ## Generate the diagrams and tables in the docs from the code
 	$(BIN)/python -m infra.codegen.docs

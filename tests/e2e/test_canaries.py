@@ -309,6 +309,7 @@ def test_canaries_are_found_nowhere(dsn: str, collector: str) -> None:
         PENSTOCK_OTLP=collector.replace("://", f"://ana:{OTLP}@"), **env,
     )  # fmt: skip
     try:
+        assert "the node-reporters have all rights of PENSTOCK_DSN" in up.printed()
         asyncio.run(write_records(dsn))
         send_with_a_token(up)
         run_jobs(up)

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,17 +13,21 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from infra.devservers.build_cache import REPOSITORY
 from infra.devservers.kafka import ACLS, acl_table
 from penstock.errors import ConfigurationError, NotAllowed
 from penstock.local.postgres_setup import prepare
 from penstock.local.services import NAMES, entry
 from penstock.log.embedded import EmbeddedLog
-from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RIGHTS, node_role
+from penstock.log.embedded_roles import EXPIRES, NODE_REPORTER, NODE_REPORTER_RIGHTS, node_role, role_of
 from penstock.log.kafka_setup import read_rights
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
 from penstock.model.topics import Topic, node_partition
+from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.settings import Settings
+from tests.support.system import clean_environment, python_service
+from tests.support.tiltfile import SERVICE, service_environments, tilts_resources
 
 pytestmark = pytest.mark.postgres
 
@@ -60,8 +66,40 @@ async def urls(dsn: str, tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     assert set(found) - set(first) == {f"nodes/{node}" for node in NODES}
     assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
     yield found
+    await drop_roles(dsn, found.values())
+
+
+@pytest_asyncio.fixture
+async def roles(dsn: str, tmp_path: Path) -> AsyncIterator[Path]:
+    """What `make roles` makes, in a folder of its own."""
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/.ready").touch()
+    folder = tmp_path / "roles"
+    argv = [
+        "make",
+        "roles",
+        f"VENV={tmp_path}/venv",
+        f"BIN={Path(sys.executable).parent}",
+        f"ROLES={folder}",
+        f"ADMINISTRATOR={dsn}",
+    ]
+    env = clean_environment(PENSTOCK_LOG="kafka://127.0.0.1:1")
+    done = await asyncio.to_thread(
+        subprocess.run, argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    yield folder
+    await drop_roles(dsn, [path.read_text().strip() for path in folder.rglob("*.url")])
+
+
+def modes_of(folder: Path) -> set[int]:
+    """Of all files in it."""
+    return {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+
+
+async def drop_roles(dsn: str, urls: Iterable[str]) -> None:
     admin = await asyncpg.connect(dsn)
-    for url in found.values():
+    for url in urls:
         role = urlsplit(url).username
         await admin.execute(f"DROP OWNED BY {role} CASCADE")
         await admin.execute(f"DROP ROLE {role}")
@@ -202,24 +240,33 @@ async def test_the_placer_deletes_what_has_expired_and_nothing_else(dsn: str, ur
     await owner.close()
 
 
-async def test_the_services_work_with_their_roles(
-    dsn: str, urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_services_of_the_tiltfile_work_with_their_roles(
+    dsn: str, roles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each service has its own URL and no other: the ledger gets its first record, and that reaches the read models."""
+    """Each service and node has its own URL from `make roles`, and no other: the node's joining reaches ledger and read models."""
+    assert modes_of(roles) == {0o600}
+    environments = service_environments(roles)
+    monkeypatch.setenv(OPERATOR_KEY, environments["gateway"][OPERATOR_KEY])
     monkeypatch.setenv("PENSTOCK_GATEWAY_BIND", "127.0.0.1:0")
     stop, ready = asyncio.Event(), {name: asyncio.Event() for name in NAMES}
     tasks = [
         asyncio.create_task(
-            entry(name)(Settings(log_url=urls[name], dsn=urls[name]), stop, ready=ready[name]), name=name
+            entry(name)(Settings.from_env(environments[name]), stop, ready=ready[name]), name=name
         )
         for name in NAMES
     ]
     everybody = asyncio.gather(*(event.wait() for event in ready.values()))
     await asyncio.wait([everybody, *tasks], timeout=20, return_when=asyncio.FIRST_COMPLETED)
     assert everybody.done(), [task.get_name() for task in tasks if task.done()]
-    gateway = await asyncpg.connect(urls["gateway"])
+    module, *arguments = tilts_resources()["node-0"]["serve_cmd"].removeprefix(SERVICE).split()
+    arguments += ["--state-dir", f"{tmp_path}/node", "--log-dir", f"{tmp_path}/logs", "--allow-root"]
+    env = clean_environment(**environments["node-0"])
+    reporter = await asyncio.to_thread(
+        python_service, module, arguments, log_path=tmp_path / "node.log", env=env
+    )
+    gateway = await asyncpg.connect((roles / "gateway.url").read_text().strip())
     async with asyncio.timeout(10):
-        while not await gateway.fetchval("SELECT seq FROM penstock.positions"):
+        while await gateway.fetchval("SELECT status FROM penstock.nodes") != "ready":
             await asyncio.sleep(0.02)
     for schema, statement in (
         ("penstock", "UPDATE penstock.positions SET seq = 0"),
@@ -228,9 +275,17 @@ async def test_the_services_work_with_their_roles(
     ):
         assert await refused(gateway, statement), schema
     await gateway.close()
-    node = await asyncpg.connect(urls[NODE_REPORTER])
+    admin = await asyncpg.connect(dsn)
+    query = "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    assert {row["usename"] for row in await admin.fetch(query)} == {
+        *map(role_of, NAMES),
+        node_role("node-0"),
+    }
+    await admin.close()
+    node = await asyncpg.connect((roles / "nodes/node-0.url").read_text().strip())
     for table in ("penstock.jobs", "penstock_gateway.idempotency", "penstock_learned.runs"):
         assert await refused(node, f"SELECT * FROM {table}"), table
     await node.close()
+    await asyncio.to_thread(reporter.stop, 10)
     stop.set()
     await asyncio.gather(*tasks)

@@ -106,7 +106,7 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         archive = os.environ.get("PENSTOCK_ARCHIVE") or None
         settings = Settings(log_url=options.log or dsn, dsn=dsn, archive=archive, otlp=options.otlp)
         log = await _log(settings, stack)
-        nodes = await _of_node_reporters(settings, options.node_ids())
+        nodes = await _of_node_reporters(settings, options.node_ids(), warn)
         if not os.environ.get(DSN_VARIABLE) and not (options.folder / "postgres" / "data").exists():
             warn(
                 f"the database's user cannot reach {options.folder}: nothing is stored after the end; use another --folder"
@@ -184,12 +184,19 @@ async def _log(settings: Settings, stack: AsyncExitStack) -> Log | None:
     return log
 
 
-async def _of_node_reporters(settings: Settings, node_ids: Sequence[str]) -> dict[str, Settings]:
+async def _of_node_reporters(
+    settings: Settings, node_ids: Sequence[str], warn: Callable[[str], None]
+) -> dict[str, Settings]:
     """Node → settings without the database, and on a server of our own with the node's own role: it appends facts about nodes and
     no others, and reads the orders for this node."""
     urls = dict.fromkeys(node_ids, settings.log_url)
-    if settings.log_url == settings.dsn and not os.environ.get(DSN_VARIABLE, "").strip():
-        urls = await node_urls(settings.log_url, node_ids)
+    if settings.log_url == settings.dsn:
+        if os.environ.get(DSN_VARIABLE, "").strip():
+            warn(
+                f"the node-reporters have all rights of {DSN_VARIABLE}; start services apart, with a role for each, where jobs are not trusted"
+            )
+        else:
+            urls = await node_urls(settings.log_url, node_ids)
     return {
         node_id: settings.model_copy(update={"log_url": url, "dsn": None}) for node_id, url in urls.items()
     }
