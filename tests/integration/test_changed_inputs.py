@@ -3,14 +3,18 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.fetch import FetchRequest
 
 from infra.devservers.kafka import KafkaBroker
 from penstock.errors import ConfigurationError
 from penstock.ledger.record import read
+from penstock.log.aiokafka_gaps import UNKNOWN_TOPIC
 from penstock.log.open import open_log
 from penstock.log.port import Log, Message, Partition, Reader
 from penstock.model.envelope import Envelope, to_wire
@@ -30,10 +34,13 @@ _cells = itertools.count(60)
 
 
 async def submit(log: Log, *job_ids: str, index: int = 0) -> None:
+    """All at once."""
+    messages = []
     for job_id in job_ids:
         event: Event = JobSubmitted(job_id=job_id, spec=JobSpec(command=("true",)))
         headers, value = to_wire(Envelope(id=f"submit-{job_id}", source="/test", time_ms=1, data=event))
-        await log.append([Message(Partition(Topic.JOBS, index), value, headers)])
+        messages.append(Message(Partition(Topic.JOBS, index), value, headers))
+    await log.append(messages)
 
 
 async def submitted(cell: Cell, *job_ids: str) -> None:
@@ -134,14 +141,15 @@ async def test_what_was_accepted_is_on_record(cell: Cell) -> None:
     assert set(cell.fold().state.jobs) == {"a", "b"}, "a repeat is rejected as before"
 
 
-async def recreate(admin: AIOKafkaAdminClient, settings: Settings) -> None:
-    """Deletes the topic of submissions and creates it again with as many partitions, as the product would."""
+async def recreate(admin: AIOKafkaAdminClient, settings: Settings, *job_ids: str) -> None:
+    """Deletes the topic of submissions and creates it again with as many partitions, as the product would; these are in it at once."""
     [described] = await admin.describe_topics([Topic.JOBS])
     await admin.delete_topics([Topic.JOBS])
     while Topic.JOBS in await admin.list_topics():
         await asyncio.sleep(0.05)
     log = await open_log(settings.log_url, "test").start()
     await log.create({Topic.JOBS: len(described["partitions"])})
+    await submit(log, *job_ids, index=settings.cell_index)
     await log.close()
 
 
@@ -149,9 +157,28 @@ async def truncate(admin: AIOKafkaAdminClient, index: int) -> None:
     await admin.delete_records({TopicPartition(Topic.JOBS, index): RecordsToDelete(-1)})
 
 
+@pytest.fixture
+def there_again(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Once a broker no longer knows a topic, fetches wait for this event: the topic was created anew between two of them."""
+    event, missed, send = asyncio.Event(), asyncio.Event(), AIOKafkaClient.send
+
+    async def held(client: AIOKafkaClient, node_id: object, request: object, **options: object) -> Any:
+        if not isinstance(request, FetchRequest):
+            return await send(client, node_id, request, **options)
+        if missed.is_set():
+            await event.wait()
+        answer = await send(client, node_id, request, **options)
+        if any(code == UNKNOWN_TOPIC for _, partitions in answer.topics for _, code, *_ in partitions):
+            missed.set()
+        return answer
+
+    monkeypatch.setattr(AIOKafkaClient, "send", held)
+    return event
+
+
 @pytest.mark.kafka
-@pytest.mark.parametrize("how", ["created anew", "truncated"])
-async def test_on_a_real_broker(kafka: KafkaBroker, how: str) -> None:
+@pytest.mark.parametrize("how", ["created anew", "created anew and longer", "truncated"])
+async def test_on_a_real_broker(kafka: KafkaBroker, how: str, there_again: asyncio.Event) -> None:
     """`kafka-topics.sh --delete` and `--create`, or `kafka-delete-records.sh`, on the wrong cluster; a placer is at work, or
     comes back to it."""
     index = next(_cells)
@@ -165,8 +192,11 @@ async def test_on_a_real_broker(kafka: KafkaBroker, how: str) -> None:
         running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
         await submit(log, "a", "b", index=index)
         await answered(ledger, "submit-b")
-        if how == "created anew":
-            await recreate(admin, settings)
+        if how != "truncated":
+            if how == "created anew":
+                there_again.set()
+            await recreate(admin, settings, *(["x", "y", "z"] if how == "created anew and longer" else []))
+            there_again.set()
             text = "stands at its offset 2, the partition begins at 0 and ends at "
         else:
             stop.set()
@@ -177,7 +207,7 @@ async def test_on_a_real_broker(kafka: KafkaBroker, how: str) -> None:
             text = "stands at its offset 2, the partition begins at 3 and ends at 3"
         with pytest.raises(ConfigurationError, match=text):
             await asyncio.wait_for(running, 4 * WITHIN_S)
-        first = 0 if how == "created anew" else 3
+        first = 3 if how == "truncated" else 0
         await accept_input(settings, Topic.JOBS, first, "", log)
         running = asyncio.create_task(run_placer(settings, stop := asyncio.Event()))
         await submit(log, "after", index=index)

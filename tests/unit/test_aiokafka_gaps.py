@@ -8,6 +8,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer import fetcher
 from aiokafka.protocol import admin as admin_protocol
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -43,6 +44,12 @@ def test_aiokafka_still_raises_at_header_names_that_are_not_utf8() -> None:
 def test_aiokafka_still_has_no_public_call_for_acls() -> None:
     """aio-libs/aiokafka#955: hence `create_topic_acl`."""
     assert not [name for name in dir(AIOKafkaAdminClient) if "acl" in name.lower()]
+
+
+def test_a_consumer_still_reads_on_in_a_topic_that_was_created_anew() -> None:
+    """An unknown topic is no more to it than a new leader: hence `watch_for_deletion`."""
+    handling = inspect.getsource(fetcher.Fetcher._proc_fetch_request).partition("UnknownTopicOrPartitionError")[2]
+    assert "_set_error" not in handling.partition("elif")[0]
 
 
 def test_a_consumer_still_cannot_change_how_long_the_broker_gathers() -> None:

@@ -18,6 +18,7 @@ from aiokafka.consumer import fetcher
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.admin import CreateAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 from aiokafka.record.default_records import _DefaultRecordBatchPy
@@ -25,6 +26,7 @@ from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
 
 STOP_TIMEOUT_S = 5.0  # closing sockets; a broker that is gone must not hold us
 ACL_TOPIC, ACL_LITERAL, ACL_ALLOW = 2, 3, 3  # Kafka's ResourceType, PatternType, AclPermissionType
+NO_ERROR, UNKNOWN_TOPIC = 0, 3  # Kafka error codes
 V2 = 2  # the first record format with headers
 SET = 0  # Kafka's AlterConfigOp
 
@@ -151,6 +153,30 @@ def set_fetch_wait(consumer: AIOKafkaConsumer, min_bytes: int, max_wait_ms: int)
     """
     consumer._fetcher._fetch_min_bytes = min_bytes
     consumer._fetcher._fetch_max_wait_ms = max_wait_ms
+
+
+def watch_for_deletion(consumer: AIOKafkaConsumer) -> set[str]:
+    """The names of topics that this consumer has read from and that a broker no longer knows; it grows while the consumer works.
+
+    Gap: a consumer takes UNKNOWN_TOPIC_OR_PARTITION for a change of leaders. In a topic of the same name that was created anew it
+    reads on at its position, and passes over what lies before (no issue upstream).
+    """
+    client, known, gone = consumer._client, set(), set()
+    send = client.send
+
+    async def observed(node_id: Any, request: Any, **options: Any) -> Any:
+        answer = await send(node_id, request, **options)
+        if isinstance(request, FetchRequest):
+            for topic, partitions in answer.topics:
+                for partition, code, *_ in partitions:
+                    if code == NO_ERROR:
+                        known.add((topic, partition))
+                    elif code == UNKNOWN_TOPIC and (topic, partition) in known:
+                        gone.add(topic)
+        return answer
+
+    client.send = observed
+    return gone
 
 
 # --- header names that are not UTF-8 -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from penstock.log.aiokafka_gaps import (
     accept_any_header_name,
     accept_utf8_only,
     set_fetch_wait,
+    watch_for_deletion,
     within_bound,
 )
 from penstock.log.batching import TokenBucket
@@ -51,6 +52,8 @@ class KafkaReader:
         self._bucket = TokenBucket(batch_ms, self._now_s)
         self._opening: asyncio.Task[Any] | None = None
         self._consumer: Any = None
+        self._deleted: set[str] = set()
+        """Topics that were deleted while they were read."""
         self._gathering: asyncio.TimerHandle | None = None
         self._undecoded = 0
         self._closed = False
@@ -110,6 +113,7 @@ class KafkaReader:
     async def _open(self) -> Any:
         await self._log.require(self._partitions.values())
         consumer = await self._log.started_consumer()
+        self._deleted = watch_for_deletion(consumer)
         try:
             consumer.assign(list(self._partitions))
             for name, partition in self._partitions.items():
@@ -140,6 +144,8 @@ class KafkaReader:
             raise NotAllowed(f"may not be read: {error}") from error
         except (KafkaError, ConsumerStoppedError) as error:
             raise LogError(f"the log cannot be read: {error!r}") from error
+        if self._deleted:  # what comes now may be of topics of the same names
+            raise LogError(f"deleted while it was read: {', '.join(sorted(self._deleted))}")
         return fetched
 
     def _ask_for(self, gather_s: float) -> None:
