@@ -48,7 +48,9 @@ def test_aiokafka_still_has_no_public_call_for_acls() -> None:
 
 def test_a_consumer_still_reads_on_in_a_topic_that_was_created_anew() -> None:
     """An unknown topic is no more to it than a new leader: hence `watch_for_deletion`."""
-    handling = inspect.getsource(fetcher.Fetcher._proc_fetch_request).partition("UnknownTopicOrPartitionError")[2]
+    handling = inspect.getsource(fetcher.Fetcher._proc_fetch_request).partition(
+        "UnknownTopicOrPartitionError"
+    )[2]
     assert "_set_error" not in handling.partition("elif")[0]
 
 
