@@ -1,7 +1,9 @@
 """Who speaks for a node: its own key, from its first joining on; no other writer's record and no old one has any effect."""
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -23,7 +25,15 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import NodeJoinRefused, PlacerSettings, TermStarted
 from penstock.model.orders import AnswerJoin
 from penstock.model.topics import Topic
-from penstock.runtime.node_keys import CODE, PLACER_KEY, NodeKeys, PlacerKeys, operator_key
+from penstock.runtime.node_keys import (
+    CODE,
+    OPERATOR_KEY,
+    PLACER_KEY,
+    NodeKeys,
+    PlacerKeys,
+    operator_key,
+    operator_key_at,
+)
 from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
 from penstock_services.node_reporter.core.machine import Fence, OrderRead, step
 from penstock_services.node_reporter.core.state import NodeState
@@ -300,3 +310,19 @@ def test_ed25519_as_the_standard_has_it() -> None:
     assert not verify("x" * 43, signed, b"\x72")
     with pytest.raises(ValueError, match="32 bytes"):
         SigningKey(b"short")
+
+
+def test_services_that_start_at_once_share_one_key(tmp_path: Path) -> None:
+    """Gateway, placer and nodes of a new installation ask for the operator's key at the same moment."""
+    at_once = Barrier(4)
+
+    def start(path: Path) -> bytes | None:
+        at_once.wait()
+        return operator_key({OPERATOR_KEY: str(operator_key_at(path))})
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(100):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            assert len(set(pool.map(start, [folder / "operator.key"] * 4))) == 1
+            assert [file.name for file in folder.iterdir()] == ["operator.key"]

@@ -7,7 +7,9 @@ secret, a placer that has just started for one, verifies the signature.
 """
 
 import os
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b, sha256
 from hmac import compare_digest
@@ -79,10 +81,13 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def operator_key_at(path: Path) -> Path:
-    """The same path, with a new key in it unless there is one."""
+    """The same path, with a new key in it unless there is one; of several that ask at once all get the first one's."""
     if not path.exists():
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600
             file.write(os.urandom(SEED_BYTES))
+            file.flush()
+            with suppress(FileExistsError):
+                os.link(file.name, path)
     return path
 
 
