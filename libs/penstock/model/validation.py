@@ -27,9 +27,12 @@ def checked(kind: type[V], fields: Mapping[str, Any], unknown: Unknown = "forbid
     return _adapter(kind).validate_python(fields, extra=unknown)  # type: ignore[no-any-return]
 
 
-def checked_json(kind: type[V], body: bytes | str, unknown: Unknown = "forbid") -> V:
-    """The value that this JSON object describes. Raises pydantic's ValidationError."""
-    return _adapter(kind).validate_json(body, extra=unknown)  # type: ignore[no-any-return]
+def checked_json(kind: type[V], body: bytes | str, unknown: Unknown = "forbid", *, strict: bool = False) -> V:
+    """The value that this JSON object describes. Raises pydantic's ValidationError.
+
+    `strict`: as its JSON Schema says, so neither `"8"` nor `true` is a number.
+    """
+    return _adapter(kind).validate_json(body, extra=unknown, strict=strict)  # type: ignore[no-any-return]
 
 
 def describe(error: ValidationError) -> str:

@@ -104,7 +104,7 @@ def _envelope(attributes: Mapping[str, str | None], value: bytes, prefix: str) -
         raise Problem(413, "too_large", f"the event has {len(value)} bytes; the bound is {MAX_EVENT_BYTES}")
     if model is not None:
         try:
-            checked_json(model, value)
+            checked_json(model, value, strict=True)
         except ValidationError as error:
             wrong += bad_fields(error, f"{prefix}data." if prefix != "ce-" else "")
     if wrong:

@@ -100,7 +100,7 @@ def read_json(body: bytes) -> Any:
 def spec_from_json(body: bytes) -> JobSpec:
     """Reads a job in machine units. Unknown fields are errors. Raises `Problem` with every bad field."""
     try:
-        return checked_json(JobSpec, body)
+        return checked_json(JobSpec, body, strict=True)
     except ValidationError as error:
         raise invalid("this is no job", bad_fields(error)) from error
     except RecursionError as error:
