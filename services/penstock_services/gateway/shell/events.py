@@ -66,7 +66,8 @@ async def post(request: Request) -> Response:
         envelopes = [structured(await read_body(request, MAX_EVENT_BYTES + ENVELOPE_BYTES))]
     elif kind == BATCHED:
         envelopes = batch(await read_body(request, MAX_BATCH_BYTES))
-    elif kind == "application/json":
+    elif kind == "application/json" or (not kind and "ce-specversion" in request.headers):
+        # Without a datacontenttype an event's data are JSON (CloudEvents 1.0.2, JSON format, 3.1), and the SDK sends no type.
         envelopes = [binary(request.headers, await read_body(request, MAX_EVENT_BYTES))]
     else:
         detail = f"{kind or 'none'}: send {STRUCTURED}, {BATCHED}, or application/json with ce-* headers"
