@@ -4,7 +4,6 @@
 same model as JSON Schema, for completion in editors (`schemas/job.schema.json`).
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Self, get_args
 
@@ -45,6 +44,7 @@ from penstock.sdk.units import (
     rate_mbps,
     show,
 )
+from penstock.suggestion import near
 
 MAX_PROBLEMS = 50  # more would not be read
 
@@ -337,9 +337,8 @@ def _unknown(path: tuple[int | str, ...]) -> str:
     for other, model in _sections().items():
         if other != section and name in model.model_fields:
             return f"is not known here; write it under `{other}`" if other else "belongs at the top level"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"is not known; did you mean `{near[0]}`?"
+    if (meant := near(name, known)) is not None:
+        return f"is not known; did you mean `{meant}`?"
     return f"is not known; remove it, or use one of {', '.join(known)}"
 
 

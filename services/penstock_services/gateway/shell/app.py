@@ -9,19 +9,16 @@ from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-import orjson
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from penstock.errors import ConfigurationError
-from penstock.model.json_schema import json_schema
-from penstock.model.types import JobSpec
 from penstock_services.gateway.core.access import Caller, Role, local_caller
-from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem, invalid
+from penstock_services.gateway.core.problems import Problem, invalid
 from penstock_services.gateway.shell import (
     admin,
     cluster,
@@ -33,8 +30,10 @@ from penstock_services.gateway.shell import (
     stream,
     why,
 )
+from penstock_services.gateway.shell.document import PROBLEM_RESPONSE, openapi
 from penstock_services.gateway.shell.gateway import Gateway, answer, gateway_of, problem_answer
 from penstock_services.gateway.shell.options import is_loopback
+from penstock_services.gateway.shell.parameters import bad_parameter, refuse_unknown
 from penstock_services.gateway.shell.peer import Peers
 from penstock_services.gateway.shell.roles import CALLER, roles_of
 from penstock_services.gateway.shell.tokens import TokenFile
@@ -45,6 +44,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PARTS = (jobs, why, logs, events, stream, connections, cluster, operators, admin)
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
@@ -144,7 +144,8 @@ def build_app(gateway: Gateway) -> Any:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses={"default": _PROBLEM_RESPONSE},
+        responses={"default": PROBLEM_RESPONSE},
+        dependencies=[Depends(refuse_unknown)],
     )
     app.state.gateway = gateway
     for part in PARTS:
@@ -155,7 +156,7 @@ def build_app(gateway: Gateway) -> Any:
     app.add_exception_handler(RequestValidationError, _on_bad_parameters)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(500, _on_fault)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     tokens = gateway.options.tokens
     return Guard(app, None if tokens is None else TokenFile(tokens))
 
@@ -191,14 +192,7 @@ async def _on_problem(request: Request, error: Exception) -> Response:
 
 async def _on_bad_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = [
-        BadField(
-            ".".join(str(part) for part in problem["loc"][1:]) or "request",
-            str(problem["msg"]),
-            "correct it; /openapi.json gives its type and range",
-        )
-        for problem in error.errors()
-    ]
+    found = [bad_parameter(problem) for problem in error.errors()]
     return problem_answer(invalid("parameters are wrong", found))
 
 
@@ -206,7 +200,24 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: "no_path", 405: "method"}.get(error.status_code, "http")
     detail = f"{request.method} {request.url.path}: {error.detail}; /openapi.json lists what there is"
-    return problem_answer(Problem(error.status_code, kind, detail))
+    found = problem_answer(Problem(error.status_code, kind, detail))
+    if (
+        error.status_code == 405
+    ):  # the framework names the methods of one route, and several may share the path
+        found.headers["Allow"] = ", ".join(_allowed(request))
+    return found
+
+
+def _allowed(request: Request) -> list[str]:
+    """Methods that this path has."""
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
@@ -214,44 +225,3 @@ async def _on_fault(request: Request, error: Exception) -> Response:
     return problem_answer(
         Problem(500, "fault", f"{type(error).__name__}; the gateway's log holds the traceback")
     )
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The generated document, with the models of bodies that the handlers read themselves."""
-    if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=[]
-        )
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schema = json_schema(JobSpec, "#/components/schemas/{model}")
-        schemas.update(schema.pop("$defs", {}))
-        schemas["JobSpec"] = schema
-        schemas["Problem"] = _PROBLEM
-        app.openapi_schema = orjson.loads(orjson.dumps(document))
-    return app.openapi_schema
-
-
-_PROBLEM_RESPONSE: dict[str, Any] = {
-    "description": "A problem (RFC 9457)",
-    "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-}
-_PROBLEM: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "errors"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {name: {"type": "string"} for name in BadField._fields},
-            },
-        },
-    },
-    "example": Problem(
-        400, "invalid", "this is no job: workers: Input should be greater than or equal to 1", []
-    ).body(),
-}

@@ -42,14 +42,24 @@ EXAMPLE = {
     "type": "penstock.job.submitted.v1",
     "data": {"job_id": "ci-4711", "spec": {"command": ["python", "train.py"]}},
 }
+CLOUD_EVENT = {"$ref": "#/components/schemas/CloudEvent"}
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
+        "description": "In binary mode (application/json, or no type at all) the attributes stand in ce-* headers.",
         "content": {
-            STRUCTURED: {"schema": {"type": "object"}, "example": EXAMPLE},
-            BATCHED: {"schema": {"type": "array", "maxItems": MAX_BATCH_EVENTS}, "example": [EXAMPLE]},
+            STRUCTURED: {"schema": CLOUD_EVENT, "example": EXAMPLE},
+            BATCHED: {
+                "schema": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": MAX_BATCH_EVENTS,
+                    "items": CLOUD_EVENT,
+                },
+                "example": [EXAMPLE],
+            },
             "application/json": {
-                "schema": {"type": "object", "description": "Binary mode: attributes in ce-* headers."},
+                "schema": {"$ref": "#/components/schemas/EventData"},
                 "example": EXAMPLE["data"],
             },
         },

@@ -90,7 +90,16 @@ SPEC_BODY: dict[str, Any] = {
 }
 
 
-@router.post("", status_code=202, openapi_extra=SPEC_BODY, dependencies=[needs(Role.SUBMIT)])
+ACCEPTED: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Accepted"}}}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    202: {"description": "It is in the log.", "content": ACCEPTED},
+    200: {"description": "A repetition: this key and job were seen before.", "content": ACCEPTED},
+}
+
+
+@router.post(
+    "", status_code=202, responses=ANSWERS, openapi_extra=SPEC_BODY, dependencies=[needs(Role.SUBMIT)]
+)
 async def submit(request: Request) -> Response:
     """Submit a job. 202 once it is durable; 200 for a key that was seen before with the same job."""
     gateway = gateway_of(request)

@@ -1,0 +1,124 @@
+"""The OpenAPI document: what is generated from the routes, and the models of bodies that the handlers read themselves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from penstock.model.envelope import MAX_ID_BYTES
+from penstock.model.event import REGISTRY, Event
+from penstock.model.external_events import JobCancelRequested, JobSubmitted
+from penstock.model.json_schema import json_schema
+from penstock.model.topics import Topic
+from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec, Value
+from penstock_services.gateway.core.cloudevents import ATTRIBUTES, EXTENSIONS, MAX_ATTRIBUTE_CHARS
+from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem
+
+REFERENCE = "#/components/schemas/{model}"
+TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.PROPOSALS)
+"""Of events that are accepted from outside."""
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """The document; made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=[]
+        )
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        _add(schemas, JobSpec)
+        schemas["CloudEvent"] = _cloud_event(schemas)
+        schemas["EventData"] = {"anyOf": [data for _, data in _events(schemas)]}
+        schemas["Accepted"] = _ACCEPTED
+        schemas["Problem"] = _PROBLEM
+        app.openapi_schema = orjson.loads(orjson.dumps(document))
+    return app.openapi_schema
+
+
+def _add(schemas: dict[str, Any], kind: type[Value]) -> dict[str, Any]:
+    """Adds the schema of this type and of those within; a reference to it."""
+    if kind.__name__ not in schemas:
+        schema = json_schema(kind, REFERENCE)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[kind.__name__] = schema
+    return {"$ref": REFERENCE.format(model=kind.__name__)}
+
+
+def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(wire type, schema of its data) of every event that is accepted; adds the schemas that they refer to."""
+    for wire_type, model in REGISTRY.items():
+        if model.TOPIC in TOPICS:
+            more = NARROWER.get(model)
+            data = _add(schemas, model)
+            yield wire_type, {"allOf": [data, {"properties": more}]} if more else data
+
+
+NARROWER: dict[type[Event], dict[str, Any]] = {
+    JobSubmitted: {"job_id": {"maxLength": MAX_JOB_ID_CHARS, "pattern": "^[^/]*$"}},
+    JobCancelRequested: {"by": {"const": ""}, "tenant": {"type": "null"}},
+}
+"""Event → what is refused at this door beside what the event itself refuses (`shell/events.py`)."""
+
+
+def _cloud_event(schemas: dict[str, Any]) -> dict[str, Any]:
+    """An event in structured mode. Attributes that are not named here are ignored."""
+    text = {"type": "string", "maxLength": MAX_ATTRIBUTE_CHARS}
+    optional = {"anyOf": [text, {"type": "null"}]}
+    properties: dict[str, Any] = dict.fromkeys((*ATTRIBUTES, *EXTENSIONS), optional)
+    properties |= {
+        "specversion": {"const": "1.0"},
+        "id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES},
+        "source": {**text, "minLength": 1},
+        "type": {"type": "string"},
+        "time": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+        "data_base64": False,
+    }
+    kinds = [
+        {"properties": {"type": {"const": wire_type}, "data": data}} for wire_type, data in _events(schemas)
+    ]
+    required = ["specversion", "id", "source", "type", "data"]
+    return {"type": "object", "required": required, "properties": properties, "oneOf": kinds}
+
+
+_ACCEPTED: dict[str, Any] = {
+    "type": "object",
+    "required": ["job_id", "links"],
+    "properties": {
+        "job_id": {"type": "string"},
+        "links": {"type": "object", "additionalProperties": {"type": "string"}},
+        "warnings": {
+            "type": "array",
+            "description": "What is accepted and yet hardly meant; left out where nothing is.",
+            "items": {
+                "type": "object",
+                "properties": {name: {"type": "string"} for name in BadField._fields},
+            },
+        },
+    },
+}
+PROBLEM_RESPONSE: dict[str, Any] = {
+    "description": "A problem (RFC 9457)",
+    "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+_PROBLEM: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "errors"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {name: {"type": "string"} for name in BadField._fields},
+            },
+        },
+    },
+    "example": Problem(
+        400, "invalid", "this is no job: workers: Input should be greater than or equal to 1", []
+    ).body(),
+}

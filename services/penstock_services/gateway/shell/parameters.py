@@ -1,0 +1,46 @@
+"""Query parameters: unknown ones are refused, and wrong ones get the names that would be right."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+
+from penstock.redaction import brief
+from penstock.suggestion import choices
+from penstock_services.gateway.core.problems import BadField, invalid
+
+
+def refuse_unknown(request: Request) -> None:
+    """Raises `Problem` 400 for a parameter that the OpenAPI document does not name: nothing would come of it."""
+    if not request.query_params:
+        return
+    known = _known(request)
+    if known is None:
+        return
+    wrong = [name for name in request.query_params if name not in known]
+    if wrong:
+        found = [
+            BadField(name, "is not known here", choices(name, known) if known else "remove it")
+            for name in wrong
+        ]
+        raise invalid("parameters are wrong", found)
+
+
+def _known(request: Request) -> list[str] | None:
+    """The parameters of this route; None for one that is not in the document, such as /healthz."""
+    paths = request.app.openapi()["paths"]
+    operation = paths.get(request.scope["route"].path, {}).get(request.method.lower())
+    if operation is None:
+        return None
+    return [part["name"] for part in operation.get("parameters", ()) if part["in"] == "query"]
+
+
+def bad_parameter(problem: Mapping[str, Any]) -> BadField:
+    """One of pydantic's findings about a parameter, as text: of a choice the names that there are."""
+    field = ".".join(str(part) for part in problem["loc"][1:]) or "request"
+    if problem["type"] == "enum":
+        known = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+        remedy = choices(str(problem["input"]), known)
+        return BadField(field, f"{brief(problem['input'])} is not known: {remedy}", remedy)
+    return BadField(field, str(problem["msg"]), "correct it; /openapi.json gives its type and range")
