@@ -15,7 +15,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from penstock.model.external_events import TaskExited
+from penstock.model.external_events import JobSubmitted, TaskExited
 from penstock.model.token import seq_of
 from penstock.model.topics import Topic
 from penstock.model.types import JobSpec, RetryPolicy
@@ -251,6 +251,24 @@ async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows
         assert [(job["job_id"], job["owner"], job["reason"]) for job in queued] == [
             ("fails", "vision", "backoff")
         ]
+
+
+async def test_labels_find_only_what_shows_them(cell: Cell) -> None:
+    """A label of another tenant's job is hidden; to search for it must not guess it."""
+    for owner in ("vision", "speech"):
+        spec = JobSpec(command=("true",), owner=owner, labels={"customer": "acme"})
+        cell.placer.feed(JobSubmitted(job_id=owner, spec=spec))
+    await cell.tell()
+    await cell.caught_up(as_("operator"))
+    for name, found in (
+        ("reader", ["vision"]),
+        ("listener", ["speech"]),
+        ("monitor", []),
+        ("operator", ["speech", "vision"]),
+    ):
+        answer = (await cell.http.get("/v1/jobs?label=customer%3Dacme", headers=as_(name))).json()
+        assert [job["job_id"] for job in answer["jobs"]] == found, name
+        assert answer["total"] == len(found)
 
 
 async def test_keys_of_two_tenants_never_meet(cell: Cell) -> None:

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import eta, explain, follow
-from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.common import MAX_SEARCHED, JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.event_text import count, needs, reason_of
-from penstock.cli.output import Format, dump, duration, memory, present, present_one, short_id, state
+from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
     NO_JOBS,
     clock,
@@ -28,7 +28,9 @@ from penstock.cli.tables import (
     tasks_table,
 )
 from penstock.exits import Exit, Stop
+from penstock.model.transitions import JobStatus
 from penstock.screen import plain_table
+from penstock.suggestion import choices
 
 Limit = Annotated[int, typer.Option(min=1, max=1_000, help="At most so many, the latest.")]
 AtSeq = Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="As of this ledger record.")]
@@ -40,19 +42,39 @@ def get_jobs(
         str | None, typer.Option("--state", help="Only those in this state, such as running.")
     ] = None,
     owner: Annotated[str | None, typer.Option(help="Only this owner's.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only with this label; may be repeated."),
+    ] = None,
     limit: Limit = 50,
     output: Output = Format.TABLE,
 ) -> None:
     """List jobs, the latest last."""
     wide = output is Format.WIDE or None
-    answer = gateway(ctx).get("/v1/jobs", status=status, owner=owner, limit=limit, eta=wide)
+    chosen: dict[str, Any] = {"status": _known_state(status), "owner": owner, "label": label or None}
+    answer = gateway(ctx).get("/v1/jobs", limit=limit, eta=wide, **chosen)
+    found = rows_of(answer, "jobs")
 
     def draw() -> RenderableType:
-        jobs = sorted(rows_of(answer, "jobs"), key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
+        jobs = sorted(found, key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
         left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
-        return jobs_table(jobs, left) if jobs else Text(NO_JOBS)
+        if jobs:
+            return jobs_table(jobs, left)
+        return Text("No job fits." if any(chosen.values()) else NO_JOBS)
 
     present(answer, output, draw)
+    if answer["total"] > len(found):
+        remark(
+            f"{len(found)} of {answer['total']:,}; --limit {min(answer['total'], MAX_SEARCHED)} lists more"
+        )
+
+
+def _known_state(name: str | None) -> str | None:
+    """Raises `Stop`."""
+    known = [str(status) for status in JobStatus]
+    if name is None or name in known:
+        return name
+    raise Stop(Exit.BAD_SPEC, f"--state {name}: is not known; {choices(name, known)}")
 
 
 def get_nodes(ctx: typer.Context, output: Output = Format.TABLE) -> None:

@@ -53,9 +53,11 @@ def top(ctx: typer.Context) -> None:
 
 def _jobs(client: Gateway) -> Callable[[], RenderableType]:
     """One look; the result draws itself again with times that tick."""
-    jobs = rows_of(client.get("/v1/jobs", limit=MAX_JOBS), "jobs")
-    jobs.sort(key=lambda job: job["submitted_seq"])
-    return lambda: jobs_table(jobs) if jobs else Text(NO_JOBS)
+    answer = client.get("/v1/jobs", limit=MAX_JOBS)
+    jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
+    more = answer["total"] > len(jobs)
+    foot = Text(f"{len(jobs)} of {answer['total']:,}" if more else "", style="dim")
+    return lambda: Group(jobs_table(jobs), foot) if jobs else Text(NO_JOBS)
 
 
 def _top(client: Gateway) -> Callable[[], RenderableType]:

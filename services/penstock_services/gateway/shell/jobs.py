@@ -31,6 +31,7 @@ from penstock_services.gateway.core.submission import (
     checked_key,
     fresh_job_id,
     keyed_job_id,
+    labels_of,
     own_key,
     owned,
     spec_digest,
@@ -296,36 +297,49 @@ async def _forgotten(gateway: Gateway, job_id: str) -> str:
     )
 
 
+LABEL = "NAME=VALUE: only jobs with this label; given several times, with all of them"
+CHOSEN = (
+    "($1::text IS NULL OR owner = $1) AND ($2::text IS NULL OR status = $2) "
+    "AND ($3::jsonb IS NULL OR (labels::jsonb @> $3::jsonb AND ($4::text IS NULL OR owner = $4)))"
+)
+"""The jobs of a listing, by owner, status and labels: of another tenant's job they are hidden, so they do not find it."""
+
+
 @router.get("", dependencies=[needs(Role.READ)])
 async def jobs(
     request: Request,
     owner: Annotated[str | None, Query(max_length=128)] = None,
     status: JobStatus | None = None,
+    label: Annotated[list[str] | None, Query(max_length=64, description=LABEL)] = None,
     limit: Limit = 50,
     cursor: Annotated[int | None, Query(ge=0, description="`next_cursor` of the page before")] = None,
     eta: Annotated[
         bool, Query(description="With the key `eta`, as `/v1/jobs/ID/eta` answers; null where not running")
     ] = False,
 ) -> Response:
-    """Jobs, the latest first."""
+    """Jobs, the latest first. `total`: how many there are of this kind, on all pages."""
     gateway = gateway_of(request)
     await gateway.fresh()
+    labels = orjson.dumps(labels_of(label)).decode() if label else None
+    caller = caller_of(request)
+    of_tenant = None if sees_all(caller) else caller.tenant or ""
+    chosen = (owner, None if status is None else str(status), labels, of_tenant)
     rows = await gateway.store.rows(
-        "SELECT row_to_json(jobs)::text FROM jobs WHERE ($1::text IS NULL OR owner = $1) "
-        "AND ($2::text IS NULL OR status = $2) AND ($3::bigint IS NULL OR submitted_seq < $3) "
-        "ORDER BY submitted_seq DESC LIMIT $4",
-        owner,
-        None if status is None else str(status),
+        f"SELECT row_to_json(jobs)::text FROM jobs WHERE {CHOSEN} AND ($5::bigint IS NULL OR submitted_seq < $5) "
+        "ORDER BY submitted_seq DESC LIMIT $6",
+        *chosen,
         cursor,
         limit,
     )
     last = orjson.loads(rows[-1])["submitted_seq"] if len(rows) == limit else None
-    caller = caller_of(request)
+    total = len(rows)
+    if last is not None or cursor is not None:
+        total = int(await gateway.store.row(f"SELECT count(*)::text FROM jobs WHERE {CHOSEN}", *chosen) or 0)
     if eta or not sees_all(caller):
         listed: Sequence[Any] = [job_for(caller, row) for row in await _with_more(gateway, rows, eta=eta)]
     else:
         listed = [_with_unproven(gateway, row) for row in rows]
-    return answer({"jobs": listed, "next_cursor": last})
+    return answer({"jobs": listed, "next_cursor": last, "total": total})
 
 
 def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
