@@ -16,7 +16,9 @@ class Exit(IntEnum):
     UNREACHABLE = 20
     NOT_ALLOWED = 21
     KEY_CONFLICT = 22
+    WAIT_TIMEOUT = 124
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 MEANING = MappingProxyType(
@@ -32,7 +34,9 @@ MEANING = MappingProxyType(
         Exit.UNREACHABLE: "gateway unreachable or overloaded",
         Exit.NOT_ALLOWED: "not allowed: no token, or one without the role",
         Exit.KEY_CONFLICT: "idempotency key used for another job",
+        Exit.WAIT_TIMEOUT: "wait --timeout: some jobs have not ended yet",
         Exit.INTERRUPTED: "Ctrl-C: following stopped, the job goes on",
+        Exit.TERMINATED: "SIGTERM: following stopped, the job goes on",
     }
 )
 

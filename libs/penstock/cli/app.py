@@ -77,6 +77,10 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "Submit a job and follow it to its end. Ctrl-C stops following; the job goes on.",
             "penstock.cli.submit:submit", interspersed=False,
         ),
+        "wait": Entry(
+            "Wait until jobs have ended; ends with the code of the first of them that did not succeed.",
+            "penstock.cli.wait:wait",
+        ),
         "cancel": Entry("Cancel a job: SIGTERM, its grace, SIGKILL.", "penstock.cli.admin:cancel"),
     },
     "Looking": {
