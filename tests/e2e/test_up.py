@@ -130,6 +130,79 @@ def test_ctrl_c_stops_following_and_the_job_goes_on(up: Installation, tmp_path: 
     assert up.run("watch", job_id).returncode == 0, "it succeeded, and watch ends with its code"
 
 
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_cancelled_pipeline_cancels_its_job_where_it_is_asked_to(
+    up: Installation, stop: signal.Signals
+) -> None:
+    """The CI system cancels a step with SIGTERM: the training went on, and held its GPUs for a day."""
+    for flags, outcome in ((("--cancel-on-interrupt",), "cancelled"), ((), None)):
+        following = subprocess.Popen(
+            [*PENSTOCK, "submit", *flags, "--", "sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**up.env, "PENSTOCK_SERVER": up.url}, cwd=ROOT,
+        )  # fmt: skip
+        assert following.stdout is not None
+        job_id = following.stdout.readline().strip()
+        following.send_signal(stop)
+        _, output = following.communicate(timeout=20)
+        assert following.returncode == 128 + stop, output
+        assert "Traceback" not in output
+        assert (f"Cancelled {job_id}" in output) == bool(flags), output
+        assert (f"{job_id} goes on" in output) != bool(flags), output
+        if outcome is None:
+            assert listed(up, "describe", "job", job_id)["outcome"] is None
+            assert up.run("cancel", job_id).returncode == 0
+        assert up.run("wait", job_id).returncode == 11
+
+
+def test_legs_of_a_matrix_that_are_one_job_are_told_so(up: Installation) -> None:
+    """GitHub sets the same variables in all legs: three of four trainings of a sweep never ran, and all legs were green."""
+    ci = {"GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "train"}
+    leg = ("submit", "--detach", "--", "true")
+    first, second = up.run(*leg, **ci), up.run(*leg, **ci)
+    assert first.stderr == ""
+    assert second.stdout == first.stdout
+    assert second.stderr.startswith("already submitted ")
+    assert f" s ago as {first.stdout.strip()}" in second.stderr
+    assert "--idempotency-key" in second.stderr
+    own = up.run(*leg[:2], "--idempotency-key", "7-1-train-2", *leg[2:], **ci)
+    assert own.stdout != first.stdout
+
+
+def test_wait_ends_with_the_jobs(up: Installation, tmp_path: Path) -> None:
+    """A pipeline submits three trainings and waits for all of them."""
+    gate = tmp_path / "gate"
+    made = [
+        up.run(
+            "submit", "-d", "--label", "sweep=lr,1", "--label", f"leg={number}", "--", *command
+        ).stdout.strip()
+        for number, command in enumerate([("true",), ("false",), until_there(gate)])
+    ]
+    assert up.run("wait", made[0]).returncode == 0
+    assert up.run("wait", *made[:2]).returncode == 10, "the second one failed"
+    late = up.run("wait", *made, "--timeout", "300ms", "-o", "json")
+    assert late.returncode == 124
+    assert "1 of 3 jobs have not ended within 300ms" in late.stderr
+    assert [job["job_id"] for job in json.loads(late.stdout)["jobs"]] == made[:2]
+    waiting = subprocess.Popen(
+        [*PENSTOCK, "wait", *made], stdout=subprocess.PIPE, text=True,
+        env={**up.env, "PENSTOCK_SERVER": up.url}, cwd=ROOT,
+    )  # fmt: skip
+    assert waiting.stdout is not None
+    lines = [waiting.stdout.readline() for _ in range(2)]
+    assert ["succeeded" in lines[0], "failed" in lines[1]] == [True, True]
+    gate.touch()
+    rest, _ = waiting.communicate(timeout=20)
+    assert "succeeded" in rest
+    assert waiting.returncode == 10
+    assert up.run("wait", "no-such-job").returncode == 1
+
+    shown = up.run("get", "jobs", "-l", "sweep=lr,1", "--limit", "2")
+    assert len(shown.stdout.splitlines()) == 3, shown.stdout
+    assert "2 of 3; --limit 3 lists more" in shown.stderr
+    assert up.run("get", "jobs", "-l", "sweep=lr,1", "-l", "leg=1").stdout.count("failed") == 1
+    assert up.run("get", "jobs", "-l", "sweep=none").stdout.strip() == "No job fits."
+
+
 def test_a_key_belongs_to_one_job(up: Installation) -> None:
     """A restarted pipeline step submits again; a copied key with another job is a mistake worth stopping for."""
     first = up.run("submit", "--detach", "--idempotency-key", "step-7", "--", "true")

@@ -91,7 +91,14 @@ class Gateway:
 
     def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """Posts JSON and returns the JSON answer. Sits out overload and outages (429, 503) within a bound."""
-        return self._send("POST", path, json=body, headers=headers).json()
+        return self.posted(path, body, headers)[1]
+
+    def posted(
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """As `post`: the status, by which a repetition is known, and the JSON answer."""
+        response = self._send("POST", path, json=body, headers=headers)
+        return response.status_code, response.json()
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         for last in (*[False] * (MAX_OVERLOAD_TRIES - 1), True):

@@ -25,7 +25,7 @@ CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("github", ("GITHUB_REPOSITORY", "GITHUB_RUN_ID", "GITHUB_RUN_ATTEMPT", "GITHUB_JOB")),
     ("gitlab", ("CI_SERVER_HOST", "CI_JOB_ID")),
     ("buildkite", ("BUILDKITE_JOB_ID",)),
-    ("circleci", ("CIRCLE_WORKFLOW_JOB_ID",)),
+    ("circleci", ("CIRCLE_WORKFLOW_JOB_ID", "CIRCLE_NODE_INDEX")),
     ("azure", ("SYSTEM_COLLECTIONID", "SYSTEM_JOBID")),
     ("jenkins", ("JENKINS_URL", "BUILD_TAG")),
 )

@@ -1,19 +1,23 @@
 """`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
 
-from typing import Annotated, Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from penstock.cli import follow, jobspec
 from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
-from penstock.cli.output import Format, dump, remark
+from penstock.cli.output import Format, dump, duration, remark
+from penstock.cli.signals import exit_code, held, terminable
+from penstock.cli.tables import now_ms
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
 from penstock.redaction import brief
 from penstock.sdk.job_warnings import warnings_of
 
+REPEATED = 200  # status of a key that was seen before with the same job
 CATEGORIES, TRAITS = "|".join(get_args(Category)), "|".join(get_args(Trait))
 
 FileFlag = Annotated[
@@ -85,6 +89,9 @@ def submit(
         bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")
     ] = False,
     propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C and SIGTERM cancel the job, too.")
+    ] = False,
     idempotency_key: KeyFlag = None,
     dry_run: Annotated[bool, typer.Option(help="Only check the job and print it.")] = False,
     output: Output = Format.TABLE,
@@ -114,24 +121,91 @@ def submit(
         dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
         return
     key = idempotency_key or jobspec.idempotency_key(spec)
-    raise typer.Exit(_hand_in(gateway(ctx), spec, key, output, detach=detach, propagate=propagate))
+    sent = Submission(
+        gateway(ctx), spec, key, idempotency_key is None, output, detach, propagate, cancel_on_interrupt
+    )
+    raise typer.Exit(sent.run())
 
 
-def _hand_in(
-    client: Gateway, spec: JobSpec, key: str, output: Format, *, detach: bool, propagate: bool
-) -> int:
-    """Submits, and follows unless detached; the exit code."""
-    answer = client.post("/v1/jobs", as_written(spec), {"Idempotency-Key": key})
-    job_id = str(answer["job_id"])
-    for warning in answer.get("warnings", ()):
-        remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
-    if not detach:
-        return _follow(client, job_id, output, propagate)
-    if output in (Format.JSON, Format.YAML):
-        dump(answer, output)
-    else:
-        print(job_id)
-    return 0
+@dataclass(slots=True)
+class Submission:
+    """One submission and what follows."""
+
+    client: Gateway
+    spec: JobSpec
+    key: str
+    derived: bool
+    """The key follows from the CI's variables and the job, or is random."""
+    output: Format
+    detach: bool
+    propagate: bool
+    cancels: bool
+    job_id: str | None = None
+
+    def run(self) -> int:
+        """Submits, and follows unless detached; the exit code."""
+        with terminable():
+            try:
+                # A signal before the answer would leave a job of which only the gateway knows the id.
+                with held(really=self.cancels):
+                    answer = self._hand_in()
+                return self._follow() if not self.detach else self._print(answer)
+            except KeyboardInterrupt as stop:
+                self._interrupted()
+                return int(exit_code(stop))
+
+    def _hand_in(self) -> dict[str, Any]:
+        status, answer = self.client.posted("/v1/jobs", as_written(self.spec), {"Idempotency-Key": self.key})
+        self.job_id = str(answer["job_id"])
+        for warning in answer.get("warnings", ()):
+            remark(f"warning: {warning['field']} {warning['message']}; {warning['remedy']}")
+        if status == REPEATED:
+            remark(self._repeated(self.job_id))
+        return cast(dict[str, Any], answer)
+
+    def _repeated(self, job_id: str) -> str:
+        try:
+            submitted_ms = self.client.get(f"/v1/jobs/{job_id}")["submitted_ms"]
+            ago = f" {duration(now_ms() - submitted_ms)} ago"
+        except Stop:  # a token that may submit and not read
+            ago = ""
+        legs = "; legs of a matrix need a key each: --idempotency-key" if self.derived else ""
+        return f"already submitted{ago} as {job_id}{legs}"
+
+    def _print(self, answer: dict[str, Any]) -> int:
+        if self.output in (Format.JSON, Format.YAML):
+            dump(answer, self.output)
+        else:
+            print(self.job_id)
+        return 0
+
+    def _follow(self) -> int:
+        quiet = self.output in (Format.JSON, Format.YAML)
+        job = follow.to_end(self.client, str(self.job_id), quiet=quiet)
+        if quiet:
+            dump(job, self.output)
+        return follow.exit_code(job, propagate=self.propagate)
+
+    def _interrupted(self) -> None:
+        """What becomes of the job."""
+        job_id = self.job_id
+        if job_id is None:
+            remark(
+                "\nInterrupted before the gateway answered; the job may be submitted. The same command with "
+                f"--idempotency-key {self.key} finds it, or submits it."
+            )
+            return
+        if self.cancels:
+            try:
+                with held():
+                    self.client.post(f"/v1/jobs/{job_id}/cancel", {"reason": "its submit was interrupted"})
+                remark(f"\nCancelled {job_id}.")
+                return
+            except Stop as stop:
+                remark(f"\n{job_id} was not cancelled: {stop}")
+        remark(
+            f"\nStopped following; {job_id} goes on.\n  penstock watch {job_id}\n  penstock cancel {job_id}"
+        )
 
 
 def _spec(
@@ -151,21 +225,6 @@ def _spec(
     if "name" not in fields and isinstance(fields["command"], list):
         fields["name"] = jobspec.default_name([str(word) for word in fields["command"]])
     return jobspec.build(fields, source)
-
-
-def _follow(client: Gateway, job_id: str, output: Format, propagate: bool) -> int:
-    """Follows to the end; Ctrl-C detaches."""
-    quiet = output in (Format.JSON, Format.YAML)
-    try:
-        job = follow.to_end(client, job_id, quiet=quiet)
-    except KeyboardInterrupt:
-        remark(
-            f"\nStopped following; {job_id} goes on.\n  penstock watch {job_id}\n  penstock cancel {job_id}"
-        )
-        return int(Exit.INTERRUPTED)
-    if quiet:
-        dump(job, output)
-    return follow.exit_code(job, propagate=propagate)
 
 
 def _merge(fields: dict[str, Any], section: str, more: dict[str, Any]) -> None:
