@@ -35,7 +35,7 @@ def wait(ctx: typer.Context, jobs: Jobs, timeout: Timeout = None, output: Output
             for job in _as_they_end(client, ids):
                 ended[job["job_id"]] = job
                 if not quiet:
-                    line = f"{short_id(job['job_id'])}  {state(job['outcome'])}  {job['name']}"
+                    line = f"{short_id(job['job_id'])}  {state(job['outcome'])}  {job['name'] or '–'}"
                     console().print(line, soft_wrap=True)
     except Expired:
         expired = True
