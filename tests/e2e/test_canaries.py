@@ -117,8 +117,8 @@ async def drop_role(dsn: str) -> None:
 
 def prepare(place: Path) -> None:
     """Keys and secrets as an administrator hands them out."""
-    secrets = place / "secrets"
-    secrets.mkdir(mode=0o755)
+    secrets = place / "secrets/shared"
+    secrets.mkdir(mode=0o755, parents=True)
     given = {secrets / f"file-{n}": CANARIES[n] for n in range(15)}
     (place / "state/nodes/node-0").mkdir(parents=True)
     (place / "state/keys").mkdir()
@@ -302,7 +302,7 @@ def test_canaries_are_found_nowhere(dsn: str, collector: str) -> None:
     place = new_place()
     prepare(place)
     (place / "reports").mkdir()
-    env = {f"PENSTOCK_SECRET_ENV_{n}": CANARIES[n] for n in range(15, 25)}
+    env = {f"PENSTOCK_SECRET_SHARED__ENV_{n}": CANARIES[n] for n in range(15, 25)}
     url = asyncio.run(password_in(dsn))
     up = Installation(
         place, "--nodes", "1", PENSTOCK_DSN=url, PENSTOCK_SECRETS_DIR=str(place / "secrets"), PENSTOCK_LOG_LEVEL="DEBUG",

@@ -354,6 +354,7 @@ async def test_a_token_is_revoked_without_a_restart(dsn: str, tmp_path: Path) ->
         ("{hash} roles=root", "'root' is no role"),
         ("{hash}", "roles="),
         ("{hash} roles=submit", "tenant="),
+        ("{hash} roles=submit tenant=shared", "all tenants' secrets"),
         ("{hash} roles=node", "node="),
         ("{hash} roles=submit tenant=a/../b\x00", "tenant"),
         ("{hash} roles=submit tenant=ada@vision", "tenant='ada@vision' is not a name"),

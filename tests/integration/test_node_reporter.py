@@ -75,20 +75,25 @@ async def test_secrets_too_large_for_a_start_fail_that_start_alone(
 ) -> None:
     """A user names a secret in forty variables, each value near its own limit."""
     secrets = options.state_dir.parent / "secrets"
-    secrets.mkdir()
-    (secrets / "large").write_bytes(b"x" * MAX_SECRET_BYTES)
-    (secrets / "large").chmod(0o600)
+    large = secrets / "vision" / "large"
+    large.parent.mkdir(parents=True)
+    large.write_bytes(b"x" * MAX_SECRET_BYTES)
+    large.chmod(0o600)
     async with working(replace(options, secrets_dir=secrets), MemoryLog(broker, "node-reporter")):
         for token, count in ((1, 17), (2, 40)):
             variables = {f"KEY_{number}": "large" for number in range(count)}
-            await cell.order(start_order(token, secrets=variables))
+            await cell.order(start_order(token, secrets=variables, owner="vision"))
             exited = await cell.until(external_events.TaskExited, task_id=f"job-{token}.1.0")
             assert exited.cause == "start_failed"
             assert "262144" in exited.detail
             assert "xxx" not in exited.detail
         variables = {f"KEY_{number}": "large" for number in range(15)}
-        await cell.order(start_order(3, secrets=variables))
+        await cell.order(start_order(3, secrets=variables, owner="vision"))
         assert (await cell.until(external_events.TaskExited, task_id="job-3.1.0")).exit_code == 0
+        await cell.order(start_order(4, secrets={"KEY": "large"}, owner="speech"))
+        refused = await cell.until(external_events.TaskExited, task_id="job-4.1.0")
+        assert refused.cause == "start_failed"
+        assert "no secret 'large' for speech" in refused.detail
         assert len(cell.events(external_events.NodeJoined)) == 1
 
 

@@ -12,6 +12,8 @@ from penstock.sdk.jobfile import BadJob, parse_job
 from penstock.sdk.secrets import suspicions
 from penstock_services.node_reporter.shell.ports import SecretMissing
 from penstock_services.node_reporter.shell.secrets import MAX_SECRET_BYTES, Secrets
+from penstock_services.placer.core.orders import start_orders
+from tests.support.driver import CellDriver, job_spec, node_spec
 
 
 def test_a_job_file_names_secrets_where_it_sets_variables() -> None:
@@ -37,34 +39,97 @@ def test_one_variable_has_one_source() -> None:
         JobSpec(command=("true",), env={"KEY": "x"}, secrets={"KEY": "y"})
 
 
+def test_an_order_names_the_tenant_of_a_job_that_asks_for_secrets() -> None:
+    """The node divides its secrets by it; an order without secrets is as it was."""
+    cell = CellDriver()
+    cell.join(node_spec("n1"))
+    for job_id, secrets in (("asks", {"KEY": "wandb"}), ("plain", {})):
+        cell.submit(job_id, job_spec(owner="vision", secrets=secrets))
+    orders = {
+        job_id: start_orders(cell.state, job_id, cell.state.jobs[job_id].token)[0]
+        for job_id in ("asks", "plain")
+    }
+    assert [(order.owner, b'"owner"' in encode(order)) for order in orders.values()] == [
+        ("vision", True),
+        (None, False),
+    ]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """`vision`, `speech` and `a/b` are tenants."""
     for name, mode, content in (
-        ("wandb", 0o600, b"canary\n"), ("open", 0o644, b"canary"), ("large", 0o600, b"x" * (MAX_SECRET_BYTES + 1)),
-        ("binary", 0o600, b"\xff\xfe"), ("nul", 0o400, b"can\0ary"), ("empty", 0o600, b""),
+        ("vision/wandb", 0o600, b"canary\n"), ("vision/open", 0o644, b"canary"), ("vision/large", 0o600, b"x" * (MAX_SECRET_BYTES + 1)),
+        ("vision/binary", 0o600, b"\xff\xfe"), ("vision/nul", 0o400, b"can\0ary"), ("vision/empty", 0o600, b""),
+        ("vision/folder/x", 0o600, b"canary"), ("speech/wandb", 0o600, b"canary-speech"), ("speech/only", 0o600, b"canary-speech"),
+        ("shared/proxy", 0o600, b"for-all"), ("shared/wandb", 0o600, b"not the tenant's own"), ("flat", 0o600, b"canary"),
+        ("a/b/wandb", 0o600, b"nested"),
     ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(mode)
-    (tmp_path / "folder").mkdir()
     return tmp_path
 
 
-def test_a_node_finds_secrets_in_its_folder_then_in_its_environment(folder: Path) -> None:
-    found = Secrets(
-        folder, {"PENSTOCK_SECRET_HF_TOKEN": "from-env", "PENSTOCK_SECRET_WANDB": "no", "HOME": "/"}
-    )
-    assert found.resolve({"A": "wandb", "B": "hf-token", "C": "empty"}) == {
-        "A": "canary",
-        "B": "from-env",
-        "C": "",
+ENVIRONMENT = {
+    "PENSTOCK_SECRET_VISION__HF_TOKEN": "from-env", "PENSTOCK_SECRET_VISION__WANDB": "no", "HOME": "/",
+    "PENSTOCK_SECRET_SHARED__HF_TOKEN": "not the tenant's own", "PENSTOCK_SECRET_SHARED__MIRROR": "for-all-from-env",
+    "PENSTOCK_SECRET_FLAT_TOO": "canary", "PENSTOCK_SECRET_VISION_HF__TOKEN": "canary",
+}  # fmt: skip
+
+
+def test_a_node_finds_a_tenants_secrets_first_then_shared_ones(folder: Path) -> None:
+    """In its folder, which a mounted Kubernetes secret is as well, then in its environment."""
+    found = Secrets(folder, ENVIRONMENT)
+    asked = {"A": "wandb", "B": "hf-token", "C": "empty", "D": "proxy", "E": "mirror"}
+    assert found.resolve(asked, "vision") == {
+        "A": "canary", "B": "from-env", "C": "", "D": "for-all", "E": "for-all-from-env",
+    }  # fmt: skip
+    assert found.resolve({"A": "wandb"}, "a/b") == {"A": "nested"}
+    assert found.resolve({"A": "wandb", "B": "hf-token"}, None) == {
+        "A": "not the tenant's own", "B": "not the tenant's own",
+    }  # fmt: skip
+    assert Secrets(None, ENVIRONMENT).resolve({"A": "hf-token"}, "vision") == {"A": "from-env"}
+
+
+@pytest.mark.parametrize(
+    "tenant", ["vision", "Speech", "speech/x", "a", "a/../speech", "a/.", "x", "shared", None]
+)
+@pytest.mark.parametrize("name", ["only", "b", "speech", "hf", "flat"])
+def test_no_tenant_is_given_anothers_secret(folder: Path, tenant: str | None, name: str) -> None:
+    """A job of vision names what speech has, and tenants with odd names reach for their neighbour's folder."""
+    env = {
+        **ENVIRONMENT,
+        "PENSTOCK_SECRET_SPEECH__ONLY": "canary",
+        "PENSTOCK_SECRET_VISION_HF__TOKEN": "canary",
     }
-    assert Secrets(None, {"PENSTOCK_SECRET_X": "1"}).resolve({"A": "x"}) == {"A": "1"}
+    with pytest.raises(SecretMissing, match=name) as raised:
+        Secrets(folder, env).resolve({"KEY": name}, tenant)
+    assert "canary" not in str(raised.value)
+
+
+def test_a_name_that_two_secrets_could_share_is_not_looked_for_in_the_environment() -> None:
+    """`a-b` and `a_b`, `X` and `x` are one variable; only one spelling has it."""
+    env = {"PENSTOCK_SECRET_A_B__X": "canary"}
+    assert Secrets(None, env).resolve({"K": "x"}, "a-b") == {"K": "canary"}
+    for tenant, name in (
+        ("a_b", "x"),
+        ("a.b", "x"),
+        ("A-b", "x"),
+        ("a-b", "X"),
+        ("a", "b--x"),
+        ("a-b-", "x"),
+    ):
+        with pytest.raises(SecretMissing, match="K: "):
+            Secrets(None, env).resolve({"K": name}, tenant)
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("missing", "has no secret 'missing'.*--secrets-dir"),
+        ("missing", "has no secret 'missing' for vision.*vision/missing.*--secrets-dir.*shared/missing"),
+        ("flat", "belongs to no tenant.*vision/flat.*shared/flat"),
+        ("flat-too", "belongs to no tenant.*PENSTOCK_SECRET_VISION__FLAT_TOO"),
         ("open", "mode 0644.*0600"),
         ("large", "exceeds"),
         ("binary", "not UTF-8"),
@@ -76,7 +141,7 @@ def test_a_secret_that_cannot_be_used_is_named_without_its_value(
     folder: Path, name: str, complaint: str
 ) -> None:
     with pytest.raises(SecretMissing, match=f"KEY: .*{complaint}") as raised:
-        Secrets(folder, {}).resolve({"KEY": name})
+        Secrets(folder, ENVIRONMENT).resolve({"KEY": name}, "vision")
     assert "canary" not in str(raised.value)
 
 

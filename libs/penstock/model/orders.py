@@ -100,7 +100,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets")
+    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets", "owner")
 
     job_id: Identifier
     attempt: Attempt
@@ -111,7 +111,9 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, SecretName] = field(default_factory=dict)
-    """Variable → name of a secret of the node."""
+    """Variable → name of a secret that the node has for `owner`, or for every tenant."""
+    owner: Identifier | None = None
+    """The job's tenant, where it asks for secrets."""
     workdir: ShortText | None = None
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()

@@ -26,6 +26,8 @@ Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
 SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 """Of a file on the node, too."""
+SHARED_TENANT = "shared"
+"""Stands where a tenant's name does for secrets that every tenant may ask for."""
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 Megabits = Annotated[int, Meta(ge=0, le=10_000_000)]
 Milliseconds = Annotated[int, Meta(ge=0, le=1 << 53)]

@@ -106,7 +106,7 @@ class Options:
         Path | None,
         typer.Option(
             envvar="PENSTOCK_SECRETS_DIR",
-            help="A file per secret that jobs may ask for by name, mode 0600; else PENSTOCK_SECRET_NAME.",
+            help="Secrets that jobs may ask for: files TENANT/NAME, or shared/NAME for all tenants, mode 0600.",
         ),
     ] = None
     task_user: Annotated[

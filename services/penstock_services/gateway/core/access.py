@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.model.types import Identifier
+from penstock.model.types import SHARED_TENANT, Identifier
 from penstock.redaction import brief
 from penstock_services.gateway.core.problems import Problem
 
@@ -175,6 +175,8 @@ def _caller(fields: Mapping[str, str]) -> Caller:
             raise ValueError(f"{brief(name)} is no role; give some of {', '.join(Role)}")
     roles = frozenset(map(Role, names))
     caller = Caller(roles, fields.get("tenant"), fields.get("node"), fields["name"])
+    if caller.tenant == SHARED_TENANT:
+        raise ValueError(f"tenant={SHARED_TENANT} stands for all tenants' secrets; choose another name")
     if Role.SUBMIT in roles and caller.tenant is None:
         raise ValueError("tenant= is missing; who submits needs one, it is the owner of its jobs")
     if Role.NODE in roles and caller.node is None:

@@ -180,7 +180,7 @@ class LinuxHost:
 
     def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
-        options, secrets = self.options, self._secrets.resolve(order.secrets)
+        options, secrets = self.options, self._secrets.resolve(order.secrets, order.owner)
         folder = make_folder(self._folder((order.task_id, order.token)))
         with _state_folder(), suppress(FileExistsError):
             os.mkfifo(folder / PHASES, 0o600)

@@ -225,6 +225,7 @@ def _start(
         command=job.spec.command,
         env=job.spec.env,
         secrets=job.spec.secrets,
+        owner=job.spec.owner if job.spec.secrets else None,
         workdir=job.spec.workdir,
         place=place,
         gpu_uuids=tuple(uuids[slot] for slot in place.gpus),
