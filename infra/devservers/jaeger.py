@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,7 @@ def jaeger_server() -> Iterator[JaegerServer]:
 
 def main() -> int:
     """`make jaeger`."""
+    ArgumentParser(description="A real Jaeger on loopback, until Ctrl-C.").parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with jaeger_server() as server:

@@ -21,6 +21,7 @@ import struct
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from argparse import ArgumentParser
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -444,6 +445,7 @@ def kafka_broker(
 
 def main() -> int:
     """`make kafka`."""
+    ArgumentParser(description="A real Kafka broker on loopback, until Ctrl-C.").parse_args()
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -21,7 +21,7 @@ def start(place: Path) -> "subprocess.Popen[str]":
     shutil.copytree(ROOT / "tilt", place / "checkout" / "tilt", dirs_exist_ok=True)
     return subprocess.Popen(
         [*PENSTOCK, "demo", "--folder", str(place / "state"), "--jobs", str(place / "checkout")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place / "checkout", env=environment(place / "home"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place / "checkout", env=environment(place / "home", PENSTOCK_TOKENS="/nowhere"),
     )  # fmt: skip
 
 

@@ -179,6 +179,8 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     finds all records with it."""
     settings, without = cell.settings, cell.settings.model_copy(update={"archive": None})
     snapshot = await cell.snapshot(50)
+    with pytest.raises(ConfigurationError, match=r"PENSTOCK_ARCHIVE: .* holds nothing"):
+        await verify(settings, cell.log)
     before = await replayed(cell, cell.log)
     assert (await archive(settings, cell.log, leave=84))["archived"] == 0, "no snapshot is that old"
     assert set((await cell.begins()).values()) == {0}

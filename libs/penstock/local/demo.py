@@ -20,6 +20,8 @@ from penstock.screen import console as make_console
 
 DEADLINE_S = 110.0  # the demo must be over in 2 minutes, also when something hangs
 UNSCHEDULABLE_GRACE_MS = 3_000  # the default, 5 minutes, leaves time for a node to join
+ACCESS = ("PENSTOCK_TOKENS", "PENSTOCK_GATEWAY_TLS_CERT", "PENSTOCK_GATEWAY_TLS_KEY")
+"""Settings of another gateway in this shell: the demo's own is for the user who runs it."""
 
 
 async def demo(options: DemoOptions) -> int:
@@ -27,6 +29,8 @@ async def demo(options: DemoOptions) -> int:
     jobs = demo_jobs(checkout(options.jobs))
     _start_fresh(options.folder)
     console = make_console()
+    for name in ACCESS:
+        os.environ.pop(name, None)
     os.environ.setdefault("PENSTOCK_UNSCHEDULABLE_GRACE_MS", str(UNSCHEDULABLE_GRACE_MS))
     began_s = time.perf_counter()
     console.print(

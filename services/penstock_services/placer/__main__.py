@@ -119,7 +119,7 @@ def archive(
 def verify_archive() -> None:
     """Read every segment of the archive and prove the ledger's chain; prints one JSON object.
 
-    Exit codes: 0 whole; 1 the log failed; 2 a segment is missing or altered, or the archive is another ledger's.
+    Exit codes: 0 whole; 1 the log failed; 2 a segment is missing or altered, the archive is another ledger's, or empty.
     """
     settings = Settings.from_env()
     found = asyncio.run(_with_log(settings, lambda log: archiving.verify(settings, log), whole=False))

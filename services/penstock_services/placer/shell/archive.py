@@ -169,10 +169,15 @@ async def _copy(whole: ArchivedLog, writer: Writer, place: Partition, until: int
 async def verify(settings: Settings, log: Log) -> dict[str, Any]:
     """Reads every segment and proves the ledger's chain from its first record to the log's; returns a report.
 
-    Raises `ConfigurationError` with the segment's name where one is missing or altered.
+    Raises `ConfigurationError` where nothing is archived, and with the segment's name where one is missing or altered.
     """
     store = archive_of(settings)
     ledger = Partition(Topic.LEDGER, settings.cell_index)
+    if not (await asyncio.to_thread(store.index, ledger)).segments:
+        raise ConfigurationError(
+            f"PENSTOCK_ARCHIVE: {store.folder} holds nothing of {ledger.topic} partition {ledger.index}; name the directory that "
+            "`penstock-placer archive` filled for this cell"
+        )
     places = [ledger, *input_positions(Replica().state, settings.cell_index)]
     whole = ArchivedLog(log, store)
     begins = await log.begin_offsets(places)
