@@ -48,7 +48,8 @@ class _Watch:
     def __init__(self, node_id: str, gpus: Sequence[Gpu], report: Callable[[GpuFaulted], None]) -> None:
         self._node_id = node_id
         self._gpus = list(gpus)
-        self._report = report
+        self._reported: set[tuple[str, str, int]] = set()
+        self._deliver = report
 
     def run(self) -> None:
         try:
@@ -91,14 +92,20 @@ class _Watch:
                 name = "an unknown GPU" if gpu is None else gpu.uuid
                 logger.warning("event %#x, data %d of %s: no fault", found.eventType, found.eventData, name)
             else:
-                self._report(_fault(self._node_id, gpu, *kind))
+                self._report(gpu, *kind)
+
+    def _report(self, gpu: Gpu, kind: str, code: int) -> None:
+        """Once: a broken GPU may raise the same event thousands of times, and what waits to be written down is bounded."""
+        if (gpu.uuid, kind, code) not in self._reported:
+            self._reported.add((gpu.uuid, kind, code))
+            self._deliver(_fault(self._node_id, gpu, kind, code))
 
     def _drop_lost(self) -> bool:
         """Reports GPUs that fell off the bus and watches them no more; whether there were any."""
         lost = [gpu for gpu in self._gpus if _is_lost(gpu)]
         self._gpus = [gpu for gpu in self._gpus if gpu not in lost]
         for gpu in lost:
-            self._report(_fault(self._node_id, gpu, "fell_off_bus", FELL_OFF_BUS_XID))
+            self._report(gpu, "fell_off_bus", FELL_OFF_BUS_XID)
         return bool(lost)
 
 
