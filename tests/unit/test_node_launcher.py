@@ -2,12 +2,14 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
+from penstock_services.node_reporter.shell import shim as shim_module
 from penstock_services.node_reporter.shell.output import Output
-from penstock_services.node_reporter.shell.shim import write_whole
+from penstock_services.node_reporter.shell.shim import Shim, write_whole
 
 
 def refuse(_descriptor: int) -> None:
@@ -28,6 +30,27 @@ def test_a_refused_write_leaves_no_file_and_no_descriptor(
     assert not (tmp_path / "exit.json").exists()
     write_whole(str(tmp_path), "exit.json", {"exit_code": 0}, durable=True)
     assert json.loads((tmp_path / "exit.json").read_text()) == {"exit_code": 0}
+
+
+def test_a_run_lasts_as_long_as_it_did_whatever_the_clock_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's clock goes on by ten years while a task runs; the estimator learns from how long runs took."""
+    shim = Shim.__new__(Shim)
+    shim._folder, shim._request, shim._groups, shim._lapsed = (
+        str(tmp_path),
+        {"task_id": "t", "token": 1},
+        {},
+        False,
+    )
+    shim._request["oom"] = None
+    shim._note_start()
+    shim._reaped = 0, resource.getrusage(resource.RUSAGE_SELF)
+    real = shim_module.now_ms
+    monkeypatch.setattr(shim_module, "now_ms", lambda: real() + 10 * 365 * 86_400_000)
+    shim._write_exit(None)
+    found = json.loads((tmp_path / "exit.json").read_text())
+    assert 0 <= found["exited_ms"] - found["started_ms"] < 10_000
 
 
 @pytest.mark.parametrize("size", [10, 100, 101, 250, 100_000])

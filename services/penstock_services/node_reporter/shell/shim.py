@@ -45,7 +45,7 @@ from penstock_services.node_reporter.shell.confinement import (
     leave_keyring,
     reveal,
 )
-from penstock_services.node_reporter.shell.lease_watch import LeaseWatch
+from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
@@ -147,7 +147,7 @@ class Shim:
         self._folder = ""
         self._leader = 0
         self._reaped: tuple[int, Any] | None = None
-        self._started_ms = 0
+        self._started_ms, self._began_s = 0, 0.0
         self._lease: LeaseWatch | None = None
         self._lapsed = False
 
@@ -213,7 +213,7 @@ class Shim:
 
     def _start(self, message: bytes) -> dict[str, Any] | None:
         """Writes down who will run, lets the leader go; the failure when it could not be executed."""
-        self._started_ms = now_ms()
+        self._note_start()
         started = {
             "task_id": self._request["task_id"],
             "token": self._request["token"],
@@ -241,6 +241,10 @@ class Shim:
         report = os.read(self._failed_read, CHUNK_BYTES)  # empty: exec closed it
         os.close(self._failed_read)
         return json.loads(report) if report else failure
+
+    def _note_start(self) -> None:
+        """Its end is as much later as time has passed since boot: a clock that steps meanwhile makes no run longer."""
+        self._started_ms, self._began_s = now_ms(), boot_s()
 
     def _enter_groups(self) -> None:
         """Puts the leader into cgroups of its own: in advance, for that waits for a grace period of the kernel (11 ms)."""
@@ -397,7 +401,7 @@ class Shim:
             "cpu_ms": round((everything.ru_utime + everything.ru_stime) * 1_000),
             "max_rss_kib": max(usage.ru_maxrss, everything.ru_maxrss),
             "started_ms": self._started_ms,
-            "exited_ms": now_ms(),
+            "exited_ms": self._started_ms + round((boot_s() - self._began_s) * 1_000),
             "failure": failure,
             "oom": self._out_of_memory(),
             "lapsed": self._lapsed,
