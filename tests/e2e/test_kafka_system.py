@@ -1,14 +1,16 @@
 """The whole system as separate processes on a real Kafka that knows each of them by name, gives it only the rights of
-infra/kafka/acls.yaml, and encrypts every connection with a certificate of a self-made authority."""
+infra/kafka/acls.yaml, and encrypts every connection with a certificate of a self-made authority. In Postgres each has a role of its
+own."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
 from penstock.runtime.node_keys import operator_key_at
 from tests.conftest import with_database
+from tests.support.postgres_roles import drop_roles
 from tests.support.system import Gateway, clean_environment, python_service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -54,9 +57,11 @@ class System:
 
     def environment(self, identity: str) -> dict[str, str]:
         """The rights that infra/kafka/README.md lists for this service."""
+        role = self.folder / "urls" / f"{identity}.url"
+        assert role.exists() == (identity != "node-reporter")
         return clean_environment(
+            **({"PENSTOCK_DSN_FILE": str(role)} if role.exists() else {}),
             PENSTOCK_LOG=self.broker.url(identity),
-            PENSTOCK_DSN=self.dsn,
             PENSTOCK_GATEWAY_BIND=self._bind,
             PENSTOCK_LOG_DIR=str(self.folder / "task-logs"),
             PENSTOCK_OPERATOR_KEY=str(operator_key_at(self.folder / "operator.key")),
@@ -93,17 +98,39 @@ def database(admin_dsn: str, name: str) -> Iterator[str]:
     asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-def set_up(broker: KafkaBroker, identity: str = ADMIN) -> int:
-    """Step 2 of infra/kafka/README.md, word for word but for the address; its exit status."""
+def step(command: str, replaced: Mapping[str, str]) -> int:
+    """A command of infra/kafka/README.md, word for word but for what is replaced; its exit status."""
     readme = (INFRA / "kafka" / "README.md").read_text()
-    [line] = [line for line in readme.splitlines() if "penstock.log.kafka_setup" in line]
-    line = line.replace("kafka://admin:PASSWORD@HOST:9092", broker.url(identity))
-    argv = [sys.executable, *shlex.split(line)[1:]]
+    [line] = [line for line in readme.splitlines() if command in line]
+    for placeholder, text in replaced.items():
+        assert placeholder in line
+        line = line.replace(placeholder, text)
+    words = shlex.split(line)
+    variables = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
+    argv = [sys.executable, *words[len(variables) + 1 :]]
+    env = clean_environment(**variables)
     done = subprocess.run(
-        argv, cwd=REPOSITORY, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+        argv, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert "Traceback" not in done.stderr
     return done.returncode
+
+
+def set_up(broker: KafkaBroker, identity: str = ADMIN) -> int:
+    """Topics and rights, as step 2 has it."""
+    return step("penstock.log.kafka_setup", {"kafka://admin:PASSWORD@HOST:9092": broker.url(identity)})
+
+
+@contextlib.contextmanager
+def roles(dsn: str, folder: Path) -> Iterator[None]:
+    """Roles of Postgres, as step 2 has it: their URLs are in `folder`/urls."""
+    admin = folder / "admin.url"
+    admin.touch(mode=0o600)
+    admin.write_text(dsn)
+    replaced = {"admin.url": str(admin), "--urls urls": f"--urls {folder}/urls"}
+    assert step("penstock.local.postgres_setup", replaced) == 0
+    yield
+    asyncio.run(drop_roles(dsn, [path.read_text().strip() for path in (folder / "urls").iterdir()]))
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +138,7 @@ def system(postgres_dsn: str) -> Iterator[System]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pstest-", dir="/tmp")))
         dsn = stack.enter_context(database(postgres_dsn, "kafka_system"))
+        stack.enter_context(roles(dsn, folder))
         broker = stack.enter_context(kafka_broker(folder / "broker", security="tls", granted=False))
         assert set_up(broker) == 0
         assert set_up(broker) == 0, "it may be run again at any time"
@@ -167,13 +195,12 @@ def test_the_ledger_decides_the_same_again(system: System) -> None:
 
 @pytest.mark.usefixtures("ended")
 def test_the_read_models_equal_a_replay(system: System) -> None:
-    """The same auditor does not trust the tables either: asked of the gateway, and of the projector itself."""
-    found = system.gateway.post("/v1/projections/verify")
-    assert found["ok"], found
+    """The same auditor does not trust the tables either: it takes an administrator, for tables beside those that there are."""
+    refused = system.gateway.post("/v1/projections/verify")
+    assert "give an administrator's URL" in refused["error"], "the gateway's own role may not"
     argv = [sys.executable, "-m", "penstock_services.projector", "verify"]
-    done = subprocess.run(
-        argv, env=system.environment("projector"), capture_output=True, text=True, timeout=30, check=False
-    )
+    env = {**system.environment("projector"), "PENSTOCK_DSN_FILE": str(system.folder / "admin.url")}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"]
 

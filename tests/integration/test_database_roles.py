@@ -5,9 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -26,6 +25,7 @@ from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
 from penstock.model.topics import Topic, node_partition
 from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.settings import Settings
+from tests.support.postgres_roles import drop_roles
 from tests.support.system import clean_environment, python_service
 from tests.support.tiltfile import SERVICE, service_environments, tilts_resources
 
@@ -95,15 +95,6 @@ async def roles(dsn: str, tmp_path: Path) -> AsyncIterator[Path]:
 def modes_of(folder: Path) -> set[int]:
     """Of all files in it."""
     return {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
-
-
-async def drop_roles(dsn: str, urls: Iterable[str]) -> None:
-    admin = await asyncpg.connect(dsn)
-    for url in urls:
-        role = urlsplit(url).username
-        await admin.execute(f"DROP OWNED BY {role} CASCADE")
-        await admin.execute(f"DROP ROLE {role}")
-    await admin.close()
 
 
 async def appended(url: str, topic: str) -> bool:
