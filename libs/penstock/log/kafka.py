@@ -343,7 +343,7 @@ class KafkaLog:
         except _UNREACHABLE as error:
             raise LogError(
                 f"Kafka at {self._bootstrap} cannot be reached as {self._identity} ({error!r}): "
-                "check the address, the name and the password"
+                "check the address, the name and the password, and that either both ends encrypt (?ca=) or neither"
             ) from error
 
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Awaitable[Result]]) -> Result:

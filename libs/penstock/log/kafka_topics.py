@@ -21,6 +21,7 @@ from penstock.retry import retry
 LOOK_S = 0.05  # between two looks for a topic
 VISIBLE_LIMIT_S = 15.0  # a created topic has its leaders within 0.1 s, on every broker soon after
 UNKNOWN_TOPIC, TOPIC_DENIED, CLUSTER_DENIED, TOPIC_EXISTS = 3, 29, 31, 36  # Kafka error codes
+SECURITY_DISABLED = 54
 OPERATIONS = {"read": 3, "write": 4}  # Kafka's AclOperation
 DESCRIBE_CONFIGS = 10  # the same; each right on a topic includes reading its settings
 PARTITIONS = "partitions"  # named like a setting in messages
@@ -184,6 +185,10 @@ class KafkaTopics:
             code, message = answer.creation_responses[0]
             if code == CLUSTER_DENIED:
                 raise NotAllowed(f"{self._identity} may not give rights: {message}")
+            if code == SECURITY_DISABLED:
+                raise LogError(
+                    f"this Kafka checks no rights ({message}): leave out --rights, or give its brokers an authorizer"
+                )
             if code:
                 raise LogError(
                     f"Kafka refused {identity}'s right to {verb} {topic}: {message or for_code(code)}"
