@@ -57,6 +57,8 @@ ADDED = {
     "rejoin_offset": 0,
 }
 """Fields of the state that the earlier version had not, as they are in a cell to which nothing else of them happened."""
+FIRST_JOINED = {"n0": 2, "n1": 3, "n2": 4}
+"""Node → the record of its first joining."""
 TRACE3_SRTF = "92b3635550cf62ea9cd6316ad800c523"
 
 
@@ -95,8 +97,8 @@ def expected_state() -> Any:
         for task in job["tasks"].values():
             task["lease_ms"] = 0
         job["spec"] |= {"secrets": {}}
-    for node in state["nodes"].values():
-        node |= ADDED_TO_NODES
+    for node_id, node in state["nodes"].items():
+        node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None}
     return state
 

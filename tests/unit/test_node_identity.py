@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.check import check
@@ -18,7 +19,9 @@ from penstock.model.external_events import (
     GpuFaulted,
     JobSubmitted,
     NodeChanged,
+    NodeCordoned,
     NodeLeft,
+    NodeUncordoned,
     RunningTask,
     TaskStarted,
 )
@@ -201,6 +204,28 @@ def test_an_operators_old_fence_ends_no_later_joining(cell: SignedCell) -> None:
     assert cell.read(joined("n1", KEY, 2), KEY).draft.outcome == "committed"
     assert cell.read(fence, GATEWAYS).draft.reason == "stale_leave"
     assert cell.state.nodes["n1"].status == "ready"
+
+
+def test_an_operators_old_command_is_not_obeyed_again(cell: SignedCell) -> None:
+    """Fans were replaced last week. A thief of the topic sends the operator's signed drain again, and later its end."""
+
+    def act(kind: type[NodeCordoned | NodeUncordoned], **more: bool) -> NodeCordoned | NodeUncordoned:
+        return kind(node_id="n1", by="ops/on-call", reason="fans", after=cell.state.seq, **more)
+
+    drain = act(NodeCordoned, drain=True)
+    assert cell.read(drain, GATEWAYS).draft.outcome == "committed"
+    end = act(NodeUncordoned)
+    assert cell.read(end, GATEWAYS).draft.outcome == "committed"
+    before = unmoved(cell.state)
+    assert cell.read(drain, GATEWAYS).draft.reason == "stale_command"
+    assert unmoved(cell.state) == before
+    assert cell.read(act(NodeCordoned), GATEWAYS).draft.outcome == "committed"
+    assert cell.read(end, GATEWAYS).draft.reason == "stale_command"
+    assert cell.read(joined("n3", OTHER), OTHER).draft.outcome == "committed"
+    early = replace(drain, node_id="n3")
+    assert cell.read(early, GATEWAYS).draft.reason == "stale_command", (
+        "of a node of that name that was forgotten"
+    )
 
 
 def test_without_a_key_a_cell_must_trust_its_log_explicitly(cell: SignedCell, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
         state.node_at[node.ordinal] = spec.node_id
         state.nodes[spec.node_id] = node
         node.incarnation = state.forgotten_nodes.pop(spec.node_id, 0)
+        node.commanded_seq = state.seq
     else:
         _withdraw(state, node)
         node.rebooted = node.spec.boot_id != spec.boot_id
@@ -162,6 +163,7 @@ def node_left(state: CellState, fact: external_events.NodeLeft) -> None:
 def node_cordoned(state: CellState, fact: external_events.NodeCordoned) -> None:
     node = state.nodes[fact.node_id]
     node.cordon = Cordon(fact.drain, fact.by, fact.reason, state.now_ms)
+    node.commanded_seq = state.seq
     state.index.cordoned |= node.bit
     state.reindex(node)
 
@@ -169,6 +171,7 @@ def node_cordoned(state: CellState, fact: external_events.NodeCordoned) -> None:
 def node_uncordoned(state: CellState, fact: external_events.NodeUncordoned) -> None:
     node = state.nodes[fact.node_id]
     node.cordon = None
+    node.commanded_seq = state.seq
     state.index.cordoned &= ~node.bit
     state.reindex(node)
 

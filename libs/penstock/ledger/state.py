@@ -194,6 +194,8 @@ class NodeState:
     """What it ran when it last joined and the cell had given up there, and has not ended: task id → token of that joining."""
     cordon: Cordon | None = None
     """Stays however often the node joins."""
+    commanded_seq: int = 0
+    """Record of its latest cordon or the end of one, else of its first joining: commands from before are old."""
     leases: bool = False
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None

@@ -150,12 +150,14 @@ class NodeCordoned(NodeEvent, frozen=True, kw_only=True):
     """An operator takes a node out of use: nothing new is placed there until it is uncordoned, however often it joins."""
 
     TYPE = "penstock.node.cordoned"
-    OMITTED = ("drain",)
+    OMITTED = ("drain", "after")
 
     drain: bool = False
     """Its jobs are stopped, too, and placed elsewhere."""
     by: Operator
     reason: ShortText
+    after: Annotated[int, Meta(ge=0)] = 0
+    """Ledger seq as of which the operator's gateway knew the node: sent again later, the command is not obeyed. 0: not known."""
 
 
 @event
@@ -163,9 +165,12 @@ class NodeUncordoned(NodeEvent, frozen=True, kw_only=True):
     """An operator ends a cordon, and a drain with it."""
 
     TYPE = "penstock.node.uncordoned"
+    OMITTED = ("after",)
 
     by: Operator
     reason: ShortText
+    after: Annotated[int, Meta(ge=0)] = 0
+    """Ledger seq as of which the operator's gateway knew the node: sent again later, the command is not obeyed. 0: not known."""
 
 
 @event

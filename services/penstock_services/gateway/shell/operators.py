@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -28,6 +29,15 @@ MAX_BODY_BYTES = 8_192
 Holds = Callable[[NodeState], bool]
 
 
+class Asked(NamedTuple):
+    """Who acts, why, and the node as of the latest record, which is `seq`."""
+
+    by: str
+    reason: str
+    node: NodeState
+    seq: int
+
+
 @router.post("/{node_id:path}/cordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def cordon(node_id: str, request: Request) -> Response:
     """Nothing new is placed on the node until it is uncordoned; what runs there runs on. Body: `{"reason": …}`."""
@@ -41,11 +51,11 @@ async def drain(node_id: str, request: Request) -> Response:
 
 
 async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
-    by, reason, node = await _asked(node_id, request)
-    if node.cordon is not None and node.cordon.drain == drain:
+    asked = await _asked(node_id, request)
+    if asked.node.cordon is not None and asked.node.cordon.drain == drain:
         how = "being drained" if drain else "cordoned"
-        raise Problem(409, "already_cordoned", f"node {node_id} is {how} already, by {node.cordon.by}")
-    event = NodeCordoned(node_id=node_id, drain=drain, by=by, reason=reason)
+        raise Problem(409, "already_cordoned", f"node {node_id} is {how} already, by {asked.node.cordon.by}")
+    event = NodeCordoned(node_id=node_id, drain=drain, by=asked.by, reason=asked.reason, after=asked.seq)
     return await _order(
         gateway_of(request),
         node_id,
@@ -57,10 +67,10 @@ async def _cordon(node_id: str, request: Request, *, drain: bool) -> Response:
 @router.post("/{node_id:path}/uncordon", status_code=202, dependencies=[needs(Role.OPERATE)])
 async def uncordon(node_id: str, request: Request) -> Response:
     """Ends a cordon, and a drain with it."""
-    by, reason, node = await _asked(node_id, request)
-    if node.cordon is None:
+    asked = await _asked(node_id, request)
+    if asked.node.cordon is None:
         raise Problem(409, "not_cordoned", f"node {node_id} is not cordoned; nothing was changed")
-    event = NodeUncordoned(node_id=node_id, by=by, reason=reason)
+    event = NodeUncordoned(node_id=node_id, by=asked.by, reason=asked.reason, after=asked.seq)
     return await _order(gateway_of(request), node_id, event, lambda found: found.cordon is None)
 
 
@@ -70,27 +80,27 @@ async def fence(node_id: str, request: Request) -> Response:
 
     If it is not dead, two attempts of a job run at the same time.
     """
-    by, reason, node = await _asked(node_id, request)
-    if node.status is NodeStatus.GONE:
+    asked = await _asked(node_id, request)
+    if asked.node.status is NodeStatus.GONE:
         raise Problem(409, "already_gone", f"node {node_id} is gone already; nothing was changed")
     event = NodeLeft(
         node_id=node_id,
-        boot_id=node.spec.boot_id,
+        boot_id=asked.node.spec.boot_id,
         proof="fenced",
-        incarnation=node.incarnation,  # sent again after the node has come back, it ends nothing
-        by=by,
-        reason=reason,
+        incarnation=asked.node.incarnation,  # sent again after the node has come back, it ends nothing
+        by=asked.by,
+        reason=asked.reason,
     )
     return await _order(gateway_of(request), node_id, event, lambda found: found.status is NodeStatus.GONE)
 
 
-async def _asked(node_id: str, request: Request) -> tuple[str, str, NodeState]:
-    """Who acts, why, and the node as of the latest record. Raises `Problem`."""
-    act = read_act(await read_body(request, MAX_BODY_BYTES))
-    node = gateway_of(request).follower.state.nodes.get(node_id)
+async def _asked(node_id: str, request: Request) -> Asked:
+    """Raises `Problem`."""
+    act, state = read_act(await read_body(request, MAX_BODY_BYTES)), gateway_of(request).follower.state
+    node = state.nodes.get(node_id)
     if node is None:
         raise Problem(404, "no_node", f"no node {node_id!r}; GET /v1/nodes lists them")
-    return caller_of(request).by, act.reason or "", node
+    return Asked(caller_of(request).by, act.reason or "", node, state.seq)
 
 
 async def _order(gateway: Gateway, node_id: str, event: Event, holds: Holds) -> Response:

@@ -111,6 +111,8 @@ def _cordoned(state: CellState, event: external_events.NodeCordoned) -> str | No
     node = state.nodes.get(event.node_id)
     if node is None:
         return "unknown_node"
+    if 0 < event.after < node.commanded_seq:
+        return "stale_command"
     return "already_cordoned" if node.cordon is not None and node.cordon.drain == event.drain else None
 
 
@@ -118,6 +120,8 @@ def _uncordoned(state: CellState, event: external_events.NodeUncordoned) -> str 
     node = state.nodes.get(event.node_id)
     if node is None:
         return "unknown_node"
+    if 0 < event.after < node.commanded_seq:
+        return "stale_command"
     return "not_cordoned" if node.cordon is None else None
 
 
