@@ -1,11 +1,14 @@
 """A role per service in Postgres: a stolen password does what that service may do, and nothing else."""
 
 import asyncio
+import base64
+import hmac
 import os
 import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
 
 import asyncpg
@@ -23,8 +26,10 @@ from penstock.log.kafka_setup import read_rights
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import DAY_MS, FOR_EVER, RETENTION_MS
 from penstock.model.topics import Topic, node_partition
+from penstock.runtime.database_roles import ensure_role
 from penstock.runtime.node_keys import OPERATOR_KEY
 from penstock.runtime.settings import Settings
+from tests.support.canaries import found_in, new_canary
 from tests.support.postgres_roles import drop_roles
 from tests.support.system import clean_environment, python_service
 from tests.support.tiltfile import SERVICE, service_environments, tilts_resources
@@ -157,6 +162,56 @@ async def test_each_role_may_do_its_own_work_and_no_other(dsn: str, urls: dict[s
         if service != EXPIRES:
             assert await refused(connection, "DELETE FROM penstock_log.records"), service
         await connection.close()
+
+
+async def test_a_right_that_is_withdrawn_is_gone(dsn: str, urls: dict[str, str], tmp_path: Path) -> None:
+    """An administrator shrinks the table of rights, or somebody gave a role more by hand: the next set-up ends it."""
+    admin = await asyncpg.connect(dsn)
+    await admin.execute("ALTER ROLE penstock_gateway SUPERUSER CREATEROLE BYPASSRLS")
+    await admin.execute("GRANT INSERT, UPDATE ON penstock_log.records TO penstock_estimator")
+    table = {
+        service: {verb: list(names) for verb, names in verbs.items()}
+        for service, verbs in read_rights(ACLS).items()
+    }
+    table["gateway"]["write"].remove(Topic.NODES)
+    table["estimator"]["read"].remove(Topic.JOBS)
+    table[NODE_REPORTER]["write"].remove(Topic.TELEMETRY)
+    await prepare(Settings(log_url=dsn, dsn=dsn), table, tmp_path / "urls", 2, NODES)
+    for who, topic in (
+        ("gateway", Topic.NODES),
+        ("estimator", Topic.LEDGER),
+        (f"nodes/{NODES[0]}", Topic.TELEMETRY),
+    ):
+        assert not await appended(urls[who], topic), who
+    log = await EmbeddedLog(dsn, "administrator").start()
+    await log.append([Message(Partition(topic, 0), b"x") for topic in Topic])
+    await log.close()
+    estimator = await asyncpg.connect(urls["estimator"])
+    assert await rows_of(estimator) == set(table["estimator"]["read"])
+    assert [
+        each["topic"]
+        for each in await estimator.fetch("SELECT topic FROM penstock_log.rights WHERE role <> current_user")
+    ] == []
+    for connection in (estimator, admin):
+        await connection.close()
+
+
+async def test_no_password_is_in_a_statement(dsn: str) -> None:
+    """Statements go to the server's log and to pg_stat_activity."""
+    admin, statements = await asyncpg.connect(dsn), []
+    admin.add_query_logger(lambda record: statements.append(record.query))
+    canary = new_canary()
+    await ensure_role(admin, "penstock_watched", canary)
+    assert len(statements) >= 3
+    assert found_in("\n".join(statements).encode(), [canary]) == []
+    stored = await admin.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = 'penstock_watched'")
+    _, rounds_and_salt, keys = stored.split("$")
+    rounds, salt = rounds_and_salt.split(":")
+    salted = pbkdf2_hmac("sha256", canary.encode(), base64.b64decode(salt), int(rounds))
+    stored_key = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    assert keys.split(":")[0] == base64.b64encode(stored_key).decode(), "with which it may log in"
+    await admin.execute("DROP OWNED BY penstock_watched; DROP ROLE penstock_watched")
+    await admin.close()
 
 
 async def test_a_node_reads_the_orders_for_itself_alone(dsn: str, urls: dict[str, str]) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import time
+import warnings
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
@@ -26,9 +28,13 @@ from penstock.runtime.postgres_server import free_port
 from penstock.tls import client_context
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.service import listening_socket
+from penstock_services.node_reporter.options import Options as Reporter
 from penstock_services.node_reporter.shell.connection import Connection
+from penstock_services.node_reporter.shell.run import _connected
 from tests.support.gateway_cell import WITHIN_S, running
 from tests.support.hand_placer import node_spec
+
+OLD = ssl.TLSVersion.TLSv1_1
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +69,12 @@ def refusal(server: str, ca: Path | None = None) -> str:
 
 @pytest.mark.postgres
 async def test_everything_passes_encrypted_and_nothing_else(
-    dsn: str, own: Path, stranger: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    dsn: str,
+    own: Path,
+    stranger: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A team's gateway behind no proxy: commands, streams and the standing connections of nodes."""
     ca, other = own / "ca.pem", stranger / "ca.pem"
@@ -76,16 +87,22 @@ async def test_everything_passes_encrypted_and_nothing_else(
         await cell.caught_up()
 
         flags = ["--server", cell.url, "--ca", str(ca)]
-        submitted = await asyncio.to_thread(penstock, ["submit", "--detach", *flags, "--", "true"])
-        assert (submitted, await asyncio.to_thread(penstock, ["get", "jobs", *flags])) == (0, 0)
-        [job_id, *_] = capsys.readouterr().out.split()
+        program = (sys.executable, "-c", "from penstock.cli.main import main; main()")
+        submitting = await asyncio.create_subprocess_exec(
+            *program, "submit", "--detach", *flags, "--", "true", stdout=PIPE
+        )
+        [job_id, *_] = (await submitting.communicate())[0].decode().split()
+        with monkeypatch.context() as patch:
+            patch.setenv("PENSTOCK_CA", str(ca))
+            assert await asyncio.to_thread(penstock, ["get", "jobs", "--server", cell.url]) == 0
+        assert capsys.readouterr().out.startswith("JOB")
         [written] = await cell.written(Topic.JOBS)
         assert written.data.job_id == job_id
         client = Gateway(cell.url, None, str(ca))
         streamed = await asyncio.to_thread(lambda: next(client.events("/v1/stream", after="0")))
         assert streamed.data["type"] == "penstock.term.started"
 
-        keeping = [asyncio.create_task(Connection(cell.url, "n0", None, each).keep()) for each in (ca, other)]
+        keeping = [asyncio.create_task(standing(cell.url, each)) for each in (ca, other)]
         async with asyncio.timeout(WITHIN_S):
             while not (await cell.http.get("/v1/nodes/n0")).json()["connected"] or not caplog.records:
                 await asyncio.sleep(0.02)
@@ -105,11 +122,39 @@ async def test_everything_passes_encrypted_and_nothing_else(
         assert time.monotonic() - began_s < 2, "trying again mends nothing"
         named = await asyncio.to_thread(refusal, f"https://localhost:{port}", ca)
         assert "must name localhost" in named
+        with pytest.raises(ssl.SSLError):
+            await asyncio.to_thread(shake_hands, int(port), OLD)
+        assert await asyncio.to_thread(shake_hands, int(port), ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
         clear = await asyncio.to_thread(refusal, f"http://127.0.0.1:{port}")
         assert clear.endswith("it speaks TLS only; write https://")
         async with httpx.AsyncClient() as http:
             with pytest.raises(httpx.RequestError):
                 await http.get(f"http://127.0.0.1:{port}/healthz")
+
+
+def shake_hands(port: int, version: ssl.TLSVersion) -> str | None:
+    """As a client that speaks this version at most and trusts everybody."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")  # at the level of today no client could speak an old version
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        context.minimum_version, context.maximum_version = OLD, version
+    address = "127.0.0.1", port
+    with socket.create_connection(address, WITHIN_S) as plain, context.wrap_socket(plain) as wrapped:
+        return wrapped.version()
+
+
+async def standing(url: str, ca: Path) -> None:
+    """A node-reporter's connection, until cancelled."""
+    async with _connected(Reporter(node_id="n0", gateway=url, gateway_ca=ca)):
+        await asyncio.Event().wait()
+
+
+def test_a_named_authority_is_the_only_one(own: Path) -> None:
+    """An authority that every machine trusts has signed a certificate for the gateway's name: of a stranger."""
+    [only] = client_context(str(own / "ca.pem"), "--ca").get_ca_certs()
+    assert only["subject"] == only["issuer"]
 
 
 async def test_a_server_without_tls_is_told_from_one_that_is_away(own: Path) -> None:

@@ -87,6 +87,13 @@ async def test_looking_at_a_cell(cell: Cell) -> None:
     ]:  # fmt: skip
         problem(await get(path), status_code)
     problem(await cell.http.put("/v1/jobs"), 405)
+    assert "left the tables" not in problem(await get("/v1/jobs/nobody"), 404)["detail"]
+    tables = await asyncpg.connect(cell.dsn)
+    await tables.execute("UPDATE penstock.positions SET forgotten_ms = 1767225600000")
+    await tables.close()
+    unknown = problem(await get("/v1/jobs/nobody"), 404)["detail"]
+    assert "Jobs that ended up to 2026-01-01 have left the tables (PENSTOCK_ENDED_JOBS_DAYS)" in unknown
+    assert "`penstock replay --decision nobody`" in unknown
 
 
 async def test_why_at_any_past_record(cell: Cell) -> None:

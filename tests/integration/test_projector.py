@@ -332,6 +332,7 @@ async def test_old_events_are_forgotten(
         async with asyncio.timeout(WITHIN_S):
             while await connection.fetchval("SELECT min(seq) FROM penstock.events") < len(placer.values) - 20:
                 await asyncio.sleep(0.01)
+        assert await connection.fetchval("SELECT min(seq) FROM penstock.events") <= len(placer.values) - 15
         await connection.close()
     await assert_equals_replay(cell, log)
 
@@ -344,7 +345,7 @@ async def test_jobs_that_ended_long_ago_leave_the_tables(
     monkeypatch.setattr(service, "FORGET_RECORDS", 1)
     monkeypatch.setattr(service, "FORGET_JOBS", 2)
     placer = HandPlacer()
-    placer.join(node_spec("n0", 4))
+    placer.join(node_spec("n0", 4), node_spec("n1", 1))
     placer.run([f"old-{number}" for number in range(9)])
     placer.submit("runs-for-a-year")
     placer.start("runs-for-a-year")
@@ -353,23 +354,56 @@ async def test_jobs_that_ended_long_ago_leave_the_tables(
         await placer.send(log)
         await reached(dsn, len(placer.values))
         assert await connection.fetchval("SELECT count(*) FROM penstock.jobs") == 10
-        placer.now_ms += 32 * service.DAY_MS
+        placer.now_ms += 2 * service.DAY_MS
+        placer.run(["30-days-ago"])
+        placer.now_ms += 30 * service.DAY_MS
+        placer.feed(NodeLeft(node_id="n1", boot_id="boot-1", proof="shutdown"))
         for number in range(8):
             placer.run([f"new-{number}"])
             await placer.send(log)
             await reached(dsn, len(placer.values))
     await assert_equals_replay(cell, log)
     rows = await connection.fetch("SELECT job_id FROM penstock.jobs ORDER BY job_id")
-    left = {"runs-for-a-year", *(f"new-{number}" for number in range(8))}
+    left = {"runs-for-a-year", "30-days-ago", *(f"new-{number}" for number in range(8))}
     assert {row["job_id"] for row in rows} == left
     for table in ("tasks", "decisions"):
         found = await connection.fetch(
             f"SELECT DISTINCT job_id FROM penstock.{table} WHERE job_id IS NOT NULL"
         )
         assert {row["job_id"] for row in found} == left, table
-    assert (await rebuild(cell, log))["tables"]["jobs"] == 18, "rebuilt from the whole ledger"
+    others = await connection.fetch("SELECT kind FROM penstock.decisions WHERE job_id IS NULL")
+    assert {row["kind"] for row in others} == {"penstock.node.lost"}, "the term of 32 days ago has gone"
+    assert (await rebuild(cell, log))["tables"]["jobs"] == 19, "rebuilt from the whole ledger"
     await assert_equals_replay(cell, log)
     await connection.close()
+
+
+async def test_old_jobs_go_a_few_at_a_time_and_the_oldest_first(
+    dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an upgrade there are a million of them: no batch waits for all to go, and what is left is asked for again."""
+    placer = HandPlacer()
+    placer.join(node_spec("n0", 1))
+    placer.run([f"old-{number}" for number in range(5)])
+    async with projecting(cell, log):
+        await placer.send(log)
+        await reached(dsn, len(placer.values))
+    store = await Store.open(dsn, schema_of(cell.cell), cell.cell)
+    left = []
+    for _ in range(4):
+        more = await store.forget_jobs(placer.now_ms + 1, 2)
+        rows = await store.connection.fetch("SELECT job_id FROM jobs ORDER BY job_id")
+        left.append((more, [row["job_id"] for row in rows]))
+    assert left == [
+        (True, ["old-2", "old-3", "old-4"]),
+        (True, ["old-4"]),
+        (False, []),
+        (False, []),
+    ]
+    await store.close()
+    monkeypatch.setenv("PENSTOCK_ENDED_JOBS_DAYS", "30")
+    with pytest.raises(ConfigurationError, match=r"PENSTOCK_ENDED_JOBS_DAYS.*give 31 or more"):
+        service.Projector(cell, log, asyncio.Event())
 
 
 async def test_a_nul_in_a_label_does_not_stop_it(dsn: str, cell: Settings, log: EmbeddedLog) -> None:
