@@ -22,7 +22,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#\[\]@]*)(:[0-9]{1,5})?\Z")
 
 
 def without_password(url: str) -> str:
-    """The same URL with `***` for its password, and for a user without one who may be a token.
+    """The same URL with `***` for its password, and for a user without one, who may be a token (of Postgres: is a user).
 
     What follows the last `@` is the address, so that a password may hold any character. What is not a URL is hidden whole.
     """
@@ -33,7 +33,7 @@ def without_password(url: str) -> str:
     credentials, at, address = rest.rpartition("@")
     user, colon, _ = credentials.partition(":")
     if at:
-        known = colon or not scheme.lower().startswith("http")
+        known = colon or scheme.lower().startswith("postgres")
         name = user if known and re.fullmatch(r"[\w.%-]*", user) else HIDDEN
         at = f"{colon and ':' + HIDDEN}@"
     else:

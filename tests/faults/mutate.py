@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from penstock import redaction
 from penstock.errors import LogError
 from penstock.ledger import evolve
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
+from penstock.model import outline
+from penstock_services.gateway.shell import tls
 from penstock_services.node_reporter.shell.node import Node
 from penstock_services.placer.shell import service
 from penstock_services.placer.shell.dispatch import Dispatcher
@@ -113,6 +116,9 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "the head of the queue is overtaken for ever": _overtaking,
     "an order is acted on before the disk has it": _acting_before_the_disk,
     "the projector's position is committed by itself": _position_by_itself,
+    "a message shows a URL's password": lambda: replace(redaction.without_password, lambda url: url),
+    "a dead letter shows what the record holds": lambda: replace(outline.outline, bytes.decode),
+    "the gateway's certificate is not tried at the start": lambda: replace(tls._try, lambda *_: None),
     **patching.MUTANTS,
 }
 

@@ -1,5 +1,6 @@
 """LAW 1 on real Kafka: the broker itself refuses a ledger record from anybody but the placer."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,10 +12,12 @@ from penstock.errors import ConfigurationError, LogError, NotAllowed
 from penstock.log.aiokafka_gaps import create_topic_acl
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.kafka_topics import OPERATIONS
+from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_partitions
 from penstock.model.topics import Topic
 from penstock.runtime.settings import Settings
+from tests.support.canaries import found_in, new_canary
 from tests.support.forgeries import WRITERS, forged_records_change_nothing
 
 pytestmark = pytest.mark.kafka
@@ -77,12 +80,20 @@ async def test_an_identity_writes_its_own_topics_and_no_other(
 
 
 async def test_a_wrong_password_gets_nowhere(
-    guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+    guarded_kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An old secret is still mounted after a rotation: the service must report it and not look idle."""
+    """An old secret is still mounted after a rotation: the service must report it and not look idle, and not show it."""
     monkeypatch.setattr("penstock.log.kafka.START_LIMIT_S", 1.0)  # it looks like a broker that is away
-    with pytest.raises(LogError, match="placer"):
-        await KafkaLog(guarded_kafka.bootstrap, "placer", sasl=Sasl("placer", "yesterday's")).start()
+    yesterday, today = new_canary(), guarded_kafka.passwords["placer"]
+    monkeypatch.setattr(logging.getLogger("aiokafka"), "propagate", True)
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "aiokafka"):
+        with pytest.raises(LogError, match="placer") as refused:
+            await open_log(guarded_kafka.url("placer").replace(today, yesterday), "placer").start()
+        async with connected(guarded_kafka, "placer") as log:
+            await log.end_offsets([Partition(Topic.LEDGER, 0)])
+    assert "aiokafka" in {record.name.partition(".")[0] for record in caplog.records}
+    shown = f"{refused.value!r} {refused.value.__cause__!r} {caplog.text}"
+    assert found_in(shown.encode(), [yesterday, today]) == []
 
 
 async def test_a_service_that_may_not_read_settings_says_which_right_it_needs(

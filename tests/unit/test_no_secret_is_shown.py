@@ -22,6 +22,7 @@ from penstock.log.port import Headers, Partition, Record
 from penstock.model.envelope import from_wire
 from penstock.model.errors import EventError
 from penstock.model.external_events import DeadLettered
+from penstock.redaction import without_password, without_passwords
 from penstock.runtime.postgres import check_dsn
 from penstock.runtime.settings import Settings
 from penstock_services.gateway.core.access import parse_tokens
@@ -163,8 +164,12 @@ def _chain(error: BaseException | None) -> str:
     return "" if error is None else f"{error}\n{_chain(error.__cause__)}"
 
 
-def printed(*arguments: str, **env: str) -> str:
-    """By a command of `penstock` that fails."""
+def helped(*arguments: str, **env: str) -> str:
+    return printed(*arguments, fails=False, **env)
+
+
+def printed(*arguments: str, fails: bool = True, **env: str) -> str:
+    """By a command of `penstock`."""
     output = io.StringIO()
     with (
         contextlib.redirect_stdout(output),
@@ -173,7 +178,7 @@ def printed(*arguments: str, **env: str) -> str:
     ):
         for name, value in env.items():
             patch.setenv(name, value)
-        assert penstock(arguments) != 0
+        assert (penstock(arguments) != 0) == fails
     assert output.getvalue()
     return output.getvalue()
 
@@ -291,6 +296,8 @@ DOORS: dict[str, Door] = {
     "record's time": lambda canary: refusal(lambda: from_wire((*HEADERS, ("ce_type", b"x.v1"), ("ce_time", canary.encode())), b"{}")),
     "token of two lines": with_file("{}\nsecond", "--token-file", "FILE", *AWAY),
     "token with an accent": with_file("{}\u00e9", "--token-file", "FILE", *AWAY),
+    "help": lambda canary: helped("up", "--help", PENSTOCK_LOG=f"kafka://u:{canary}@h:1", PENSTOCK_OTLP=f"http://u:{canary}@h"),
+    "help of all": lambda canary: helped("--help", PENSTOCK_SERVER=f"http://u:{canary}@h:1", PENSTOCK_DSN=f"postgresql://u:{canary}@h/d"),
     "settings": lambda canary: repr(settings(canary)),
     "settings refused": of_url(lambda found: Settings(log_url=[found], cell_index=found))("{}"),  # type: ignore[arg-type]
     "folder of another log": of_url(two_logs)("{}"),
@@ -337,3 +344,15 @@ def test_a_dead_letter_shows_where_the_record_is_and_what_is_wrong_with_it() -> 
 def test_any_record_has_a_dead_letter(value: bytes) -> None:
     """What cannot be read may be anything, and its letter must be readable."""
     assert letter_about(value, (("caf\ufffd", b"\xff"),) if value == b"" else ()).size_bytes == len(value)
+
+
+@pytest.mark.parametrize(
+    "url", [*LOGS, *DATABASES, *SERVERS, "http://h/?a=b&{}", "postgresql://u:{}@[::1]:1,h:2/d?host=x"]
+)
+def test_a_url_is_shown_without_its_password(url: str) -> None:
+    """However it is broken; and what was typed wrongly in it can still be seen where it is whole."""
+    assert "s3cret" not in without_password(url.format("s3cret"))
+    assert "s3cret" not in without_passwords(f"cannot reach '{url.format('s3cret')}'") or "://" not in url
+    whole = "kafka://ana:pw@h1:9092,h2:9092?ca=/etc/ca.pem"
+    assert without_password(whole) == "kafka://ana:***@h1:9092,h2:9092?ca=/etc/ca.pem"
+    assert without_password("http://127.0.0.1:8742") == "http://127.0.0.1:8742"
