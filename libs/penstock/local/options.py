@@ -37,7 +37,9 @@ class Options:
     log: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", envvar="PENSTOCK_LOG", help="kafka://host:port instead of the embedded log."
+            metavar="URL",
+            envvar="PENSTOCK_LOG",
+            help="kafka://host:port instead of the embedded log. With a password in PENSTOCK_LOG, not here: `ps` shows it.",
         ),
     ] = None
     port: Annotated[
