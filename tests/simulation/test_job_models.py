@@ -174,7 +174,7 @@ def test_muri_needs_start_up_times_of_every_model(tmp_path: Path) -> None:
     (tmp_path / "stage_profiles.csv").write_text("model,num_gpu,startup_overhead_s\nvgg16,1,30\n")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "stage_profiles.csv has no start-up time of bert on 1 GPUs" in done.stderr
+    assert "stage_profiles.csv has no start-up time of bert on 1 GPU" in done.stderr
     (tmp_path / "stage_profiles.csv").write_text("model,num_gpu,startup_overhead_s\nbert,1,30\n")
     done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

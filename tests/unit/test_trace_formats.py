@@ -57,7 +57,7 @@ def test_openb_pods_that_nobody_could_have_run(trace: Path) -> None:
     )
     assert problems(trace, text) == [
         "line 2, column gpu_milli: 500 of each of 2 GPUs: only a single one can be shared",
-        "line 3, column gpu_milli: 0 of each of 1 GPUs",
+        "line 3, column gpu_milli: 0 of each of 1 GPU",
         "line 4, column deletion_time: 5 lies before scheduled_time 9",
         "line 5, column memory_mib: '-1' is no whole number ≥ 0",
         "line 5, column gpu_spec: 'a b' is no name of letters, digits and . _ : / -",
@@ -192,7 +192,7 @@ def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -
         "line 3, column gpu_models: no node has H100 or A100; there are GPU",
         "line 4, column gpus: 21 GPUs; the whole cluster has 20",
         "line 5, column host_memory_mib: 8 GPUs, 9999999 MiB: no node holds that",
-        "line 6, column cores: 1 GPUs, 97 cores: no node holds that",
+        "line 6, column cores: 1 GPU, 97 cores: no node holds that",
         "line 8, column gpus: 2 workers of 9 GPUs: the nodes hold 0",
     ]
     assert [job.job_id for job in read_trace(trace, fits=capacity.problems, skip_bad=True).jobs] == [
@@ -229,7 +229,7 @@ def test_what_no_node_holds_names_the_gpus_that_were_asked_for(trace: Path) -> N
         "line 3, column gpus: 8 GPUs, 8 cores: no node with T4 holds that",
         "line 5, column cores: 2 workers of 3 GPUs, 30 cores: the nodes with T4 hold 0",
         "line 6, column gpu_memory_mib: 99999 MiB; no T4 or V100 has so much",
-        "line 7, column cores: 1 GPUs, 97 cores: no node holds that",
+        "line 7, column cores: 1 GPU, 97 cores: no node holds that",
     ]
 
 

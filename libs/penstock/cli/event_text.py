@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.cli.output import duration, memory
+from penstock.counting import count
 
 Data = Mapping[str, Any]
 
@@ -44,11 +45,6 @@ def needs(vector: Data) -> str:
     if vector.get("host_memory_mib"):
         parts.append(memory(vector["host_memory_mib"]))
     return ", ".join(parts)
-
-
-def count(number: int, name: str) -> str:
-    """`1 core`, `2 cores`."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 JOIN_REFUSALS = {

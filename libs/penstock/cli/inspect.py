@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import MAX_SEARCHED, JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.event_text import count, needs, reason_of
+from penstock.cli.event_text import needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
     NO_JOBS,
@@ -27,6 +27,7 @@ from penstock.cli.tables import (
     suspected_for,
     tasks_table,
 )
+from penstock.counting import count
 from penstock.exits import Exit, Stop
 from penstock.model.transitions import JobStatus
 from penstock.screen import plain_table

@@ -21,6 +21,7 @@ from penstock.cli.client import Gateway
 from penstock.cli.common import find_job, gateway, rows_of
 from penstock.cli.output import short_id
 from penstock.cli.tables import NO_JOBS, clock, jobs_table, nodes_table
+from penstock.counting import count
 from penstock.exits import Stop
 from penstock.screen import console
 
@@ -67,7 +68,7 @@ def _top(client: Gateway) -> Callable[[], RenderableType]:
     gpus, free = sum(node["gpus"] for node in nodes), sum(node["gpus_free"] for node in nodes)
     running = sum(job["status"] in ("launching", "running") for job in jobs)
     waiting = sum(job["status"] in ("submitted", "queued", "backoff") for job in jobs)
-    head = f"{len(nodes)} nodes · {gpus - free} of {gpus} GPUs in use · {running} running · {waiting} waiting"
+    head = f"{count(len(nodes), 'node')} · {gpus - free} of {count(gpus, 'GPU')} in use · {running} running · {waiting} waiting"
     more = len(jobs) - MAX_JOBS
 
     def draw() -> RenderableType:

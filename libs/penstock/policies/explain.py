@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import field, structs
 
+from penstock.counting import count
 from penstock.errors import one_line
 from penstock.ledger.evolve import timer_id
 from penstock.ledger.index import NodeIndex, lowest
@@ -225,7 +226,7 @@ def _dominant(
         reason = Reason.GPUS_FRAGMENTED
     return (
         reason,
-        f"one {role} needs {need.gpus} GPUs on one node; {free} are free on suitable nodes, at most {most} on one",
+        f"one {role} needs {count(need.gpus, 'GPU')} on one node; {free} are free on suitable nodes, at most {most} on one",
     )
 
 

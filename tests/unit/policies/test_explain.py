@@ -218,6 +218,15 @@ def test_the_histogram_separates_model_memory_and_size():
     assert answer.histogram == {"gpus_too_few": 1, "gpu_model": 1, "gpu_memory": 1, "gpus_busy": 1}
 
 
+@pytest.mark.parametrize(("gpus", "words"), [(1, "needs 1 GPU on"), (2, "needs 2 GPUs on")])
+def test_one_gpu_is_one_gpu(gpus: int, words: str):
+    """`needs 1 GPUs` was the first sentence that a new user read of a waiting job."""
+    state = b.cell_of([b.node("n0", gpus=2)])
+    busy(state, "running", "n0", gpus=2)
+    b.queued(state, worker=b.need(gpus=gpus))
+    assert words in explain(state, "job-1").detail
+
+
 @pytest.mark.parametrize(
     ("job", "reason"),
     [

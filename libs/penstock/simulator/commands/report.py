@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.commandline import takes
+from penstock.counting import count
 from penstock.exits import BadCommand, Exit
 from penstock.runtime.event_import import read_events, read_ledger
 from penstock.screen import console, write_json
@@ -60,7 +61,7 @@ def report(ctx: typer.Context, asked: LedgerReportOptions) -> int:
             command=session.line,
             title=name,
             trace=f"{name}: {len(timeline.jobs):,} jobs",
-            cluster=f"{series.nodes:,} node{'s' if series.nodes != 1 else ''}, {series.gpus:,} GPUs",
+            cluster=f"{count(series.nodes, 'node')}, {count(series.gpus, 'GPU')}",
             job_model="",
         )
         asked.write_files(ledger_report(about, series, figures, name), errors)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from penstock.charts import files
 from penstock.charts.report import Page
+from penstock.counting import count
 from penstock.simulator.commands.options import Given
 from penstock.simulator.report.build import Background
 from penstock.simulator.traces.importing import Trace
@@ -44,15 +45,13 @@ def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, 
     asked, nodes = given.asked, given.nodes
     gpus = sum(len(node.gpus) for node in nodes)
     name = asked.cluster or (given.generator.cluster if given.generator is not None else "")
-    cluster = f"{len(nodes):,} node{'s' if len(nodes) > 1 else ''}, {gpus:,} GPUs" + (
-        f" ({name})" if name else ""
-    )
+    cluster = f"{count(len(nodes), 'node')}, {count(gpus, 'GPU')}" + (f" ({name})" if name else "")
     jobs = f"{asked.trace}: {len(trace.jobs):,} jobs, format {trace.format}"
     if trace.skipped:
         jobs += f"; {trace.skipped_lines} bad lines left out"
     return Background(
         command=line,
-        title=f"{asked.trace}, {gpus:,} GPUs",
+        title=f"{asked.trace}, {count(gpus, 'GPU')}",
         trace=jobs,
         cluster=cluster,
         job_model="none: no job ends" if given.fills(trace) else given.job_model,

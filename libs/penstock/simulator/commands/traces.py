@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.counting import count
 from penstock.exits import BadCommand, Exit
 from penstock.runtime.csv_import import BadFile, header_of, text_of
 from penstock.screen import PIPED_WIDTH, console, plain_table, write_json
@@ -132,7 +133,7 @@ def _show_ls(screen: Console, root: Path | None, found: Mapping[str, Any]) -> No
         screen.print(f"{name}: only sums over clusters; `penstock traces describe {name}`", markup=False)
     for name in found["clusters"]:
         nodes = cluster_of(name).nodes
-        message = f"{len(nodes):,} nodes, {gpu_count(nodes):,} GPUs; `--cluster {name}`"
+        message = f"{count(len(nodes), 'node')}, {count(gpu_count(nodes), 'GPU')}; `--cluster {name}`"
         screen.print(f"{name}: {message}", markup=False)
     for name, text in found["generators"].items():
         screen.print(f"{name}: generated; {text}", markup=False)
@@ -222,7 +223,7 @@ def _overview(title: str, trace: Trace, found: Description, cluster: str | None,
         work = "" if load.work is None else f"work {load.work:.1%} of its GPUs over the span; "
         misfits = f"; [red]{load.misfits:,} jobs can never run there[/]" if load.misfits else ""
         asked_for = f"{load.asked:.1%}" if load.asked < 2 else f"{load.asked:,.1f} times as many"
-        message = f"{load.gpus:,} GPUs: {work}all jobs at once ask for {asked_for}{misfits}"
+        message = f"{count(load.gpus, 'GPU')}: {work}all jobs at once ask for {asked_for}{misfits}"
         facts.add_row(f"on {escape(str(cluster))}", message)
     return facts
 

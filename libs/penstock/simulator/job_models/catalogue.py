@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from penstock.counting import count
 from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import NodeSpec
 from penstock.policies.profiles import policy_for
@@ -95,7 +96,7 @@ def _muri(asked: Asked) -> Work:
     start_up_s = _start_up(path)
     unknown = [
         trace.problem(
-            job, "model", f"{STAGE_PROFILES} has no start-up time of {job.model} on {job.gpus} GPUs"
+            job, "model", f"{STAGE_PROFILES} has no start-up time of {job.model} on {count(job.gpus, 'GPU')}"
         )
         for job in trace.jobs
         if (job.model, job.gpus) not in start_up_s

@@ -7,6 +7,7 @@ necessary, not sufficient: a gang whose workers fit one by one may still not fit
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from penstock.counting import count
 from penstock.ledger.index import NodeShape, shape_of
 from penstock.model.types import (
     MAX_CORES_PER_NODE,
@@ -34,8 +35,8 @@ class ClusterCapacity:
         self._largest = max((len(node.gpus) for node in nodes), default=0)
         self._gpus: dict[str, int] = {}
         self._kinds: Counter[NodeShape] = Counter(map(shape_of, nodes))
-        for shape, count in self._kinds.items():
-            self._gpus[shape.gpu_model] = self._gpus.get(shape.gpu_model, 0) + shape.gpus * count
+        for shape, nodes_of in self._kinds.items():
+            self._gpus[shape.gpu_model] = self._gpus.get(shape.gpu_model, 0) + shape.gpus * nodes_of
 
     def problems(self, job: TraceJob) -> Iterator[tuple[str, str]]:
         """(field of the job, what is wrong); none if nothing is known to be."""
@@ -50,7 +51,7 @@ class ClusterCapacity:
         gpus = job.gpus + job.parameter_servers * job.server_gpus
         if gpus > allowed:
             of = f" of {' or '.join(job.gpu_models)}" if job.gpu_models else ""
-            yield "gpus", f"{gpus} GPUs; the whole cluster has {allowed}{of}"
+            yield "gpus", f"{count(gpus, 'GPU')}; the whole cluster has {allowed}{of}"
             return
         if beyond := list(self.beyond(job)):
             yield from beyond
@@ -77,7 +78,7 @@ class ClusterCapacity:
         )
         places = sum(slots(kind, worker, (), workers) * self._kinds[kind] for kind in kinds)
         if places < workers:
-            wants = [f"{workers} workers of {gpus} GPUs" if workers > 1 else f"{gpus} GPUs"]
+            wants = [f"{workers} workers of {count(gpus, 'GPU')}" if workers > 1 else count(gpus, "GPU")]
             if job.cores is not None:
                 wants.append(f"{job.cores / workers:g} cores")
             if job.host_memory_mib is not None:

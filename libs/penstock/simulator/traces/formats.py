@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock.counting import count
 from penstock.model.types import MAX_GPUS_PER_NODE
 from penstock.runtime.csv_import import Row
 from penstock.simulator.traces.batch_systems import BATCH_SYSTEMS
@@ -42,7 +43,7 @@ def _check_pod(row: Row, job: TraceJob) -> TraceJob:
     """A pod is one worker on one node. Pods that never ran have no run time."""
     gpus, milli = job.gpus, job.gpu_share_milli
     if gpus and not milli:
-        row.bad("gpu_milli", f"0 of each of {gpus} GPUs", 1)
+        row.bad("gpu_milli", f"0 of each of {count(gpus, 'GPU')}", 1)
     elif gpus > 1 and milli != WHOLE_GPU_MILLI:
         row.bad("gpu_milli", f"{milli} of each of {gpus} GPUs: only a single one can be shared", 1)
     ended_s, run_s = job.duration_s, 0.0
