@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from penstock.runtime.postgres import PostgresServer
 from penstock.runtime.snapshots import save_snapshot
 from penstock_services.gateway.shell import service as gateway_service
 from penstock_services.gateway.shell.options import Options
+from penstock_services.gateway.tokens import _append
 from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
 from tests.support.hand_placer import node_spec
 
@@ -88,6 +90,34 @@ def test_a_careless_token_file_is_refused(tmp_path: Path, mode: int, text: str, 
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match=complaint):
         Options.from_env({"PENSTOCK_TOKENS": str(path)})
+
+
+def _append_all_at_once(path: Path, lines: list[str]) -> None:
+    """Each in a process of its own, let go together."""
+    together = multiprocessing.get_context("fork")
+    gate = together.Barrier(len(lines))
+
+    def append(line: str) -> None:
+        gate.wait(WITHIN_S)
+        _append(path, line)
+
+    processes = [together.Process(target=append, args=(line,)) for line in lines]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WITHIN_S)
+    assert [process.exitcode for process in processes] == [0] * len(lines)
+
+
+def test_tokens_that_are_made_at_once_are_all_in_the_file(tmp_path: Path) -> None:
+    """A deployment makes the nodes' tokens side by side: two read the same file, and one line was lost."""
+    path = tmp_path / "tokens"
+    lines = [f"sha256:{number:064x} roles=read" for number in range(8)]
+    for _ in range(3):
+        path.unlink(missing_ok=True)
+        _append_all_at_once(path, lines)
+        assert sorted(path.read_text().splitlines()) == lines
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokens"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to add a line to another user's file")

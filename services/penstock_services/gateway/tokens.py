@@ -1,5 +1,6 @@
 """`penstock token`: makes a bearer token; the gateway's file gets its hash, the caller gets the token."""
 
+import fcntl
 import os
 import secrets
 from pathlib import Path
@@ -45,8 +46,18 @@ def token(
 def _append(path: Path, line: str) -> None:
     """Adds the line, in a file that only its owner can use: the owner so far, also where root adds the line.
 
+    One process at a time: each reads what the one before has written.
     Raises `ValueError` or OSError, and then changes nothing.
     """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # the file itself is replaced
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _replace(path, line)
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, line: str) -> None:
     known = path.stat() if path.exists() else None
     before = path.read_text(encoding="utf-8") if known else ""
     text = before + ("" if before.endswith("\n") or not before else "\n") + line + "\n"
