@@ -3,10 +3,13 @@
 Help is plain text: typer's rich help imports a Markdown and a syntax highlighter, which doubles the time of `--help`.
 """
 
+import errno
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from types import MappingProxyType
@@ -23,6 +26,7 @@ from penstock.exits import Exit, Stop
 T = TypeVar("T")
 R = TypeVar("R")
 Command: TypeAlias = Any  # typer exports no base of TyperCommand and TyperGroup
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota, or a bound on files
 LONGEST_NAME = 24  # columns of the names in a list of commands
 
 
@@ -140,6 +144,7 @@ def run(command: Command, arguments: Sequence[str], prog: str, obj: object = Non
     """Runs one command line; returns its exit code (`penstock.exits`). Errors go to stderr, a line each."""
     try:
         code = command.main(list(arguments), prog_name=prog, standalone_mode=False, obj=obj)
+        sys.stdout.flush()
     except Stop as stop:
         return _report(prog, str(stop), stop.code)
     except ConfigurationError as error:
@@ -153,7 +158,20 @@ def run(command: Command, arguments: Sequence[str], prog: str, obj: object = Non
         return _report(prog, f"{message}; see `{where} --help`" if message else "", error.exit_code)
     except typer.Abort:
         return Exit.INTERRUPTED
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"{where}what was to be written does not fit: {error.strerror}; free space there, or write elsewhere"
+        return _report(prog, text, Exit.PROBLEM)
     return code if isinstance(code, int) else Exit.OK
+
+
+def _drop_output() -> None:
+    """What stdout still holds: the interpreter would try it again at its end, and complain."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(prog: str, text: str, code: int) -> int:

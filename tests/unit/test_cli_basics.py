@@ -136,6 +136,49 @@ def test_a_token_file_of_another_kind_is_refused_without_its_text(tmp_path: Path
         assert "secret" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [("version",), ("--help",), ("traces", "ls"), ("submit", "--dry-run", "--", "x")]
+)
+def test_a_full_disk_is_a_line_not_a_traceback(arguments: tuple[str, ...]) -> None:
+    """`penstock … > list.txt` in a home folder over its quota."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PENSTOCK, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == (
+        "penstock: what was to be written does not fit: No space left on device; free space there, or write elsewhere\n"
+    )
+
+
+def test_a_file_that_does_not_fit_is_a_line_not_a_traceback(tmp_path: Path) -> None:
+    """The ledger of a long simulation, in a folder with a bound on files."""
+    script = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000)); " + PENSTOCK[-1]
+    command = (
+        "simulate",
+        "poisson/12-per-hour",
+        "--cluster",
+        "2x8",
+        "--profile",
+        "fifo",
+        "--ledger",
+        "l.jsonl",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "penstock: what was to be written does not fit: File too large; "
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_help_lists_the_exit_codes() -> None:
     """Found without opening a browser."""
     shown = " ".join(run("--help").stdout.split())
