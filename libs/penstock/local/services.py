@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -28,6 +28,12 @@ class ServiceFailed(PenstockError):
 def entry(name: str) -> Run:
     """The `run` of a service."""
     return cast(Run, importlib.import_module(f"penstock_services.{name}.shell.service").run)
+
+
+def check_settings(env: Mapping[str, str]) -> None:
+    """Raises `ConfigurationError` for a setting that a service would refuse, before anything is started for it."""
+    importlib.import_module("penstock_services.placer.shell.term").placer_settings(env)
+    importlib.import_module("penstock_services.gateway.shell.options").Options.from_env(env)
 
 
 async def _serve(

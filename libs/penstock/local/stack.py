@@ -31,7 +31,7 @@ from penstock.local.children import (
 )
 from penstock.local.lock import announce, folder_lock, same_log
 from penstock.local.options import Options
-from penstock.local.services import all_services
+from penstock.local.services import all_services, check_settings
 from penstock.local.tasks import end_leftover_tasks, reap_orphans
 from penstock.log.open import open_log
 from penstock.log.port import Log
@@ -99,6 +99,12 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         stack.callback(handler.close)
         stack.callback(logging.getLogger().removeHandler, handler)
         port = _port(options.port)
+        bind = {
+            "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
+            "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
+        }
+        bind[OPERATOR_KEY] = str(operator_key_at(_keys(options.folder) / "operator.key"))
+        check_settings({**os.environ, **bind})
         failed = asyncio.get_running_loop().create_future()
         stack.callback(lambda: failed.cancel() or failed.exception())  # marks the exception as retrieved
         dsn = await _postgres(options.folder / "postgres", warn, failed, stack)
@@ -112,11 +118,6 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
                 f"the database's user cannot reach {options.folder}: nothing is stored after the end; use another --folder"
             )
         step("log", "Kafka" if options.log else "in Postgres")
-        bind = {
-            "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
-            "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
-        }
-        bind[OPERATOR_KEY] = str(operator_key_at(_keys(options.folder) / "operator.key"))
         stack.enter_context(_environment({**settings.environment(), **bind}))
         await stack.enter_async_context(all_services(settings, log, logs / "services.log", failed))
         step("services", "placer, estimator, projector, gateway")
