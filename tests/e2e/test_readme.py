@@ -1,5 +1,6 @@
 """The root README's commands, run as they stand there."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -21,7 +22,8 @@ def commands() -> list[str]:
 def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: Path) -> None:
     """A newcomer types the first page line by line; each works, in that order."""
     outputs: list[str] = []
-    for command in commands():
+    typed = commands()
+    for command in typed:
         words = shlex.split(command, comments=True)
         if words[0] == "curl":
             words[1:1] = ["-H", f"Authorization: Bearer {up.token_file.read_text().strip()}"]
@@ -45,6 +47,9 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
     assert "digits-gang" in output
     assert "as of record 12" in output, "the question about the past"
     assert "ok: true" in output, "replay found no difference"
-    assert '"job_id"' in output, "the answer to the pipeline"
+    [posted] = [number for number, line in enumerate(typed) if line.startswith("curl ")]
+    assert json.loads(outputs[posted])["job_id"], "the answer to the pipeline"
+    assert "nightly" in outputs[posted + 1], "its job succeeded: `wait` ends with its fate"
+    assert outputs[posted + 2] == "42\n"
     assert "srtf" in outputs[-1], "two policies compared"
     assert (place / "policies.html").stat().st_size > 1_000_000, "the page is whole"
