@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from rich.console import Console
 from scipy import stats
 
 from penstock.cli.app import run as main
-from penstock.simulator.commands.output import print_comparison
+from penstock.simulator.commands.output import comparison_keys, print_comparison, print_stopped
 from penstock.simulator.comparison import CLOCKED, compare
 from penstock.simulator.parallel import Failed, Look, Task, run_all
-from penstock.simulator.runs import OnProgress, Recorder, Result, perform
+from penstock.simulator.runs import OnProgress, Progress, Recorder, Result, perform
 from penstock.simulator.statistics import Mean, mean_of, paired
 
 from .scenarios import BUSY, simulation
@@ -210,12 +211,13 @@ def test_a_run_that_dies_is_reported_and_ends_no_other() -> None:
     assert not outcome.interrupted
 
 
-def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: int) -> None:
     """A simulation of weeks, stopped in the middle: figures, a page that states it, exit code 130."""
     ledger, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"
     arguments = (
         "simulate", "poisson/9000-per-hour", "--cluster", "1x8", "--profile", "fifo",
-        "--ledger", str(ledger), "--report", str(page), "-o", "json",
+        "--ledger", str(ledger), "-o", "json", *(("--report", str(page)) if number == signal.SIGINT else ()),
     )  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", *arguments],
@@ -226,7 +228,7 @@ def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
         while not ledger.exists() or ledger.stat().st_size < 100_000:
             assert run.poll() is None, "it ended before it could be stopped"
             time.sleep(0.05)
-        run.send_signal(signal.SIGINT)
+        run.send_signal(number)
         out, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
     found = json.loads(out)
@@ -234,7 +236,92 @@ def test_ctrl_c_in_a_terminal_gives_the_report_so_far(tmp_path: Path) -> None:
     assert found["unfinished_jobs"] > 0
     assert ledger.read_text().endswith("\n"), "the ledger ends with a whole record"
     assert len(ledger.read_text().splitlines()) == found["records"]
-    assert "Stopped by Ctrl-C" in page.read_text()
+    assert number != signal.SIGINT or "Stopped before its end" in page.read_text()
+
+
+def running_children(run: "subprocess.Popen[str]", count: int, busy_s: float) -> None:
+    """Waits until the command has so many processes, each of which has computed for so long."""
+    while True:
+        assert run.poll() is None, "it ended before it could be stopped"
+        children = psutil.Process(run.pid).children()
+        if len(children) == count and all(one.cpu_times().user > busy_s for one in children):
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
+    tmp_path: Path, number: int, group: bool
+) -> None:
+    """Two runs in progress, a third waits: Ctrl-C reaches all processes of the terminal, a deadline's SIGTERM only one."""
+    trace, page = tmp_path / "long.csv", tmp_path / "page.html"
+    lines = [f"j{n},{n // 4},{300 + n % 97},1" for n in range(3_000)]
+    trace.write_text("job_id,submit_s,duration_s,gpus\n" + "\n".join(lines))
+    arguments = (
+        "compare", str(trace), "--cluster", "1x8", "--profiles", "random,even,srtf", "--seeds", "1", "--jobs", "2",
+        "--check", "-o", "json", *(("--report", str(page)) if group else ()),
+    )  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        running_children(run, 2, 0.5)
+        (os.killpg if group else os.kill)(run.pid, number)
+        out, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    found = json.loads(out)
+    assert (found["interrupted"], found["profiles"]) == (True, {}), "no mean mixes them with whole runs"
+    assert [(one["profile"], one["interrupted"]) for one in found["runs"]] == [
+        ("even", True),
+        ("random", True),
+    ]
+    for one in found["runs"]:
+        assert one["records"] > 0
+        assert one["unfinished_jobs"] > 0
+        assert len(one["ledger_hash"]) == 32
+    assert "Traceback" not in errors
+    if group:
+        text = page.read_text()
+        assert "Stopped before its end" in text
+        assert "srtf" in text.partition("Nothing is known of")[2][:40]
+
+
+def test_a_stopped_comparison_shows_whole_runs_and_those_in_progress(tmp_path: Path) -> None:
+    """fifo had ended, srtf had not: fifo's means stand as ever, srtf's figures so far stand apart from them."""
+
+    def do(task: Task, report: OnProgress) -> Result:
+        if task.profile == "fifo":
+            return perform_busy(task, report)
+        while report(Progress(0.5, 1, 2, 0.1)):
+            time.sleep(0.01)
+        found = perform_busy(task, lambda progress: False)
+        return _with(found, interrupted=True)
+
+    def look(seen: Look) -> None:
+        if seen.done == 1 and any(seen.running.values()) and not pressed:
+            pressed.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    pressed: list[int] = []
+    tasks = [Task("fifo", 0, True), Task("srtf", 0, True)]
+    outcome = run_all(tasks, do, 2, look=look)
+    assert outcome.interrupted
+    assert not outcome.failed
+    standings = compare(["fifo", "srtf"], outcome.results, seeded=False)
+    assert [standing.profile for standing in standings] == ["fifo"]
+    keys = comparison_keys(standings, outcome.results, 0, outcome.interrupted)
+    assert [(one["profile"], one["interrupted"]) for one in keys["runs"]] == [("fifo", False), ("srtf", True)]  # type: ignore[attr-defined]
+    out = Console(file=io.StringIO(), width=120)
+    print_comparison(standings, out)
+    print_stopped(outcome.results, out)
+    assert isinstance(out.file, io.StringIO)
+    lines = out.file.getvalue().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("stopped before its end"))
+    assert [line.split()[-1] for line in lines[head - 1 : head + 2]] == ["srtf", "0", str(len(BUSY))]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the handler is gone again"
 
 
 @pytest.mark.parametrize(

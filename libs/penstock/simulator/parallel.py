@@ -4,6 +4,8 @@ It is not the worker pool of services (`penstock.runtime.pool`), whose workers a
 that was read, its memory goes with it, it reports its progress, and a run that the kernel kills ends no other.
 """
 
+import math
+import mmap
 import multiprocessing
 import os
 import signal
@@ -16,9 +18,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from penstock.simulator.runs import OnProgress, Progress, Result
+from penstock.simulator.runs import STOP_SIGNALS, OnProgress, Progress, Result, first_interrupt_waits
 
 REPORT_EVERY_S = 0.2
+STOP_WITHIN_S = 20.0  # after Ctrl-C; some policies take seconds for the 256 steps between two reports
 
 
 class Task(NamedTuple):
@@ -44,7 +47,7 @@ class Failed(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """`failed` and `results` in order of their ends, not sorted."""
+    """`failed` and `results` in order of their ends, not sorted. `results` may hold stopped runs: not `whole`."""
 
     results: list[Result] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -76,25 +79,29 @@ def run_all(
 ) -> Outcome:
     """Performs all tasks, and those that `then` asks for after a result; at most `workers` at once.
 
-    Ctrl-C ends the runs under way; what was finished stands. `look` is called a few times a second.
+    Ctrl-C or SIGTERM stops the runs in progress between two steps: their figures so far are results, too. The second
+    one, or STOP_WITHIN_S, ends them without. `look` is called a few times a second. In the main thread only.
     """
     outcome, waiting = Outcome(), deque(tasks)
     running: dict[Connection, _Running] = {}
+    stop, until_s = mmap.mmap(-1, 1), math.inf
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                task = waiting.popleft()
-                reader, process = _start(task, do)
-                running[reader] = _Running(task, process)
-            for found in wait(list(running), timeout=REPORT_EVERY_S):
-                assert isinstance(found, Connection)
-                if (result := _receive(found, running, outcome)) is not None:
-                    waiting.extend(then(result))
-            events = sum(result.figures.events for result in outcome.results)
-            under_way = {own.task: own.progress for own in running.values()}
-            events += sum(progress.events for progress in under_way.values() if progress is not None)
-            done = len(outcome.results) + len(outcome.failed)
-            look(Look(done, events, under_way, len(waiting)))
+        with first_interrupt_waits() as stopped:
+            while (waiting or running) and time.monotonic() < until_s:
+                if stopped() and not outcome.interrupted:
+                    outcome.interrupted, stop[0] = True, 1
+                    until_s = time.monotonic() + STOP_WITHIN_S
+                    waiting.clear()
+                while waiting and len(running) < workers:
+                    task = waiting.popleft()
+                    reader, process = _start(task, do, stop)
+                    running[reader] = _Running(task, process)
+                for found in wait(list(running), timeout=REPORT_EVERY_S):
+                    assert isinstance(found, Connection)
+                    result = _receive(found, running, outcome)
+                    if result is not None and not outcome.interrupted:
+                        waiting.extend(then(result))
+                look(_look(outcome, running, len(waiting)))
     except KeyboardInterrupt:
         outcome.interrupted = True
     finally:
@@ -103,6 +110,13 @@ def run_all(
             own.process.join()
             reader.close()
     return outcome
+
+
+def _look(outcome: Outcome, running: Mapping[Connection, _Running], waiting: int) -> Look:
+    events = sum(result.figures.events for result in outcome.results)
+    under_way = {own.task: own.progress for own in running.values()}
+    events += sum(progress.events for progress in under_way.values() if progress is not None)
+    return Look(len(outcome.results) + len(outcome.failed), events, under_way, waiting)
 
 
 def _receive(reader: Connection, running: dict[Connection, _Running], outcome: Outcome) -> Result | None:
@@ -126,18 +140,21 @@ def _receive(reader: Connection, running: dict[Connection, _Running], outcome: O
     return None
 
 
-def _start(task: Task, do: Do) -> tuple[Connection, BaseProcess]:
+def _start(task: Task, do: Do, stop: mmap.mmap) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(writer, reader, do, task, os.getpid()), daemon=True)
+    process = context.Process(target=_work, args=(writer, reader, do, task, stop, os.getpid()), daemon=True)
     process.start()
     writer.close()
     return reader, process
 
 
-def _work(writer: Connection, reader: Connection, do: Do, task: Task, parent: int) -> None:
-    """In the new process. Ctrl-C is the parent's; the process ends when its parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _work(writer: Connection, reader: Connection, do: Do, task: Task, stop: mmap.mmap, parent: int) -> None:
+    """In the new process. Ctrl-C and SIGTERM are the parent's, which asks for the end by the byte `stop`: memory that
+    both share, and that no process locks. The process ends when its parent does.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     reader.close()
     reported_s = 0.0
 
@@ -149,7 +166,7 @@ def _work(writer: Connection, reader: Connection, do: Do, task: Task, parent: in
                 return False
             reported_s = now_s
             writer.send(progress)
-        return True
+        return not stop[0]
 
     with closing(writer):
         try:

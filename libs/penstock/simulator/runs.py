@@ -1,4 +1,4 @@
-"""One simulation run to its end or to Ctrl-C, its progress reports and its result."""
+"""One simulation run to its end, Ctrl-C or SIGTERM, its progress reports and its result."""
 
 import gc
 import signal
@@ -18,6 +18,7 @@ from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series
 from penstock.simulator.report.timeline import Timeline
 
 STEPS_PER_REPORT = 256
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Sink = Callable[[bytes], object]
 
 
@@ -126,8 +127,8 @@ def perform(
 
 @contextmanager
 def first_interrupt_waits() -> Iterator[Callable[[], bool]]:
-    """Within the block the first Ctrl-C only raises a flag, so that a run ends between two steps and its figures fit
-    together; the second interrupts at once. Yields whether the flag is up. In the main thread only.
+    """Within the block the first Ctrl-C or SIGTERM only raises a flag, so that a run ends between two steps and its
+    figures fit together; the second interrupts at once. Yields whether the flag is up. In the main thread only.
     """
     asked = False
 
@@ -137,8 +138,9 @@ def first_interrupt_waits() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

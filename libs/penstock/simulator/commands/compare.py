@@ -24,12 +24,15 @@ from penstock.simulator.commands.options import (
 from penstock.simulator.commands.output import (
     comparison_keys,
     print_comparison,
+    print_stopped,
     stdout,
+    stopped_runs,
 )
 from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import Standing, deterministic
 from penstock.simulator.parallel import Look, Outcome, Task, run_all
 from penstock.simulator.report.build import report_of
+from penstock.simulator.report.metrics import duration
 from penstock.simulator.runs import OnProgress, Recorder, Result, perform
 
 MAX_SEEDS = 1_000
@@ -63,7 +66,8 @@ class CompareOptions(SimulationOptions, ReportOptions):
 def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     """Run a trace under several profiles and seeds; report means with confidence intervals.
 
-    Exit codes: 0 done; 1 a run broke off; 2 bad command line or trace; 130 stopped by Ctrl-C, with what was finished.
+    Exit codes: 0 done; 1 a run broke off; 2 bad command line or trace; 130 stopped by Ctrl-C
+    or SIGTERM, with what was finished and the figures so far of the runs in progress.
     """
     errors = console(stderr=True, soft_wrap=True)
     profiles = _profiles(asked)
@@ -81,11 +85,13 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     standings = comparison.compare(profiles, outcome.results, seeded=seeded)
     _show(asked, standings, outcome, trace.skipped_lines)
     if not standings:
-        errors.print("penstock: no run was finished" + ("; no report" if asked.wanted else ""))
-    elif asked.wanted:
+        nothing = asked.wanted and not stopped_runs(outcome.results)
+        errors.print("penstock: no run was finished" + ("; no report" if nothing else ""))
+    if asked.wanted and (standings or stopped_runs(outcome.results)):
         seeds = f"{asked.seed} … {asked.seed + asked.seeds - 1}" if asked.seeds > 1 else f"{asked.seed}"
         about = background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
-        page = report_of(about, standings, outcome.results, _warning(profiles, standings, outcome))
+        shown_here = [one for one in outcome.results if one.whole] or stopped_runs(outcome.results)[:1]
+        page = report_of(about, standings, shown_here, _warning(profiles, standings, outcome))
         asked.write_files(page, errors)
     if outcome.interrupted:
         return Exit.INTERRUPTED
@@ -142,17 +148,37 @@ def _draw(draw: Bar, look: Look, wall_s: float) -> None:
 
 def _show(asked: CompareOptions, standings: Sequence[Standing], outcome: Outcome, skipped: int) -> None:
     if asked.output == "json":
-        write_json(comparison_keys(standings, skipped, outcome.interrupted))
-    elif standings:
+        write_json(comparison_keys(standings, outcome.results, skipped, outcome.interrupted))
+        return
+    if standings:
         print_comparison(standings, stdout())
+    print_stopped(outcome.results, stdout())
 
 
 def _warning(profiles: Sequence[str], standings: Sequence[Standing], outcome: Outcome) -> str:
     finished = sum(len(standing.results) for standing in standings)
-    missing = [profile for profile in profiles if profile not in {standing.profile for standing in standings}]
+    seen = {standing.profile for standing in standings} | {
+        one.profile for one in stopped_runs(outcome.results)
+    }
+    missing = [profile for profile in profiles if profile not in seen]
     without = f" Nothing is known of {', '.join(missing)}." if missing else ""
     if outcome.interrupted:
-        return f"Stopped by Ctrl-C: {finished} runs were finished, and only they are shown.{without}"
+        return f"Stopped before its end: {finished} runs were finished.{_so_far(outcome, finished)}{without}"
     if outcome.failed or missing:
         return f"{len(outcome.failed) or len(missing)} runs broke off; only the {finished} whole ones are shown.{without}"
     return ""
+
+
+def _so_far(outcome: Outcome, finished: int) -> str:
+    """Sentences about the runs in progress."""
+    stopped = [
+        f"{one.profile} with seed {one.seed} had done {one.figures.finished_jobs:,} of {one.jobs:,} jobs, "
+        f"on average {duration(one.figures.avg_jct_s)} after their submission"
+        for one in stopped_runs(outcome.results)
+    ]
+    if not stopped:
+        return " Only they are shown." if finished else ""
+    shown_here = (
+        "Only they are in figures and charts" if finished else "Figures and charts are of the first of these"
+    )
+    return f" In progress: {'; '.join(stopped)}. {shown_here}."

@@ -49,8 +49,15 @@ def figures_table(keys: Mapping[str, object]) -> Table:
 # ------------------------------------------------------------------------------------------- comparison
 
 
-def comparison_keys(standings: Sequence[Standing], skipped: int, interrupted: bool) -> Mapping[str, object]:
-    """Means with intervals, differences to the first profile, and every run."""
+def stopped_runs(results: Sequence[Result]) -> Sequence[Result]:
+    """Those that were in progress when the comparison was stopped."""
+    return sorted((one for one in results if one.interrupted), key=lambda one: (one.profile, one.seed))
+
+
+def comparison_keys(
+    standings: Sequence[Standing], results: Sequence[Result], skipped: int, interrupted: bool
+) -> Mapping[str, object]:
+    """Means with intervals, differences to the first profile, and every run; last those that were stopped."""
     return {
         "confidence": CONFIDENCE,
         "first": standings[0].profile if standings else None,
@@ -64,7 +71,10 @@ def comparison_keys(standings: Sequence[Standing], skipped: int, interrupted: bo
             }
             for one in standings
         },
-        "runs": [run_keys(result, skipped) for one in standings for result in one.results],
+        "runs": [
+            *(run_keys(result, skipped) for one in standings for result in one.results),
+            *(run_keys(result, skipped) for result in stopped_runs(results)),
+        ],
     }
 
 
@@ -87,6 +97,25 @@ def print_comparison(standings: Sequence[Standing], out: Console) -> None:
         out.print(_differences_table(standings[0].profile, others[first : first + at_once]))
     if others:
         out.print("\n[dim]mean of the differences, seed by seed; bold: the interval leaves out zero[/]")
+
+
+def print_stopped(results: Sequence[Result], out: Console) -> None:
+    """The figures so far of the runs that were stopped; they are part of no mean."""
+    stopped = stopped_runs(results)
+    at_once = max(1, (out.width - NAME_COLUMNS) // PROFILE_COLUMNS)
+    for first in range(0, len(stopped), at_once):
+        table = plain_table("stopped before its end")
+        shown_here = stopped[first : first + at_once]
+        for one in shown_here:
+            table.add_column(f"{one.profile}\n[dim]seed {one.seed}[/]", no_wrap=True, justify="right")
+        done = (f"{one.figures.finished_jobs:,} of {one.jobs:,}" for one in shown_here)
+        table.add_row("jobs done", *done)
+        finished = any(one.figures.finished_jobs for one in shown_here)
+        for name in COUNTED:
+            if METRICS[name].better and says_something(name, finished=finished):
+                table.add_row(name, *(shown(name, getattr(one.figures, name)) for one in shown_here))
+        out.print()
+        out.print(table)
 
 
 def _means_table(standings: Sequence[Standing], shown_here: Sequence[Standing]) -> Table:

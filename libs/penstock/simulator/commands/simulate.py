@@ -44,7 +44,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     """Run a trace under a profile, in virtual time, and report how it did.
 
     Exit codes: 0 done; 1 an invariant broke, or the job model has no answer for a placement; 2 bad command line or
-    trace; 130 stopped by Ctrl-C, with the figures so far.
+    trace; 130 stopped by Ctrl-C or SIGTERM, with the figures so far.
     """
     errors = console(stderr=True, soft_wrap=True)
     asked.check_files()
@@ -77,7 +77,7 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
 
 
 def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, errors: Console) -> Result:
-    """Runs to the end, or to Ctrl-C."""
+    """Runs to the end, or to Ctrl-C or SIGTERM."""
     drawn_s = 0.0
     with first_interrupt_waits() as stopped, bar(errors, "simulating") as draw:
 
@@ -98,7 +98,7 @@ def _warning(result: Result) -> str:
         return f"The run broke off: {result.problem}. What is shown is what came before."
     if result.interrupted:
         return (
-            f"Stopped by Ctrl-C: {result.figures.finished_jobs:,} of {result.jobs:,} jobs were done. "
+            f"Stopped before its end: {result.figures.finished_jobs:,} of {result.jobs:,} jobs were done. "
             "Figures and charts are of what had happened until then."
         )
     return ""
