@@ -38,7 +38,8 @@ from penstock.runtime.node_keys import (
     operator_key_at,
 )
 from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
-from penstock_services.node_reporter.core.machine import Fence, OrderRead, step
+from penstock_services.node_reporter.core.joining import Fence
+from penstock_services.node_reporter.core.machine import OrderRead, step
 from penstock_services.node_reporter.core.state import NodeState
 from penstock_services.placer.core.answer import (
     Answer,

@@ -40,6 +40,7 @@ from penstock.model.orders import (
 )
 from penstock.model.types import Usage
 from penstock_services.node_reporter.core.gpu_shares import exclude, fits
+from penstock_services.node_reporter.core.joining import Fence, JoinAgain, join_answered
 from penstock_services.node_reporter.core.state import (
     MAX_ENDED_REMEMBERED,
     NO_CONTEXT,
@@ -159,18 +160,6 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-class JoinAgain(msgspec.Struct, frozen=True):
-    """The joining did not count: the journal was lost, and the clock is behind what it was. Join above this incarnation."""
-
-    above: int
-
-
-class Fence(msgspec.Struct, frozen=True):
-    """Another node has this node's id or one of its GPUs: stop every task and end."""
-
-    why: str
-
-
 Action = Emit | Spawn | Signal | KillAt | SetAffinity | Note | JoinAgain | Fence
 Decision = Change | Action
 
@@ -198,7 +187,7 @@ def decide(state: NodeState, given: Input) -> Iterator[Decision]:
         case OrderRead(order=StopTask() as order):
             return _stop_ordered(state, order, given.now_ms, given.context)
         case OrderRead(order=AnswerJoin() as order):
-            return _join_answered(state, order)
+            return join_answered(state, order)
         case OrderRead(order=order):
             return _adjust(state, order)
         case Spawned():
@@ -224,31 +213,6 @@ def _faulted(state: NodeState, event: GpuFaulted) -> Iterator[Decision]:
         fault = GpuFault(uuid=event.uuid, fault=event.fault, code=event.code)
         yield Break(fault, state.boot_id)
     yield Emit(replace(event, incarnation=state.incarnation), NO_CONTEXT)
-
-
-def _join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Decision]:
-    """An answer to an older joining of this machine means nothing any more. A boot that joins above one whose joining counted, and
-    that still runs, is of another machine, though it has the same machine id, as after an image was cloned."""
-    own = (order.boot_id, order.incarnation) == (state.boot_id, state.incarnation)
-    own &= order.public_key in (None, state.public_key)
-    others = None not in (order.machine_id, state.machine_id) and order.machine_id != state.machine_id
-    others |= order.boot_id != state.boot_id and state.accepted > 0
-    if own and order.verdict == "accepted":
-        yield Accept(order.incarnation)
-    elif own and order.verdict == "stale_join":
-        yield JoinAgain(order.highest_incarnation)
-    elif own and order.public_key is not None:
-        yield Fence(
-            "its id is bound to another key: of another machine, or of this one before it lost its state folder"
-        )
-    elif own and order.verdict == "other_machine":
-        yield Fence(f"its id is another machine's: {order.machine_id} has it, and is not proven gone")
-    elif own and order.verdict == "gpu_of_another_node":
-        yield Fence("one of its GPUs is in another node, which is not proven gone")
-    elif others and order.verdict == "accepted" and order.incarnation > state.incarnation:
-        yield Fence(
-            f"its id is another machine's: {order.machine_id} has joined under it, booted as {order.boot_id}"
-        )
 
 
 def _drain(state: NodeState, given: Drain) -> Iterator[Decision]:

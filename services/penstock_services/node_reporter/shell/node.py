@@ -34,6 +34,7 @@ from penstock.runtime.race import first_of
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.node_reporter.core import machine
+from penstock_services.node_reporter.core.joining import Fence, JoinAgain
 from penstock_services.node_reporter.core.progress import ProgressParser, Report
 from penstock_services.node_reporter.core.state import NO_CONTEXT, Change, Context, Forget, NodeState
 from penstock_services.node_reporter.options import Options
@@ -167,10 +168,10 @@ class Node:
                 self.host.set_affinity((task_id, token), cores)
             case machine.Note(text):
                 logger.warning("%s", text)
-            case machine.JoinAgain(above):
+            case JoinAgain(above):
                 self.journal.write([], [], {"incarnation": above}, durable=True)
                 raise JoinStale(f"this node's joining {self.state.incarnation} is not above {above}")
-            case machine.Fence(why):
+            case Fence(why):
                 raise OtherMachine(f"node {self.spec.node_id}: {why}")
             case Forget(task_id, token):
                 self.host.forget((task_id, token))

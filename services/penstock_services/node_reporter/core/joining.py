@@ -1,0 +1,45 @@
+"""What the cell answers to a node's joining: it counts, it has to be made again, or the node makes way for another machine."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.model.orders import AnswerJoin
+from penstock_services.node_reporter.core.state import Accept, NodeState
+
+
+class JoinAgain(msgspec.Struct, frozen=True):
+    """The joining did not count: the journal was lost, and the clock is behind what it was. Join above this incarnation."""
+
+    above: int
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """Another node has this node's id or one of its GPUs: stop every task and end."""
+
+    why: str
+
+
+def join_answered(state: NodeState, order: AnswerJoin) -> Iterator[Accept | JoinAgain | Fence]:
+    """An answer to an older joining of this machine means nothing any more. A boot that joins above one whose joining counted, and
+    that still runs, is of another machine, though it has the same machine id, as after an image was cloned."""
+    own = (order.boot_id, order.incarnation) == (state.boot_id, state.incarnation)
+    own &= order.public_key in (None, state.public_key)
+    others = None not in (order.machine_id, state.machine_id) and order.machine_id != state.machine_id
+    others |= order.boot_id != state.boot_id and state.accepted > 0
+    if own and order.verdict == "accepted":
+        yield Accept(order.incarnation)
+    elif own and order.verdict == "stale_join":
+        yield JoinAgain(order.highest_incarnation)
+    elif own and order.public_key is not None:
+        yield Fence(
+            "its id is bound to another key: of another machine, or of this one before it lost its state folder"
+        )
+    elif own and order.verdict == "other_machine":
+        yield Fence(f"its id is another machine's: {order.machine_id} has it, and is not proven gone")
+    elif own and order.verdict == "gpu_of_another_node":
+        yield Fence("one of its GPUs is in another node, which is not proven gone")
+    elif others and order.verdict == "accepted" and order.incarnation > state.incarnation:
+        yield Fence(
+            f"its id is another machine's: {order.machine_id} has joined under it, booted as {order.boot_id}"
+        )
