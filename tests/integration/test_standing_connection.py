@@ -147,6 +147,14 @@ async def another_gateway(dsn: str) -> AsyncIterator[int]:
         listener.close()
 
 
+async def at(port: int, *nodes: str) -> None:
+    async with asyncio.timeout(WITHIN_S), httpx.AsyncClient() as http:
+        for name in nodes:
+            url = f"http://127.0.0.1:{port}/v1/nodes/{name}"
+            while (await http.get(url)).json().get("connected") is not True:
+                await asyncio.sleep(0.02)
+
+
 async def silent(_: Connection) -> None:
     """Of a machine that dies."""
 
@@ -156,13 +164,6 @@ async def test_no_node_is_suspect_because_its_gateway_ends(dsn: str, monkeypatch
     comes back, then the balancer sends all nodes to the other. One node then stops in good order; another one dies."""
     monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 1.0)
     names = ["n0", "n1", "n2"]
-
-    async def at(port: int, *nodes: str) -> None:
-        async with asyncio.timeout(WITHIN_S), httpx.AsyncClient() as http:
-            for name in nodes:
-                url = f"http://127.0.0.1:{port}/v1/nodes/{name}"
-                while (await http.get(url)).json().get("connected") is not True:
-                    await asyncio.sleep(0.02)
 
     async with running(dsn) as cell:
         for name in names:
@@ -198,6 +199,38 @@ async def test_no_node_is_suspect_because_its_gateway_ends(dsn: str, monkeypatch
                         await asyncio.sleep(0.05)
                 assert sorted(await suspicions(cell)) == ["n0", "n2"]
             await asyncio.gather(*keeping.values(), return_exceptions=True)
+
+
+async def test_a_node_that_dies_with_its_gateway_is_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rack loses its power, and a gateway, `n1` and `n2` with it. The gateway starts elsewhere, `n1` boots, `n2` does not; `n0`
+    was at the other gateway all the time."""
+    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 0.5)
+    monkeypatch.setattr(connections, "RETURNED_WITHIN_S", 3.0)
+    async with running(dsn) as cell:
+        for name in ("n0", "n1", "n2"):
+            cell.placer.join(node_spec(name, 1))
+        await cell.tell()
+        await cell.caught_up()
+        there, rack = asyncio.create_task(Connection(cell.url, "n0", None).keep()), Address(0)
+        async with await asyncio.start_server(rack.carry, "127.0.0.1", 0) as balancer:
+            url = f"http://127.0.0.1:{balancer.sockets[0].getsockname()[1]}"
+            boots, dies = (asyncio.create_task(Connection(url, name, None).keep()) for name in ("n1", "n2"))
+            async with another_gateway(dsn) as port:
+                rack.port = port
+                await at(port, "n1", "n2")
+            monkeypatch.setattr(Connection, "_goodbye", silent)
+            dies.cancel()
+            async with another_gateway(dsn) as port:
+                rack.port = port
+                await at(port, "n1")
+                async with asyncio.timeout(WITHIN_S):
+                    while not await suspicions(cell):
+                        await asyncio.sleep(0.05)
+                await asyncio.sleep(0.5)
+                assert await suspicions(cell) == ["n2"]
+            for task in (boots, there):
+                task.cancel()
+            await asyncio.gather(boots, dies, there, return_exceptions=True)
 
 
 def ip(*words: str) -> None:

@@ -26,6 +26,9 @@ from penstock_services.gateway.shell.roles import caller_of, needs
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
 REPLACED_WITHIN_S = 8.0  # a reporter that restarts, or loses its connection to a router, is back by then
+RETURNED_WITHIN_S = (
+    60.0  # after a gateway's start; a reporter tries again every 5 s, a balancer may need longer
+)
 TAKEN_IN_S = 0.005  # by another gateway, of one connection: 2.5 ms of CPU with TLS, 1 ms without
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 BEGUN = b'{"connected": true}\n'
@@ -57,6 +60,7 @@ class Standing(Response):
             await send({"type": "http.response.body", "body": BEGUN, "more_body": True})
             await first_of(self._gateway.stopping.wait(), _disconnected(receive))
         finally:
+            self._gateway.store.lost_connection(self._id)
             if connections.get(self._node_id) is self:
                 del connections[self._node_id]
                 if not self._gateway.stopping.is_set():
@@ -85,7 +89,30 @@ async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) ->
     if connection_id is not None and not await gateway.store.is_latest_connection(node_id, connection_id):
         gateway.broken.pop(node_id, None)
         return
-    reason = "its connection to the gateway broke, and was not replaced"
+    await _report(gateway, node_id, "its connection to the gateway broke, and was not replaced")
+    if connection_id is not None:
+        await gateway.store.forget_connection(node_id, connection_id)
+    gateway.broken.pop(node_id, None)
+
+
+async def report_missing(gateway: Gateway) -> None:
+    """After a start: suspects the nodes whose latest connection ended together with its gateway, and that came back to none."""
+
+    async def missing() -> list[tuple[str, str]]:
+        moment, entries = await gateway.store.call_roll()
+        if not entries:
+            return []
+        await asyncio.sleep(RETURNED_WITHIN_S + TAKEN_IN_S * entries)
+        return await gateway.store.unanswered_since(moment)
+
+    found = await retry(missing, (Problem,), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+    for node_id, connection_id in found:
+        await _report(gateway, node_id, "its connection ended with its gateway, and it did not come back")
+        await gateway.store.forget_connection(node_id, connection_id)
+
+
+async def _report(gateway: Gateway, node_id: str, reason: str) -> None:
+    """Until it is in the log."""
     envelope = Envelope(
         id=f"connection-{secrets.token_hex(8)}",
         source="/penstock/gateway",
@@ -99,7 +126,6 @@ async def _suspect(gateway: Gateway, node_id: str, connection_id: str | None) ->
         first_s=FIRST_PAUSE_S,
         longest_s=LONGEST_PAUSE_S,
     )
-    gateway.broken.pop(node_id, None)
 
 
 @router.post("/{node_id:path}/connection", dependencies=[needs(Role.NODE)])

@@ -22,6 +22,7 @@ from penstock.runtime.snapshots import load_latest
 from penstock.runtime.tracing.tracer import tracing
 from penstock_services.gateway.shell.app import build_app
 from penstock_services.gateway.shell.appender import Appender
+from penstock_services.gateway.shell.connections import report_missing
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.gateway import Gateway
 from penstock_services.gateway.shell.options import Options, is_loopback
@@ -185,6 +186,7 @@ async def _serve(
         gateway.follower.follow(gateway.log, gateway.settings.cell_index, caught_up)
     )
     catching_up = asyncio.ensure_future(caught_up.wait())
+    missing: asyncio.Future[None] | None = None
     serving: asyncio.Future[None] | None = None
     try:
         await asyncio.wait({following, catching_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,6 +194,7 @@ async def _serve(
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             await asyncio.sleep(0)
             ready.set()
+            missing = asyncio.ensure_future(report_missing(gateway))
             host, port = listener.getsockname()[:2]
             logger.info("listening on %s://%s:%s", "http" if tls is None else "https", host, port)
             await asyncio.wait({following, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -200,10 +203,9 @@ async def _serve(
     finally:
         gateway.stopping.set()
         parts: list[asyncio.Future[Any]] = [following, catching_up, *gateway.broken.values()]
+        parts += [missing] if missing is not None else []
         for part in parts:
             part.cancel()
         if serving is not None:
             await asyncio.gather(serving, return_exceptions=True)
-        await asyncio.gather(
-            following, catching_up, *gateway.marking, *gateway.broken.values(), return_exceptions=True
-        )
+        await asyncio.gather(*parts, *gateway.marking, return_exceptions=True)

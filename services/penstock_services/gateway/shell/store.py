@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import datetime
 from typing import Any, NamedTuple, Self
 
 import asyncpg
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 MIGRATIONS = "penstock_services.gateway.migrations"
 CHANNEL = "penstock_projected"  # the projector's; payload `schema:seq`
+ROLL_CALL = "penstock_roll_call"  # a gateway has started; payload: the gateways' schema
 POOL = 8  # connections; reads are short
 TIMEOUT_S = 10.0
 KEY_DAYS = 30  # an idempotency key is remembered for so long
@@ -65,6 +67,9 @@ class Store:
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._standing: set[str] = set()
+        """Connections of nodes that this gateway has."""
+        self._answering: set[asyncio.Future[None]] = set()
         self.projected_seq = 0
         self._projected = asyncio.Event()
 
@@ -124,6 +129,8 @@ class Store:
                 )
                 listener.add_termination_listener(lambda _, lost=lost: lost.set())
                 await listener.add_listener(CHANNEL, self._notified)
+                await listener.add_listener(ROLL_CALL, self._called)
+                await self._answer_roll_call()  # one may have been missed
                 try:
                     seq = await listener.fetchval("SELECT seq FROM positions WHERE cell = $1", self._cell)
                     self._set_projected(seq or 0)
@@ -139,6 +146,12 @@ class Store:
         schema, _, seq = str(payload).partition(":")
         if schema == self.schema:
             self._set_projected(int(seq))
+
+    def _called(self, connection: object, pid: int, channel: str, payload: object) -> None:
+        if payload == self._own:
+            answering = asyncio.ensure_future(self._answer_roll_call())
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
 
     def _set_projected(self, seq: int) -> None:
         self.projected_seq = seq
@@ -229,9 +242,10 @@ class Store:
 
     async def enter_connection(self, node_id: str, connection_id: str) -> bool:
         """This is the node's latest connection to any gateway of the cell. False where Postgres is away."""
+        self._standing.add(connection_id)
         return await self._noted(
-            f"INSERT INTO {self._own}.connections VALUES ($1, $2) "
-            "ON CONFLICT (node_id) DO UPDATE SET connection_id = excluded.connection_id",
+            f"INSERT INTO {self._own}.connections (node_id, connection_id) VALUES ($1, $2) ON CONFLICT (node_id) "
+            "DO UPDATE SET connection_id = excluded.connection_id, seen_at = excluded.seen_at",
             node_id,
             connection_id,
         )
@@ -245,11 +259,38 @@ class Store:
             logger.warning("standing connections cannot be looked up: %s", error)
             return True
 
-    async def forget_connection(self, node_id: str) -> None:
-        """The node's reporter has ended in good order."""
-        await self._noted(f"DELETE FROM {self._own}.connections WHERE node_id = $1", node_id)
+    def lost_connection(self, connection_id: str) -> None:
+        """It has ended; its entry says so only once it is forgotten or replaced."""
+        self._standing.discard(connection_id)
 
-    async def _noted(self, query: str, *arguments: str) -> bool:
+    async def forget_connection(self, node_id: str, connection_id: str | None = None) -> None:
+        """The node's reporter has ended in good order, or this connection's break is reported."""
+        await self._noted(
+            f"DELETE FROM {self._own}.connections WHERE node_id = $1 AND connection_id = coalesce($2, connection_id)",
+            node_id,
+            connection_id,
+        )
+
+    async def call_roll(self) -> tuple[datetime, int]:
+        """Asks all gateways which connections they have: the moment by Postgres' clock, and the number of entries. Raises `Problem`."""
+        [row] = await self.fetch(
+            f"SELECT now(), (SELECT count(*) FROM {self._own}.connections) FROM pg_notify($1, $2)",
+            ROLL_CALL,
+            self._own,
+        )
+        return row[0], row[1]
+
+    async def unanswered_since(self, moment: datetime) -> list[tuple[str, str]]:
+        """(node, connection) of which no gateway has had the connection since. Raises `Problem`."""
+        query = f"SELECT node_id, connection_id FROM {self._own}.connections WHERE seen_at < $1"
+        return [(row[0], row[1]) for row in await self.fetch(query, moment)]
+
+    async def _answer_roll_call(self) -> None:
+        query = f"UPDATE {self._own}.connections SET seen_at = now() WHERE connection_id = ANY($1)"
+        if self._standing:
+            await self._noted(query, list(self._standing))
+
+    async def _noted(self, query: str, *arguments: Any) -> bool:
         try:
             await self.pool.execute(query, *arguments)
         except OUTAGES as error:
