@@ -24,9 +24,10 @@ from penstock.model.external_events import (
     TaskStarted,
 )
 from penstock.model.ledger_events import PlacerSettings
-from penstock.model.orders import StartTask, StopTask, unpack_peers
+from penstock.model.orders import Peer, StartTask, StopTask, pack_peers, unpack_peers
 from penstock.model.topics import MAX_EVENT_BYTES
 from penstock.model.transitions import JobStatus, NodeStatus
+from penstock.model.types import MAX_GANG_TASKS
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 
@@ -354,20 +355,26 @@ def test_messages_with_an_older_token_change_nothing(cell: CellDriver) -> None:
     assert cell.feed(late).reason == "stale_token"
 
 
-def test_the_largest_gang_gets_orders_that_its_nodes_can_read() -> None:
+def test_the_largest_gang_gets_orders_that_its_nodes_can_read(cell: CellDriver) -> None:
     """512 members on nodes whose names and addresses are as long as they may be, and random; a node must not find its own order
     too large, nor the peers in it."""
-    cell, letters = CellDriver(PlacerSettings(profile="fifo")), random.Random(1)
-    for _ in range(512):
-        name, address = ("".join(letters.choices(ascii_letters, k=length)) for length in (113, 255))
-        cell.join(msgspec.structs.replace(node_spec(name, 1, cores=1), address=address))
-    cell.submit("g", job_spec(workers=256, ps=256), estimate(1, cores=1, memory_mib=64))
-    orders = [order for order in cell.orders() if isinstance(order, StartTask)]
-    assert len(orders) == 512
-    value = encode(orders[0])
+    cell.submit("g")
+    [order] = cell.orders()
+    assert isinstance(order, StartTask)
+    letters = random.Random(1)
+
+    def random_name(length: int) -> str:
+        return "".join(letters.choices(ascii_letters, k=length))
+
+    peers = tuple(
+        Peer(rank=rank, role="worker", node_id=random_name(128), address=random_name(255))
+        for rank in range(MAX_GANG_TASKS)
+    )
+    large = msgspec.structs.replace(order, peers=(), peers_of=order.task_id, packed_peers=pack_peers(peers))
+    value = encode(large)
     assert len(value) > MAX_EVENT_BYTES * 2
-    assert decode(wire_type(StartTask), value) == orders[0]
-    assert len({peer.address for peer in unpack_peers(orders[0].packed_peers or "")}) == 512
+    assert decode(wire_type(StartTask), value) == large
+    assert unpack_peers(large.packed_peers or "") == peers
 
 
 def test_a_frozen_cell_waits_for_the_majority_however_long_it_takes(cell: CellDriver) -> None:
