@@ -7,11 +7,12 @@ import io
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from infra.codegen.examples import EXAMPLES, example_bytes
 from penstock.cli.app import run as penstock
 from penstock.cli.session import Session
 from penstock.errors import PenstockError
@@ -21,7 +22,8 @@ from penstock.log.open import open_log
 from penstock.log.port import Headers, Partition, Record
 from penstock.model.envelope import from_wire
 from penstock.model.errors import EventError
-from penstock.model.external_events import DeadLettered
+from penstock.model.external_events import DeadLettered, JobSubmitted
+from penstock.model.outline import outline
 from penstock.redaction import without_password, without_passwords
 from penstock.runtime.postgres import check_dsn
 from penstock.runtime.settings import Settings
@@ -314,9 +316,13 @@ def test_what_is_refused_does_not_show_the_secret_in_it(
     canary = new_canary()
     with caplog.at_level(logging.DEBUG):
         shown = DOORS[name](canary)
-    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.name != "given"]
-    for where, text in {"message": shown, "log": caplog.text, "files": "".join(files)}.items():
-        assert found_in(text.encode(), [canary]) == [], where
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "given"]
+    for where, text in {
+        "message": shown.encode(),
+        "log": caplog.text.encode(),
+        "files": b"".join(files),
+    }.items():
+        assert found_in(text, [canary]) == [], where
 
 
 def test_a_dead_letter_shows_where_the_record_is_and_what_is_wrong_with_it() -> None:
@@ -356,3 +362,45 @@ def test_a_url_is_shown_without_its_password(url: str) -> None:
     whole = "kafka://ana:pw@h1:9092,h2:9092?ca=/etc/ca.pem"
     assert without_password(whole) == "kafka://ana:***@h1:9092,h2:9092?ca=/etc/ca.pem"
     assert without_password("http://127.0.0.1:8742") == "http://127.0.0.1:8742"
+
+
+def misplaced(found: object, canary: str) -> Iterator[object]:
+    """The same JSON with the canary in the place of each part of it, in turn, as a text, a list and an object."""
+    wrong = (canary, f"/{canary} x", f"{canary}\0", [canary], {"a": canary})
+    if isinstance(found, dict):
+        for name, inner in found.items():
+            yield from ({**found, name: other} for other in (*wrong, *misplaced(inner, canary)))
+    elif isinstance(found, list):
+        for n, inner in enumerate(found[:2]):
+            yield from ([*found[:n], other, *found[n + 1 :]] for other in (*wrong, *misplaced(inner, canary)))
+
+
+def test_no_field_of_any_event_is_shown_when_it_is_refused() -> None:
+    """A value slips by one field, in a client of another version or by hand: the ledger has the reason for ever."""
+    canary, shown = new_canary(), []
+    for name, example in EXAMPLES.items():
+        for found in misplaced(json.loads(example_bytes(example)), canary):
+            value = json.dumps(found).encode()
+            try:
+                from_wire((*HEADERS, ("ce_type", name.encode())), value)
+            except EventError as error:
+                shown.append(str(error))
+            if f"/{canary} x".encode() in value:  # a text that is not an id
+                shown.append(outline(value))
+    assert len(shown) > 2_000
+    assert [text for text in shown if canary in text] == []
+
+
+def test_no_field_of_a_job_is_shown_when_it_is_refused() -> None:
+    """The same in a job, in machine units and in a file."""
+    canary, shown = new_canary(), []
+    [example] = (event for event in EXAMPLES.values() if isinstance(event, JobSubmitted))
+    spec = json.loads(example_bytes(example))["spec"]
+    for found in misplaced(spec, canary):
+        for read in (spec_from_json, spec_from_yaml):
+            try:
+                read(json.dumps(found).encode())
+            except Problem as problem:
+                shown.append(str(problem.body()))
+    assert len(shown) > 200
+    assert [text for text in shown if canary in text] == []
