@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from penstock.model.event import Event
 from penstock.model.external_events import OrderRefused, TaskExited, TaskStarted
-from penstock.model.orders import CheckpointTask, Peer, SetBandwidth, SetCores, StartTask, StopTask
+from penstock.model.orders import (
+    CheckpointTask,
+    Peer,
+    SetBandwidth,
+    SetCores,
+    StartTask,
+    StopTask,
+    pack_peers,
+)
 from penstock.model.types import Gpu, NodeSpec, TaskPlacement
 from penstock_services.node_reporter.core import machine
 from penstock_services.node_reporter.core.environment import (
@@ -34,7 +42,14 @@ from penstock_services.node_reporter.core.machine import (
     Spawned,
     step,
 )
-from penstock_services.node_reporter.core.state import MAX_ENDED_REMEMBERED, Forget, NodeState, Status, check
+from penstock_services.node_reporter.core.state import (
+    MAX_ENDED_REMEMBERED,
+    MAX_GANGS_REMEMBERED,
+    Forget,
+    NodeState,
+    Status,
+    check,
+)
 
 
 def named(gpus: tuple[int, ...]) -> tuple[str, ...]:
@@ -114,6 +129,19 @@ def test_the_dispatcher_repeats_itself_after_its_restart(world: World) -> None:
     assert world.reported() == first
     assert isinstance(first[0], TaskExited)
     assert world.spawned == [("t5", 5)]
+
+
+def test_a_large_gangs_second_order_is_obeyed_after_its_first_task_has_ended(world: World) -> None:
+    """Its members are done within milliseconds, and the log brings their orders in two pieces."""
+    peers = tuple(Peer(rank=rank, role="worker", node_id="n1", address="a") for rank in range(80))
+    for number in range(MAX_GANGS_REMEMBERED + 2):
+        token, bearer = number + 5, f"g{number}.1.0"
+        world.run(start(token, (0,), bearer, peers_of=bearer, packed_peers=pack_peers(peers)))
+        world.feed(Gone(bearer, token, Outcome(2_000, exit_code=0)))
+    [put, spawn] = world.feed(start(token, (1,), f"g{number}.1.1", peers_of=bearer))
+    assert spawn.order.peers == peers
+    assert put.task.order == spawn.order
+    assert len(world.state.gangs) == MAX_GANGS_REMEMBERED
 
 
 def test_a_zombies_order_is_refused_by_its_token(world: World) -> None:

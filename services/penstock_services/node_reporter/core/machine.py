@@ -49,6 +49,7 @@ from penstock_services.node_reporter.core.state import (
     Change,
     Context,
     Forget,
+    Gang,
     NodeState,
     Put,
     Status,
@@ -168,7 +169,7 @@ def step(state: NodeState, given: Input) -> list[Decision]:
     """Decides and folds each own change at once; returns everything in order."""
     decisions: list[Decision] = []
     for decision in decide(state, given):
-        if isinstance(decision, Put | Break | Accept):
+        if isinstance(decision, Put | Break | Accept | Gang):
             evolve(state, decision)
         decisions.append(decision)
     while len(state.ended) > MAX_ENDED_REMEMBERED:
@@ -244,6 +245,8 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
     refusal = _unacceptable(state, order, known, highest)
     if refusal is None and order.peers_of is not None:
         try:
+            if order.packed_peers is not None:
+                yield Gang(order.peers_of, order.token, unpack_peers(order.packed_peers))
             order = replace(order, peers=_peers(state, order), peers_of=None, packed_peers=None)
         except ValueError as error:
             refusal = _refusal(order, "unknown_task", highest, str(error))
@@ -268,10 +271,11 @@ def _start(state: NodeState, order: StartTask, context: Context) -> Iterator[Dec
 
 
 def _peers(state: NodeState, order: StartTask) -> tuple[Peer, ...]:
-    """Of a large gang: packed, or those of the order that `peers_of` names. Raises `ValueError`."""
-    if order.packed_peers is not None:
-        return unpack_peers(order.packed_peers)
-    bearer = state.tasks.get(order.peers_of or "")
+    """Of a large gang: those of the order that `peers_of` names, whose task may have ended since. Raises `ValueError`."""
+    bearer_id = order.peers_of or ""
+    if (bearer_id, order.token) in state.gangs:
+        return state.gangs[bearer_id, order.token]
+    bearer = state.tasks.get(bearer_id)
     if bearer is None or bearer.token != order.token or bearer.order is None:
         raise ValueError(f"the order of {order.peers_of}, which has its peers, is not known here")
     return bearer.order.peers

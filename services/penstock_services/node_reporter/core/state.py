@@ -10,10 +10,11 @@ from enum import StrEnum
 import msgspec
 
 from penstock.model.external_events import GpuFault, OrderRefused, TaskExited
-from penstock.model.orders import StartTask
+from penstock.model.orders import Peer, StartTask
 from penstock.model.types import WHOLE_GPU
 
 MAX_ENDED_REMEMBERED = 1_000  # ended tasks whose answer can be repeated; older ones only count as "too old"
+MAX_GANGS_REMEMBERED = 8  # large ones, whose orders to one node follow each other
 
 
 class Status(StrEnum):
@@ -93,6 +94,8 @@ class NodeState:
     public_key: str | None = None
     accepted: int = 0
     """The highest incarnation of its own that the cell has accepted since the reporter began; 0: none."""
+    gangs: dict[tuple[str, int], tuple[Peer, ...]] = field(default_factory=dict)
+    """(First task here, token) → peers of the latest large gangs, at most MAX_GANGS_REMEMBERED."""
     forgotten_token: int = -1
     """The highest token among forgotten tasks: an unknown task with such a token is not new, but old."""
 
@@ -140,7 +143,16 @@ class Accept(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-Change = Put | Forget | Break | Accept
+class Gang(msgspec.Struct, frozen=True):
+    """The peers of a large gang, for its orders that come after the first one's task has ended; not for the disk."""
+
+    bearer: str
+    """The task whose order had them."""
+    token: int
+    peers: tuple[Peer, ...]
+
+
+Change = Put | Forget | Break | Accept | Gang
 
 
 def evolve(state: NodeState, change: Change) -> None:
@@ -154,6 +166,11 @@ def evolve(state: NodeState, change: Change) -> None:
         return
     if isinstance(change, Accept):
         state.accepted = max(state.accepted, change.incarnation)
+        return
+    if isinstance(change, Gang):
+        state.gangs[change.bearer, change.token] = change.peers
+        if len(state.gangs) > MAX_GANGS_REMEMBERED:
+            del state.gangs[next(iter(state.gangs))]
         return
     task = change.task
     for gpu in task.gpus:
