@@ -116,6 +116,23 @@ def test_what_has_not_run_is_counted_and_what_still_runs_counts_so_far(tmp_path:
     assert history.jobs(until_ms=2_000)[1] == Left(0, 1, 0)
 
 
+def test_a_window_that_begins_before_the_cell_begins_with_it(tmp_path: Path) -> None:
+    """`--from 30d` on a cell that is ten minutes old: the trace began with 30 days in which nothing could happen."""
+    jobs = [TraceJob("early", 120, 60, 8), TraceJob("late", 400, 60, 8)]
+    ran(jobs, tmp_path)
+    trace = tmp_path / "month.csv"
+    for since, found in (
+        ("30d", [("early", 120.0), ("late", 400.0)]),
+        ("1970-01-01", [("early", 120.0), ("late", 400.0)]),
+        ("2m", [("late", 60.0)]),
+    ):
+        assert (
+            main(["export", "--ledger", str(tmp_path / "ledger.jsonl"), "--from", since, "-o", str(trace)])
+            == 0
+        )
+        assert [(job.job_id, job.submit_s) for job in read_trace(trace).jobs] == found, since
+
+
 def test_a_torn_ledger_is_reported_and_no_file_is_no_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,8 @@ class History:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeSpec] = {}
         """All that ever joined, each as it was last."""
+        self.first_ms: int | None = None
+        """Of the first record; None: there was none."""
         self.last_ms = 0
         self._replica = Replica()
         self._lives: dict[str, _Life] = {}
@@ -87,6 +89,7 @@ class History:
         return self._replica.take(value, 0, take_fact) is not None
 
     def take_event(self, seq: int, at_ms: int, event: Event) -> None:
+        self.first_ms = at_ms if self.first_ms is None else self.first_ms
         self.last_ms = max(self.last_ms, at_ms)
         match event:
             case external_events.NodeJoined() | external_events.NodeChanged():
@@ -140,7 +143,10 @@ class History:
                 life.pause(at_ms)
 
     def jobs(self, from_ms: int | None = None, until_ms: int | None = None) -> tuple[list[PastJob], Left]:
-        """Those submitted in the window, in order; times count from its begin, or from the first of them."""
+        """Those submitted in the window, in order; times count from its begin, or from the first of them.
+
+        A window that begins before the first record begins with that.
+        """
         chosen = {
             job_id: life
             for job_id, life in self._lives.items()
@@ -152,7 +158,9 @@ class History:
             for job_id, life in chosen.items()
             if life.ran_ms or life.began_ms is not None or life.outcome == "succeeded"
         }
-        base_ms = min((life.submitted_ms for life in ran.values()), default=0) if from_ms is None else from_ms
+        base_ms = min((life.submitted_ms for life in ran.values()), default=0)
+        if from_ms is not None:
+            base_ms = max(from_ms, self.first_ms or 0)
         found = [self._past_job(job_id, life, base_ms) for job_id, life in ran.items()]
         running = sum(1 for one in found if one.outcome == STILL_RUNNING)
         return found, Left(len(chosen) - len(ran), running, len(self._unknown))
