@@ -71,6 +71,21 @@ def test_of_very_many_runs_an_even_part_is_drawn_and_the_rest_counted() -> None:
     assert [cell.text for cell in figures.table.rows[0][1:3]] == ["GPU memory", f"{MAX_POINTS + 500:,}"]
 
 
+def test_axes_have_numbers_that_people_write() -> None:
+    """A job of a hundredth of a core, another of 48: the axis of cores had ticks at 0.0078125 and at 0.015625."""
+    runs = []
+    for number, busy in enumerate((0.01, 0.5, 48.0)):
+        found = run(number, 900)
+        runs.append(found._replace(measured=found.measured._replace(busy_cores=busy)))
+    chart = charts(runs, "pairs")["Cores"]
+    for side in ("x", "y"):
+        encoding = chart["layer"][-1]["encoding"][side]
+        low, high = encoding["scale"]["domain"]
+        ticks = [value for value in encoding["axis"]["values"] if low <= value <= high]
+        assert {0.01, 0.1, 1, 10} <= set(ticks)
+        assert max(len(f"{value:g}") for value in ticks) <= len("0.005"), ticks
+
+
 def test_drift_shows_when_memory_grew_and_when_a_new_model_answered() -> None:
     """A library was updated at the 120th run; the model learned of it at the 180th."""
     runs = [run(n, 900 if n < 120 else 1_500, version="m1" if n < 180 else "m2") for n in range(240)]

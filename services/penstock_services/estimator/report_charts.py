@@ -31,9 +31,10 @@ MAX_VERSIONS = 12  # marked in the drift
 MARGIN = 1.25  # around the points, as a factor
 LINE, OUTSIDE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 PANEL_PX, DRIFT_PX, ETA_PX, COLUMNS = 250, 110, 320, 3
-POWERS_OF_TWO = [2.0**power for power in range(-7, 22)]
+POWERS_OF_TWO = [2.0**power for power in range(22)]  # MiB
 PERCENTS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
 RATIOS = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
+DECIMALS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000]
 RATIO_TEXT = "datum.value < 1 ? '1/' + format(1 / datum.value, ',.0f') : format(datum.value, ',~g')"
 
 
@@ -98,7 +99,7 @@ def _value_text(field: str, value: str) -> str:
 def _axis(field: str, title: str, low: float, high: float) -> alt.Axis:
     if field.endswith("_ms"):
         return duration_axis(title, low, high)
-    values = PERCENTS if field.endswith("_percent") else POWERS_OF_TWO
+    values = PERCENTS if field.endswith("_percent") else POWERS_OF_TWO if field.endswith("_mib") else DECIMALS
     return alt.Axis(title=title, values=values, labelExpr=_value_text(field, "datum.value"))
 
 
