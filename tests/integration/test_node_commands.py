@@ -149,7 +149,8 @@ class Operator:
         await self.cell.log.inner.append([Message(Partition(Topic.NODES, 0), value, headers)])
         row = {"task_id": f"{waits}.1.w0", "node_id": first, "node": "suspect", "task": "running"}
         await until(self.cell, f"/v1/jobs/{waits}", lambda job: job["unproven"] == [row])
-        assert (await http.get(f"/v1/jobs/{waits}/eta")).json()["unproven"] == [row]
+        for answer in ("eta", "tasks"):
+            assert (await http.get(f"/v1/jobs/{waits}/{answer}")).json()["unproven"] == [row]
         listed = (await http.get("/v1/jobs")).json()["jobs"]
         assert {job["job_id"]: job["unproven"] for job in listed} == {job_id: [], waits: [row]}
         _, out, _ = await self.command("get", "jobs")

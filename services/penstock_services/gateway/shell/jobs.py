@@ -391,13 +391,13 @@ async def eta(job_id: str, request: Request) -> Response:
 
 @router.get("/{job_id}/tasks", dependencies=[needs(Role.READ)])
 async def tasks(job_id: str, request: Request) -> Response:
-    """Its tasks, of all attempts."""
+    """Its tasks, of all attempts; `unproven`: those of them on silent nodes."""
     gateway = gateway_of(request)
     await own_job(request, job_id, "tasks")
     rows = await gateway.fresh_rows(
         "SELECT row_to_json(tasks)::text FROM tasks WHERE job_id = $1 ORDER BY attempt, rank", job_id
     )
-    return answer({"tasks": rows})
+    return answer({"tasks": rows, "unproven": gateway.follower.unproven(job_id)})
 
 
 @router.get("/{job_id}/events", dependencies=[needs(Role.READ)])
