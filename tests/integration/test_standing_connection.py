@@ -29,7 +29,11 @@ pytestmark = pytest.mark.postgres
 
 NOTICED_WITHIN_S = 30.0
 SPACE, OURS, THEIRS = f"penstock-{os.getpid()}", f"pen-a{os.getpid()}"[:15], f"pen-b{os.getpid()}"[:15]
-GATEWAY, REPORTER = "10.213.77.1", "10.213.77.2"
+NETWORK = (
+    f"10.213.{os.getpid() % 256}",
+    os.getpid() // 256 % 64 * 4,
+)  # of four addresses, for runs side by side
+GATEWAY, REPORTER = (f"{NETWORK[0]}.{NETWORK[1] + number}" for number in (1, 2))
 CLIENT = (
     "import asyncio, sys; from penstock_services.node_reporter.shell.connection import Connection; "
     "from pathlib import Path; asyncio.run(Connection(sys.argv[1], 'n0', *(list(map(Path, sys.argv[2:])) or [None])).keep())"
