@@ -189,7 +189,7 @@ def test_jobs_that_no_node_can_hold_are_told_before_anything_runs(trace: Path) -
     with pytest.raises(BadFile) as caught:
         read_trace(trace, fits=capacity.problems)
     assert [str(problem) for problem in caught.value.problems] == [
-        "line 3, column gpu_models: no node has H100 or A100; there are GPU",
+        "line 3, column gpu_models: no node has H100 or A100; there are GPU: name the model, as in 8x8@H100",
         "line 4, column gpus: 21 GPUs; the whole cluster has 20",
         "line 5, column host_memory_mib: 8 GPUs, 9999999 MiB: no node holds that",
         "line 6, column cores: 1 GPU, 97 cores: no node holds that",

@@ -5,8 +5,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.runtime.csv_import import BadFile
 from penstock.simulator.traces.batch_systems import SACCT_COMMAND
@@ -213,7 +216,7 @@ def test_saccts_output(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = simulated(capfd, trace, "--cluster", "3x8@a100")
     assert (found["finished_jobs"], found["makespan_s"]) == (3, 93_814.0)
     assert penstock("traces", "describe", str(trace)) == 0
-    assert "left out: 2 job steps, 2 jobs that never ran" in capfd.readouterr().err
+    assert "left out: job steps (2), jobs that never ran (2)" in capfd.readouterr().err
 
 
 def test_a_slurm_csv(trace: Path) -> None:
@@ -238,6 +241,8 @@ def test_sacct_without_the_columns_that_matter(trace: Path) -> None:
 def test_sacct_lines_that_cannot_be_read(trace: Path) -> None:
     """A TRES of another form, a memory without a number, a job of neither cores nor GPUs."""
     head = "JobID|Submit|Elapsed|AllocTRES\n"
+    trace.write_text(f"{head[:-1]}|\n1|2026-03-01T08:00:00|00:01:00|cpu=1|\n")
+    assert read_trace(trace).left_out == [], "`sacct -p` ends its lines with a bar"
     text = (
         "1|2026-03-01T08:00:00|00:01:00|gpu:4\n2|2026-03-01T08:00:00|00:01:00|cpu=1,mem=lots\n"
         "3|2026-03-01T08:00:00|00:01:00|node=1\n4|2026-03-01T08:00:00|soon|cpu=1\n"
@@ -298,7 +303,7 @@ def test_a_kubernetes_job_list(trace: Path, capfd: pytest.CaptureFixture[str]) -
             "dead", "2026-03-01T08:00:40Z", {"startTime": "2026-03-01T08:09:10Z", "conditions": [failed]}
         ),
         kubernetes_job("going", begun, {"startTime": begun, "active": 1}),
-        kubernetes_job("held", begun, {"conditions": [{"type": "Suspended", "status": "True"}]}),
+        kubernetes_job("held", begun, {"startTime": None, "conditions": [{"type": "Suspended", "status": "True"}]}),
     ]  # fmt: skip
     trace.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     read = read_trace(trace)
@@ -315,7 +320,10 @@ def test_a_kubernetes_job_list(trace: Path, capfd: pytest.CaptureFixture[str]) -
     assert dict(read.passed) == {"jobs that have not ended": 1, "jobs that never ran": 1}
     assert simulated(capfd, trace, "--cluster", "2x8@NVIDIA-A100-SXM4-80GB")["finished_jobs"] == 2
     assert penstock("simulate", str(trace), "--cluster", "2x8") == 2
-    assert "item 1, column nodeSelector: no node has NVIDIA-A100-SXM4-80GB" in capfd.readouterr().err
+    assert (
+        "item 1, column nodeSelector: no node has NVIDIA-A100-SXM4-80GB; there are GPU: name the model, as in 8x8@NVIDIA-A100"
+        in capfd.readouterr().err
+    )
 
 
 def test_kubernetes_objects_that_cannot_be_read(trace: Path) -> None:
@@ -339,6 +347,54 @@ def test_kubernetes_objects_that_cannot_be_read(trace: Path) -> None:
         "item 4, column completionTime: it lies before startTime",
         "item 5: not an object",
     ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.floats(allow_nan=False) | st.text(max_size=6)
+    | st.sampled_from(["1500m", "2", "-1", "2026-03-01T08:00:10Z", "1e9", "Job", "a/b", "0.5"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The way to each value inside a JSON value."""
+    found = [path] if path else []
+    inner: list[tuple[str | int, object]] = []
+    if isinstance(value, dict | list):
+        inner = list(value.items() if isinstance(value, dict) else enumerate(value))
+    for key, part in inner:
+        found += places(part, (*path, key))
+    return found
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_json_value_is_a_job_a_problem_or_counted(trace: Path, data: st.DataObject) -> None:
+    """A field of the cluster's answer is missing, of another type, or absurd: no traceback, and nothing is lost."""
+    begun, ended = "2026-03-01T08:00:10Z", "2026-03-01T08:10:10Z"
+    items: list[object] = [
+        kubernetes_job(f"j{number}", begun, {"startTime": begun, "completionTime": ended})
+        for number in range(3)
+    ]
+    if data.draw(st.booleans()):
+        items = [
+            {"job_id": f"j{n}", "submit_s": n, "duration_s": 60, "gpus": 1, "labels": {"a": "b"}}
+            for n in range(3)
+        ]
+    path = data.draw(st.sampled_from(places(items)))
+    inner: Any = items
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = data.draw(JSON)
+    whole = {"kind": "List", "items": items} if isinstance(items[-1], dict) and "kind" in items[-1] else items
+    trace.write_text(json.dumps(whole))
+    try:
+        read = read_trace(trace, skip_bad=True)
+    except BadFile:
+        return
+    bad = {problem.line for problem in read.skipped}
+    assert len(read.jobs) + len(bad) + sum(read.passed.values()) == len(items)
 
 
 @pytest.mark.parametrize("shape", ["list", "jobs", "lines"])

@@ -36,7 +36,7 @@ from penstock.simulator.traces.arrivals import fill
 from penstock.simulator.traces.cluster import NODE_SETS, BadCluster, Cluster, cluster_of, gpu_count
 from penstock.simulator.traces.fitting import ClusterCapacity
 from penstock.simulator.traces.formats import FORMATS, OWN
-from penstock.simulator.traces.importing import SETS, Trace, locate, read_source
+from penstock.simulator.traces.importing import SETS, Trace, locate, passed_text, read_source
 from penstock.simulator.traces.resources import typical_of
 from penstock.simulator.traces.source import open_source
 
@@ -346,8 +346,7 @@ def report_skipped(trace: Trace, errors: Console) -> None:
     for column, meant in trace.likely.items():
         errors.print(f"penstock: column {column} is not read; did you mean {meant}?", markup=False)
     if trace.passed:
-        passed = ", ".join(f"{count:,} {what}" for what, count in trace.passed.items())
-        errors.print(f"penstock: left out: {passed}", markup=False)
+        errors.print(f"penstock: left out: {passed_text(trace.passed)}", markup=False)
     for problem in trace.skipped[:MAX_SHOWN]:
         errors.print(f"penstock: skipped {problem}", markup=False)
     if trace.skipped:

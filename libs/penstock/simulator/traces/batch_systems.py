@@ -184,7 +184,7 @@ def kubernetes_values(item: Mapping[str, Any]) -> dict[str, str]:
         "nodeSelector": next((selector[label] for label in GPU_LABELS if label in selector), ""),
     }
     found |= {name: ",".join(texts) for name, texts in _asked(pod).items()}
-    return {name: str(value) for name, value in found.items()}
+    return {name: "" if value is None else str(value) for name, value in found.items()}
 
 
 def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from penstock.model.types import (
     ResourceVector,
 )
 from penstock.policies.capacity import slots
+from penstock.simulator.traces.cluster import UNKNOWN_GPU
 from penstock.simulator.traces.jobs import TraceJob, gang_of
 from penstock.simulator.traces.resources import cores_of
 
@@ -43,7 +44,8 @@ class ClusterCapacity:
         known = {model: count for model, count in self._gpus.items() if count}
         if job.gpu_models and not known.keys() & set(job.gpu_models):
             here = ", ".join(sorted(known)[:MAX_NAMED])
-            yield "gpu_models", f"no node has {' or '.join(job.gpu_models)}; there are {here}"
+            remedy = f": name the model, as in 8x8@{job.gpu_models[0]}" if [*known] == [UNKNOWN_GPU] else ""
+            yield "gpu_models", f"no node has {' or '.join(job.gpu_models)}; there are {here}{remedy}"
             return
         allowed = sum(
             count for model, count in known.items() if not job.gpu_models or model in job.gpu_models

@@ -181,12 +181,13 @@ def read_source(path: Path, source: Source, *, fits: Fits | None = None, skip_ba
     if problems and not skip_bad:
         raise BadFile(str(path), problems)
     if not jobs:
-        passed = ", ".join(f"{count} {what}" for what, count in reading.passed.items())
+        passed = passed_text(reading.passed)
         raise BadFile(
             str(path), [*problems, Problem(0, "", f"no job in it{f', but {passed}' if passed else ''}")]
         )
     ours = {*form.columns, *form.optional} if form.header else set(source.columns)
-    left_out = [column for column in source.columns if column in form.left_out or column not in ours]
+    named = [column for column in source.columns if column]  # `sacct -p` ends its lines with a bar
+    left_out = [column for column in named if column in form.left_out or column not in ours]
     unknown = [column for column in left_out if column not in form.left_out]
     return Trace(
         path.stem,
@@ -199,6 +200,11 @@ def read_source(path: Path, source: Source, *, fits: Fits | None = None, skip_ba
         reading.passed,
         source,
     )
+
+
+def passed_text(passed: Mapping[str, int]) -> str:
+    """Lines that are no jobs of a trace, for people."""
+    return ", ".join(f"{what} ({count:,})" for what, count in passed.items())
 
 
 class _Reading:

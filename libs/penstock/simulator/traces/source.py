@@ -191,14 +191,23 @@ def _kubernetes_rows(items: Sequence[tuple[int, Any]], problems: list[Problem]) 
 def _text(value: Any) -> str:
     """As it stands in our CSV."""
     match value:
+        case list():
+            return "|".join(map(_scalar, value))
+        case dict():
+            return "|".join(
+                f"{quote(name, SAFE)}={quote(_scalar(text), SAFE)}" for name, text in value.items()
+            )
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    match value:
         case None:
             return ""
         case bool():
             return "yes" if value else "no"
         case str():
             return value
-        case list():
-            return "|".join(map(_text, value))
-        case dict():
-            return "|".join(f"{quote(name, SAFE)}={quote(_text(text), SAFE)}" for name, text in value.items())
-    return repr(value)
+        case int() | float():
+            return repr(value)
+    return orjson.dumps(value).decode()
