@@ -19,7 +19,7 @@ import pytest
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic, node_partition
-from tests.e2e.conftest import Installation, new_place
+from tests.e2e.conftest import Installation
 from tests.support.canaries import found_in, new_canary, written
 
 pytestmark = pytest.mark.postgres
@@ -299,9 +299,8 @@ def run_jobs(up: Installation) -> None:
     assert "{secret: name-of-it}" in warned.stderr
 
 
-def test_canaries_are_found_nowhere(dsn: str, collector: str) -> None:
+def test_canaries_are_found_nowhere(dsn: str, collector: str, place: Path) -> None:
     """Secrets of jobs, passwords in URLs, headers and bodies, tokens and keys, on their way through a whole installation."""
-    place = new_place()
     prepare(place)
     (place / "reports").mkdir()
     env = {f"PENSTOCK_SECRET_SHARED__ENV_{n}": CANARIES[n] for n in range(15, 25)}
