@@ -246,7 +246,7 @@ async def test_a_killed_launcher_costs_no_task(node: Options, cell: Cell) -> Non
     """The reporter starts over from its journal: the task runs on, and the next one starts."""
     await cell.order(start_order(1, "sh", "-c", "sleep 1; exit 6"))
     await cell.until(external_events.TaskStarted)
-    (launcher,) = [p for p in ours(node) if p.name() == "penstock-launch"]
+    (launcher,) = [p for p in ours(node) if p.name() == "penstock-launch" and p.ppid() == os.getpid()]
     launcher.kill()
     joined = await cell.until(external_events.NodeJoined, count=2)
     assert [(task.task_id, task.token) for task in joined.tasks] == [("job-1.1.0", 1)]
