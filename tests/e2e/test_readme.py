@@ -1,13 +1,16 @@
-"""The root README's commands, run as they stand there."""
+"""The root README's commands, run as they stand there; and a newcomer's first job that needs more memory than was guessed."""
 
 import json
 import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.conftest import PENSTOCK, ROOT, Installation
 
+PATIENCE_S = 60.0
 STARTS_SOMETHING_ELSE = ("make ", "export ")  # `make demo` and `make up` have tests of their own
 
 
@@ -53,3 +56,74 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
     assert outputs[posted + 2] == "42\n"
     assert "srtf" in outputs[-1], "two policies compared"
     assert (place / "policies.html").stat().st_size > 1_000_000, "the page is whole"
+
+
+GROWING = """
+import sys, time
+mib = int(open(sys.argv[1]).read())
+data = bytearray(b"x") * (mib << 20)
+reserved = bytearray((mib > 100) * 1200 << 20)  # what a cap of each process' own data counts without a touch
+time.sleep(1)
+"""
+"""A training whose data set may grow; takes the file with its size in MiB."""
+
+
+def answer(up: Installation, *arguments: str) -> dict[str, Any]:
+    """What a command prints for programs."""
+    done = up.run(*arguments, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def jobs(up: Installation, name: str) -> list[dict[str, Any]]:
+    return [job for job in answer(up, "get", "jobs")["jobs"] if job["name"] == name]
+
+
+def facts(events: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """The facts of this type about a job, oldest first."""
+    return [event["data"] for event in events["events"] if event["type"].startswith(kind)]
+
+
+def test_a_job_that_outgrows_a_guess_is_given_more_and_one_that_outgrows_its_request_is_told_so(
+    up: Installation, tmp_path: Path
+) -> None:
+    """The nightly training has had 40 MiB of data for weeks, and tonight it has 200. Nothing in its job file mentions memory."""
+    size, script = tmp_path / "size", tmp_path / "growing.py"
+    size.write_text("40")
+    script.write_text(GROWING)
+    command = ("--", "python", str(script), str(size))
+    nightly = [up.run("submit", "-d", "--name", "nightly", *command).stdout.strip() for _ in range(4)]
+    deadline = time.monotonic() + PATIENCE_S
+    while not {"succeeded"} >= (states := {job["status"] for job in jobs(up, "nightly")}):
+        assert time.monotonic() < deadline, states
+    [placed] = facts(answer(up, "events", nightly[0]), "penstock.placement.decided")
+    [task] = placed["tasks"]
+    assert task["host_memory_cap_mib"] > task["host_memory_mib"] == 2_048, (
+        "a guess: its share of the node is its cap"
+    )
+
+    size.write_text("200")
+    grown = up.run("submit", "--name", "grown", *command)
+    assert grown.returncode == 0, grown.stdout + grown.stderr
+    happened = answer(up, "events", "grown")
+    first, second = facts(happened, "penstock.placement.decided")
+    assert "host_memory_cap_mib" not in first["tasks"][0], "four equal runs are no guess"
+    assert 44 <= first["tasks"][0]["host_memory_mib"] < 100
+    exits = facts(happened, "penstock.task.exited")
+    assert [exited.get("exhausted") for exited in exits] == ["host_memory", None]
+    assert second["tasks"][0]["host_memory_mib"] >= 2 * first["tasks"][0]["host_memory_mib"]
+    described = up.run("describe", "job", "grown").stdout
+    assert "2 of 2" in described, "the guess cost none of the job's own attempts"
+    assert "MiB that this command ran out of" in " ".join(described.split())
+    assert "out of host memory" in grown.stdout
+    assert up.run("submit", "--name", "tomorrow", *command).returncode == 0
+    assert [job["attempt"] for job in jobs(up, "tomorrow")] == [1]
+
+    refused = up.run("submit", "--name", "tight", "--host-memory", "64MiB", *command)
+    assert refused.returncode == 10
+    texts = [up.run(*words).stdout for words in (("describe", "job", "tight"), ("why", "tight"))]
+    for text in (*texts, *(job["reason"] for job in jobs(up, "tight"))):
+        shown = " ".join(text.replace("│", " ").split())
+        assert "its cap was 64 MiB: the job asked for it" in shown
+        assert "Ask for more with --host-memory 128MiB" in shown

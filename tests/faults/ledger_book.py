@@ -29,6 +29,10 @@ class Job:
     living: dict[str, None] = field(default_factory=dict)
     stop_reason: str | None = None
     losses: int = 0
+    exhausted: bool = False
+    """Whether a task of this attempt has run out of memory."""
+    estimate_again: bool = False
+    """Its next attempt waits for an estimate."""
 
     @property
     def tasks(self) -> int:
@@ -137,9 +141,9 @@ class Book:
             case "penstock.job.estimated" if job is None:
                 self._early[fact["job_id"]] = fact["estimate"]
             case "penstock.job.estimated" if job is not None:
-                job.waits, job.estimate = True, fact["estimate"]
+                job.waits, job.estimate, job.estimate_again = True, fact["estimate"], False
             case "penstock.placement.decided" if job is not None:
-                job.waits, job.stop_reason = False, None
+                job.waits, job.stop_reason, job.exhausted = False, None, False
                 job.attempt, job.token = fact["attempt"], self.token
                 job.places = {place["task_id"]: place for place in fact["tasks"]}
                 job.living = dict.fromkeys(job.places)
@@ -148,7 +152,8 @@ class Book:
             case "penstock.stop.decided" if job is not None:
                 job.stop_reason = fact["reason"]
             case "penstock.job.requeued" if job is not None:
-                job.waits = fact.get("not_before_ms") is None
+                job.estimate_again = fact.get("estimate_again", False)
+                job.waits = fact.get("not_before_ms") is None and not job.estimate_again
                 job.losses += fact["reason"] in LOSSES
                 job.places, job.stop_reason = {}, None
             case "penstock.job.queued" if job is not None:
@@ -159,6 +164,7 @@ class Book:
                 owner = self.job_of(fact["task_id"])
                 if owner is not None:
                     owner.living.pop(fact["task_id"], None)
+                    owner.exhausted |= bool(fact.get("exhausted"))
                 if node is not None:
                     node.holders.pop(fact["task_id"], None)
                     node.faulted |= dict.fromkeys(fact.get("missing_gpus", ()))

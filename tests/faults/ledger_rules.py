@@ -5,8 +5,8 @@ A judge gives every partition's records, dead letters first; each method raises 
 
 Rules: `time` (the ledger's time never goes back), `law2` (each input exactly one record, in order), `letter` (dead letters
 match records), `placement` (only what waits, whole gangs, on sound nodes), `freeze` (no mass eviction), `outcome` (each job
-is submitted and ends once, with no task left), `estimate` (one per job), `attempt` (a task starts once), `order` (orders
-follow from valid records alone).
+is submitted and ends once, with no task left), `estimate` (one per job, and one for each attempt that follows on one which ran out
+of memory), `attempt` (a task starts once), `order` (orders follow from valid records alone).
 """
 
 from collections import Counter
@@ -239,9 +239,16 @@ class LedgerRules:
         self.submissions[fact["job_id"]] = None
 
     def _estimate(self, fact: Fact) -> None:
-        if fact["job_id"] in self._estimates:
+        job, attempt = self.book.jobs.get(fact["job_id"]), fact.get("attempt", 0)
+        if attempt and (job is None or not job.estimate_again or attempt != job.attempt + 1):
+            raise Violation("estimate", f"{fact['job_id']} is estimated for attempt {attempt}, unasked")
+        if not attempt and fact["job_id"] in self._estimates:
             raise Violation("estimate", f"{fact['job_id']} is estimated twice")
         self._estimates[fact["job_id"]] = None
+
+    def _requeue(self, fact: Fact) -> None:
+        if fact.get("estimate_again") and not self.book.jobs[fact["job_id"]].exhausted:
+            raise Violation("estimate", f"{fact['job_id']} is estimated anew, and had enough memory")
 
     def _placement(self, fact: Fact) -> None:
         book, job_id = self.book, fact["job_id"]
@@ -358,6 +365,7 @@ BEFORE: Mapping[str, Callable[[LedgerRules, Fact], None]] = MappingProxyType(
         "penstock.input.accepted": LedgerRules._input_accepted,
         "penstock.job.submitted": LedgerRules._submission,
         "penstock.job.estimated": LedgerRules._estimate,
+        "penstock.job.requeued": LedgerRules._requeue,
         "penstock.placement.decided": LedgerRules._placement,
         "penstock.task.started": LedgerRules._start,
         "penstock.stop.decided": LedgerRules._stop,

@@ -12,6 +12,7 @@ from penstock.model.ledger_events import JobEnded, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, TaskPlacement
 from penstock.runtime.settings import Settings
+from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB
 from penstock_services.estimator.core.stages.profile import StageKey, StageProfile
 from penstock_services.estimator.core.stages.registry import Owned
 from penstock_services.estimator.core.state import State, learn
@@ -105,7 +106,7 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 
 
 async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> None:
-    """MemoryKills with the default of 2 GiB; the estimator is restarted, and the next job has four."""
+    """Killed with the default of 2 GiB; the estimator is restarted, and the next job has eight."""
     log: Log = MemoryLog(MemoryBroker())
     placer = await prepared(log)
     async with serving(log, settings):
@@ -115,8 +116,8 @@ async def test_a_kill_is_not_forgotten_over_a_restart(settings: Settings) -> Non
         await folded(placer, log, "other")
     async with serving(log, settings):
         found = await ask(placer, log, "job-2")
-    assert (first.worker.host_memory_mib, found.worker.host_memory_mib) == (2_048, 4_096)
-    assert found.source.endswith("more than the 2048 MiB that this command was killed with")
+    assert (first.worker.host_memory_mib, found.worker.host_memory_mib) == (2_048, FIRST_WORKER_MIB)
+    assert found.source.endswith("more than the 2048 MiB that this command ran out of")
 
 
 async def test_stages_are_predicted_once_and_again_when_they_moved(settings: Settings) -> None:
@@ -181,7 +182,7 @@ async def test_a_larger_promise_that_sufficed_ends_a_kill_in_the_database_too(ds
     state = State(Topic.JOBS, 0)
     async for one in store.runs():
         learn(state, one)
-    killed = state.kills
+    killed = state.kills.host
     found = [
         killed.floor(JobSpec(owner="ada", command=("x",)), key, near=False) for key in (b"a", b"b", b"c")
     ]

@@ -227,8 +227,25 @@ async def test_without_a_cgroup_a_memory_cap_is_each_process_own(
     async with working(options, MemoryLog(broker, "n")):
         await cell.order(start_order(1, sys.executable, "-c", hungry, host_memory_mib=256))
         exited = await cell.until(external_events.TaskExited)
-    assert exited.exit_code == 1
+    assert (exited.cause, exited.exit_code, exited.exhausted) == ("exited", 1, "host_memory")
+    assert exited.detail == "MemoryError in its last lines"
     assert "MemoryError" in log_path(options.log_dir, "job-1", "job-1.1.0").read_text()
+
+
+async def test_what_the_last_lines_report_is_in_the_exit(node: Options, cell: Cell) -> None:
+    """C++ aborts; PyTorch raises. A task without a GPU has no GPU's memory to run out of."""
+    bad_alloc = "echo \"terminate called after throwing an instance of 'std::bad_alloc'\" >&2; kill -ABRT $$"
+    cuda = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
+    await cell.order(start_order(1, "sh", "-c", bad_alloc))
+    await cell.order(start_order(2, "sh", "-c", cuda, gpus=(1,)))
+    await cell.order(start_order(3, "sh", "-c", cuda, gpus=()))
+    found = [
+        await cell.until(external_events.TaskExited, task_id=f"job-{number}.1.0") for number in (1, 2, 3)
+    ]
+    assert [(exited.cause, exited.exhausted) for exited in found] == [
+        ("exited", "host_memory"), ("exited", "gpu_memory"), ("exited", ""),
+    ]  # fmt: skip
+    assert found[0].signal == signal.SIGABRT
 
 
 async def test_a_killed_guardian_takes_its_task_with_it(node: Options, cell: Cell) -> None:
@@ -457,10 +474,19 @@ async def test_a_memory_cap_is_of_all_processes_together(node: Options, cell: Ce
     lenient = f"for i in 1 2 3; do {worker} & done; wait; exit 0"
     await cell.order(start_order(1, "sh", "-c", strict, host_memory_mib=150))
     exited = await cell.until(external_events.TaskExited, task_id="job-1.1.0")
-    assert (exited.cause, exited.signal) == ("out_of_memory", 9)
+    assert (exited.cause, exited.signal, exited.exhausted) == ("out_of_memory", 9, "host_memory")
     await cell.order(start_order(2, "sh", "-c", lenient, host_memory_mib=150))
     exited = await cell.until(external_events.TaskExited, task_id="job-2.1.0")
     assert (exited.cause, exited.exit_code) == ("exited", 0), "it went on without one of them, and succeeded"
+    assert exited.exhausted == ""
+    order = start_order(3, "sh", "-c", f"cat /proc/self/oom_score_adj; {worker}", host_memory_mib=30)
+    await cell.order(
+        msgspec.structs.replace(order, place=msgspec.structs.replace(order.place, host_memory_cap_mib=150))
+    )
+    exited = await cell.until(external_events.TaskExited, task_id="job-3.1.0")
+    assert exited.exit_code == 0, "its cap is more than what it was promised"
+    printed = log_path(node.log_dir, "job-3", "job-3.1.0").read_text()
+    assert printed.startswith("500"), "where the machine runs short, it is ended before others"
 
 
 async def test_an_unwritable_log_folder_costs_the_log_and_not_the_task(

@@ -95,8 +95,12 @@ def expected_state() -> Any:
     state["settings"]["lease_ms"] = 600_000
     for job in state["jobs"].values():
         for task in job["tasks"].values():
-            task["lease_ms"] = 0
+            task |= {"lease_ms": 0, "exhausted": ""}
+            task["place"] |= {"host_memory_cap_mib": 0}
         job["spec"] |= {"secrets": {}}
+        job |= {"memory_retries": 0, "short_of": {}}
+        if job["estimate"] is not None:
+            job["estimate"] |= {"guessed": []}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None}

@@ -91,6 +91,8 @@ def _exited(data: Data) -> str:
     )
     if data["cause"] == "out_of_memory":
         how = "out of memory"
+    if data.get("exhausted"):
+        how = f"out of {data['exhausted'].replace('_', ' ').replace('gpu', 'GPU')} ({data.get('detail', '')})"
     if data["cause"] == "lost":
         how = f"lost ({data.get('detail', '')})"
     return f"{how} after {ran}"
@@ -135,7 +137,7 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
         "penstock.order.refused": ("refused", lambda d: f"{_short(d)} by {d['node_id']}: {d['reason']} {d.get('detail', '')}"),
         "penstock.stop.decided": ("stopping", lambda d: f"{d['reason'].replace('_', ' ')}; grace {duration(d['grace_ms'])}"),
         "penstock.job.preempted": ("preempted", lambda d: str(d["reason"])),
-        "penstock.job.requeued": ("requeued", lambda d: f"attempt {d['attempt']} is over: {d['reason']}"),
+        "penstock.job.requeued": ("requeued", lambda d: _requeued(d)),
         "penstock.job.queued": ("queued", lambda d: "back-off is over"),
         "penstock.job.cancel_requested": ("cancel", lambda d: str(d.get("reason", "")) + (f", by {d['by']}" if d.get("by") else "")),
         "penstock.job.found_unschedulable": ("never fits", lambda d: without_prefix(d["reason"])),
@@ -167,6 +169,13 @@ TEXTS: Mapping[str, tuple[str, Callable[[Data], str]]] = MappingProxyType(
 
 QUIET = frozenset({"penstock.timer.set", "penstock.timer.fired", "penstock.timer.cancelled"})
 """The placer's timers: shown by `events -o wide` only."""
+
+
+def _requeued(data: Data) -> str:
+    over = f"attempt {data['attempt']} is over: "
+    if data.get("estimate_again"):
+        return over + "it ran out of memory that was guessed; the next one is estimated anew and has more"
+    return over + str(data["reason"])
 
 
 def _operator(data: Data) -> str:

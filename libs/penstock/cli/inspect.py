@@ -133,7 +133,7 @@ def _job(
         "Command": escape(" ".join(spec["command"])),
         "Folder": escape(spec.get("workdir") or "–"),
         "Gang": _gang(found),
-        "Attempt": f"{found['attempt']} of {spec['retry']['max_attempts']}",
+        "Attempt": f"{found['attempt']} of {spec['retry']['max_attempts'] + found['infrastructure_retries']}",
         "Needs": f"{needs(estimate['worker'])} per worker" if estimate else "not estimated yet",
         "Estimate": escape(f"{estimate['source']} · {estimate['confidence']:.0%} sure") if estimate else "–",
         "Submitted": clock(found["submitted_ms"]),

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.ledger import evolve_nodes, lease
+from penstock.ledger.memory import failure_text, limit_mib, short_key
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
     HOLDING,
@@ -20,6 +21,7 @@ from penstock.ledger.state import (
     CellState,
     FailedChoices,
     JobState,
+    NodeState,
     TaskState,
     Timer,
 )
@@ -35,7 +37,7 @@ from penstock.model.transitions import (
     transition,
 )
 
-FOLD_VERSION = 12
+FOLD_VERSION = 13
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -180,14 +182,25 @@ def _job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
     job = state.jobs[fact.job_id]
     if job.running_ms is not None:
         job.served_ms += state.now_ms - job.running_ms
+    if fact.estimate_again:
+        for task in job.tasks.values():
+            if task.exhausted:
+                had_mib = limit_mib(state.nodes[task.place.node_id], task.place, task.exhausted)
+                key = short_key(task.place, task.exhausted)
+                job.short_of[key] = max(had_mib, job.short_of.get(key, 0))
     job.tasks = {}
     job.stop_reason = None
     _drop_timers(state, job.job_id, "run_timeout", "launch_timeout", "stop_timeout")
     job.placed_ms = job.running_ms = None
-    if fact.reason in INFRASTRUCTURE:
+    if fact.reason in INFRASTRUCTURE or fact.estimate_again:
         job.infrastructure_retries += 1
         job.losses += fact.reason in LOSSES
-    _set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
+        job.memory_retries += fact.estimate_again
+    if fact.estimate_again:
+        job.estimate = None
+        _set_job(state, job, JobStatus.SUBMITTED)
+    else:
+        _set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
 
 
 def _job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
@@ -301,7 +314,12 @@ def _task_exited(state: CellState, fact: external_events.TaskExited) -> None:
     task.exit_code = (
         fact.exit_code if fact.exit_code is not None else (128 + fact.signal if fact.signal else None)
     )
-    if task.succeeded or job.failure or job.stop_reason is not None:
+    task.exhausted = fact.exhausted
+    first = not job.failure and job.stop_reason is None
+    if fact.exhausted and (first or job.stop_reason in (None, "gang_member_failed")):
+        _note_exhausted(node, job, task, fact)
+        return
+    if task.succeeded or not first:
         return
     job.exit_code = task.exit_code
     how = fact.cause.replace("_", " ")
@@ -310,6 +328,17 @@ def _task_exited(state: CellState, fact: external_events.TaskExited) -> None:
     elif fact.cause == "stopped":
         how = "stopped by its node, which was drained"
     _note_failure(job, fact.node_id, task, f"{how}: {fact.detail}" if fact.detail else how)
+
+
+def _note_exhausted(
+    node: NodeState, job: JobState, task: TaskState, fact: external_events.TaskExited
+) -> None:
+    """Whichever member ran out of memory, it is why the others failed, though their exits may come first."""
+    if any(other.exhausted for other in job.tasks.values() if other is not task):
+        return
+    job.exit_code = task.exit_code
+    job.failure = failure_text(node, job, task, fact)
+    job.failure_cause = task.cause
 
 
 def _note_failure(job: JobState, node_id: str, task: TaskState, how: str) -> None:

@@ -41,6 +41,8 @@ class TaskState:
     succeeded: bool = False
     exit_code: int | None = None
     cause: str = ""
+    exhausted: str = ""
+    """Which memory an allocation of it failed in (`TaskExited.exhausted`)."""
     lease_ms: int = 0
     """Its node ends it when it has not reached the log for so long; 0: never."""
 
@@ -61,6 +63,10 @@ class JobState:
     """Attempts lost to nodes and refusals; bounded, since such a job may be what kills its nodes."""
     infrastructure_retries: int = 0
     """Attempts lost to nodes, refusals or preemption; they do not count against the user's."""
+    memory_retries: int = 0
+    """Of these, attempts that ran out of memory under a guessed limit; bounded, since more memory may not help."""
+    short_of: dict[str, int] = field(default_factory=dict)
+    """Role and memory (`penstock.ledger.memory.short_key`) → MiB that such attempts had; what follows must have more."""
     token: int = 0
     """Of the current attempt's placement (`penstock.model.token`)."""
     tasks: dict[str, TaskState] = field(default_factory=dict)

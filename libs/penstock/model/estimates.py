@@ -16,9 +16,12 @@ class JobEstimated(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.job.estimated"
     TOPIC = Topic.ESTIMATES
+    OMITTED = ("attempt",)
 
     job_id: Identifier
     estimate: Estimate
+    attempt: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """The attempt that it is for, where an earlier one has failed; 0: the first."""
 
 
 @event

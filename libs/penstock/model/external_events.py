@@ -303,6 +303,7 @@ class TaskExited(TaskEvent, frozen=True, kw_only=True):
     """A task's process group is proven to have ended; only now may its GPUs be given to others."""
 
     TYPE = "penstock.task.exited"
+    OMITTED = ("exhausted",)
 
     cause: Literal["exited", "stopped", "start_failed", "out_of_memory", "lost"]
     """`lost`: died while nobody could read its code (its machine rebooted)."""
@@ -312,6 +313,9 @@ class TaskExited(TaskEvent, frozen=True, kw_only=True):
     exited_ms: Milliseconds
     usage: Usage = Usage()
     detail: ShortText = ""
+    exhausted: Literal["", "host_memory", "gpu_memory"] = ""
+    """Which memory an allocation of the task failed in, whatever its `cause`: the kernel's kill, or what its last lines report. Empty:
+    none, or not reported."""
 
 
 @event

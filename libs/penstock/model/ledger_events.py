@@ -180,11 +180,15 @@ class JobRequeued(Event, frozen=True, kw_only=True):
     """The attempt is over and there will be another: now, or not before `not_before_ms`."""
 
     TYPE = "penstock.job.requeued"
+    OMITTED = ("estimate_again",)
 
     job_id: Identifier
     attempt: Attempt
     reason: Literal["failed", "node_lost", "preempted", "migrated", "refused", "drained"]
     not_before_ms: Milliseconds | None = None
+    estimate_again: bool = False
+    """It ran out of memory under a cap that it had not asked for: it queues once it is estimated anew, and the attempt does not
+    count against its own."""
 
 
 @event

@@ -49,9 +49,12 @@ JOB_TRANSITIONS = MappingProxyType(
         _J.QUEUED: frozenset({_J.LAUNCHING, _J.CANCELLED, _J.TIMED_OUT_QUEUED, _J.UNSCHEDULABLE}),
         _J.BACKOFF: frozenset({_J.QUEUED, _J.CANCELLED, _J.TIMED_OUT_QUEUED}),
         # What holds resources ends by its own exit, or through STOPPING: never straight by a cancel or timer.
-        _J.LAUNCHING: frozenset({_J.RUNNING, _J.STOPPING, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
-        _J.RUNNING: frozenset({_J.STOPPING, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
-        _J.STOPPING: frozenset({_J.QUEUED, _J.BACKOFF, *_ENDINGS - {_J.UNSCHEDULABLE}}),
+        # Out of memory under a guessed limit, it waits for another estimate.
+        _J.LAUNCHING: frozenset(
+            {_J.RUNNING, _J.STOPPING, _J.SUBMITTED, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}
+        ),
+        _J.RUNNING: frozenset({_J.STOPPING, _J.SUBMITTED, _J.QUEUED, _J.BACKOFF, _J.SUCCEEDED, _J.FAILED}),
+        _J.STOPPING: frozenset({_J.SUBMITTED, _J.QUEUED, _J.BACKOFF, *_ENDINGS - {_J.UNSCHEDULABLE}}),
         **{ending: frozenset[JobStatus]() for ending in JobStatus if ending in _ENDINGS},
     }
 )

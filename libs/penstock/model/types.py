@@ -265,7 +265,7 @@ class NodeSpec(Value, frozen=True, kw_only=True):
 class TaskPlacement(Value, frozen=True, kw_only=True):
     """Where one task of a gang runs and what it may use; leaves the node no choice."""
 
-    OMITTED = ("gpu_share_milli",)
+    OMITTED = ("gpu_share_milli", "host_memory_cap_mib")
 
     task_id: Identifier
     role: Role
@@ -279,11 +279,19 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
     gpu_memory_mib: Mebibytes = 0
     bandwidth_mbps: Megabits = 0
     gpu_share_milli: GpuShare = WHOLE_GPU
+    host_memory_cap_mib: Mebibytes = 0
+    """What the node enforces, where that is more than what is promised; 0: `host_memory_mib` is the cap."""
+
+    @property
+    def cap_mib(self) -> int:
+        """Host memory that the node enforces; 0: no cap."""
+        return self.host_memory_cap_mib or self.host_memory_mib
 
 
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
+    OMITTED = ("guessed",)
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
@@ -294,6 +302,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     source: ShortText
     """For people: which runs, model or rule it rests on."""
     model_version: Identifier | None = None
+    guessed: Annotated[tuple[Role, ...], Meta(max_length=2)] = ()
+    """Whose host memory is a guess: such a task is not capped below its fair share of the node."""
 
 
 class Usage(Value, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
+from penstock.ledger.memory import cap_of
 from penstock.ledger.state import CellState, JobState, NodeState, take_lowest
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
@@ -140,6 +141,7 @@ def assign(state: CellState, job: JobState, plan: Plan) -> PlacementDecided:
             gpu_memory_mib=need.gpu_memory_mib if need.gpus else 0,
             bandwidth_mbps=need.bandwidth_mbps,
             gpu_share_milli=need.gpu_share_milli,
+            host_memory_cap_mib=cap_of(node.spec, need, "worker" if is_worker else "ps", job.estimate),
         )
         tasks.append(place)
         if gang:

@@ -88,7 +88,7 @@ def explain(state: CellState, job_id: str) -> Explanation:
     if job.status not in WAITING:
         return _holding(state, job)
     if job.estimate is None:
-        return _waiting(state, job, Reason.AWAITING_ESTIMATE, "", None)
+        return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.failure, None)
     short = shortfall(state.index, job.demand)
     if short is not None:
         return _waiting(state, job, short.reason, short.detail, "never")

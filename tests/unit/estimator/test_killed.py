@@ -1,4 +1,4 @@
-"""Jobs that were killed for their host memory: what the next one is promised, and for whom that counts."""
+"""Tasks that ran out of memory: what the next attempt and the next job are promised, and for whom that counts."""
 
 import msgspec
 import pytest
@@ -10,10 +10,10 @@ from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, Placem
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
-from penstock_services.estimator.core.resources.bounds import Bounds
+from penstock_services.estimator.core.resources.bounds import CAPPED_FROM, Bounds
 from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import Guess, HistoryTier, estimate
-from penstock_services.estimator.core.resources.memory_kills import MemoryKills
+from penstock_services.estimator.core.resources.memory_kills import FIRST_WORKER_MIB, MemoryKills
 from penstock_services.estimator.core.resources.nearest import NearestTier
 from penstock_services.estimator.core.runs import job_info
 from penstock_services.estimator.core.state import State, begin_at
@@ -74,15 +74,15 @@ def other(**changes: object) -> JobSpec:
 
 
 def test_the_next_job_is_promised_twice_as_much_until_it_runs() -> None:
-    """Ada's new training needs 11 GiB: killed with 2, 4 and 8, it runs with 16, and from then on its own use counts."""
+    """Ada's new training needs 11 GiB: killed with 2 and 8, it runs with 16, and from then on its own use counts."""
     cell = Memory()
-    assert [cell.kill(f"job-{number}") for number in range(3)] == [2_048, 4_096, 8_192]
+    assert [cell.kill(f"job-{number}") for number in range(2)] == [2_048, FIRST_WORKER_MIB]
     found = cell.predicted()
     assert found.worker.host_memory_mib == 16_384
-    assert found.source.endswith("host memory: more than the 8192 MiB that this command was killed with")
+    assert found.source.endswith("host memory: more than the 8192 MiB that this command ran out of")
     cell.succeed("job-3", 11_000)
     assert (cell.predicted().worker.host_memory_mib, cell.predicted().tier) == (12_100, "history")
-    assert "killed" not in cell.predicted().source
+    assert "ran out" not in cell.predicted().source
 
 
 def test_a_kill_raises_even_what_the_history_says() -> None:
@@ -90,7 +90,7 @@ def test_a_kill_raises_even_what_the_history_says() -> None:
     cell = Memory()
     cell.succeed("small", 1_000)
     assert cell.kill("large") == 1_100
-    assert (cell.predicted().worker.host_memory_mib, cell.predicted().tier) == (2_200, "history")
+    assert (cell.predicted().worker.host_memory_mib, cell.predicted().tier) == (FIRST_WORKER_MIB, "history")
 
 
 def test_a_run_that_had_no_more_than_the_killed_one_proves_nothing() -> None:
@@ -100,28 +100,130 @@ def test_a_run_that_had_no_more_than_the_killed_one_proves_nothing() -> None:
     cell.kill("killed")
     cell.exit("lucky", usage(2_000))
     cell.record(JobEnded(job_id="lucky", outcome="succeeded"))
-    assert cell.predicted().worker.host_memory_mib == 4_096
+    assert cell.predicted().worker.host_memory_mib == FIRST_WORKER_MIB
     cell.succeed("enough", 2_100)
     assert cell.predicted().worker.host_memory_mib == 2_310
 
 
-def test_a_retry_is_killed_again_and_changes_nothing() -> None:
-    """A job is estimated once: its second attempt has as much memory as the first. The next job doubles once, not twice."""
+def test_a_retry_is_estimated_anew() -> None:
+    """A job that needs 4 GiB and asks for none: its second attempt has them, and so has its owner's next job."""
     cell = Memory()
     cell.begin("job-1")
     cell.record(killed_exit("job-1"))
-    cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed"))
+    assert cell.ledger.forgotten() == []
+    cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed", estimate_again=True))
+    [(job_id, job, spec)] = cell.ledger.forgotten()
+    assert (job_id, job.attempt) == ("job-1", 2)
+    found = estimate(spec, (), job.info.key, Bounds(cell.ledger.kills, cell.ledger.nodes))
+    assert found == cell.predicted(), "without its command and environment it is estimated as with them"
+    assert found.worker.host_memory_mib == FIRST_WORKER_MIB
+    cell.record(JobEstimated(job_id="job-1", estimate=found, attempt=2))
+    assert cell.ledger.unestimated() == []
     cell.place("job-1", attempt=2)
-    cell.record(killed_exit("job-1", attempt=2))
-    cell.record(JobEnded(job_id="job-1", outcome="failed"))
-    assert cell.predicted().worker.host_memory_mib == 4_096
+    cell.exit("job-1", usage(4_300), attempt=2)
+    cell.record(JobEnded(job_id="job-1", outcome="succeeded"))
+    assert cell.predicted().worker.host_memory_mib == 4_730
+
+
+def test_an_estimator_that_restarts_meanwhile_estimates_the_retry() -> None:
+    """The estimator is killed after the job, too, was killed: a snapshot has the job without an estimate."""
+    cell = Memory()
+    cell.begin("job-1")
+    cell.record(killed_exit("job-1"))
+    cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed", estimate_again=True))
+    replica = Replica()
+    for offset, value in enumerate(cell.values):
+        replica.take(value, offset)
+    begun = State(Topic.JOBS, 0)
+    begin_at(begun, replica)
+    assert [(job_id, job.attempt) for job_id, job, _ in begun.unestimated()] == [("job-1", 2)]
+
+
+def test_a_retry_after_another_failure_keeps_its_estimate() -> None:
+    """Exit code 1 is no matter of memory."""
+    cell = Memory()
+    cell.begin("job-1")
+    cell.exit("job-1", usage(), code=1)
+    cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed"))
+    assert (cell.ledger.forgotten(), cell.ledger.unestimated()) == ([], [])
+
+
+def failed_exit(job_id: str, rank: int = 0, memory: str = "host_memory") -> TaskExited:
+    """An allocation failed inside the program."""
+    return TaskExited(
+        node_id="node-1", task_id=f"{job_id}/1/{rank}", token=1, cause="exited", exit_code=1,
+        started_ms=0, exited_ms=9_000, exhausted=memory, detail="MemoryError in its last lines",
+    )  # fmt: skip
+
+
+def test_the_cap_that_was_enforced_is_the_lower_bound() -> None:
+    """Its promise of 2 GiB was a guess, so that it had its share of the node, 32 GiB, and needed more."""
+    cell = Memory()
+    cell.submit("job-1")
+    cell.record(JobEstimated(job_id="job-1", estimate=cell.predicted()))
+    place = TaskPlacement(
+        task_id="job-1/1/0", role="worker", rank=0, node_id="node-1", gpus=(0,), host_memory_mib=2_048,
+        host_memory_cap_mib=32_768,
+    )  # fmt: skip
+    cell.record(PlacementDecided(job_id="job-1", attempt=1, tasks=(place,)))
+    cell.record(failed_exit("job-1"))
+    found = cell.predicted()
+    assert found.worker.host_memory_mib == 65_536
+    assert found.source.endswith("more than the 32768 MiB that this command ran out of")
+    assert len(cell.ledger.history) == 0, "a lower bound is no measured peak"
+
+
+def test_a_gpu_that_was_too_small_asks_for_a_larger_one() -> None:
+    """CUDA out of memory on a V100 of 16 GiB: the next attempt goes where there is twice as much, or the most that there is."""
+    cell = Memory()
+    cell.begin("job-1")
+    cell.record(failed_exit("job-1", memory="gpu_memory"))
+    assert cell.predicted().worker.gpu_memory_mib == 16_384, "no node has more"
+    larger = node_spec("node-2", 1)
+    gpus = tuple(msgspec.structs.replace(gpu, memory_mib=24_576) for gpu in larger.gpus)
+    cell.record(NodeJoined(node=msgspec.structs.replace(larger, gpus=gpus)))
+    found = cell.predicted()
+    assert (found.worker.gpu_memory_mib, found.worker.host_memory_mib) == (24_576, 2_048)
+    assert found.source.endswith("GPU memory: more than the 16384 MiB that this command ran out of")
+
+
+def test_a_gang_is_raised_no_further_than_it_fits_the_empty_cell() -> None:
+    """Four workers on one node of 128 GiB, killed with 24 GiB each: twice that would never start, 32 GiB does."""
+    cell = Memory()
+    gang = other(workers=4)
+    cell.ledger.kills.host.add(job_info(gang), 24_576)
+    assert cell.predicted(gang).worker.host_memory_mib == NODE_MIB // 4
+    cell.ledger.kills.host.add(job_info(gang), NODE_MIB // 4)
+    found = cell.predicted(gang)
+    assert found.worker.host_memory_mib == NODE_MIB // 4
+    assert found.source.endswith("the most that fits, though this command ran out of 32768 MiB")
+    with_servers = other(workers=3, parameter_servers=1)
+    cell.ledger.kills.host.add(job_info(with_servers), 24_576)
+    assert cell.predicted(with_servers).worker.host_memory_mib == NODE_MIB // 4, "beside 1 GiB for its server"
+
+
+def test_an_estimate_below_the_stated_confidence_is_no_cap() -> None:
+    """One run proves little, five equal ones much; what the user asks for is his cap."""
+    cell = Memory()
+    assert cell.predicted().guessed == ("worker",)
+    assert cell.predicted(other(parameter_servers=1)).guessed == ("worker", "ps")
+    assert cell.predicted(other(resources=ResourceRequest(host_memory_mib=64))).guessed == ()
+    cell.succeed("job-0", 1_000)
+    assert cell.predicted().confidence < CAPPED_FROM
+    assert cell.predicted().guessed == ("worker",)
+    for number in range(1, 5):
+        cell.succeed(f"job-{number}", 1_000)
+    assert cell.predicted().confidence > CAPPED_FROM
+    assert cell.predicted().guessed == ()
+    cell.kill("larger")
+    assert cell.predicted().guessed == ("worker",), "its history has been refuted"
 
 
 def test_the_promise_never_exceeds_the_largest_node() -> None:
     """It leaks: whatever it is given, it is killed. It must still be placed, or nobody would see why it fails."""
     cell = Memory()
     promised = [cell.kill(f"job-{number}") for number in range(10)]
-    assert promised[5:] == [65_536, *[NODE_MIB] * 4]
+    assert promised[4:] == [65_536, *[NODE_MIB] * 5]
     cell.record(
         NodeJoined(node=msgspec.structs.replace(node_spec("node-2", 4), host_memory_mib=4 * NODE_MIB))
     )
@@ -149,8 +251,8 @@ def test_a_kill_counts_for_the_same_network_of_the_same_owner_alone() -> None:
     cell.kill("job-1")
     renamed = other(command=("python", "renamed.py"))
     found = cell.predicted(renamed)
-    assert found.worker.host_memory_mib == 4_096
-    assert found.source.endswith("more than the 2048 MiB that the owner's resnet18 was killed with")
+    assert found.worker.host_memory_mib == FIRST_WORKER_MIB
+    assert found.source.endswith("more than the 2048 MiB that the owner's resnet18 ran out of")
     for far in ({"batch_size": 8 * 64}, {"model": "bert"}, {"model": None}):
         assert cell.predicted(msgspec.structs.replace(renamed, **far)).worker.host_memory_mib == 2_048, far
     assert cell.predicted(other(owner="bob")) == before
@@ -180,12 +282,26 @@ def test_a_kill_is_stored_as_a_run_that_teaches_nothing_else() -> None:
     assert len(stored) == 1, "folded again after a restart: it is in Postgres already"
 
 
-def test_a_server_of_parameters_teaches_nothing() -> None:
-    """Its memory is no worker's, and it is promised the same in every job."""
+def test_a_parameter_server_that_ran_out_of_memory_gets_more_in_the_next_job() -> None:
+    """A large embedding: the guess for servers was too small for it. Its workers' memory is another matter."""
     cell = Memory()
-    cell.begin("job-1")
-    cell.record(killed_exit("job-1", rank=1))
-    assert cell.predicted().worker.host_memory_mib == 2_048
+    servers = other(parameter_servers=1)
+    assert cell.predicted(servers).parameter_server.host_memory_mib == 1_024
+    for limit_mib, next_mib in ((0, 1_024), (1_024, 2_048), (2_048, 4_096)):
+        cell.submit(job_id := f"job-{limit_mib}", servers)
+        cell.record(JobEstimated(job_id=job_id, estimate=cell.predicted(servers)))
+        worker = TaskPlacement(task_id=f"{job_id}/1/0", role="worker", rank=0, node_id="node-1", gpus=(0,))
+        server = TaskPlacement(
+            task_id=f"{job_id}/1/1", role="ps", rank=1, node_id="node-1", host_memory_mib=limit_mib
+        )
+        cell.record(PlacementDecided(job_id=job_id, attempt=1, tasks=(worker, server)))
+        cell.record(killed_exit(job_id, rank=1))
+        cell.record(JobEnded(job_id=job_id, outcome="failed"))
+        found = cell.predicted(servers)
+        assert (found.parameter_server.host_memory_mib, found.worker.host_memory_mib) == (next_mib, 2_048)
+    assert found.source.endswith(
+        "host memory of parameter servers: more than the 2048 MiB that this command ran out of"
+    )
 
 
 def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
@@ -198,7 +314,7 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
     cell.ledger = State(Topic.JOBS, 0)
     begin_at(cell.ledger, replica)
     cell.record(killed_exit("job-1"))
-    assert cell.predicted().worker.host_memory_mib == 4_096
+    assert cell.predicted().worker.host_memory_mib == FIRST_WORKER_MIB
     assert (
         cell.predicted(other(model=None, resources=ResourceRequest(gpus=2))).worker.host_memory_mib == 2_048
     )
@@ -206,7 +322,7 @@ def test_a_job_from_a_snapshot_teaches_when_it_is_killed() -> None:
 
 def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
     """Mallory's sweep is killed a thousand times; Ada's one kill is still known. A thousand more owners are too many."""
-    killed = MemoryKills()
+    killed = MemoryKills(FIRST_WORKER_MIB)
     killed.add(job_info(SPEC), 2_048)
     for number in range(1_000):
         killed.add(job_info(other(owner="mallory", command=("sweep", str(number)))), 2_048)
@@ -218,18 +334,18 @@ def test_memory_is_bounded_and_nobody_pushes_out_another() -> None:
     assert killed.floor(SPEC, job_info(SPEC).key, near=False) is None
 
 
-def test_a_promise_below_the_default_is_raised_to_it_at_once() -> None:
-    """Others' runs of the network were tiny: one kill costs less than eleven doublings from one MiB."""
-    killed = MemoryKills()
+def test_a_small_promise_is_raised_far_enough_at_once() -> None:
+    """Others' runs of the network were tiny: one kill costs less than thirteen doublings from one MiB."""
+    killed = MemoryKills(FIRST_WORKER_MIB)
     killed.add(job_info(SPEC), 1)
     least = killed.floor(SPEC, job_info(SPEC).key, near=False)
     assert least is not None
-    assert (least.memory_mib, least.promised_mib) == (2_048, 1)
+    assert (least.memory_mib, least.promised_mib) == (FIRST_WORKER_MIB, 1)
 
 
 def test_without_a_promise_a_kill_says_nothing() -> None:
     """The machine itself ran out of memory and killed a job that nobody had bounded."""
-    killed = MemoryKills()
+    killed = MemoryKills(FIRST_WORKER_MIB)
     killed.add(job_info(SPEC), 0)
     assert (len(killed), killed.floor(SPEC, job_info(SPEC).key, near=True)) == (0, None)
 

@@ -108,7 +108,7 @@ class Fold:
             for number in range(one["times"]):
                 job = spec("mallory", f"{number}.py", **what)
                 self.ran(job, **one["run"])
-                self.known.kills.add(job_info(job), one["killed_with"])
+                self.known.kills.host.add(job_info(job), one["killed_with"])
 
     def predicted(self, job: JobSpec) -> Estimate:
         tiers: tuple[Tier, ...] = (

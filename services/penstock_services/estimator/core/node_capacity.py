@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.ledger.index import NodeShape, shape_of
-from penstock.model.types import JobSpec, NodeSpec, TaskPlacement
+from penstock.model.types import JobSpec, NodeSpec, ResourceVector, TaskPlacement
+from penstock.policies.capacity import slots
 from penstock_services.estimator.core.runs import NO_CARD, Allocation, Card
 from penstock_services.estimator.core.step_time.placements import Placement, why_no_placement
 
@@ -70,6 +71,16 @@ class NodeCapacity:
         ]
         return Capacity(*map(max, zip(*fitting, strict=True))) if fitting else None
 
+    def hold(self, spec: JobSpec, worker: ResourceVector, server: ResourceVector) -> bool:
+        """Whether the empty nodes hold the gang, in whichever order its tasks are placed: sufficient, not necessary."""
+        workers, servers = (worker, spec.workers, spec.gpu_models), (server, spec.parameter_servers, ())
+        nodes = sorted(self._shapes.items())
+        return all(
+            _holds(order, roles)
+            for order in (nodes, nodes[::-1])
+            for roles in ((workers, servers), (servers, workers))
+        )
+
     def gpu_nodes(self, allowed: Collection[str]) -> list[tuple[str, Mapping[int, int]]]:
         """(GPU model, GPUs on a node → nodes) of those allowed (none named: all), the most GPUs first; without mixed nodes."""
         sizes: dict[str, Counter[int]] = {}
@@ -77,6 +88,33 @@ class NodeCapacity:
             if shape.gpu_model and (not allowed or shape.gpu_model in allowed):
                 sizes.setdefault(shape.gpu_model, Counter())[shape.gpus] += nodes
         return sorted(sizes.items(), key=lambda one: (-sum(gpus * n for gpus, n in one[1].items()), one[0]))
+
+
+Tasks = tuple[ResourceVector, int, tuple[str, ...]]
+"""What each needs, how many they are, allowed GPU models."""
+
+
+def _holds(nodes: Sequence[tuple[NodeShape, int]], roles: tuple[Tasks, Tasks]) -> bool:
+    """First fit, node by node, of each the first role first."""
+    left = [wanted for _, wanted, _ in roles]
+    for shape, count in nodes:
+        for _ in range(count):
+            rest, before = shape, sum(left)
+            for role, (need, _, models) in enumerate(roles):
+                if left[role]:
+                    here = slots(rest, need, models, left[role])
+                    left[role] -= here
+                    rest = rest._replace(
+                        gpus=rest.gpus - here * need.gpus,
+                        cores=rest.cores - here * need.cores,
+                        host_memory_mib=rest.host_memory_mib - here * need.host_memory_mib,
+                        bandwidth_mbps=rest.bandwidth_mbps - here * need.bandwidth_mbps,
+                    )
+            if not any(left):
+                return True
+            if sum(left) == before:
+                break  # nor do others of this shape hold any
+    return not any(left)
 
 
 def densest(each: int, workers: int, sizes: Mapping[int, int]) -> Placement:

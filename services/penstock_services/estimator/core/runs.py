@@ -1,8 +1,8 @@
 """A finished run as it is stored for learning: what the job was, what it got, its estimate, what was measured."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec
+from penstock.model.types import MAX_CORES_PER_NODE, Category, Estimate, JobSpec, Role
 from penstock_services.estimator.core.resources.history import Run, key_of
 
 ASKABLE = ("gpus", "cores", "host_memory_mib", "gpu_memory_mib", "bandwidth_mbps")
@@ -80,7 +80,7 @@ class EtaAtHalf(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """One succeeded job. `rejected`: why nothing may be learned from it; empty: it is sound."""
+    """One succeeded job, or a task that ran out of memory. `rejected`: why nothing else may be learned from it; empty: it is sound."""
 
     seq: int
     """Of the ledger record that ended it."""
@@ -96,6 +96,12 @@ class FinishedRun(NamedTuple):
     """Why nothing may be learned from its steps although the rest is sound."""
     eta: EtaAtHalf | None = None
     """None: nothing was published in time."""
+    limit_mib: int = 0
+    """The worker's cap on host memory; where a task ran out of memory, what that one could have: a lower bound of what it needs."""
+    exhausted: Literal["", "host_memory", "gpu_memory"] = ""
+    """Which memory, where a task ran out of it; rows of earlier versions are of host memory."""
+    role: Role = "worker"
+    """Whose."""
 
 
 def job_info(spec: JobSpec) -> JobInfo:

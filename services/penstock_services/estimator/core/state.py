@@ -1,11 +1,14 @@
 """The estimator's state: one fold of the cell's ledger, as far as estimates need it. `evolve` is the only writer."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
+from penstock.ledger.memory import KERNEL_KILL
 from penstock.ledger.record import GENESIS, Head, read_valid
 from penstock.ledger.replica import Replica
 from penstock.model import external_events, ledger_events
@@ -13,7 +16,7 @@ from penstock.model.estimates import EtaEstimated, JobEstimated, StagesProfiled
 from penstock.model.event import wire_type
 from penstock.model.token import seq_of
 from penstock.model.transitions import NodeStatus
-from penstock.model.types import JobSpec
+from penstock.model.types import WHOLE_GPU, JobSpec, Role, TaskPlacement
 from penstock_services.estimator.core.eta.remaining import Bounds
 from penstock_services.estimator.core.node_capacity import NodeCapacity
 from penstock_services.estimator.core.progress import (
@@ -25,7 +28,7 @@ from penstock_services.estimator.core.progress import (
 )
 from penstock_services.estimator.core.resources.cores import PastCores
 from penstock_services.estimator.core.resources.history import UNKNOWN, History, Run, bounded
-from penstock_services.estimator.core.resources.memory_kills import REASON, MemoryKills
+from penstock_services.estimator.core.resources.memory_kills import REASON, Exhausted
 from penstock_services.estimator.core.resources.nearest import Nearest
 from penstock_services.estimator.core.runs import (
     Allocation,
@@ -40,6 +43,8 @@ from penstock_services.estimator.core.stages.registry import Owned, StageRegistr
 
 MAX_EARLY = 10_000  # estimates that the ledger holds before their job, as many as the placer remembers
 MAX_FORGOTTEN = 1_000_000  # ids of those that it had to let go: 100 MB, and a placer that is as far behind
+
+Memory = Literal["host_memory", "gpu_memory"]
 
 
 class At(NamedTuple):
@@ -61,6 +66,14 @@ class LiveJob:
     event_id: str
     """Of its submission."""
     estimate: EstimateSummary | None = None
+    asked: JobSpec | None = None
+    """What estimates rest on, for an attempt that is estimated anew; without command, environment and labels."""
+    attempt: int = 0
+    """For which it is to be estimated; 0: its first."""
+    servers: tuple[str, ...] = ()
+    """Parameter servers of the latest attempt, as `workers`."""
+    limits_mib: Mapping[str, int] = field(default_factory=dict)
+    """Role → the smallest cap on host memory in the latest attempt."""
     workers: dict[str, None] = field(default_factory=dict)
     """Worker tasks of the latest attempt; a new placement replaces them, what they got, and the exits."""
     allocation: Allocation | None = None
@@ -80,7 +93,7 @@ class State:
     history: History = field(default_factory=History)
     nearest: Nearest = field(default_factory=Nearest)
     past_cores: PastCores = field(default_factory=PastCores)
-    kills: MemoryKills = field(default_factory=MemoryKills)
+    kills: Exhausted = field(default_factory=Exhausted)
     stages: StageRegistry = field(default_factory=StageRegistry)
     nodes: NodeCapacity = field(default_factory=NodeCapacity)
     live: dict[str, LiveJob] = field(default_factory=dict)
@@ -101,7 +114,11 @@ class State:
     """Estimates of jobs that the ledger does not hold yet."""
     forgotten_early: OrderedDict[str, None] = field(default_factory=OrderedDict)
     estimate_again: list[str] = field(default_factory=list)
+    """Jobs whose estimate came too early, and those whose next attempt is to be estimated anew."""
     job_of_task: dict[str, str] = field(default_factory=dict)
+    """Of workers."""
+    job_of_server: dict[str, str] = field(default_factory=dict)
+    """Of parameter servers."""
     recall_seq: int | None = None
     """Of the oldest placement of a job that ran in the snapshot which the fold began with."""
 
@@ -131,7 +148,8 @@ class State:
         return [(job_id, job, job.spec) for job_id, job in self.live.items() if job.spec is not None]
 
     def forgotten(self) -> list[tuple[str, LiveJob, JobSpec]]:
-        """As `unestimated`, of those jobs whose estimate came so early that the placer had to forget it; once each."""
+        """As `unestimated`, of those jobs whose estimate came so early that the placer had to forget it, and of those whose next attempt
+        is to be estimated anew; once each."""
         again, self.estimate_again = self.estimate_again, []
         found = [(job_id, self.live[job_id]) for job_id in again if job_id in self.live]
         return [(job_id, job, job.spec) for job_id, job in found if job.spec is not None]
@@ -168,12 +186,15 @@ def begin_at(state: State, replica: Replica) -> None:
             job.spec if estimate is None else None,
             job.job_id,
             None if estimate is None else estimate_summary(estimate),
+            _without_texts(job.spec),
+            job.attempt + 1 if job.attempt else 0,
         )
         workers = {t: task for t, task in job.tasks.items() if task.place.role == "worker"}
         if workers:
             places = [task.place for task in workers.values()]
             live.allocation = state.nodes.allocation_of(places)
             live.workers = dict.fromkeys(workers)
+            _tasks_of(state, job.job_id, live, [task.place for task in job.tasks.values()])
             live.progress = begun(job.attempt, job.placed_ms or 0, places, live.allocation.card.model)
             live.progress.started_ms = job.running_ms
             live.partly = any(task.exited_ms is not None for task in workers.values())
@@ -193,7 +214,19 @@ def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None
         state.estimate_again.append(fact.job_id)
     spec = None if early is not None else fact.spec
     event_id = at.event_id or fact.job_id
-    state.live[fact.job_id] = LiveJob(job_info(fact.spec), spec, event_id, early)
+    state.live[fact.job_id] = LiveJob(job_info(fact.spec), spec, event_id, early, _without_texts(fact.spec))
+
+
+def _without_texts(spec: JobSpec) -> JobSpec:
+    """What is retained of each live job: the key of its command is in `JobInfo`."""
+    return replace(spec, command=("-",), env={}, secrets={}, labels={}, workdir=None)
+
+
+def _requeued(state: State, at: At, fact: ledger_events.JobRequeued) -> None:
+    job = state.live.get(fact.job_id)
+    if job is not None and fact.estimate_again:
+        job.spec, job.attempt, job.estimate = job.asked, fact.attempt + 1, None
+        state.estimate_again.append(fact.job_id)
 
 
 def _estimated(state: State, at: At, fact: JobEstimated) -> None:
@@ -217,17 +250,32 @@ def _placed(state: State, at: At, fact: ledger_events.PlacementDecided) -> None:
     workers = [place for place in fact.tasks if place.role == "worker"]
     job.allocation = state.nodes.allocation_of(workers)
     job.workers = dict.fromkeys(place.task_id for place in workers)
+    _tasks_of(state, fact.job_id, job, fact.tasks)
     job.progress = begun(fact.attempt, at.now_ms, workers, job.allocation.card.model, job.progress)
     state.job_of_task.update(dict.fromkeys(job.workers, fact.job_id))
 
 
+def _tasks_of(state: State, job_id: str, job: LiveJob, places: Sequence[TaskPlacement]) -> None:
+    """Parameter servers of an attempt, and the caps of all its tasks."""
+    job.servers = tuple(place.task_id for place in places if place.role == "ps")
+    state.job_of_server.update(dict.fromkeys(job.servers, job_id))
+    limits: dict[str, int] = {}
+    for place in places:
+        limits[place.role] = min(place.cap_mib, limits.get(place.role, place.cap_mib))
+    job.limits_mib = limits
+
+
 def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
-    job_id = state.job_of_task.get(fact.task_id, "")
+    server_of = state.job_of_server.get(fact.task_id, "")
+    job_id = state.job_of_task.get(fact.task_id, server_of)
     job = state.live.get(job_id)
     if job is None or job.allocation is None:
         return
-    if fact.cause == "out_of_memory":
-        _killed(state, at, job_id, job, job.allocation)
+    memory = fact.exhausted or ("host_memory" if fact.cause == KERNEL_KILL else "")
+    if memory and state.learning:
+        _ran_out(state, at, job_id, job, job.allocation, "ps" if server_of else "worker", memory)
+    if server_of:
+        return
     if fact.cause != "exited" or fact.exit_code != 0:
         return
     if job.progress is not None:
@@ -248,13 +296,29 @@ def _exited(state: State, at: At, fact: external_events.TaskExited) -> None:
     )
 
 
-def _killed(state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation) -> None:
-    """A worker took more host memory than it was promised: that promise is what it teaches, nothing else of it."""
-    if state.learning:
-        promised_mib = 0 if job.estimate is None else job.estimate.host_memory_mib
-        why = f"{REASON}: killed with {promised_mib} MiB of host memory"
-        measured = Run(ended_ms=at.now_ms, seq=at.seq)
-        _finish(state, FinishedRun(at.seq, job_id, job.info, allocation, job.estimate, measured, why))
+def _ran_out(
+    state: State, at: At, job_id: str, job: LiveJob, allocation: Allocation, role: Role, memory: Memory
+) -> None:
+    """A task ran out of memory: what it could have is a lower bound of what it needs, and nothing else of the run is learned."""
+    estimate = job.estimate
+    if memory == "gpu_memory":
+        limit_mib = _gpu_limit_mib(allocation, estimate)
+        what = f"with {limit_mib} MiB of GPU memory"
+    else:
+        promised_mib = estimate.host_memory_mib if estimate is not None and role == "worker" else 0
+        limit_mib = max(job.limits_mib.get(role, 0), promised_mib)
+        what = f"{'a parameter server ' if role == 'ps' else ''}killed with {limit_mib} MiB of host memory"
+    measured = Run(ended_ms=at.now_ms, seq=at.seq)
+    why = f"{REASON}: {what}"
+    run = FinishedRun(at.seq, job_id, job.info, allocation, estimate, measured, why)
+    _finish(state, run._replace(limit_mib=limit_mib, exhausted=memory, role=role))
+
+
+def _gpu_limit_mib(allocation: Allocation, estimate: EstimateSummary | None) -> int:
+    """GPU memory that each worker could have: its card's, or what it was promised of a shared one."""
+    if allocation.gpu_share_milli == WHOLE_GPU:
+        return allocation.card.memory_mib if allocation.gpus else 0
+    return 0 if estimate is None else estimate.gpu_memory_mib
 
 
 def _ended(state: State, at: At, fact: ledger_events.JobEnded) -> None:
@@ -279,7 +343,7 @@ def _succeeded(state: State, at: At, job_id: str, job: LiveJob, allocation: Allo
     run = FinishedRun(
         at.seq, job_id, job.info, allocation, job.estimate, measured, why, steps, steps_rejected, eta
     )
-    _finish(state, run)
+    _finish(state, run._replace(limit_mib=job.limits_mib.get("worker", 0)))
 
 
 def _finish(state: State, run: FinishedRun) -> None:
@@ -288,20 +352,26 @@ def _finish(state: State, run: FinishedRun) -> None:
 
 
 def learn(state: State, run: FinishedRun) -> None:
-    """What a finished run, or a kill, teaches; runs in the order in which they ended."""
+    """What a finished run, or a task that ran out of memory, teaches; in the order in which they ended."""
     promised_mib = 0 if run.estimate is None else run.estimate.host_memory_mib
     if run.rejected.startswith(REASON):
-        state.kills.add(run.info, promised_mib)
+        limit_mib = run.limit_mib if run.exhausted else promised_mib  # earlier versions stored no limit
+        state.kills.add(run.info, run.exhausted, run.role, limit_mib)
     elif not run.rejected:
         state.history.add(run.info.key, run.measured, run.info.owner)
         state.nearest.add(run.info, run.measured)
         state.past_cores.add(run.info, run.allocation, run.measured)
-        state.kills.ran(run.info, promised_mib)
+        state.kills.ran(
+            run.info, max(run.limit_mib, promised_mib), _gpu_limit_mib(run.allocation, run.estimate)
+        )
 
 
 def _forget_attempt(state: State, job: LiveJob) -> None:
     for task_id in job.workers:
         state.job_of_task.pop(task_id, None)
+    for task_id in job.servers:
+        state.job_of_server.pop(task_id, None)
+    job.servers, job.limits_mib = (), {}
     job.workers, job.allocation, job.exits, job.partly = {}, None, [], False
 
 
@@ -367,6 +437,7 @@ HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
         wire_type(ledger_events.InputAccepted): _input_accepted,
         wire_type(external_events.JobSubmitted): _submitted,
         wire_type(JobEstimated): _estimated,
+        wire_type(ledger_events.JobRequeued): _requeued,
         wire_type(ledger_events.PlacementDecided): _placed,
         wire_type(external_events.TaskExited): _exited,
         wire_type(ledger_events.JobEnded): _ended,

@@ -36,7 +36,7 @@ from penstock_services.estimator.core.resources.cores import CoresTier
 from penstock_services.estimator.core.resources.estimate import HistoryTier, Tier, estimate
 from penstock_services.estimator.core.resources.history import key_of
 from penstock_services.estimator.core.resources.nearest import NearestTier
-from penstock_services.estimator.core.state import State
+from penstock_services.estimator.core.state import LiveJob, State
 from penstock_services.estimator.core.step_time.tier import StepTier
 from penstock_services.estimator.core.step_time.training import STEPS
 from penstock_services.estimator.shell.eta_publisher import EtaPublisher
@@ -86,7 +86,7 @@ class Estimator:
         )
         unestimated = self.state.unestimated()
         self._prepare([spec for _, _, spec in unestimated])
-        missing = [self._message(job_id, spec, job.event_id, None) for job_id, job, spec in unestimated]
+        missing = [self._again(*found) for found in unestimated]
         self.state.forgotten()  # they are among these
         LOG.info(
             "folded the ledger to seq %d (%d void records), %d live jobs, %d of them not estimated",
@@ -160,9 +160,7 @@ class Estimator:
                 self._message(submitted.job_id, submitted.spec, envelope.id, envelope.traceparent)
                 for submitted, envelope in submissions
             ]
-            messages += [
-                self._message(id_, spec, job.event_id, None) for id_, job, spec in self.state.forgotten()
-            ]
+            messages += [self._again(*found) for found in self.state.forgotten()]
             messages += self._stages()
             if messages:
                 await self._send(messages)
@@ -181,10 +179,22 @@ class Estimator:
         submitted = envelope.data
         return (submitted, envelope) if isinstance(submitted, JobSubmitted) else None
 
-    def _message(self, job_id: str, spec: JobSpec, cause: str, traceparent: str | None) -> Message:
-        """`cause`: id of the submission's event; `traceparent`: its context, if it is still known."""
+    def _again(self, job_id: str, job: LiveJob, spec: JobSpec) -> Message:
+        """The estimate of a job that the ledger holds: its first, or that of the attempt that comes after a failed one."""
+        return self._message(job_id, spec, job.event_id, None, job.info.key, job.attempt)
+
+    def _message(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        cause: str,
+        traceparent: str | None,
+        key: bytes | None = None,
+        attempt: int = 0,
+    ) -> Message:
+        """`cause`: id of the submission's event; `traceparent`: its context, if it is still known; `key`: None for that of `spec`."""
         started_ms, began_s = wall_ms(), time.perf_counter()
-        found = estimate(spec, self._tiers, key_of(spec), self._bounds)
+        found = estimate(spec, self._tiers, key_of(spec) if key is None else key, self._bounds)
         attributes: dict[str, Attribute] = {
             "penstock.job_id": job_id,
             "penstock.tier": found.tier,
@@ -193,9 +203,17 @@ class Estimator:
         }
         ended_ms = started_ms + (time.perf_counter() - began_s) * 1_000
         parent = self._traces.in_job(job_id, traceparent)
-        context = self._traces.span("estimate", parent, started_ms, ended_ms, attributes, key=cause)
-        event = JobEstimated(job_id=job_id, estimate=found)
-        return self._publisher.message(f"estimate-{job_id}", event, cause, job_id, context)
+        context = self._traces.span(
+            "estimate",
+            parent,
+            started_ms,
+            ended_ms,
+            attributes,
+            key=f"{cause}.{attempt}" if attempt else cause,
+        )
+        event = JobEstimated(job_id=job_id, estimate=found, attempt=attempt)
+        event_id = f"estimate.{attempt}-{job_id}" if attempt else f"estimate-{job_id}"
+        return self._publisher.message(event_id, event, cause, job_id, context)
 
     def _stages(self) -> list[Message]:
         """Stages that the cell does not know yet. Their id is their content's, so that a repeat is known as one."""

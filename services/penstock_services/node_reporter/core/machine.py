@@ -63,7 +63,7 @@ MAX_DETAIL_CHARS = 1_000  # ShortText holds 1,024
 NOTHING_MEASURED = Usage()
 
 Reason = Literal["stale_token", "unknown_gpu", "occupied", "unknown_task", "wrong_node"]
-
+Exhausted = Literal["", "host_memory", "gpu_memory"]
 
 # ------------------------------------------------------------------------------------------------ inputs
 
@@ -99,6 +99,9 @@ class Outcome(msgspec.Struct, frozen=True):
     failure: str = ""
     """Why it could not be started, with the remedy."""
     out_of_memory: bool = False
+    exhausted: Exhausted = ""
+    """Which memory an allocation failed in, as far as kernel or program reported it; `evidence`: how that is known."""
+    evidence: str = ""
     lost: str = ""
     usage: Usage = NOTHING_MEASURED
 
@@ -457,7 +460,8 @@ def _exited(node_id: str, task: Task, outcome: Outcome) -> TaskExited:
         started_ms=started_ms if started_ms is not None else outcome.exited_ms,
         exited_ms=outcome.exited_ms,
         usage=outcome.usage,
-        detail=(outcome.failure or outcome.lost)[:MAX_DETAIL_CHARS],
+        detail=(outcome.failure or outcome.lost or outcome.evidence)[:MAX_DETAIL_CHARS],
+        exhausted=outcome.exhausted or ("host_memory" if cause == "out_of_memory" else ""),
     )
 
 

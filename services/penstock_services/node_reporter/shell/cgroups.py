@@ -130,20 +130,24 @@ class Cgroups:
         return [(root, [pair for pair in settings if pair[1]]) for root, settings in found.items()]
 
     def request(self, place: TaskPlacement, cores: Sequence[int], gpus: Collection[str]) -> dict[str, Any]:
-        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom` and `ended_by`.
+        """The launcher's fields `data_limit` (bytes, 0: none), `settings`, `oom`, `oom_first` and `ended_by`.
+
+        `oom_first`: where the machine runs short, the kernel ends this one before those that have what they were promised.
 
         `cores`: as this machine counts; `gpus`: UUIDs of those that the task may open.
         """
         settings: list[tuple[str, str, str]] = []
         fields: dict[str, Any] = {"data_limit": 0, "settings": settings, "oom": None, "ended_by": None}
+        cap_mib = place.cap_mib
+        fields["oom_first"] = cap_mib > place.host_memory_mib
         if self.proves_ends:
             fields["ended_by"] = str(self.unified)
-        if place.host_memory_mib and self._memory is not None:
+        if cap_mib and self._memory is not None:
             root, cap = self._memory
-            settings.append((str(root), cap, str(place.host_memory_mib * BYTES_PER_MIB)))
+            settings.append((str(root), cap, str(cap_mib * BYTES_PER_MIB)))
             fields["oom"] = (str(root), CAPS[cap])
-        elif place.host_memory_mib:
-            fields["data_limit"] = (place.host_memory_mib + DATA_SLACK_MIB) * BYTES_PER_MIB
+        elif cap_mib:
+            fields["data_limit"] = (cap_mib + DATA_SLACK_MIB) * BYTES_PER_MIB
         if cores and self._cpuset is not None:
             settings.append((str(self._cpuset), "cpuset.cpus", ",".join(map(str, cores))))
         if self._devices is not None:

@@ -8,10 +8,11 @@ import msgspec
 
 from penstock.model.orders import StartTask
 from penstock.model.types import Usage
-from penstock_services.node_reporter.core.machine import Outcome
+from penstock_services.node_reporter.core.machine import Exhausted, Outcome
 from penstock_services.node_reporter.shell.ports import Exit, Failure
 
 KIB_PER_MIB = 1_024
+KERNEL = "the kernel killed a process of it"
 LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
 NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
 
@@ -21,8 +22,12 @@ def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
     if found is None:
         return None
     usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
-    cap_mib = order.place.host_memory_mib if order is not None else 0
+    cap_mib = order.place.cap_mib if order is not None else 0
     at_cap = cap_mib > 0 and found.max_rss_kib >= NEAR_CAP * cap_mib * KIB_PER_MIB
+    killed = found.oom and found.exit_code != 0
+    exhausted, evidence = _reported(found, order)
+    if killed:
+        exhausted, evidence = "host_memory", KERNEL
     return Outcome(
         exited_ms=found.exited_ms,
         started_ms=found.started_ms,
@@ -30,9 +35,22 @@ def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
         signal=None if found.failure else found.signal,
         failure=_why(found.failure, order) if found.failure else "",
         lost=LAPSED if found.lapsed else "",
-        out_of_memory=(found.oom and found.exit_code != 0) or (found.signal == signal.SIGKILL and at_cap),
+        out_of_memory=killed or (found.signal == signal.SIGKILL and at_cap),
+        exhausted=exhausted,
+        evidence=evidence,
         usage=usage,
     )
+
+
+def _reported(found: Exit, order: StartTask | None) -> tuple[Exhausted, str]:
+    """(memory, evidence) by the task's own last lines; a GPU's memory only where it had a GPU."""
+    memory, name = found.exhausted
+    has_gpu = order is None or bool(order.place.gpus)
+    if memory == "host_memory":
+        return "host_memory", f"{name} in its last lines"
+    if memory == "gpu_memory" and has_gpu:
+        return "gpu_memory", f"{name} in its last lines"
+    return "", ""
 
 
 def merged(kernel: Usage, sampled: Usage) -> Usage:

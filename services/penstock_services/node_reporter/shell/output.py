@@ -4,6 +4,8 @@ import os
 import sys
 from collections import deque
 
+from penstock_services.node_reporter.shell.last_lines import LAST_BYTES
+
 TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is logged
 
 
@@ -21,8 +23,11 @@ class Output:
         self._dropped = 0
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
+        self.last = b""
+        """The last LAST_BYTES of the output, wherever the log ends."""
 
     def write(self, chunk: bytes) -> None:
+        self.last = chunk[-LAST_BYTES:] if len(chunk) >= LAST_BYTES else (self.last + chunk)[-LAST_BYTES:]
         head, rest = chunk[: self._left], chunk[self._left :]
         if head:
             self._left -= len(head)

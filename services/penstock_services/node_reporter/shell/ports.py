@@ -84,6 +84,8 @@ class Exit(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     lapsed: bool = False
     """Its lease ended, and so it was ended."""
+    exhausted: tuple[str, str] = ("", "")
+    """Which memory its last lines report as exhausted, and the name of that error; empty: none. See `last_lines`."""
 
 
 class Callbacks(NamedTuple):

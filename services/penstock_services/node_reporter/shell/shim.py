@@ -1,12 +1,12 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
 A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, cores,
-data_limit, settings, oom, ended_by, visible, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
+data_limit, settings, oom, oom_first, ended_by, visible, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
 ended.
 
 The folder of a task holds, each written whole (temporary name, then rename):
 `started.json {task_id, token, shim, shim_start, pid, pid_start, started_ms, exits, groups}`, written before the program runs;
-`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, oom, lapsed}`, written
+`exit.json {task_id, token, exit_code, signal, cpu_ms, max_rss_kib, started_ms, exited_ms, failure, oom, exhausted, lapsed}`, written
 (fsync) after the *last* process of the task has been reaped; and what the task itself may see, `visible`: `work`, and `phases`,
 a FIFO made by the reporter for the program's lines.
 
@@ -45,6 +45,7 @@ from penstock_services.node_reporter.shell.confinement import (
     leave_keyring,
     reveal,
 )
+from penstock_services.node_reporter.shell.last_lines import exhausted
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
 
@@ -52,6 +53,7 @@ MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these 
 CHUNK_BYTES = 65_536  # a pipe's capacity
 FIRST_PAUSE_S = 0.1  # between attempts to write down an exit on a full disk
 LONGEST_PAUSE_S = 5.0
+OOM_FIRST = 500  # of 1,000: as if it used half of the machine's memory on top
 REAP_PAUSE_MS = 5  # between kills while the last processes die
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_NAME = 15
@@ -313,6 +315,9 @@ class Shim:
             if request["data_limit"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (request["data_limit"], request["data_limit"]))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            if request["oom_first"]:
+                with contextlib.suppress(OSError):  # the cap holds all the same
+                    _put("/proc/self/oom_score_adj", str(OOM_FIRST))
             stage = "user"
             become(self._plan)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
@@ -393,6 +398,7 @@ class Shim:
         status, usage = self._reaped
         everything = resource.getrusage(resource.RUSAGE_CHILDREN)
         killed = os.WIFSIGNALED(status)
+        reported = ("", "") if status == 0 or failure else exhausted(self._output.last)
         content = {
             "task_id": self._request["task_id"],
             "token": self._request["token"],
@@ -404,6 +410,7 @@ class Shim:
             "exited_ms": self._started_ms + round((boot_s() - self._began_s) * 1_000),
             "failure": failure,
             "oom": self._out_of_memory(),
+            "exhausted": reported,
             "lapsed": self._lapsed,
         }
         pause_s = FIRST_PAUSE_S

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.ledger.memory import raisable
 from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model import ledger_events
 from penstock.model.event import Event
@@ -106,6 +107,12 @@ class Attempts:
                 yield timer(state, job.job_id, "backoff", REFUSED_BACKOFF_MS, job.attempt)
             else:
                 yield from self.queue_again(state, job, "node_lost")
+            return
+        if raisable(state, job):
+            yield ledger_events.JobRequeued(
+                job_id=job.job_id, attempt=job.attempt, reason="failed", estimate_again=True
+            )
+            yield from self.queue_timeout(state, job)
             return
         retry = job.spec.retry
         used = job.attempt - job.infrastructure_retries

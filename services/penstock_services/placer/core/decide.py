@@ -13,6 +13,7 @@ from penstock.errors import one_line
 from penstock.ledger.evolve import job_of_task
 from penstock.ledger.index import bits
 from penstock.ledger.lease import LEASE_TIMER
+from penstock.ledger.memory import capped
 from penstock.ledger.state import HOLDING, CellState, JobState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import JobEstimated
@@ -121,7 +122,7 @@ class Decider:
             for plan in event.plans:
                 job = state.jobs[plan.job_id]
                 yield ledger_events.PlacementDecided(
-                    job_id=job.job_id, attempt=job.attempt + 1, tasks=plan.tasks
+                    job_id=job.job_id, attempt=job.attempt + 1, tasks=capped(state, job, plan.tasks)
                 )
                 yield start_deadline(state, job)
         yield ledger_events.ProposalAnswered(

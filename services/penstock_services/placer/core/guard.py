@@ -37,7 +37,8 @@ def _estimated(state: CellState, event: JobEstimated) -> str | None:
     job = state.jobs.get(event.job_id)
     if job is None:
         return "duplicate_estimate" if event.job_id in state.early_estimates else None
-    return None if job.status is JobStatus.SUBMITTED else "duplicate_estimate"
+    due = job.attempt + 1 if job.attempt else 0
+    return None if job.status is JobStatus.SUBMITTED and event.attempt == due else "duplicate_estimate"
 
 
 def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str | None:

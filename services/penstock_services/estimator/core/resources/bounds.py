@@ -1,22 +1,46 @@
-"""Bounds on learned needs, before the user's request: raised after a kill for memory, cut to the largest node."""
+"""Bounds on learned needs, before the user's request: raised after a task ran out of memory, cut to the largest node, marked as guesses."""
 
-from penstock.model.types import WHOLE_GPU, JobSpec
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, JobSpec, Role
 from penstock_services.estimator.core.node_capacity import NodeCapacity
-from penstock_services.estimator.core.resources.estimate import DEFAULT_GPUS, MEMORY_PERCENT, Guess
-from penstock_services.estimator.core.resources.memory_kills import MemoryKills
+from penstock_services.estimator.core.resources.estimate import (
+    DEFAULT_GPUS,
+    MEMORY_PERCENT,
+    PARAMETER_SERVER,
+    Guess,
+    server_of,
+    worker_of,
+)
+from penstock_services.estimator.core.resources.memory_kills import Exhausted, Floor
+
+CAPPED_FROM = 0.5
+"""An estimate of host memory with less confidence is no cap: as two runs of the same command have it that agree in all."""
+
+
+class Raise(NamedTuple):
+    """What a failed allocation may raise."""
+
+    field: str
+    """Of `Guess`."""
+    memory: str
+    """For people."""
+    limit: int | None
+    """MiB, of the largest node; None: no node is known."""
 
 
 class Bounds:
     """For `estimate`."""
 
-    def __init__(self, kills: MemoryKills, nodes: NodeCapacity) -> None:
+    def __init__(self, exhausted: Exhausted, nodes: NodeCapacity) -> None:
         """Both are kept up to date by the caller."""
-        self._kills = kills
+        self._exhausted = exhausted
         self._nodes = nodes
 
     def __call__(self, spec: JobSpec, key: bytes, found: Guess) -> Guess:
-        """The guess with host memory of at least twice what a run like it was killed with, and nothing in it beyond the
-        largest node that the job may use.
+        """The guess with memory of at least twice what a run like it ran out of, and nothing in it beyond the largest node that the
+        job may use.
 
         A job's own history is cut by no more than its margin: where the job is known to need more than any node has,
         it shall end as unschedulable rather than be killed.
@@ -26,7 +50,7 @@ class Bounds:
         if gpus is None:
             gpus = DEFAULT_GPUS if found.gpus is None else found.gpus
         largest = self._nodes.max(spec, gpus)
-        floor = self._kills.floor(spec, key, near=found.tier != "history")
+        near = found.tier != "history"
         if largest is not None:
             margin = MEMORY_PERCENT if found.tier == "history" else None
             found = found._replace(
@@ -34,16 +58,57 @@ class Bounds:
                 host_memory_mib=_cut(found.host_memory_mib, largest.host_memory_mib, margin),
                 gpu_memory_mib=_cut(found.gpu_memory_mib, largest.gpu_memory_mib, margin) if gpus else 0,
             )
-        if floor is None or asked.host_memory_mib is not None:
+        guessed = found.memory_confidence < CAPPED_FROM
+        if asked.host_memory_mib is None:
+            before, floor = found, self._exhausted.host.floor(spec, key, near=near)
+            limit = None if largest is None else largest.host_memory_mib
+            found = self._raised(spec, found, Raise("host_memory_mib", "host memory", limit), floor)
+            guessed |= found is not before
+        if gpus and asked.gpu_memory_mib is None:
+            floor = self._exhausted.gpu.floor(spec, key, near=near)
+            limit = None if largest is None else largest.gpu_memory_mib
+            found = self._raised(spec, found, Raise("gpu_memory_mib", "GPU memory", limit), floor)
+        if spec.parameter_servers:
+            floor = self._exhausted.server.floor(spec, key, near=True)
+            servers_on = self._nodes.max(spec, 0)
+            limit = None if servers_on is None else servers_on.host_memory_mib
+            found = self._raised(
+                spec, found, Raise("server_memory_mib", "host memory of parameter servers", limit), floor
+            )
+        workers: tuple[Role, ...] = ("worker",) if guessed and asked.host_memory_mib is None else ()
+        return found._replace(guessed=(*workers, "ps") if spec.parameter_servers else workers)
+
+    def _raised(self, spec: JobSpec, found: Guess, what: Raise, floor: Floor | None) -> Guess:
+        """The guess with the field raised to the floor, with the reason; as it was where the floor is no more, or no node has more.
+
+        Raised at most so far that the gang fits the empty cell: a job that fails is better than one that waits for ever.
+        """
+        if floor is None:
             return found
-        raised = floor.memory_mib if largest is None else min(floor.memory_mib, largest.host_memory_mib)
-        if raised <= (found.host_memory_mib or 0):
-            return found
-        whose = "this command" if floor.same_command else f"the owner's {spec.model}"
-        return found._replace(
-            host_memory_mib=raised,
-            source=f"{found.source}; host memory: more than the {floor.promised_mib} MiB that {whose} was killed with",
+        had = getattr(found, what.field) or (
+            PARAMETER_SERVER.host_memory_mib if what.field == "server_memory_mib" else 0
         )
+        for value in _candidates(floor.memory_mib, what.limit):
+            if value <= had:
+                break
+            change: dict[str, Any] = {what.field: value}
+            raised = found._replace(**change)
+            if what.limit is None or self._nodes.hold(spec, worker_of(spec, raised), server_of(spec, raised)):
+                whose = "this command" if floor.same_command else f"the owner's {spec.model}"
+                why = f"{what.memory}: more than the {floor.promised_mib} MiB that {whose} ran out of"
+                if value <= floor.promised_mib:
+                    why = f"{what.memory}: the most that fits, though {whose} ran out of {floor.promised_mib} MiB"
+                return raised._replace(raised=f"{found.raised}; {why}" if found.raised else why)
+        return found
+
+
+def _candidates(target: int, limit: int | None) -> Iterator[int]:
+    """The target, at most the limit, and smaller ones, falling: for two of a gang's tasks on a node, three, …"""
+    if limit is None:
+        yield target
+        return
+    yield min(target, limit)
+    yield from (limit // tasks for tasks in range(2, MAX_GPUS_PER_NODE + 1) if limit // tasks < target)
 
 
 def _cut(value: int | None, limit: int, margin_percent: int | None) -> int | None:

@@ -12,13 +12,17 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from msgspec.structs import replace
+
 from penstock.model.types import (
     MAX_CORES_PER_NODE,
     MAX_GPUS_PER_NODE,
+    MAX_TEXT,
     WHOLE_GPU,
     Estimate,
     JobSpec,
     ResourceVector,
+    Role,
 )
 from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
 
@@ -57,6 +61,14 @@ class Guess(NamedTuple):
     gpu_utilisation_percent: float | None = None
     run_ms: int | None = None
     model_version: str | None = None
+    memory_confidence: float = 0.0
+    """Of the tier that answered `host_memory_mib`; only in what was merged."""
+    server_memory_mib: int | None = None
+    """Of a parameter server; None: as ever."""
+    guessed: tuple[Role, ...] = ()
+    """As in `Estimate`."""
+    raised: str = ""
+    """What was raised after a task ran out of memory; stands behind every other source."""
     partly: str = ""
     """Not empty: it answers only some fields, with this as their source, and lends the estimate neither name nor confidence."""
 
@@ -190,6 +202,28 @@ def estimate(
     asked, found = spec.resources, merge(spec, tiers, key)
     if bounds is not None:
         found = bounds(spec, key, found)
+    worker = worker_of(spec, found)
+    named = [name for name in ASKABLE if getattr(asked, name) is not None]
+    all_asked = all(name in named for name in (ASKABLE if worker.gpus else ASKABLE[:3]))
+    source = "the user asked for all of it" if all_asked else found.source
+    if named and not all_asked:
+        source = f"{', '.join(named)}: asked for by the user; else {source}"
+    source = "; ".join(part for part in (source, found.partly, found.raised) if part)[:MAX_TEXT]
+    return Estimate(
+        worker=worker,
+        parameter_server=server_of(spec, found),
+        run_ms=found.run_ms,
+        confidence=1.0 if all_asked else found.confidence,
+        tier="user" if all_asked else found.tier,
+        source=source,
+        model_version=None if all_asked and not found.partly else found.model_version,
+        guessed=found.guessed,
+    )
+
+
+def worker_of(spec: JobSpec, found: Guess) -> ResourceVector:
+    """What a worker needs: as asked for, else as guessed, else the default."""
+    asked = spec.resources
     share = asked.gpu_share_milli or WHOLE_GPU
 
     def pick(name: str) -> int:
@@ -198,7 +232,7 @@ def estimate(
 
     gpus = 1 if share < WHOLE_GPU else pick("gpus")
     percent = found.gpu_utilisation_percent
-    worker = ResourceVector(
+    return ResourceVector(
         gpus=gpus,
         cores=pick("cores"),
         host_memory_mib=pick("host_memory_mib"),
@@ -209,22 +243,15 @@ def estimate(
         bandwidth_mbps=asked.bandwidth_mbps or 0,
         gpu_share_milli=share,
     )
-    named = [name for name in ASKABLE if getattr(asked, name) is not None]
-    all_asked = all(name in named for name in (ASKABLE if gpus else ASKABLE[:3]))
-    source = "the user asked for all of it" if all_asked else found.source
-    if named and not all_asked:
-        source = f"{', '.join(named)}: asked for by the user; else {source}"
-    if found.partly:
-        source = f"{source}; {found.partly}"
-    return Estimate(
-        worker=worker,
-        parameter_server=PARAMETER_SERVER if spec.parameter_servers else NO_SERVER,
-        run_ms=found.run_ms,
-        confidence=1.0 if all_asked else found.confidence,
-        tier="user" if all_asked else found.tier,
-        source=source,
-        model_version=None if all_asked and not found.partly else found.model_version,
-    )
+
+
+def server_of(spec: JobSpec, found: Guess) -> ResourceVector:
+    """What a parameter server needs; nothing in a job without."""
+    if not spec.parameter_servers:
+        return NO_SERVER
+    if found.server_memory_mib is None:
+        return PARAMETER_SERVER
+    return replace(PARAMETER_SERVER, host_memory_mib=found.server_memory_mib)
 
 
 def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
@@ -240,6 +267,8 @@ def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
     for name in OPEN:
         source = next((guess for guess in guesses if getattr(guess, name) is not None), DEFAULT)
         merged[name] = getattr(source, name)
+        if name == "host_memory_mib":
+            merged["memory_confidence"] = source.confidence
         if source.partly:
             versions[source.partly] = source.model_version
     known = (version for version in (lead.model_version, *versions.values()) if version is not None)

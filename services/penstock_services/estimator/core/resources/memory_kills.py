@@ -1,29 +1,31 @@
-"""Jobs that were killed for their host memory (out of memory): the next one is promised more.
+"""Tasks that ran out of memory (killed, or an allocation failed): the next attempt is promised more.
 
-A kill shows that the promise was too small, not by how much. Doubling finds any need in as many kills as it has
-doublings, and promises less than twice of it in the end; a promise below the default is raised to that at once. Each
-owner's kills are his own: what others are promised never rests on them.
-
-When a GPU's memory is exhausted, the script fails like any other and no cause is reported. Hence that teaches nothing here.
+Such a run shows that its limit was too small, not by how much: a lower bound. Doubling finds any need in as many attempts as it has
+doublings, and promises less than twice of it in the end; the first steps are longer, since an attempt costs more than memory that
+is promised for one run. Each owner's runs are his own: what others are promised never rests on them.
 """
 
 import math
 from typing import NamedTuple
 
-from penstock.model.types import JobSpec
+from penstock.model.types import JobSpec, Role
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
 from penstock_services.estimator.core.owner_table import OwnerTable
-from penstock_services.estimator.core.resources.estimate import DEFAULT_HOST_MEMORY_MIB
 from penstock_services.estimator.core.resources.nearest import MAX_DISTANCE, distance
 from penstock_services.estimator.core.runs import JobInfo
 
-RAISED = 2.0  # times what was promised when it was killed
+RAISED = 2.0  # times the limit under which it ran out of memory
+FIRST_WORKER_MIB = (
+    8_192  # a training that outgrew a guess: what most frameworks need with their loaders' buffers
+)
+FIRST_SERVER_MIB = 2_048  # twice the guess for parameter servers, of which a gang may have many
+FIRST_GPU_MIB = 0  # doubled: a card's memory is no guess
 REASON = "out_of_memory"
 """With which such a run is rejected."""
 
 
 class Kill(NamedTuple):
-    """The largest promise, MiB, under which runs of one key were killed."""
+    """The largest limit, MiB, under which runs of one key ran out of memory."""
 
     promised_mib: float
     model: str | None
@@ -31,7 +33,7 @@ class Kill(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """So much host memory must be promised, since a job was killed with `promised_mib`."""
+    """So much memory must be promised, since a job ran out of `promised_mib`."""
 
     memory_mib: int
     promised_mib: int
@@ -40,16 +42,17 @@ class Floor(NamedTuple):
 
 
 class MemoryKills:
-    """Job key → its kill; bounded."""
+    """Job key → its kill, of one kind of memory; bounded. No promise is raised to less than `first_mib`."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_mib: int) -> None:
+        self._first_mib = first_mib
         self._kills: OwnerTable[bytes, Kill] = OwnerTable(KILLS, KILLS_OF_ONE)
 
     def __len__(self) -> int:
         return len(self._kills)
 
     def add(self, info: JobInfo, promised_mib: float) -> None:
-        """A worker was killed while it was promised so much; without a promise (0) it shows nothing."""
+        """A task ran out of memory while it could have so much; without a limit (0) it shows nothing."""
         if not promised_mib > 0:
             return
         known = self._kills.get(info.key, info.owner)
@@ -67,7 +70,7 @@ class MemoryKills:
         """By the owner's kills of this key; with `near` also by those of the same network, as far as runs are near."""
         own = self._kills.get(key, spec.owner)
         if own is not None:
-            return _floor(own.promised_mib, same_command=True)
+            return self._floor(own.promised_mib, same_command=True)
         if not near or spec.model is None:
             return None
         held = [
@@ -75,10 +78,27 @@ class MemoryKills:
             for _, kill in self._kills.of_owner(spec.owner)
             if kill.model == spec.model and distance(kill.batch_size, spec.batch_size) <= MAX_DISTANCE
         ]
-        return _floor(max(held), same_command=False) if held else None
+        return self._floor(max(held), same_command=False) if held else None
+
+    def _floor(self, promised_mib: float, *, same_command: bool) -> Floor:
+        raised_mib = max(math.ceil(RAISED * promised_mib), self._first_mib)
+        return Floor(raised_mib, math.ceil(promised_mib), same_command)
 
 
-def _floor(promised_mib: float, *, same_command: bool) -> Floor:
-    return Floor(
-        max(math.ceil(RAISED * promised_mib), DEFAULT_HOST_MEMORY_MIB), math.ceil(promised_mib), same_command
-    )
+class Exhausted:
+    """What ran out of memory so far, by kind of memory. `server`: a parameter server's host memory."""
+
+    def __init__(self) -> None:
+        self.host = MemoryKills(FIRST_WORKER_MIB)
+        self.gpu = MemoryKills(FIRST_GPU_MIB)
+        self.server = MemoryKills(FIRST_SERVER_MIB)
+
+    def add(self, info: JobInfo, memory: str, role: Role, limit_mib: float) -> None:
+        """A task of this role ran out of this memory (as in `TaskExited.exhausted`) while it could have so much."""
+        kills = self.gpu if memory == "gpu_memory" else self.server if role == "ps" else self.host
+        kills.add(info, limit_mib)
+
+    def ran(self, info: JobInfo, host_mib: float, gpu_mib: float) -> None:
+        """A sound run, with these limits of its workers. Of parameter servers nothing is measured that could replace their raise."""
+        self.host.ran(info, host_mib)
+        self.gpu.ran(info, gpu_mib)

@@ -1,0 +1,160 @@
+"""Out of memory: which task, under which cap, whose estimate that was, and how to ask for more.
+
+A cap on host memory is what the user asked for, or a guess. One that is a guess is not below the task's fair share of its node
+(`fair_share_mib`), and is raised after a failed allocation (`raisable`), so that the job pays for a bad guess with one attempt.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from penstock.ledger.state import CellState, JobState, NodeState, TaskState
+from penstock.model.external_events import TaskExited
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import MAX_TEXT, WHOLE_GPU, Estimate, NodeSpec, ResourceVector, TaskPlacement
+
+MAX_RAISES = (
+    12  # attempts of one job that may end so; doublings from 8 GiB to beyond the largest machines are fewer
+)
+MAX_SOURCE = 400  # characters of the estimate's source in a failure's text
+HOST, GPU = "host_memory", "gpu_memory"
+KERNEL_KILL = "out_of_memory"
+"""The cause of a task that the kernel killed for its host memory; earlier versions report nothing else."""
+
+
+def fair_share_mib(node: NodeSpec, need: ResourceVector) -> int:
+    """The part of a node's host memory that goes with the task's part of its GPUs, or of its cores if it has no GPU."""
+    if need.gpus and node.gpus:
+        return node.host_memory_mib * need.gpus * need.gpu_share_milli // (len(node.gpus) * WHOLE_GPU)
+    return node.host_memory_mib * need.cores // node.cores
+
+
+def cap_of(node: NodeSpec, need: ResourceVector, role: str, estimate: Estimate | None) -> int:
+    """For `TaskPlacement.host_memory_cap_mib`: 0 where the promise itself is the cap.
+
+    Ideal: what a task may use is reserved for it. Departure: the share of a guess is a limit and no reservation, as in Kubernetes'
+    burstable pods, so that a guess costs no other task its place; where a node runs short the kernel ends such a task first.
+    """
+    if estimate is None or role not in estimate.guessed or not need.host_memory_mib:
+        return 0
+    share_mib = min(fair_share_mib(node, need), node.host_memory_mib)
+    return share_mib if share_mib > need.host_memory_mib else 0
+
+
+def capped(state: CellState, job: JobState, tasks: Sequence[TaskPlacement]) -> tuple[TaskPlacement, ...]:
+    """Places that another service proposes, with the caps that the placer gives."""
+    caps = [
+        cap_of(state.nodes[place.node_id].spec, need, place.role, job.estimate)
+        for place, need in zip(tasks, job.demand.needs(), strict=True)
+    ]
+    return tuple(
+        place if place.host_memory_cap_mib == cap else replace(place, host_memory_cap_mib=cap)
+        for place, cap in zip(tasks, caps, strict=True)
+    )
+
+
+def asked_for(job: JobState, place: TaskPlacement, memory: str) -> bool:
+    """Whether the user set this limit; a parameter server's cannot be asked for."""
+    asked = job.spec.resources
+    named = asked.gpu_memory_mib if memory == GPU else asked.host_memory_mib
+    return place.role == "worker" and named is not None
+
+
+def raisable(state: CellState, job: JobState) -> bool:
+    """Whether the attempt failed for memory that was guessed, with more than the one before had, and some node has more still."""
+    if job.memory_retries >= MAX_RAISES:
+        return False
+    return any(
+        _more_exists(state, job, task)
+        for task in job.tasks.values()
+        if task.exhausted and not asked_for(job, task.place, task.exhausted)
+    )
+
+
+def _more_exists(state: CellState, job: JobState, task: TaskState) -> bool:
+    place, allowed = task.place, job.spec.gpu_models
+    here = state.nodes[place.node_id]
+    if task.exhausted == HOST and not place.cap_mib:
+        return False
+    had_mib = limit_mib(here, place, task.exhausted)
+    if had_mib <= job.short_of.get(short_key(place, task.exhausted), 0):
+        return False
+    return any(
+        (node.spec.host_memory_mib if task.exhausted == HOST else node.gpu_memory_mib) > had_mib
+        for node in state.nodes.values()
+        if node.status is not NodeStatus.GONE
+        and len(node.spec.gpus) >= len(place.gpus)
+        and (not place.gpus or not allowed or all(gpu.model in allowed for gpu in node.spec.gpus))
+    )
+
+
+def short_key(place: TaskPlacement, memory: str) -> str:
+    """Of `JobState.short_of`."""
+    return f"{place.role}:{memory}"
+
+
+def limit_mib(node: NodeState, place: TaskPlacement, memory: str) -> int:
+    """What the task could have of this memory."""
+    return gpu_limit_mib(node, place) if memory == GPU else place.cap_mib
+
+
+def gpu_limit_mib(node: NodeState, place: TaskPlacement) -> int:
+    """GPU memory that the task could have: all of its card, or what it was promised of a shared one."""
+    return node.gpu_memory_mib if place.gpu_share_milli == WHOLE_GPU else place.gpu_memory_mib
+
+
+def failure_text(node: NodeState, job: JobState, task: TaskState, fact: TaskExited) -> str:
+    """What failed, the limit and where it came from, what was measured, and how to ask for more; at most MAX_TEXT characters."""
+    place = task.place
+    how = f" ({fact.detail})" if fact.detail else ""
+    head = (
+        f"{place.task_id} on {fact.node_id}: out of {'GPU' if fact.exhausted == GPU else 'host'} memory{how}"
+    )
+    limit = _gpu_limit(node, job, place) if fact.exhausted == GPU else _host_limit(node, job, place)
+    used_mib = fact.usage.gpu_memory_mib if fact.exhausted == GPU else fact.usage.host_memory_mib
+    measured = "" if used_mib is None else f"; measured peak {used_mib} MiB"
+    return f"{head}; {limit}{measured}. {_remedy(node, place, fact.exhausted)}"[:MAX_TEXT]
+
+
+def _host_limit(node: NodeState, job: JobState, place: TaskPlacement) -> str:
+    if not place.cap_mib:
+        return "it had no cap, so the machine itself ran short"
+    cap = f"its cap was {place.cap_mib} MiB"
+    if place.cap_mib >= node.spec.host_memory_mib:
+        cap += ", all that its node has"
+    elif place.host_memory_cap_mib:
+        cap += f", its fair share of the node, since {place.host_memory_mib} MiB was a guess"
+    return f"{cap}: {_origin(job, place, HOST)}"
+
+
+def _gpu_limit(node: NodeState, job: JobState, place: TaskPlacement) -> str:
+    if place.gpu_share_milli == WHOLE_GPU:
+        model = node.spec.gpus[0].model if node.spec.gpus else "GPU"
+        return f"it had all {gpu_limit_mib(node, place)} MiB of its {model}: {_origin(job, place, GPU)}"
+    return f"it was promised {place.gpu_memory_mib} MiB of a shared GPU: {_origin(job, place, GPU)}"
+
+
+def _origin(job: JobState, place: TaskPlacement, memory: str) -> str:
+    if asked_for(job, place, memory):
+        return "the job asked for it"
+    if place.role == "ps":
+        return "Penstock's guess for parameter servers"
+    found = job.estimate
+    if found is None:
+        return "Penstock's guess"
+    return f"Penstock's estimate, {found.confidence:.0%} sure, tier {found.tier}: {found.source[:MAX_SOURCE]}"
+
+
+def _remedy(node: NodeState, place: TaskPlacement, memory: str) -> str:
+    if place.role == "ps":
+        return "A parameter server's memory cannot be asked for; each attempt that ends so is followed by one with more"
+    had_mib = gpu_limit_mib(node, place) if memory == GPU else place.cap_mib
+    more = _round_gib(2 * had_mib) if had_mib else "16GiB"
+    smaller = "; or use a smaller batch" if memory == GPU else ""
+    flag = memory.replace("_", "-")
+    return f"Ask for more with --{flag} {more}, or in the job file: resources: {{{memory}: {more}}}{smaller}"
+
+
+def _round_gib(mib: int) -> str:
+    """As the command line takes it: whole GiB, rounded up, from 1 GiB on."""
+    return f"{-(-mib // 1_024)}GiB" if mib >= 1_024 else f"{mib}MiB"

@@ -1,0 +1,33 @@
+"""Out of memory, as a program reports it itself: the errors of allocators and frameworks in its last lines. Standard library only.
+
+A refused allocation is an error inside the program, of which the kernel reports nothing. Looked at are the last LAST_BYTES of the
+output of a task that failed; only the name of the error leaves the node.
+"""
+
+import re
+
+LAST_BYTES = 16_384  # a traceback, and the table that torchrun prints after it
+MAX_LINES = 100
+_PREFIX = rb"^(?:\[[^\]\n]{0,64}\][: ]*|[ |+]*)"  # a rank's, or an exception group's
+ERRORS = (
+    ("gpu_memory", "CUDA out of memory", rb"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory"),
+    ("gpu_memory", "CUDA_ERROR_OUT_OF_MEMORY", rb"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"),
+    ("gpu_memory", "CUBLAS_STATUS_ALLOC_FAILED", rb"CU(?:BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED"),
+    ("gpu_memory", "RESOURCE_EXHAUSTED", rb"RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor"),
+    ("host_memory", "MemoryError", _PREFIX + rb"(?:[\w.]+\.)?(?:_Array)?MemoryError\b"),
+    ("host_memory", "std::bad_alloc", rb"std::bad_alloc"),
+    ("host_memory", "DefaultCPUAllocator", rb"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
+    ("host_memory", "Cannot allocate memory", rb"Cannot allocate memory"),
+    ("host_memory", "java.lang.OutOfMemoryError", rb"java\.lang\.OutOfMemoryError"),
+    ("host_memory", "memory allocation failed", rb"^memory allocation of \d+ bytes failed"),
+    ("host_memory", "runtime: out of memory", rb"^(?:fatal error: )?runtime: out of memory"),
+)
+"""(memory, name of the error, how it is written), the more specific first. Sources: CPython, libstdc++, glibc, PyTorch, JAX and
+TensorFlow, cuBLAS, the JVM, Rust's and Go's runtimes."""
+_PATTERNS = [(memory, name, re.compile(pattern, re.MULTILINE)) for memory, name, pattern in ERRORS]
+
+
+def exhausted(tail: bytes) -> tuple[str, str]:
+    """(memory, name of the error) that the end of a failed task's output reports; both empty for none."""
+    lines = b"\n".join(tail[-LAST_BYTES:].splitlines()[-MAX_LINES:])
+    return next(((memory, name) for memory, name, pattern in _PATTERNS if pattern.search(lines)), ("", ""))

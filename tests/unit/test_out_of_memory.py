@@ -1,0 +1,181 @@
+"""Out of memory under a guessed limit: caps of guesses, who is blamed, how often it is tried, and what the user reads."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.ledger.memory import MAX_RAISES, fair_share_mib
+from penstock.model.estimates import JobEstimated
+from penstock.model.external_events import TaskExited
+from penstock.model.ledger_events import JobEnded
+from penstock.model.transitions import JobStatus
+from penstock.model.types import Estimate, ResourceRequest, ResourceVector, Usage
+from penstock.policies.explain import explain
+from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
+
+GUESS = Estimate(
+    worker=ResourceVector(gpus=1, cores=1, host_memory_mib=2_048),
+    parameter_server=ResourceVector(gpus=0, cores=1, host_memory_mib=1_024),
+    confidence=0.1, tier="default", source="default: nothing is known yet", guessed=("worker", "ps"),
+)  # fmt: skip
+SHARE_MIB = 131_072 // 4
+SERVER_SHARE_MIB = 131_072 // 32
+
+
+@pytest.fixture
+def cell() -> CellDriver:
+    """One node of 128 GiB, 4 V100 and 32 cores."""
+    driver = CellDriver()
+    driver.join(node_spec("n1"))
+    return driver
+
+
+def exhausted(cell: CellDriver, task_id: str, memory: Any = "host_memory", **more: Any) -> list[str]:
+    """An allocation of the task fails; the kinds of facts that follow."""
+    job = cell.job(task_id.rsplit(".", 2)[0])
+    exited = TaskExited(
+        node_id=job.tasks[task_id].place.node_id, task_id=task_id, token=job.token, cause="exited", exit_code=1,
+        started_ms=cell.now_ms, exited_ms=cell.now_ms, usage=Usage(host_memory_mib=1_900), exhausted=memory,
+        detail="MemoryError in its last lines",
+    )  # fmt: skip
+    return kinds(cell.feed(msgspec.structs.replace(exited, **more)))
+
+
+def test_a_guess_is_not_capped_below_its_fair_share(cell: CellDriver) -> None:
+    """2 GiB are reserved for the new user's job; what goes with its GPU, 32 GiB, is what it may use."""
+    cell.submit("j", job_spec(ps=1), GUESS)
+    worker, server = (task.place for task in cell.job("j").tasks.values())
+    assert (worker.host_memory_mib, worker.cap_mib) == (2_048, SHARE_MIB)
+    assert (server.host_memory_mib, server.cap_mib) == (1_024, SERVER_SHARE_MIB), "by its core: it has no GPU"
+    assert cell.state.nodes["n1"].free_host_memory_mib == 131_072 - 2_048 - 1_024
+    starts = {order.place.role: order.place.cap_mib for order in cell.orders()}  # type: ignore[union-attr]
+    assert starts == {"worker": SHARE_MIB, "ps": SERVER_SHARE_MIB}
+    cell.submit("sure", None, msgspec.structs.replace(GUESS, guessed=()))
+    assert cell.job("sure").tasks["sure.1.w0"].place.cap_mib == 2_048
+
+
+def test_fair_shares_of_a_node_add_up_to_it() -> None:
+    node = node_spec("n1", gpus=4, cores=32)
+    assert 4 * fair_share_mib(node, ResourceVector(gpus=1, cores=1)) == node.host_memory_mib
+    assert 8 * fair_share_mib(node, ResourceVector(gpus=1, gpu_share_milli=500)) == node.host_memory_mib
+    assert 32 * fair_share_mib(node, ResourceVector(cores=1)) == node.host_memory_mib
+
+
+def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(cell: CellDriver) -> None:
+    """It waits for the estimator, who knows by now what did not suffice; a late copy of the first estimate is not taken for it."""
+    cell.submit("j", None, GUESS)
+    cell.start("j")
+    assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued"]
+    job = cell.job("j")
+    assert (job.status, job.infrastructure_retries, job.estimate) == (JobStatus.SUBMITTED, 1, None)
+    found = explain(cell.state, "j")
+    assert found.reason == "awaiting_estimate"
+    assert "its cap was 32768 MiB" in found.detail
+    assert cell.feed(JobEstimated(job_id="j", estimate=GUESS)).reason == "duplicate_estimate"
+    raised = msgspec.structs.replace(
+        GUESS, worker=ResourceVector(gpus=1, cores=1, host_memory_mib=2 * SHARE_MIB)
+    )
+    step = cell.feed(JobEstimated(job_id="j", estimate=raised, attempt=2))
+    assert kinds(step) == ["job.estimated", "placement.decided", "timer.set"]
+    assert job.tasks["j.2.w0"].place.cap_mib == 2 * SHARE_MIB
+    cell.start("j")
+    cell.exit("j.2.w0")
+    assert cell.state.ended["j"] == "succeeded"
+
+
+def test_all_of_a_node_and_no_larger_one_ends_the_job_with_the_whole_reason(cell: CellDriver) -> None:
+    """It leaks: there is no more memory to give. The limit, its origin, the measured peak and the remedy are in one sentence."""
+    everything = msgspec.structs.replace(
+        GUESS, worker=ResourceVector(gpus=1, cores=1, host_memory_mib=131_072)
+    )
+    cell.submit("j", None, everything)
+    cell.start("j")
+    exhausted(cell, "j.1.w0")
+    assert cell.state.ended["j"] == "failed"
+    ended = msgspec.json.decode(cell.values[-1])["facts"][1]["data"]
+    assert ended["reason"] == (
+        "j.1.w0 on n1: out of host memory (MemoryError in its last lines); its cap was 131072 MiB, all that its node has: "
+        "Penstock's estimate, 10% sure, tier default: default: nothing is known yet; measured peak 1900 MiB. "
+        "Ask for more with --host-memory 256GiB, or in the job file: resources: {host_memory: 256GiB}"
+    )
+
+
+def test_what_the_user_asked_for_is_his_limit(cell: CellDriver) -> None:
+    """He asked for 2 GiB, and his own attempts are used up one by one."""
+    spec = msgspec.structs.replace(job_spec(attempts=2), resources=ResourceRequest(host_memory_mib=2_048))
+    cell.submit("j", spec, msgspec.structs.replace(GUESS, guessed=()))
+    cell.start("j")
+    assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued", "timer.set"]
+    assert cell.job("j").status is JobStatus.BACKOFF
+    assert "its cap was 2048 MiB: the job asked for it" in cell.job("j").failure
+    assert "--host-memory 4GiB" in cell.job("j").failure
+
+
+def test_a_parameter_server_is_blamed_although_its_worker_failed_first(cell: CellDriver) -> None:
+    """The kernel kills the server; its worker reports a closed connection before the kill is reported."""
+    cell.submit("j", job_spec(ps=1), GUESS)
+    cell.start("j")
+    assert kinds(cell.exit("j.1.w0", 1)) == ["task.exited", "stop.decided"]
+    assert cell.job("j").failure == "j.1.w0 on n1: exit code 1"
+    facts = exhausted(cell, "j.1.ps0", cause="out_of_memory", exit_code=None, signal=9)
+    assert facts == ["task.exited", "job.requeued"]
+    job = cell.job("j")
+    assert job.failure.startswith("j.1.ps0 on n1: out of host memory")
+    assert "its cap was 4096 MiB, its fair share of the node, since 1024 MiB was a guess" in job.failure
+    assert "Penstock's guess for parameter servers" in job.failure
+    assert job.exit_code == 137
+
+
+def test_cuda_out_of_memory_is_tried_again_where_a_card_has_more(cell: CellDriver) -> None:
+    """On the only V100s it is the job's own failure; with a node of larger cards it gets another attempt."""
+    for job_id in ("small", "large"):
+        cell.submit(job_id, None, estimate())
+        cell.start(job_id)
+    assert exhausted(cell, "small.1.w0", "gpu_memory") == ["task.exited", "job.ended"]
+    cell.join(node_spec("n2", 1, model="A100", memory_mib=40_960))
+    assert exhausted(cell, "large.1.w0", "gpu_memory") == ["task.exited", "job.requeued"]
+    assert "it had all 16384 MiB of its V100" in cell.job("large").failure
+    assert "or use a smaller batch" in cell.job("large").failure
+
+
+def test_memory_is_raised_a_bounded_number_of_times(cell: CellDriver) -> None:
+    """An estimator that answers with the same again, or with a little more each time, does not make a job run for ever."""
+    cell.submit("same", None, GUESS)
+    cell.start("same")
+    exhausted(cell, "same.1.w0")
+    cell.feed(JobEstimated(job_id="same", estimate=GUESS, attempt=2))
+    cell.start("same")
+    exhausted(cell, "same.2.w0")
+    assert cell.state.ended["same"] == "failed"
+
+    cell.submit("more", None, GUESS)
+    for attempt in range(1, MAX_RAISES + 1):
+        cell.start("more")
+        exhausted(cell, f"more.{attempt}.w0")
+        assert cell.job("more").memory_retries == attempt
+        worker = msgspec.structs.replace(GUESS.worker, host_memory_mib=SHARE_MIB + attempt)
+        raised = msgspec.structs.replace(GUESS, worker=worker)
+        cell.feed(JobEstimated(job_id="more", estimate=raised, attempt=attempt + 1))
+    cell.start("more")
+    exhausted(cell, f"more.{MAX_RAISES + 1}.w0")
+    assert cell.state.ended["more"] == "failed"
+
+
+def test_a_job_that_waits_for_its_second_estimate_can_be_cancelled_and_times_out(cell: CellDriver) -> None:
+    """The estimator is down; the queue's time-out counts as for a new job."""
+    cell.submit("j", job_spec(queue_timeout_ms=5_000), GUESS)
+    cell.start("j")
+    assert exhausted(cell, "j.1.w0") == ["task.exited", "job.requeued", "timer.set"]
+    cell.at(5_000)
+    assert cell.state.ended["j"] == "timed_out_queued"
+
+
+def test_a_kill_that_an_earlier_version_reports_is_the_jobs_own_failure(cell: CellDriver) -> None:
+    """Ledgers of earlier versions are decided again to the byte."""
+    cell.submit("j", None, GUESS)
+    cell.start("j")
+    step = cell.exit("j.1.w0", None, cause="out_of_memory", signal=9)
+    [_, ended] = step.facts
+    assert isinstance(ended, JobEnded)
+    assert ended.reason == "j.1.w0 on n1: out of memory"
