@@ -12,6 +12,8 @@ from penstock.model.ledger_events import JobEnded
 from penstock.model.transitions import JobStatus
 from penstock.model.types import Estimate, ResourceRequest, ResourceVector, Usage
 from penstock.policies.explain import explain
+from penstock_services.gateway.core.access import Caller, Role
+from penstock_services.gateway.core.visible import reason_for
 from tests.support.driver import CellDriver, estimate, job_spec, kinds, node_spec
 
 GUESS = Estimate(
@@ -82,6 +84,20 @@ def test_a_guess_that_was_too_small_costs_one_attempt_and_none_of_the_users_own(
     cell.start("j")
     cell.exit("j.2.w0")
     assert cell.state.ended["j"] == "succeeded"
+
+
+def test_another_tenant_is_not_shown_what_failed_while_the_job_waits_to_be_estimated(
+    cell: CellDriver,
+) -> None:
+    """The sentence names the task, its node and what its owner's runs used."""
+    cell.submit("j", None, GUESS)
+    cell.start("j")
+    exhausted(cell, "j.1.w0")
+    found = msgspec.to_builtins(explain(cell.state, "j"))
+    assert found["detail"]
+    other, own = (Caller(frozenset({Role.READ}), tenant) for tenant in ("other", "ada"))
+    assert reason_for(other, found, "ada")["detail"] is None
+    assert reason_for(own, found, "ada")["detail"] == found["detail"]
 
 
 def test_all_of_a_node_and_no_larger_one_ends_the_job_with_the_whole_reason(cell: CellDriver) -> None:

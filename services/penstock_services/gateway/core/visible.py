@@ -55,7 +55,7 @@ def reason_for(caller: Caller, row: Row, owner: str) -> Row:
     """An answer to `why`, or a row of the queue. Between attempts and after the end its details are what failed."""
     if caller.may_act_for(owner):
         return row
-    figures = row.get("reason") not in (None, Reason.BACKOFF)
+    figures = row.get("reason") not in (None, Reason.BACKOFF, Reason.AWAITING_ESTIMATE)
     return _only(OF_REASONS if figures else OF_REASONS - {"detail"}, row)
 
 
