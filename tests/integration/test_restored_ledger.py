@@ -29,8 +29,8 @@ from penstock_services.projector.shell.rebuild import rebuild
 from penstock_services.projector.shell.service import run as run_projector
 from tests.integration.test_changed_inputs import cell, submitted  # noqa: F401 - `cell` is a fixture
 from tests.integration.test_placer_service import SETTINGS, Cell
-from tests.integration.test_projector import projecting, reached
 from tests.support.driver import node_spec
+from tests.support.projector_cell import projecting, reached
 
 LEDGER = Partition(Topic.LEDGER, 0)
 WITHIN_S = 15.0

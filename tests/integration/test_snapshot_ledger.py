@@ -25,10 +25,10 @@ from penstock_services.projector.shell.service import prepare_schema
 from penstock_services.projector.shell.service import run as run_projector
 from tests.integration.test_estimator_service import SPEC, Placer
 from tests.integration.test_placer_service import Cell as PlacerCell
-from tests.integration.test_projector import assert_equals_replay, projecting, reached
 from tests.support.gateway_cell import WITHIN_S, Cell, running
 from tests.support.hand_placer import HandPlacer, node_spec
 from tests.support.memory_log import MemoryBroker, MemoryLog
+from tests.support.projector_cell import assert_equals_replay, projecting, reached
 
 pytestmark = pytest.mark.postgres
 LEDGER = Partition(Topic.LEDGER, 0)
