@@ -6,6 +6,7 @@ fields, constraints and rules, made when it is first needed. It refuses unknown 
 and its result is the struct.
 """
 
+import json
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from penstock.model.types import Value
 
@@ -30,9 +32,25 @@ def checked(kind: type[V], fields: Mapping[str, Any], unknown: Unknown = "forbid
 def checked_json(kind: type[V], body: bytes | str, unknown: Unknown = "forbid", *, strict: bool = False) -> V:
     """The value that this JSON object describes. Raises pydantic's ValidationError.
 
-    `strict`: as its JSON Schema says, so neither `"8"` nor `true` is a number.
+    `strict`: as its JSON Schema says, so neither `"8"` nor `true` is a number, and `1.0` is a whole one.
     """
-    return _adapter(kind).validate_json(body, extra=unknown, strict=strict)  # type: ignore[no-any-return]
+    try:
+        return _adapter(kind).validate_json(body, extra=unknown, strict=strict)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        if not strict or not any(map(_is_whole, error.errors(include_url=False))):
+            raise
+    text = json.dumps(json.loads(body, parse_float=_number))
+    return _adapter(kind).validate_json(text, extra=unknown, strict=True)  # type: ignore[no-any-return]
+
+
+def _is_whole(problem: ErrorDetails) -> bool:
+    given = problem["input"]
+    return problem["type"] == "int_type" and isinstance(given, float) and given.is_integer()
+
+
+def _number(text: str) -> int | float:
+    found = float(text)
+    return int(found) if found.is_integer() else found
 
 
 def describe(error: ValidationError) -> str:

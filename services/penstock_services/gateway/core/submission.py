@@ -134,18 +134,6 @@ def _unreadable(error: Exception) -> str:
     return where + unquoted(error.problem or "it cannot be read")[:512]
 
 
-def labels_of(texts: list[str]) -> dict[str, str]:
-    """`NAME=VALUE` parameters as a mapping. Raises `Problem`."""
-    found = dict(text.partition("=")[::2] for text in texts)
-    if "" in found or any("=" not in text for text in texts):
-        raise invalid(
-            "parameters are wrong", [BadField("label", "is no NAME=VALUE", "give label=team=vision")]
-        )
-    if len(found) < len(texts):
-        raise invalid("parameters are wrong", [BadField("label", "names one label twice", "remove one")])
-    return found
-
-
 def _too_deep() -> BadField:
     return BadField("body", "is nested too deeply", "flatten it")
 

@@ -44,7 +44,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PARTS = (jobs, why, logs, events, stream, connections, cluster, operators, admin)
-METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
@@ -209,15 +208,13 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods that this path has."""
-    return [
-        method
-        for method in METHODS
-        if any(
-            route.matches({**request.scope, "method": method})[0] is Match.FULL
-            for route in request.app.routes
-        )
-    ]
+    """Methods of this path. Of several templates that fit it the longest counts: node ids may hold a slash."""
+    routes = [*request.app.routes, *(route for part in PARTS for route in part.router.routes)]
+    fitting: dict[str, set[str]] = {}
+    for route in routes:
+        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
+            fitting.setdefault(route.path, set()).update(route.methods or ())
+    return sorted(fitting[max(fitting, key=len)]) if fitting else []
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from penstock.model.types import MAX_JOB_ID_CHARS, JobSpec, Value
 from penstock_services.gateway.core.cloudevents import ATTRIBUTES, EXTENSIONS, MAX_ATTRIBUTE_CHARS
 from penstock_services.gateway.core.problems import CONTENT_TYPE, BadField, Problem
 
+PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"  # as `str.isprintable`
 REFERENCE = "#/components/schemas/{model}"
 TOPICS = (Topic.JOBS, Topic.ESTIMATES, Topic.PROPOSALS)
 """Of events that are accepted from outside."""
@@ -31,6 +32,7 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         _add(schemas, JobSpec)
         schemas["CloudEvent"] = _cloud_event(schemas)
         schemas["EventData"] = {"anyOf": [data for _, data in _events(schemas)]}
+        _say_rules_of_jobs(schemas["JobSpec"]["properties"])
         schemas["Accepted"] = _ACCEPTED
         schemas["Problem"] = _PROBLEM
         app.openapi_schema = orjson.loads(orjson.dumps(document))
@@ -44,6 +46,14 @@ def _add(schemas: dict[str, Any], kind: type[Value]) -> dict[str, Any]:
         schemas.update(schema.pop("$defs", {}))
         schemas[kind.__name__] = schema
     return {"$ref": REFERENCE.format(model=kind.__name__)}
+
+
+def _say_rules_of_jobs(properties: dict[str, Any]) -> None:
+    """What a job's rules refuse, as far as JSON Schema has words for it: the published schemas of events stay as they are."""
+    command = properties["command"]
+    command["prefixItems"] = [{**command["items"], "minLength": 1}]
+    for name in ("env", "secrets"):
+        properties[name]["propertyNames"] = {"pattern": "^[^=]+$"}
 
 
 def _events(schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,15 +74,15 @@ NARROWER: dict[type[Event], dict[str, Any]] = {
 
 def _cloud_event(schemas: dict[str, Any]) -> dict[str, Any]:
     """An event in structured mode. Attributes that are not named here are ignored."""
-    text = {"type": "string", "maxLength": MAX_ATTRIBUTE_CHARS}
+    text = {"type": "string", "maxLength": MAX_ATTRIBUTE_CHARS, "pattern": PRINTABLE}
     optional = {"anyOf": [text, {"type": "null"}]}
     properties: dict[str, Any] = dict.fromkeys((*ATTRIBUTES, *EXTENSIONS), optional)
     properties |= {
         "specversion": {"const": "1.0"},
-        "id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES},
+        "id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_BYTES, "pattern": PRINTABLE},
         "source": {**text, "minLength": 1},
         "type": {"type": "string"},
-        "time": {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]},
+        "time": {"anyOf": [{"type": "string", "format": "date-time"}, {"const": ""}, {"type": "null"}]},
         "data_base64": False,
     }
     kinds = [

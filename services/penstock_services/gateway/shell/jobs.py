@@ -11,6 +11,7 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
+from pydantic import Field
 
 from penstock.clock import wall_ms
 from penstock.ledger.state import HOLDING, JobState
@@ -31,7 +32,6 @@ from penstock_services.gateway.core.submission import (
     checked_key,
     fresh_job_id,
     keyed_job_id,
-    labels_of,
     own_key,
     owned,
     spec_digest,
@@ -297,10 +297,11 @@ async def _forgotten(gateway: Gateway, job_id: str) -> str:
     )
 
 
+Label = Annotated[str, Field(pattern="^[^=]+=")]
 LABEL = "NAME=VALUE: only jobs with this label; given several times, with all of them"
 CHOSEN = (
     "($1::text IS NULL OR owner = $1) AND ($2::text IS NULL OR status = $2) "
-    "AND ($3::jsonb IS NULL OR (labels::jsonb @> $3::jsonb AND ($4::text IS NULL OR owner = $4)))"
+    "AND ($3::text[] IS NULL OR (labels::jsonb @> ALL($3::text[]::jsonb[]) AND ($4::text IS NULL OR owner = $4)))"
 )
 """The jobs of a listing, by owner, status and labels: of another tenant's job they are hidden, so they do not find it."""
 
@@ -310,7 +311,7 @@ async def jobs(
     request: Request,
     owner: Annotated[str | None, Query(max_length=128)] = None,
     status: JobStatus | None = None,
-    label: Annotated[list[str] | None, Query(max_length=64, description=LABEL)] = None,
+    label: Annotated[list[Label] | None, Query(max_length=64, description=LABEL)] = None,
     limit: Limit = 50,
     cursor: Annotated[int | None, Query(ge=0, description="`next_cursor` of the page before")] = None,
     eta: Annotated[
@@ -320,7 +321,7 @@ async def jobs(
     """Jobs, the latest first. `total`: how many there are of this kind, on all pages."""
     gateway = gateway_of(request)
     await gateway.fresh()
-    labels = orjson.dumps(labels_of(label)).decode() if label else None
+    labels = [orjson.dumps(dict([text.split("=", 1)])).decode() for text in label] if label else None
     caller = caller_of(request)
     of_tenant = None if sees_all(caller) else caller.tenant or ""
     chosen = (owner, None if status is None else str(status), labels, of_tenant)
