@@ -1,5 +1,6 @@
 """A whole installation as a user has it: `penstock up` as a process, and commands beside it."""
 
+import json
 import os
 import shutil
 import signal
@@ -137,3 +138,12 @@ def up() -> Iterator[Installation]:
         running.process.wait()
         running.output.close()
         shutil.rmtree(place, ignore_errors=True)
+
+
+def listed(up: Installation, *arguments: str) -> dict[str, object]:
+    """What a command prints as JSON."""
+    answer = up.run(*arguments, "-o", "json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert isinstance(found, dict)
+    return found

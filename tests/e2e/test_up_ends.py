@@ -1,0 +1,78 @@
+"""`penstock up` ends in every way, and begins again: nothing is left, nothing is lost."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import (
+    PENSTOCK,
+    STOP_S,
+    Installation,
+    environment,
+    left_in,
+    listed,
+    processes_of,
+    survivors,
+)
+
+pytestmark = pytest.mark.postgres
+
+
+def test_what_happened_survives_a_restart(place: Path) -> None:
+    """A user restarts the machine over lunch and asks in the afternoon why the morning's job failed."""
+    first = Installation(place, "--nodes", "1")
+    try:
+        assert first.run("submit", "--name", "morning", "--", "sh", "-c", "exit 4").returncode == 10
+        first.run("submit", "-d", "--name", "under-way", "--", "sleep", "600")
+    finally:
+        assert first.stop() <= STOP_S
+    second = Installation(place, "--nodes", "1")
+    try:
+        jobs = listed(second, "get", "jobs")["jobs"]
+        assert isinstance(jobs, list)
+        morning = next(job for job in jobs if job["name"] == "morning")
+        assert (morning["outcome"], morning["exit_code"]) == ("failed", 4)
+        assert second.run("submit", "--", "true").returncode == 0, "and it goes on"
+        assert second.run("projections", "verify").returncode == 0
+    finally:
+        assert second.stop() <= STOP_S
+    assert survivors(place) == []
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.9, 1.6])
+def test_ctrl_c_while_it_starts_leaves_nothing(place: Path, seconds: float) -> None:
+    """The impatient: wrong folder noticed, Ctrl-C before it is up."""
+    home = place / "home"
+    process = subprocess.Popen(
+        [*PENSTOCK, "up", "--folder", str(place / "state"), "--port", "0"], cwd=home, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(home),
+    )  # fmt: skip
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=3 * STOP_S)
+    assert "Traceback" not in output
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    assert survivors(place) == []
+    assert left_in(home) == []
+
+
+def test_a_killed_up_takes_everything_with_it(place: Path) -> None:
+    """kill -9: no process is left to clean up, so every child must have arranged for its own end."""
+    running = Installation(place, "--nodes", "2")
+    running.run("submit", "-d", "--", "sleep", "600")
+    time.sleep(1.0)
+    running.process.kill()
+    running.process.wait()
+    deadline = time.monotonic() + 3 * STOP_S
+    while processes_of(place) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert survivors(place) == []
+    again = Installation(place, "--nodes", "2")
+    try:
+        assert again.run("submit", "--", "true").returncode == 0, "and the folder can be used again"
+    finally:
+        again.stop()
+    assert survivors(place) == []
