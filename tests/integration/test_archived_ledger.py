@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -173,6 +174,29 @@ async def cell(settings: Settings) -> AsyncIterator[Cell]:
     await log.close()
 
 
+async def printed_by_verify_archive(settings: Settings) -> dict[str, Any]:
+    """As an operator types it."""
+    environment = {
+        "PENSTOCK_LOG": settings.log_url,
+        "PENSTOCK_DSN": settings.dsn or "",
+        "PENSTOCK_ARCHIVE": settings.archive or "",
+        "PENSTOCK_CELL": settings.cell,
+        "PENSTOCK_CELL_INDEX": str(settings.cell_index),
+    }
+    checking = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "penstock_services.placer",
+        "verify-archive",
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await asyncio.wait_for(checking.communicate(), WITHIN_S)
+    found = json.loads(printed)
+    assert isinstance(found, dict)
+    return found
+
+
 @both_logs
 async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     """After a year the ledger's head goes to a file server: the live system goes on without it, and everything that looks back
@@ -210,22 +234,7 @@ async def test_one_ledger_with_its_archive(cell: Cell) -> None:
     assert after.records == before.records + 41
     verified = await rebuild.verify(settings, whole)
     assert verified["ok"], verified
-    environment = {
-        "PENSTOCK_LOG": settings.log_url,
-        "PENSTOCK_DSN": settings.dsn or "",
-        "PENSTOCK_ARCHIVE": settings.archive or "",
-    }
-    environment |= {"PENSTOCK_CELL": settings.cell, "PENSTOCK_CELL_INDEX": str(settings.cell_index)}
-    checking = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "penstock_services.placer",
-        "verify-archive",
-        env={**os.environ, **environment},
-        stdout=-1,
-    )
-    printed, _ = await asyncio.wait_for(checking.communicate(), WITHIN_S)
-    assert json.loads(printed)["until_seq"] == 50
+    assert (await printed_by_verify_archive(settings))["until_seq"] == 50
     stop, ready = asyncio.Event(), asyncio.Event()
     placer = asyncio.create_task(
         run_placer(settings.model_copy(update={"dsn": None}), stop, log=whole, ready=ready)

@@ -187,10 +187,8 @@ async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows
     async with running(
         dsn, tokens=write_tokens(tmp_path / "tokens", list(CALLERS)), log_dir=tmp_path
     ) as cell:
-        placer, fails = (
-            cell.placer,
-            {"cause": "start_failed", "exit_code": None, "detail": "canary-detail"},
-        )
+        placer = cell.placer
+        fails = {"cause": "start_failed", "exit_code": None, "detail": "canary-detail"}
         placer.join(node_spec("n0", 1))
         for job_id in ("ended", "fails"):
             placer.submit(job_id, spec=SECRETIVE)
@@ -215,12 +213,10 @@ async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows
             )
             return await cell.http.get(url.replace("{head}", str(placer.state.seq)), headers=as_(caller))
 
-        def of_a_job(path: str) -> bool:
-            return "{job_id}" in path
-
         paths = [path + query for path, queries in SHOWN_TO_ALL.items() for query in queries]
+        of_a_job = [path for path in paths if "{job_id}" in path]
         for caller, job_id in itertools.product(("listener", "monitor"), ("ended", "fails")):
-            for path in paths if job_id == "fails" else filter(of_a_job, paths):
+            for path in paths if job_id == "fails" else of_a_job:
                 answer = await ask(path, job_id, caller)
                 assert answer.status_code == 200, (path, answer.text)
                 assert "canary" not in answer.text, (caller, path, answer.text)

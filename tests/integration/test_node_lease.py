@@ -19,7 +19,6 @@ from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (
     NODE,
-    TOPICS,
     Cell,
     eventually,
     reporter_process,
@@ -30,7 +29,7 @@ from tests.support.node_cell import (
 LEASE_MS = 1_500
 
 
-options, nothing_left = node_fixtures.options, node_fixtures.nothing_left
+options, broker, nothing_left = node_fixtures.options, node_fixtures.broker, node_fixtures.nothing_left
 cell = node_fixtures.embedded_cell
 
 
@@ -75,10 +74,10 @@ async def test_without_its_reporter_a_task_ends_with_its_lease(
     assert joined.tasks == ()
 
 
-async def test_a_lease_is_renewed_while_the_log_is_there_and_not_without(options: Options) -> None:
+async def test_a_lease_is_renewed_while_the_log_is_there_and_not_without(
+    options: Options, broker: MemoryBroker
+) -> None:
     """A task outlives its lease many times. Then the network is cut: it gets SIGTERM and the rest of the lease to save its work."""
-    broker = MemoryBroker()
-    broker.create(TOPICS)
     cell, wire = Cell(MemoryLog(broker, "placer")), Wire(broker, "node-reporter")
     script = "trap 'exit 3' TERM; while :; do sleep 0.05; done"
     async with working(options, wire):
@@ -94,10 +93,10 @@ async def test_a_lease_is_renewed_while_the_log_is_there_and_not_without(options
         assert (await cell.until(TaskExited, task_id="job-2.1.0")).exit_code == 0
 
 
-async def test_a_probe_is_answered_by_a_joining_and_tasks_run_on(options: Options) -> None:
+async def test_a_probe_is_answered_by_a_joining_and_tasks_run_on(
+    options: Options, broker: MemoryBroker
+) -> None:
     """The cell suspects a node that lives."""
-    broker = MemoryBroker()
-    broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, MemoryLog(broker, "node-reporter")):
         first = await cell.until(NodeJoined)
@@ -119,11 +118,9 @@ def note_contact(options: Options, ago_s: float) -> None:
     (options.state_dir / "lease").write_text(f"{boot_s() - ago_s} {boot_id()}")
 
 
-async def test_a_task_begins_after_nine_idle_minutes_of_ten(options: Options) -> None:
+async def test_a_task_begins_after_nine_idle_minutes_of_ten(options: Options, broker: MemoryBroker) -> None:
     """A node without tasks asks nothing. Its last contact is so old that a running task would be stopped now."""
     note_contact(options, ago_s=540)
-    broker = MemoryBroker()
-    broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, Wire(broker, "node-reporter")):
         await cell.order(start_order(1, "sleep", "0.2", lease_ms=600_000))
@@ -131,11 +128,9 @@ async def test_a_task_begins_after_nine_idle_minutes_of_ten(options: Options) ->
     assert (exited.cause, exited.exit_code) == ("exited", 0)
 
 
-async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options) -> None:
+async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options, broker: MemoryBroker) -> None:
     """An operator shortens the lease. The next task waits for contact; what runs has time by its own lease."""
     note_contact(options, ago_s=10)
-    broker = MemoryBroker()
-    broker.create(TOPICS)
     cell = Cell(MemoryLog(broker, "placer"))
     async with working(options, Wire(broker, "node-reporter")):
         await cell.order(start_order(1, "sleep", "600", lease_ms=60_000))
@@ -146,10 +141,10 @@ async def test_a_shorter_lease_of_a_new_task_stops_no_other(options: Options) ->
         assert len(cell.events(NodeJoined)) == 1
 
 
-async def test_a_drained_node_leaves_while_a_task_waits_for_contact(options: Options) -> None:
+async def test_a_drained_node_leaves_while_a_task_waits_for_contact(
+    options: Options, broker: MemoryBroker
+) -> None:
     """The log takes appends and answers no question, and an operator drains the node: the task never begins."""
-    broker = MemoryBroker()
-    broker.create(TOPICS)
     cell, wire = Cell(MemoryLog(broker, "placer")), Wire(broker, "node-reporter")
     async with working(replace(options, drain=True), wire) as stop:
         wire.cut = True

@@ -211,6 +211,17 @@ def test_a_run_that_dies_is_reported_and_ends_no_other() -> None:
     assert not outcome.interrupted
 
 
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    """A command in a session of its own, as in a terminal."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: int) -> None:
     """A simulation of weeks, stopped in the middle: figures, a page that states it, exit code 130."""
@@ -219,12 +230,7 @@ def test_a_stopped_simulation_gives_the_report_so_far(tmp_path: Path, number: in
         "simulate", "poisson/9000-per-hour", "--cluster", "1x8", "--profile", "fifo",
         "--ledger", str(ledger), "-o", "json", *(("--report", str(page)) if number == signal.SIGINT else ()),
     )  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as run:
+    with started(*arguments) as run:
         while not ledger.exists() or ledger.stat().st_size < 100_000:
             assert run.poll() is None, "it ended before it could be stopped"
             time.sleep(0.05)
@@ -261,13 +267,7 @@ def test_a_stopped_comparison_keeps_the_figures_of_the_runs_in_progress(
         "compare", str(trace), "--cluster", "1x8", "--profiles", "random,even,srtf", "--seeds", "1", "--jobs", "2",
         "--check", "-o", "json", *(("--report", str(page)) if group else ()),
     )  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:
+    with started(*arguments) as run:
         running_children(run, 2, 0.5)
         (os.killpg if group else os.kill)(run.pid, number)
         out, errors = run.communicate(timeout=60)

@@ -27,6 +27,21 @@ FileFlag = Annotated[
 CommandWords = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Program and arguments, after --.")
 ]
+GpusFlag = Annotated[int | None, typer.Option(help="Per worker; estimated if left out, like all needs.")]
+EnvFlag = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
+]
+SecretFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VARIABLE=NAME",
+        help="A variable from the nodes' secret of this name, never its text. May be repeated.",
+    ),
+]
+QueueTimeoutFlag = Annotated[
+    str | None,
+    typer.Option(metavar="10m", help="Give up after waiting so long, each time that it queues."),
+]
 ModelFlag = Annotated[str | None, typer.Option(help="Name of the network, to learn from earlier runs.")]
 CategoryFlag = Annotated[
     str | None, typer.Option(metavar=CATEGORIES, help="What it works on; its cores depend on it.")
@@ -50,9 +65,7 @@ def submit(
     file: FileFlag = None,
     name: Annotated[str | None, typer.Option(help="Shown in tables; by default the script's name.")] = None,
     owner: Annotated[str | None, typer.Option(help="By default you.")] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="Per worker; estimated if left out, like all needs.")
-    ] = None,
+    gpus: GpusFlag = None,
     cores: Annotated[int | None, typer.Option(help="Per worker.")] = None,
     host_memory: Annotated[str | None, typer.Option(metavar="8GiB", help="Per worker.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(metavar="10GiB", help="On each GPU.")] = None,
@@ -66,23 +79,12 @@ def submit(
     iterations: IterationsFlag = None,
     target_loss: TargetLossFlag = None,
     gpu_model: Annotated[list[str] | None, typer.Option(help="Allowed GPU model; may be repeated.")] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="NAME=VALUE", help="May be repeated.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VARIABLE=NAME",
-            help="A variable from the nodes' secret of this name, never its text. May be repeated.",
-        ),
-    ] = None,
+    env: EnvFlag = None,
+    secret: SecretFlag = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     workdir: Annotated[str | None, typer.Option(help="On the node; by default the current folder.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
-    queue_timeout: Annotated[
-        str | None,
-        typer.Option(metavar="10m", help="Give up after waiting so long, each time that it queues."),
-    ] = None,
+    queue_timeout: QueueTimeoutFlag = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
     grace: Annotated[str | None, typer.Option(metavar="10s", help="Between SIGTERM and SIGKILL.")] = None,
     detach: Annotated[

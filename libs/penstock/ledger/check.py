@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.ledger.index import NOT_PLACEABLE, NodeIndex, Share, Thermometer
-from penstock.ledger.state import HOLDING, CellState, JobState, NodeState, full_mask, mask_of
+from penstock.ledger.masks import full_mask, mask_of
+from penstock.ledger.state import HOLDING, CellState, JobState, NodeState
 from penstock.model.transitions import TERMINAL, JobStatus, NodeStatus, TaskStatus
 from penstock.model.types import WHOLE_GPU, TaskPlacement
 

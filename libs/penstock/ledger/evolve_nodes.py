@@ -4,7 +4,8 @@ import heapq
 
 from penstock.ledger import lease
 from penstock.ledger.index import bits
-from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, Cordon, NodeState, Timer, full_mask
+from penstock.ledger.masks import full_mask
+from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, Cordon, NodeState, Timer
 from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
 from penstock.model.ledger_events import TimerSubject

@@ -7,13 +7,13 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 
 import msgspec
 from sortedcontainers import SortedDict
 
-from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share, bits
+from penstock.ledger.index import NOT_PLACEABLE, Free, NodeIndex, Share
+from penstock.ledger.masks import full_mask, mask_of
 from penstock.ledger.suspicion import Suspicion
 from penstock.model.ledger_events import PlacerSettings, TimerSubject
 from penstock.model.token import token_of
@@ -24,7 +24,6 @@ from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, Resourc
 MAX_ENDED_REMEMBERED = 100_000  # ids of ended jobs, so that a late duplicate cannot start one again
 MAX_FORGOTTEN_NODES = 100_000  # incarnations of nodes gone long ago
 MAX_EARLY_ESTIMATES = 10_000  # estimates that overtook their submission on another topic
-MAX_MASKS = 1 << 14  # cached results of each function of masks: nodes are in few different states
 WAITING = frozenset({JobStatus.SUBMITTED, JobStatus.QUEUED, JobStatus.BACKOFF})
 HOLDING = frozenset({JobStatus.LAUNCHING, JobStatus.RUNNING, JobStatus.STOPPING})
 
@@ -332,33 +331,6 @@ class NodeState:
 class Timer:
     at_ms: int
     about: TimerSubject
-
-
-@lru_cache(MAX_MASKS)
-def full_mask(count: int) -> int:
-    """`count` ones."""
-    return (1 << count) - 1
-
-
-@lru_cache(MAX_MASKS)
-def mask_of(positions: tuple[int, ...]) -> int:
-    """The bit set of these positions."""
-    mask = 0
-    for position in positions:
-        mask |= 1 << position
-    return mask
-
-
-@lru_cache(MAX_MASKS)
-def take_lowest(mask: int, count: int) -> tuple[int, ...]:
-    """The `count` lowest positions of a mask that holds at least so many."""
-    taken: list[int] = []
-    for position in bits(mask):
-        if len(taken) == count:
-            break
-        taken.append(position)
-    assert len(taken) == count, f"{count} asked, {len(taken)} free"
-    return tuple(taken)
 
 
 MAX_CHANGES = 1 << 12

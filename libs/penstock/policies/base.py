@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
+from penstock.ledger.masks import take_lowest
 from penstock.ledger.memory import cap_of
-from penstock.ledger.state import CellState, JobState, NodeState, take_lowest
+from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model.ledger_events import JobRank, PlacementDecided, PlacementExplanation
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from penstock.ledger.index import bits, shape_of
-from penstock.ledger.state import CellState, JobState, NodeState, take_lowest
+from penstock.ledger.masks import take_lowest
+from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
 from penstock.policies.base import Plan
 

@@ -6,7 +6,8 @@ against what is really free, one after the other on one overlay. All or nothing.
 
 from typing import Literal, NamedTuple
 
-from penstock.ledger.state import CellState, JobState, NodeState, mask_of
+from penstock.ledger.masks import mask_of
+from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model.proposals import JobPlan, PlanProposed, Proposal
 from penstock.model.transitions import JobStatus, NodeStatus
 from penstock.model.types import WHOLE_GPU, ResourceVector, TaskPlacement
