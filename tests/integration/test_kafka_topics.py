@@ -21,6 +21,7 @@ from penstock.log.kafka import KafkaLog
 from penstock.log.port import Message, Partition
 from penstock.log.topic_settings import topic_settings
 from penstock.model.topics import Topic
+from penstock.retry import retry
 from tests.support.system import clean_environment
 
 pytestmark = pytest.mark.kafka
@@ -62,12 +63,21 @@ async def settings_of(broker: KafkaBroker, topic: str) -> dict[str, tuple[str, i
 
 
 async def set_to(broker: KafkaBroker, topic: str, **configs: str) -> None:
-    """What an administrator's tool does: our settings, and these on top."""
+    """What an administrator's tool does: our settings, and these on top. Returns once the broker answers with them.
+
+    A controller confirms a change before the brokers have applied it.
+    """
     named = {name.replace("_", "."): value for name, value in configs.items()}
     async with raw_admin(broker) as admin:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic, topic_settings(topic, 1) | named)
         [answer] = await admin.alter_configs([resource])
     assert [resource[0] for resource in answer.resources] == [0]
+
+    async def look() -> None:
+        found = await settings_of(broker, topic)
+        assert {name: found[name][0] for name in named} == named
+
+    await retry(look, (AssertionError,), first_s=0.02, longest_s=0.02, limit_s=15.0)
 
 
 async def ask_as_others_do(broker: KafkaBroker, *topics: str) -> None:
