@@ -1,6 +1,7 @@
 """From a URL to the log it names."""
 
-from urllib.parse import parse_qsl, unquote
+import os
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.errors import ConfigurationError
 from penstock.log.archive import Archive
@@ -9,6 +10,8 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.kafka import KafkaLog, Sasl
 from penstock.log.port import Log
 from penstock.redaction import brief, postgres_problem
+
+POSTGRES_PORT = 5_432
 
 _FORMS = (
     "kafka://[user:password@]host:port[,host:port][?ca=FILE] or postgresql://user:password@host:port/database"
@@ -55,3 +58,31 @@ def _log(url: str, identity: str) -> Log:
     if not user or not colon:
         raise ConfigurationError(f"a name without a password before @{address}; use {_FORMS}")
     return KafkaLog(address, identity, sasl=Sasl(unquote(user), unquote(password)), ca=ca)
+
+
+def log_hosts(url: str) -> list[tuple[str, int]]:
+    """Where the log's servers are: host and port of each, of a URL that `open_log` accepts. None for a socket in a folder of this
+    machine, and for a log in memory.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme == "kafka":
+        address = rest.rpartition("@")[2].partition("?")[0].rstrip("/")
+        pairs = (place.rpartition(":") for place in address.split(","))
+        return [(host.strip("[]"), int(port)) for host, _, port in pairs]
+    if scheme not in ("postgresql", "postgres"):
+        return []
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    places = (parts.netloc.rpartition("@")[2] or options.get("host") or os.environ.get("PGHOST", "")).split(
+        ","
+    )
+    ports = (options.get("port") or os.environ.get("PGPORT") or str(POSTGRES_PORT)).split(",")
+    found = []
+    for number, place in enumerate(places):
+        host, colon, port = (
+            place.rpartition(":") if not place.endswith("]") and ":" in place else (place, "", "")
+        )
+        if host and not host.startswith(("/", "%2F", "%2f")):
+            default = ports[min(number, len(ports) - 1)]
+            found.append((host.strip("[]"), int(port if colon else default)))
+    return found

@@ -67,7 +67,13 @@ class Options:
     host_memory_mib: Annotated[int | None, _memory("--host-memory", "8GiB")] = None
     rack: Annotated[str, typer.Option()] = "rack-0"
     domain: Annotated[str, typer.Option()] = "domain-0"
-    address: Annotated[str, typer.Option(help="Where other nodes reach this one's tasks.")] = "127.0.0.1"
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_ADDRESS",
+            help="Where other nodes reach this one's tasks; default: this machine's address on the way to the log.",
+        ),
+    ] = None
     bandwidth_mbps: Annotated[int, typer.Option()] = 10_000
     gateway: Annotated[
         str | None,

@@ -14,6 +14,7 @@ from penstock.errors import ConfigurationError
 from penstock.model.types import MAX_GPUS_PER_NODE, Gpu, NodeSpec
 from penstock.model.validation import checked, describe
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.address import LOOPBACK
 
 BYTES_PER_MIB = 1 << 20
 
@@ -44,7 +45,7 @@ def find_node(options: Options) -> NodeSpec:
             "boot_id": boot_id(),
             "rack": options.rack,
             "domain": options.domain,
-            "address": options.address,
+            "address": options.address or LOOPBACK,
             "cores": options.cores or len(os.sched_getaffinity(0)),
             "host_memory_mib": options.host_memory_mib or psutil.virtual_memory().total // BYTES_PER_MIB,
             "bandwidth_mbps": options.bandwidth_mbps,

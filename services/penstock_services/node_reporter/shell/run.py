@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 
 from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.log.open import open_log
@@ -15,6 +16,7 @@ from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell.address import own_address
 from penstock_services.node_reporter.shell.journal import JournalFailed
 from penstock_services.node_reporter.shell.lease import LeaseLapsed
 from penstock_services.node_reporter.shell.linux import LinuxHost
@@ -43,7 +45,9 @@ def runner(options: Options, host: Host | None = None) -> Run:
         log: Log | None = None,
         ready: asyncio.Event | None = None,
     ) -> None:
-        machine = host or LinuxHost(options)
+        machine = host or LinuxHost(
+            replace(options, address=await own_address(options.address, settings.log_url))
+        )
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         try:
             async with tracing(SERVICE, settings) as traces, _connected(options):
@@ -126,7 +130,10 @@ async def _session(
             journal.write([], [], {"next_offset": start}, durable=True)
         recover(node)
         node.join()
-        logger.info("node %s: %d GPUs, %d cores", node.spec.node_id, len(node.spec.gpus), node.spec.cores)
+        spec = node.spec
+        logger.info(
+            "node %s at %s: %d GPUs, %d cores", spec.node_id, spec.address, len(spec.gpus), spec.cores
+        )
         if ready is not None:
             ready.set()
         try:

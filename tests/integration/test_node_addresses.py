@@ -1,0 +1,172 @@
+"""Addresses that nodes announce: by the route to the log, so that a gang over two machines finds its rank 0."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from penstock.ledger.replica import Replica
+from penstock.log.embedded import EmbeddedLog
+from penstock.log.port import Log, Message, Partition
+from penstock.log.topic_settings import topic_partitions
+from penstock.model.envelope import Envelope, to_wire
+from penstock.model.estimates import JobEstimated
+from penstock.model.event import Event
+from penstock.model.external_events import JobSubmitted
+from penstock.model.topics import Topic
+from penstock.model.types import JobSpec
+from penstock.runtime.settings import Settings
+from penstock_services.placer.shell.service import run as run_placer
+from tests.support.driver import estimate
+from tests.support.namespaces import Machine, network
+from tests.support.node_cell import end_tasks, node_options
+from tests.support.system import clean_environment
+
+pytestmark = pytest.mark.postgres
+
+WITHIN_S = 40.0
+LEDGER = Partition(Topic.LEDGER, 0)
+RENDEZVOUS = """
+import os, socket, sys, time
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    with socket.create_server(place) as server:
+        server.settimeout(30)
+        connection, _ = server.accept()
+        connection.sendall(b"0")
+        sys.exit(connection.recv(1) != b"1")
+for _ in range(300):
+    try:
+        with socket.create_connection(place, timeout=5) as connection:
+            connection.sendall(b"1")
+            sys.exit(connection.recv(1) != b"0")
+    except OSError as error:
+        print(place, error, flush=True)
+        time.sleep(0.1)
+sys.exit(2)
+"""
+
+
+@asynccontextmanager
+async def forwarded(host: str, dsn: str) -> AsyncIterator[str]:
+    """The database's URL on that address of this machine: its server listens on loopback alone."""
+    parts = urlsplit(dsn)
+    options = dict(parse_qsl(parts.query))
+    folder, own_port = options.get("host", parts.hostname or ""), options.get("port", parts.port)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, answers = await (
+            asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{own_port}")
+            if folder.startswith("/")
+            else asyncio.open_connection(folder, own_port)
+        )
+        copies = [asyncio.create_task(copied(reader, answers)), asyncio.create_task(copied(there, writer))]
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        for end in (writer, answers):
+            end.transport.abort()
+        await asyncio.gather(*copies, return_exceptions=True)
+
+    async with await asyncio.start_server(carry, host, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        netloc = f"{parts.netloc.rpartition('@')[0]}@{host}:{port}"
+        yield parts._replace(netloc=netloc, query="").geturl()
+
+
+async def copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await source.read(1 << 16):
+            target.write(data)
+            await target.drain()
+
+
+@asynccontextmanager
+async def reporter(machine: Machine, node_id: str, log_url: str, folder: Path) -> AsyncIterator[None]:
+    """A node-reporter on that machine; at the end its tasks are ended, too."""
+    options = node_options(folder, node_id=node_id)
+    child = await started(machine, node_id, log_url, folder)
+    try:
+        assert child.stdout is not None
+        assert await asyncio.wait_for(child.stdout.readline(), WITHIN_S) == b"ready\n"
+        yield
+    finally:
+        if child.returncode is None:
+            child.terminate()
+        await asyncio.wait_for(child.wait(), WITHIN_S)
+        end_tasks(options)
+
+
+async def started(
+    machine: Machine, node_id: str, log_url: str, folder: Path, *more: str
+) -> asyncio.subprocess.Process:
+    argv = [*machine.enter, sys.executable, "-m", "penstock_services.node_reporter", "--node-id", node_id]
+    argv += ["--machine-id", node_id, "--state-dir", str(folder / "state"), "--log-dir", str(folder / "logs")]
+    argv += ["--virtual-gpus", "1", "--cores", "1", "--host-memory", "1GiB", "--allow-root", *more]
+    env = clean_environment(PENSTOCK_LOG=log_url)
+    return await asyncio.create_subprocess_exec(
+        *argv, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def send(log: Log, *events: Event) -> None:
+    for event in events:
+        headers, value = to_wire(Envelope(id=f"t-{event.TYPE}", source="/test", time_ms=1, data=event))
+        await log.append([Message(Partition(event.TOPIC or "", 0), value, headers)])
+
+
+async def until_ended(log: Log, job_id: str) -> Replica:
+    """The ledger, once this job has ended."""
+    replica, reader = Replica(), log.reader({LEDGER: 0})
+    async with asyncio.timeout(WITHIN_S):
+        while job_id not in replica.state.ended:
+            for record in await reader.read():
+                replica.take(record.value, record.offset)
+    await reader.close()
+    return replica
+
+
+@asynccontextmanager
+async def placer(log: Log, dsn: str) -> AsyncIterator[None]:
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(run_placer(Settings(log_url=dsn, dsn=dsn), stop, log=log, ready=ready))
+    await asyncio.wait_for(ready.wait(), WITHIN_S)
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, WITHIN_S)
+
+
+def outputs(folders: Sequence[Path]) -> str:
+    return "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.log"))
+
+
+@pytest.mark.timeout(120)
+async def test_a_gang_over_two_machines_meets_at_the_address_of_rank_0(dsn: str, tmp_path: Path) -> None:
+    """Neither machine has a setting for its address. A third, whose administrator wrote loopback, is refused at its start."""
+    with network(2) as (here, machines):
+        folders = [tmp_path / "n0", tmp_path / "n1"]
+        async with AsyncExitStack() as stack:
+            log_url = await stack.enter_async_context(forwarded(here, dsn))
+            log = await EmbeddedLog(dsn, "test").start()
+            stack.push_async_callback(log.close)
+            await log.create(topic_partitions(1))
+            await stack.enter_async_context(placer(log, dsn))
+            for number, machine in enumerate(machines):
+                await stack.enter_async_context(reporter(machine, f"n{number}", log_url, folders[number]))
+            spec = JobSpec(command=(sys.executable, "-c", RENDEZVOUS), workers=2)
+            each = estimate(1, cores=1, memory_mib=64, gpu_memory_mib=0)
+            await send(
+                log, JobSubmitted(job_id="gang", spec=spec), JobEstimated(job_id="gang", estimate=each)
+            )
+            replica = await until_ended(log, "gang")
+            addresses = {name: node.spec.address for name, node in replica.state.nodes.items()}
+            assert replica.state.ended == {"gang": "succeeded"}, f"{addresses} {outputs(folders)}"
+            assert addresses == {f"n{number}": machine.address for number, machine in enumerate(machines)}
+            refused = await started(machines[0], "n2", log_url, tmp_path / "n2", "--address", "127.0.0.1")
+            _, complaint = await asyncio.wait_for(refused.communicate(), WITHIN_S)
+            assert refused.returncode == 2
+            assert f"--address 127.0.0.1 is loopback, but the log is on {here}".encode() in complaint
