@@ -21,6 +21,7 @@ from penstock.log.embedded import EmbeddedLog
 from penstock.log.open import open_log
 from penstock.log.port import Message
 from penstock.model.external_events import NodeLeft
+from penstock.model.ledger_events import PlacerSettings
 from penstock.model.topics import Topic
 from penstock.runtime import snapshots
 from penstock.runtime.migrations import Migration, load_migrations, migrate, schema_of
@@ -142,12 +143,13 @@ async def test_rows_of_forgotten_nodes_go(
     dsn: str, cell: Settings, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Machines have a new name each day: the tables hold those that the ledger's fold still knows, and replay agrees."""
-    monkeypatch.setattr("penstock.ledger.evolve_nodes.MAX_GONE_NODES", 2)
+    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 2)
     placer = busy(20)
     async with projecting(cell, log):
         for number in range(12):
             placer.join(node_spec(f"day-{number}", 2))
             placer.feed(NodeLeft(node_id=f"day-{number}", boot_id="boot-1", proof="deleted"))
+            placer.now_ms += PlacerSettings().freeze_window_ms
             await placer.send(log)
         await reached(dsn, len(placer.values))
     await assert_equals_replay(cell, log)

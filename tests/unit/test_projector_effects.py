@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.ledger.replica import Replica
 from penstock.model.external_events import GpuFaulted, JobCancelRequested, NodeChanged, NodeJoined, NodeLeft
+from penstock.model.ledger_events import PlacerSettings
 from penstock.model.types import JobSpec
 from penstock_services.projector.core.projection import Projection
 from penstock_services.projector.shell.store import REPLACED, _json
@@ -65,16 +66,17 @@ def test_tables_do_not_depend_on_batches(seed: int, data: st.DataObject) -> None
 
 def test_forgotten_nodes_have_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines come and go under new names, and one comes back: whatever the batches, its row is there and theirs are not."""
-    monkeypatch.setattr("penstock.ledger.evolve_nodes.MAX_GONE_NODES", 2)
+    monkeypatch.setattr("penstock.ledger.departed.MAX_GONE_NODES", 2)
     placer = HandPlacer()
     for number in [*range(8), 1, 8, 9]:
         placer.join(node_spec(f"n{number}", 2))
         placer.feed(NodeLeft(node_id=f"n{number}", boot_id="boot-1", proof="deleted"))
+        placer.now_ms += PlacerSettings().freeze_window_ms
     every = [project(placer.values, cuts) for cuts in ([], [5, 11, 16], list(range(len(placer.values))))]
     assert every[0] == every[1] == every[2]
     assert {key[0] for key in every[0]["nodes"]} == set(placer.state.nodes)
     assert {key[0] for key in every[0]["gpus"]} == set(placer.state.nodes)
-    assert len(placer.state.nodes) <= 4
+    assert len(placer.state.nodes) <= 5
 
 
 def test_a_job_from_submission_to_exit() -> None:

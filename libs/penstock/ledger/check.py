@@ -131,6 +131,20 @@ def _index(state: CellState) -> Iterator[str]:
             fresh.cordoned |= node.bit
         if node.entered != node.free():
             yield f"node {node.spec.node_id} is indexed as {node.entered}, but is {node.free()}"
+    named = Counter(task.place.node_id for job in state.jobs.values() for task in job.tasks.values())
+    if (counted := {node_id: node.named for node_id, node in state.nodes.items() if node.named}) != named:
+        yield f"nodes count {counted} tasks of living attempts, attempts name {dict(named)}"
+    forgettable = {
+        (node.left_ms, node.ordinal): node_id
+        for node_id, node in state.nodes.items()
+        if node.status is NodeStatus.GONE and node.cordon is None and not named[node_id]
+    }
+    if state.forgettable != forgettable:
+        yield f"forgettable are {sorted(forgettable.values())}, listed {list(state.forgettable.values())}"
+    if {node.ordinal: node_id for node_id, node in state.nodes.items()} != {
+        ordinal: node_id for ordinal, node_id in enumerate(state.node_at) if node_id
+    } or state.node_at[-1:] == [""]:
+        yield f"ordinals name {state.node_at}"
     for name in NodeIndex.__slots__:
         held, right = _plain(getattr(state.index, name)), _plain(getattr(fresh, name))
         if held != right:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.ledger import evolve_nodes, lease
+from penstock.ledger import departed, evolve_nodes, lease
 from penstock.ledger.memory import failure_text, limit_mib, short_key
 from penstock.ledger.record import RawRecord
 from penstock.ledger.state import (
@@ -37,7 +37,7 @@ from penstock.model.transitions import (
     transition,
 )
 
-FOLD_VERSION = 13
+FOLD_VERSION = 14
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -67,10 +67,14 @@ def fold(state: CellState, record: RawRecord, hook: Hook | None = None) -> None:
 
 
 def begin(state: CellState, seq: int, now_ms: int, term: int) -> None:
-    """A record begins: its seq is in the token of what it decides, its time the only clock."""
+    """A record begins: its seq is in the token of what it decides, its time the only clock.
+
+    Nodes are forgotten here and nowhere else, so that none goes while a record is about it.
+    """
     state.seq = seq
     state.now_ms = now_ms
     state.term = term
+    departed.forget(state)
 
 
 def answered(state: CellState, topic: str, partition: int, offset: int, event_id: str) -> None:
@@ -164,6 +168,7 @@ def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -
         job.tasks[place.task_id] = TaskState(place, lease_ms=lease_ms)
         node.give(place)
         node.tasks[place.task_id] = job.job_id
+        node.named += 1
         state.rebook(node)
 
 
@@ -188,6 +193,7 @@ def _job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
                 had_mib = limit_mib(state.nodes[task.place.node_id], task.place, task.exhausted)
                 key = short_key(task.place, task.exhausted)
                 job.short_of[key] = max(had_mib, job.short_of.get(key, 0))
+    _unname(state, job)
     job.tasks = {}
     job.stop_reason = None
     _drop_timers(state, job.job_id, "run_timeout", "launch_timeout", "stop_timeout")
@@ -201,6 +207,15 @@ def _job_requeued(state: CellState, fact: ledger_events.JobRequeued) -> None:
         _set_job(state, job, JobStatus.SUBMITTED)
     else:
         _set_job(state, job, JobStatus.QUEUED if fact.not_before_ms is None else JobStatus.BACKOFF)
+
+
+def _unname(state: CellState, job: JobState) -> None:
+    """The attempt is over, and its places with it."""
+    for task in job.tasks.values():
+        node = state.nodes[task.place.node_id]
+        node.named -= 1
+        if not node.named:
+            state.relist(node)
 
 
 def _job_queued(state: CellState, fact: ledger_events.JobQueued) -> None:
@@ -254,6 +269,7 @@ def _clear_unschedulable(state: CellState, job: JobState) -> None:
 
 def _job_ended(state: CellState, fact: ledger_events.JobEnded) -> None:
     job = state.jobs.pop(fact.job_id)
+    _unname(state, job)
     _clear_unschedulable(state, job)
     _drop_timers(state, job.job_id, *JOB_TIMERS)
     _compact_timers(state)

@@ -1,21 +1,17 @@
-"""Fold of node events: inventory, GPU slots, cordons, departures, and forgetting nodes that are long gone."""
+"""Fold of node events: inventory, GPU slots, cordons, departures."""
 
 import heapq
 
 from penstock.ledger import lease
-from penstock.ledger.index import bits
+from penstock.ledger.departed import free_ordinal, withdraw
 from penstock.ledger.masks import full_mask
-from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, Cordon, NodeState, Timer
+from penstock.ledger.state import CellState, Cordon, NodeState, Timer
 from penstock.ledger.suspicion import Suspicion
 from penstock.model import external_events, ledger_events
 from penstock.model.ledger_events import TimerSubject
 from penstock.model.topics import Topic
 from penstock.model.transitions import NODE_TRANSITIONS, NodeStatus, transition
 from penstock.model.types import MAX_GPUS_PER_NODE, NodeSpec
-
-MAX_GONE_NODES = (
-    1_000  # nodes proven gone that stay known; beyond, the next node that joins takes the place of the oldest
-)
 
 
 def _enter_spec(state: CellState, node: NodeState, spec: NodeSpec) -> None:
@@ -56,51 +52,17 @@ def bound_slots(before: tuple[str, ...], held: set[int], found: list[str]) -> tu
     return () if slots == found else tuple(slots)
 
 
-def _withdraw(state: CellState, node: NodeState) -> None:
-    """Takes the node out of all indexes."""
-    state.index.refit(node.bit, len(node.spec.gpus), node.entered, type(node.entered)())
-    node.entered = type(node.entered)()
-    state.index.forget(node.bit, node.spec)
-
-
-def _free_ordinal(state: CellState) -> int:
-    """A new one; once many nodes are gone, that of the one that left first, which is forgotten.
-
-    Ideal: every node stays known, and a copy of an old joining that comes late is distinguished from a new node. Departure: of the
-    forgotten ones only the incarnation stays, of so many.
-    """
-    gone = _forgettable(state) if state.index.gone.bit_count() > MAX_GONE_NODES else None
-    if gone is None:
-        state.node_at.append("")
-        state.sound_gpus.append(0)
-        return len(state.node_at) - 1
-    _withdraw(state, gone)
-    del state.nodes[gone.spec.node_id]
-    state.forgotten_nodes[gone.spec.node_id] = gone.incarnation
-    if len(state.forgotten_nodes) > MAX_FORGOTTEN_NODES:
-        state.forgotten_nodes.popitem(last=False)
-    return gone.ordinal
-
-
-def _forgettable(state: CellState) -> NodeState | None:
-    """Of the nodes that are gone, not cordoned and named by no living job, the one that left first."""
-    named = {task.place.node_id for job in state.holding.values() for task in job.tasks.values()}
-    gone = (state.node(ordinal) for ordinal in bits(state.index.gone))
-    found = (node for node in gone if node.cordon is None and node.spec.node_id not in named)
-    return min(found, key=lambda node: (node.left_ms, node.ordinal), default=None)
-
-
 def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
     spec = fact.node
     node = state.nodes.get(spec.node_id)
     if node is None:
-        node = NodeState(spec, _free_ordinal(state), NodeStatus.READY, 0, 0, 0, 0)
+        node = NodeState(spec, free_ordinal(state), NodeStatus.READY, 0, 0, 0, 0)
         state.node_at[node.ordinal] = spec.node_id
         state.nodes[spec.node_id] = node
         node.incarnation = state.forgotten_nodes.pop(spec.node_id, 0)
         node.commanded_seq = state.seq
     else:
-        _withdraw(state, node)
+        withdraw(state, node)
         node.rebooted = node.spec.boot_id != spec.boot_id
         if node.status is not NodeStatus.READY:
             node.status = transition(NODE_TRANSITIONS, node.status, NodeStatus.READY, spec.node_id)
@@ -125,7 +87,7 @@ def node_joined(state: CellState, fact: external_events.NodeJoined) -> None:
 
 def node_changed(state: CellState, fact: external_events.NodeChanged) -> None:
     node = state.nodes[fact.node.node_id]
-    _withdraw(state, node)
+    withdraw(state, node)
     node.faulted_gpu_mask = 0
     _enter_spec(state, node, fact.node)
     state.reindex(node)

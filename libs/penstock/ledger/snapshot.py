@@ -28,8 +28,10 @@ SLICE = (
 )
 
 DERIVED = {
-    CellState: frozenset({"queue", "holding", "change_log", "node_at", "sound_gpus", "index", "timer_heap"}),
-    NodeState: frozenset({"entered"}),
+    CellState: frozenset(
+        {"queue", "holding", "change_log", "node_at", "forgettable", "sound_gpus", "index", "timer_heap"}
+    ),
+    NodeState: frozenset({"entered", "named"}),
 }
 
 
@@ -204,8 +206,11 @@ def _derive(state: CellState) -> None:
             state.queue[job.order] = job.job_id
         if job.status in HOLDING:
             state.holding[job.order] = job
-    state.node_at = [""] * len(state.nodes)
-    state.sound_gpus = [0] * len(state.nodes)
+        for task in job.tasks.values():
+            state.nodes[task.place.node_id].named += 1
+    ordinals = 1 + max((node.ordinal for node in state.nodes.values()), default=-1)
+    state.node_at = [""] * ordinals
+    state.sound_gpus = [0] * ordinals
     for node_id, node in state.nodes.items():
         state.node_at[node.ordinal] = node_id
         node.entered = node.free()
@@ -216,5 +221,6 @@ def _derive(state: CellState) -> None:
             state.index.lose(node.bit, node.spec)
         if node.cordon is not None:
             state.index.cordoned |= node.bit
+        state.relist(node)
     state.timer_heap = [(timer.at_ms, timer_id) for timer_id, timer in state.timers.items()]
     heapq.heapify(state.timer_heap)

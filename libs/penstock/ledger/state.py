@@ -205,6 +205,8 @@ class NodeState:
     """Whether its reporter ends tasks whose lease has run out."""
     suspicion: Suspicion | None = None
     """While it is Suspect."""
+    named: int = 0
+    """Tasks of living attempts that were placed here, ended ones too."""
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""
@@ -408,7 +410,9 @@ class CellState:
     forgotten_nodes: "OrderedDict[str, int]" = field(default_factory=OrderedDict)
     """Node id → incarnation, of nodes gone long ago, oldest first, bounded."""
     node_at: list[str] = field(default_factory=list)
-    """ordinal → node id."""
+    """ordinal → node id; empty for that of a forgotten node, but never at the end."""
+    forgettable: "SortedDict[tuple[int, int], str]" = field(default_factory=SortedDict)
+    """(left at ms, ordinal) → node id, of nodes proven gone that are not cordoned and that no living attempt names."""
     sound_gpus: list[int] = field(default_factory=list)
     """ordinal → GPUs without fault, given or free; 0 where nothing may be placed: for plans from empty nodes."""
     capacity_version: int = 0
@@ -465,6 +469,15 @@ class CellState:
         """Brings the index up to date with the node, after a change of its inventory, faults or status."""
         self.sound_gpus[node.ordinal] = node.sound_gpus()
         self.rebook(node)
+        self.relist(node)
+
+    def relist(self, node: NodeState) -> None:
+        """Brings `forgettable` up to date with the node, after a change of its status, cordon or names."""
+        place = (node.left_ms, node.ordinal)
+        if node.status is NodeStatus.GONE and node.cordon is None and not node.named:
+            self.forgettable[place] = node.spec.node_id
+        else:
+            self.forgettable.pop(place, None)
 
     def rebook(self, node: NodeState) -> None:
         """As `reindex`, after something of the node was given out or taken back."""

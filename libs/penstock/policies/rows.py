@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from penstock.ledger.index import bits, shape_of
 from penstock.ledger.masks import take_lowest
 from penstock.ledger.state import CellState, JobState, NodeState
-from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, ResourceVector
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import MAX_GPUS_PER_NODE, WHOLE_GPU, NodeSpec, ResourceVector
 from penstock.policies.base import Plan
 
 Ints = npt.NDArray[np.int64]
@@ -176,6 +177,12 @@ def rows_of(nodes: Sequence[NodeRow], models: Mapping[str, int]) -> Rows:
     )
 
 
+HOLE = NodeState(
+    NodeSpec(node_id="hole", boot_id="none", cores=1, host_memory_mib=1), 0, NodeStatus.GONE, 0, 0, 0, 0
+)
+"""Stands in the table for an ordinal without node."""
+
+
 class NodeTable:
     """The rows of all nodes of one cell, by ordinal."""
 
@@ -196,7 +203,7 @@ class NodeTable:
         anew = self._state is not state or self._capacity_version != state.capacity_version
         if anew:
             self._state, self._capacity_version = state, state.capacity_version
-            self._nodes = [state.nodes[node_id] for node_id in state.node_at]
+            self._nodes = [state.nodes.get(node_id, HOLE) for node_id in state.node_at]
             self.models = {
                 model: number for number, model in enumerate(["", *sorted(set(state.index.gpu_model) - {""})])
             }

@@ -223,9 +223,10 @@ class Simulation:
 
     def _report(self, reports: Sequence[external_events.JobProgress]) -> None:
         """All that jobs report at this moment; of the jobs that have just come, too."""
+        reporter = next(iter(self.cell.state.nodes))
         for first in range(0, len(reports), MAX_JOBS_PER_REPORT):
             jobs = tuple(reports[first : first + MAX_JOBS_PER_REPORT])
-            self._deliver(external_events.WorkProgressed(node_id=self.cell.state.node_at[0], jobs=jobs))
+            self._deliver(external_events.WorkProgressed(node_id=reporter, jobs=jobs))
 
     def _submit(self, job: TraceJob) -> external_events.JobProgress | None:
         """Submits a job; returns the first progress it reports, if any."""

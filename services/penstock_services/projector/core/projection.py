@@ -105,6 +105,7 @@ class Projection:
     def take(self, value: bytes, offset: int) -> bool:
         """Folds one record of the ledger's partition; False for a void one, which only moves the offset."""
         record = self.replica.take(value, offset, self._fold)
+        self._drop_forgotten()
         if record is not None and record.outcome != "committed":
             self._refused(record)
         return record is not None
@@ -251,13 +252,17 @@ class Projection:
             self._gpus[place.node_id, gpu] = None
         self.touch_node(place.node_id)
 
+    def _drop_forgotten(self) -> None:
+        """Rows of the nodes that the record's beginning has forgotten go; the latest are last."""
+        for node_id in reversed(self.replica.state.forgotten_nodes):
+            if node_id not in self._listed:
+                return
+            self._listed.discard(node_id)
+            self._forgotten[node_id] = None
+            self._shrunk[node_id] = 0
+
     def touch_joined(self, node: NodeState) -> None:
-        """A node joined. One that was never seen may have taken the place of one that is gone, which is forgotten."""
-        forgotten = next(reversed(self.replica.state.forgotten_nodes), None)
-        if forgotten in self._listed:
-            self._listed.discard(forgotten)
-            self._forgotten[forgotten] = None
-            self._shrunk[forgotten] = 0
+        """A node joined."""
         self._listed.add(node.spec.node_id)
         self._forgotten.pop(node.spec.node_id, None)
         self.touch_inventory(node)

@@ -1,0 +1,57 @@
+"""Forgetting nodes that are proven gone: the newest stay known, of the others only the incarnation.
+
+A node that is forgotten leaves a hole in the ordinals, which the next new node takes; holes behind the last node are cut off.
+"""
+
+from penstock.ledger.state import MAX_FORGOTTEN_NODES, CellState, NodeState
+
+MAX_GONE_NODES = (
+    1_000  # nodes proven gone that stay known, besides those that are cordoned or named by a living job
+)
+MAX_FORGOTTEN_PER_RECORD = 64  # a millisecond in a cell of 20,000 nodes
+
+
+def forget(state: CellState) -> None:
+    """A record begins: of the forgettable nodes beyond `MAX_GONE_NODES` the ones that left first go, a bounded number.
+
+    Ideal: every node stays known, and a copy of an old joining that comes late is distinguished from a new node. Departure: of the
+    forgotten ones only the incarnation stays, of so many. Those that left within the freeze window stay: they count as
+    missing (LAW 5).
+    """
+    gone, left_before_ms = state.forgettable, state.now_ms - state.settings.freeze_window_ms
+    for _ in range(min(len(gone) - MAX_GONE_NODES, MAX_FORGOTTEN_PER_RECORD)):
+        (left_ms, _), node_id = gone.peekitem(0)
+        if left_ms >= left_before_ms:
+            return
+        gone.popitem(0)
+        _forget(state, state.nodes.pop(node_id))
+
+
+def _forget(state: CellState, node: NodeState) -> None:
+    withdraw(state, node)
+    node_id, at = node.spec.node_id, node.ordinal
+    state.node_at[at], state.sound_gpus[at] = "", 0
+    while state.node_at and not state.node_at[-1]:
+        state.node_at.pop()
+        state.sound_gpus.pop()
+    state.forgotten_nodes[node_id] = node.incarnation
+    if len(state.forgotten_nodes) > MAX_FORGOTTEN_NODES:
+        state.forgotten_nodes.popitem(last=False)
+    state.capacity_version += 1
+
+
+def withdraw(state: CellState, node: NodeState) -> None:
+    """Takes the node out of all indexes."""
+    state.index.refit(node.bit, len(node.spec.gpus), node.entered, type(node.entered)())
+    node.entered = type(node.entered)()
+    state.index.forget(node.bit, node.spec)
+
+
+def free_ordinal(state: CellState) -> int:
+    """For a new node: the lowest hole, else a new one."""
+    known = state.index.known
+    ordinal = (~known & (known + 1)).bit_length() - 1
+    if ordinal == len(state.node_at):
+        state.node_at.append("")
+        state.sound_gpus.append(0)
+    return ordinal
