@@ -31,7 +31,7 @@ DERIVED = {
     CellState: frozenset(
         {"queue", "holding", "change_log", "node_at", "forgettable", "sound_gpus", "index", "timer_heap"}
     ),
-    NodeState: frozenset({"entered", "named"}),
+    NodeState: frozenset({"entered", "gpu_uuids", "named"}),
 }
 
 
@@ -213,6 +213,7 @@ def _derive(state: CellState) -> None:
     state.sound_gpus = [0] * ordinals
     for node_id, node in state.nodes.items():
         state.node_at[node.ordinal] = node_id
+        node.name_gpus()
         node.entered = node.free()
         state.index.describe(node.bit, node.spec)
         state.index.refit(node.bit, len(node.spec.gpus), NOT_PLACEABLE, node.entered)

@@ -210,15 +210,16 @@ class NodeState:
     version: int = 0
     entered: Free = NOT_PLACEABLE
     """What the index holds for this node."""
+    gpu_uuids: tuple[str, ...] = ()
+    """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot. See `name_gpus`."""
 
     @property
     def bit(self) -> int:
         return 1 << self.ordinal
 
-    @property
-    def gpu_uuids(self) -> tuple[str, ...]:
-        """The UUID of each slot's GPU, which the inventory may no longer have; empty for a free slot."""
-        return self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
+    def name_gpus(self) -> None:
+        """After a change of the inventory or of the slots; orders and rows of every task ask for the names."""
+        self.gpu_uuids = self.slots or tuple(gpu.uuid for gpu in self.spec.gpus)
 
     @property
     def present_gpu_mask(self) -> int:

@@ -64,13 +64,6 @@ class Decider:
         self._known_failures: Mapping[str, str] = {}
         self._rng = LazyRng(self.settings.seed)
 
-    def begin_step(self, failed: Mapping[str, str]) -> None:
-        """`failed`: job → error of those on which the policy is known to fail in this very step."""
-        self.explanations = []
-        self._known_failures = failed
-        if self.errors or self.failed_jobs:
-            self.errors, self.failed_jobs = [], {}
-
     def failed(self, error: Exception) -> str:
         """Notes what deciding raised; returns it in one line. The policy, which may be in disorder, is made anew."""
         self.errors.append(error)
@@ -87,8 +80,17 @@ class Decider:
         """Whether any decision so far used random numbers."""
         return self._rng.used
 
-    def decide(self, state: CellState, event: Event, event_id: str) -> Iterator[Event]:
-        """The decisions that follow from an event already folded. `event_id` seeds the random generator."""
+    def decide(
+        self, state: CellState, event: Event, event_id: str, failed: Mapping[str, str]
+    ) -> Iterator[Event]:
+        """The decisions that follow from an event already folded. `event_id` seeds the random generator.
+
+        `failed`: job → error of those on which the policy is known to fail in this very step.
+        """
+        self.explanations = []
+        self._known_failures = failed
+        if self.errors or self.failed_jobs:
+            self.errors, self.failed_jobs = [], {}
         self._rng.seed(event_id)
         choose = CHOICES.get(type(event))
         return iter(()) if choose is None else choose(self, state, event)
@@ -220,12 +222,18 @@ class Decider:
             waiting = iter(list(islice(state.queue.values(), reach)))
         else:
             waiting = islice(self._queueing.order(state), reach)
+        overtakes = self.settings.max_overtakes
         for job_id in waiting:
             job = state.jobs[job_id]
             head = state.head_of_queue()
             if passed >= self.settings.backfill_window:
                 return
-            if head is not None and head is not job and self._holds_up(head):
+            if (
+                head is not None
+                and head is not job
+                and head.backfill_count >= overtakes
+                and self._holds_up(head)
+            ):
                 return
             key = job.demand.key
             if key not in hopeless:

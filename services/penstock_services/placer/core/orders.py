@@ -1,6 +1,6 @@
 """Orders, derived from valid ledger records and the state folded from them (LAW 4); never decided here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -35,17 +35,20 @@ class Gang(NamedTuple):
     packed: str | None
 
 
-def orders_of(state: CellState, fact: Event, seq: int) -> Iterable[Order]:
-    """What follows from one fact of record `seq`, which was read back as valid."""
+def orders_of(state: CellState, fact: Event, seq: int) -> Sequence[Order]:
+    """What follows from one fact of record `seq`, which was read back as valid; nothing from most."""
     make = ORDERS.get(type(fact))
-    return () if make is None else make(state, fact, token_of(state.epoch, seq))
+    return () if make is None else list(make(state, fact, token_of(state.epoch, seq)))
 
 
-def notices_of(state: CellState, fact: Event, orders: Iterable[Order]) -> Iterator[Notice]:
-    """What the nodes' topic must hold of one fact: that a probe is in the log, once it is; that it stayed unanswered."""
-    yield from _sent_probes(orders)
+def notices_of(state: CellState, fact: Event, orders: Sequence[Order]) -> Sequence[Notice]:
+    """What the nodes' topic must hold of one fact: that a probe is in the log, once it is; that it stayed unanswered.
+
+    `orders`: those that follow from it.
+    """
     if isinstance(fact, ProbeExpired):
-        yield from _proof(state.nodes[fact.node_id])
+        return [*_sent_probes(orders), *_proof(state.nodes[fact.node_id])]
+    return list(_sent_probes(orders)) if orders else ()
 
 
 def outstanding_notices(state: CellState, orders: Iterable[Order]) -> Iterator[Notice]:

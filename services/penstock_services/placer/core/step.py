@@ -87,10 +87,9 @@ class PlacerCore:
         if isinstance(event, TermStarted):
             self.decider = Decider(state.settings)
         decider = self.decider
-        decider.begin_step(failure.jobs if failure is not None else {})
         folded, decision = [event], event
         try:
-            decisions = decider.decide(state, event, event_id)
+            decisions = decider.decide(state, event, event_id, failure.jobs if failure is not None else {})
             if failure is not None and failure.decisions is not None:
                 decisions = _until(decisions, failure)
             for decision in decisions:
@@ -103,13 +102,13 @@ class PlacerCore:
             failed = ChoiceFailed(profile=decider.settings.profile, error=text)
             evolve(state, failed)
             folded.append(failed)
-        return self._done(folded)
+        if state.failed_choices.seq == state.seq:
+            return self._undecided(folded)
+        return Step("committed", None, folded, decider.explanations)
 
-    def _done(self, folded: list[Event]) -> Step:
+    def _undecided(self, folded: list[Event]) -> Step:
         """The content of the record. While choices fail, placing is tried again even if nothing happens."""
         state, decider = self.state, self.decider
-        if state.failed_choices.seq != state.seq:
-            return Step("committed", None, folded, decider.explanations)
         again_ms = state.now_ms + retry_ms(state.failed_choices.in_a_row)
         requested = state.timers.get(RESCHEDULE)
         if requested is None or requested.at_ms > again_ms:

@@ -82,7 +82,7 @@ class Dispatcher:
         messages: list[Message] = []
         notices: list[Message] = []
         for fact in facts:
-            found = list(orders_of(self._state, fact, seq))
+            found = orders_of(self._state, fact, seq)
             messages += map(self._message, found)
             notices += map(self._notice, notices_of(self._state, fact, found))
         return messages + notices

@@ -33,8 +33,8 @@ class Identity:
         if read.topic != Topic.NODES:
             return None
         event = found.data
-        data = signed_bytes(self._cell, found.id, found.type, read.value)
         if by_operator(event):
+            data = signed_bytes(self._cell, found.id, found.type, read.value)
             if self._gateways is None or by_gateway(self._gateways, read.headers, data):
                 return None
             return Forgery(
@@ -44,6 +44,9 @@ class Identity:
         node_id = _about(event)
         node = state.nodes.get(node_id)
         key = known = node.public_key if node is not None else None
+        if known is None and not isinstance(event, NodeJoined):
+            return None
+        data = signed_bytes(self._cell, found.id, found.type, read.value)
         if isinstance(event, NodeJoined) and (known is None or (node is not None and node.replaceable)):
             key = event.public_key
         elif isinstance(event, NodeJoined) and event.public_key not in (None, known):
