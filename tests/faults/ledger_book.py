@@ -33,6 +33,8 @@ class Job:
     """Whether a task of this attempt has run out of memory."""
     estimate_again: bool = False
     """Its next attempt waits for an estimate."""
+    backs_off: bool = False
+    """Its next attempt takes an estimate, once, until the back-off is over."""
 
     @property
     def tasks(self) -> int:
@@ -141,7 +143,8 @@ class Book:
             case "penstock.job.estimated" if job is None:
                 self._early[fact["job_id"]] = fact["estimate"]
             case "penstock.job.estimated" if job is not None:
-                job.waits, job.estimate, job.estimate_again = True, fact["estimate"], False
+                job.waits, job.estimate = not job.backs_off, fact["estimate"]
+                job.estimate_again = job.backs_off = False
             case "penstock.placement.decided" if job is not None:
                 job.waits, job.stop_reason, job.exhausted = False, None, False
                 job.attempt, job.token = fact["attempt"], self.token
@@ -154,10 +157,11 @@ class Book:
             case "penstock.job.requeued" if job is not None:
                 job.estimate_again = fact.get("estimate_again", False)
                 job.waits = fact.get("not_before_ms") is None and not job.estimate_again
+                job.backs_off = fact.get("not_before_ms") is not None
                 job.losses += fact["reason"] in LOSSES
                 job.places, job.stop_reason = {}, None
             case "penstock.job.queued" if job is not None:
-                job.waits = True
+                job.waits, job.backs_off = True, False
             case "penstock.job.ended":
                 self.jobs.pop(fact["job_id"], None)
             case "penstock.task.exited" | "penstock.task.lost" | "penstock.order.refused":

@@ -240,7 +240,8 @@ class LedgerRules:
 
     def _estimate(self, fact: Fact) -> None:
         job, attempt = self.book.jobs.get(fact["job_id"]), fact.get("attempt", 0)
-        if attempt and (job is None or not job.estimate_again or attempt != job.attempt + 1):
+        asked = job is not None and (job.estimate_again or job.backs_off) and attempt == job.attempt + 1
+        if attempt and not asked:
             raise Violation("estimate", f"{fact['job_id']} is estimated for attempt {attempt}, unasked")
         if not attempt and fact["job_id"] in self._estimates:
             raise Violation("estimate", f"{fact['job_id']} is estimated twice")

@@ -37,7 +37,7 @@ from penstock.model.transitions import (
     transition,
 )
 
-FOLD_VERSION = 14
+FOLD_VERSION = 15
 """Raised whenever a ledger folds to another state than before, so that nothing goes on from a snapshot of the former
 meaning. Terms record it. `tests/replay/test_golden.py` fails where it was forgotten."""
 
@@ -141,8 +141,11 @@ def _job_estimated(state: CellState, fact: JobEstimated) -> None:
         if len(state.early_estimates) > MAX_EARLY_ESTIMATES:
             state.early_estimates.popitem(last=False)
         return
-    job.estimate = fact.estimate
-    _set_job(state, job, JobStatus.QUEUED)
+    job.estimate, job.estimated_attempt = fact.estimate, fact.attempt
+    if job.status is JobStatus.BACKOFF:
+        job.version += 1
+    else:
+        _set_job(state, job, JobStatus.QUEUED)
 
 
 def _placement_decided(state: CellState, fact: ledger_events.PlacementDecided) -> None:

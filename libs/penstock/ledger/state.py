@@ -57,6 +57,8 @@ class JobState:
     submitted_ms: int
     status: JobStatus = JobStatus.SUBMITTED
     estimate: Estimate | None = None
+    estimated_attempt: int = 0
+    """For which `estimate` was made; 0: the first."""
     attempt: int = 0
     losses: int = 0
     """Attempts lost to nodes and refusals; bounded, since such a job may be what kills its nodes."""
@@ -91,6 +93,17 @@ class JobState:
     """Ledger time of its last progress report."""
     rank: tuple[int, int, int] | None = None
     """(level, 0 if chosen else 1, position) in a policy that keeps an order; None: as it came."""
+
+    @property
+    def awaited_estimate(self) -> int | None:
+        """The attempt whose estimate may come now; 0: the first, which waits for it. None: none is due.
+
+        A retry that backs off takes one and waits for none; one that queues at once keeps the estimate that it had.
+        """
+        due = self.attempt + 1 if self.attempt else 0
+        if self.status is JobStatus.BACKOFF and self.estimated_attempt != due:
+            return due
+        return due if self.status is JobStatus.SUBMITTED else None
 
     @property
     def demand(self) -> "Demand":

@@ -6,7 +6,7 @@ import pytest
 from penstock.ledger.replica import Replica
 from penstock.model.estimates import JobEstimated
 from penstock.model.external_events import NodeJoined, TaskExited
-from penstock.model.ledger_events import JobEnded, JobRequeued, NodeLost, PlacementDecided
+from penstock.model.ledger_events import JobEnded, JobQueued, JobRequeued, NodeLost, PlacementDecided
 from penstock.model.topics import Topic
 from penstock.model.types import Estimate, JobSpec, ResourceRequest, TaskPlacement
 from penstock_services.estimator.core.limits import KILLS, KILLS_OF_ONE
@@ -55,6 +55,14 @@ class Memory(Cell):
         self.record(killed_exit(job_id))
         self.record(JobEnded(job_id=job_id, outcome="failed"))
         return promised
+
+    def restarted(self) -> State:
+        """Of an estimator that begins with a snapshot of the cell."""
+        replica, begun = Replica(), State(Topic.JOBS, 0)
+        for offset, value in enumerate(self.values):
+            replica.take(value, offset)
+        begin_at(begun, replica)
+        return begun
 
     def succeed(self, job_id: str, used_mib: int, spec: JobSpec = SPEC) -> None:
         self.begin(job_id, spec)
@@ -131,20 +139,50 @@ def test_an_estimator_that_restarts_meanwhile_estimates_the_retry() -> None:
     cell.begin("job-1")
     cell.record(killed_exit("job-1"))
     cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed", estimate_again=True))
-    replica = Replica()
-    for offset, value in enumerate(cell.values):
-        replica.take(value, offset)
-    begun = State(Topic.JOBS, 0)
-    begin_at(begun, replica)
-    assert [(job_id, job.attempt) for job_id, job, _ in begun.unestimated()] == [("job-1", 2)]
+    assert [(job_id, job.attempt) for job_id, job, _ in cell.restarted().unestimated()] == [("job-1", 2)]
 
 
-def test_a_retry_after_another_failure_keeps_its_estimate() -> None:
-    """Exit code 1 is no matter of memory."""
+def failed_once() -> Memory:
+    """Job `failed` is promised 2 GiB; its first attempt fails, for no matter of memory, and backs off."""
+    cell = Memory()
+    assert cell.begin("failed") == 2_048
+    cell.exit("failed", usage(), code=1)
+    cell.record(JobRequeued(job_id="failed", attempt=1, reason="failed", not_before_ms=1_000))
+    return cell
+
+
+def test_a_retry_after_another_failure_is_estimated_anew() -> None:
+    """Exit code 1. Meanwhile another run of the same command has shown what it needs: 9,900 MiB, and not the 2 GiB of the first guess."""
+    cell = Memory()
+    for job_id in ("other", "failed"):
+        assert cell.begin(job_id) == 2_048
+    cell.exit("other", usage(9_000))
+    cell.record(JobEnded(job_id="other", outcome="succeeded"))
+    cell.exit("failed", usage(), code=1)
+    cell.record(JobRequeued(job_id="failed", attempt=1, reason="failed", not_before_ms=1_000))
+    [(job_id, job, spec)] = cell.ledger.forgotten()
+    assert (job_id, job.attempt) == ("failed", 2)
+    found = estimate(spec, (HistoryTier(cell.ledger.history),), job.info.key)
+    assert (found.worker.host_memory_mib, found.tier) == (9_900, "history")
+
+
+def test_what_a_retry_was_promised_counts_until_it_is_estimated_anew() -> None:
+    """Its back-off ends before the answer: it runs with the old estimate, and nothing is left to estimate, also after a restart."""
+    cell = failed_once()
+    [(_, job, _)] = cell.ledger.forgotten()
+    assert job.estimate is not None
+    assert job.estimate.host_memory_mib == 2_048
+    assert [job_id for job_id, _, _ in cell.restarted().unestimated()] == ["failed"]
+    cell.record(JobQueued(job_id="failed"))
+    assert (cell.ledger.unestimated(), cell.restarted().unestimated()) == ([], [])
+
+
+def test_a_retry_that_queues_at_once_keeps_its_estimate() -> None:
+    """Its node was lost, or it gave way: nothing is wrong with what it was promised, and it may be placed in the same record."""
     cell = Memory()
     cell.begin("job-1")
-    cell.exit("job-1", usage(), code=1)
-    cell.record(JobRequeued(job_id="job-1", attempt=1, reason="failed"))
+    for reason in ("node_lost", "preempted", "migrated", "drained"):
+        cell.record(JobRequeued(job_id="job-1", attempt=1, reason=reason))
     assert (cell.ledger.forgotten(), cell.ledger.unestimated()) == ([], [])
 
 

@@ -62,7 +62,7 @@ class LiveJob:
 
     info: JobInfo
     spec: JobSpec | None
-    """None once it is estimated."""
+    """What is to be estimated; None once it is, or once it is too late for a retry."""
     event_id: str
     """Of its submission."""
     estimate: EstimateSummary | None = None
@@ -149,7 +149,7 @@ class State:
 
     def forgotten(self) -> list[tuple[str, LiveJob, JobSpec]]:
         """As `unestimated`, of those jobs whose estimate came so early that the placer had to forget it, and of those whose next attempt
-        is to be estimated anew; once each."""
+        is to be estimated anew: it waits for that, or backs off; once each."""
         again, self.estimate_again = self.estimate_again, []
         found = [(job_id, self.live[job_id]) for job_id in again if job_id in self.live]
         return [(job_id, job, job.spec) for job_id, job in found if job.spec is not None]
@@ -183,7 +183,7 @@ def begin_at(state: State, replica: Replica) -> None:
         estimate = job.estimate
         live = state.live[job.job_id] = LiveJob(
             job_info(job.spec),
-            job.spec if estimate is None else None,
+            None if job.awaited_estimate is None else job.spec,
             job.job_id,
             None if estimate is None else estimate_summary(estimate),
             _without_texts(job.spec),
@@ -224,9 +224,19 @@ def _without_texts(spec: JobSpec) -> JobSpec:
 
 def _requeued(state: State, at: At, fact: ledger_events.JobRequeued) -> None:
     job = state.live.get(fact.job_id)
-    if job is not None and fact.estimate_again:
-        job.spec, job.attempt, job.estimate = job.asked, fact.attempt + 1, None
+    if job is None:
+        return
+    if fact.estimate_again:
+        job.estimate = None
+    if fact.estimate_again or fact.not_before_ms is not None:
+        job.spec, job.attempt = job.asked, fact.attempt + 1
         state.estimate_again.append(fact.job_id)
+
+
+def _queued(state: State, at: At, fact: ledger_events.JobQueued) -> None:
+    """A retry's back-off is over: it goes on with the estimate that it has."""
+    if (job := state.live.get(fact.job_id)) is not None:
+        job.spec = None
 
 
 def _estimated(state: State, at: At, fact: JobEstimated) -> None:
@@ -438,6 +448,7 @@ HANDLERS: Mapping[str, Callable[[State, At, Any], None]] = MappingProxyType(
         wire_type(external_events.JobSubmitted): _submitted,
         wire_type(JobEstimated): _estimated,
         wire_type(ledger_events.JobRequeued): _requeued,
+        wire_type(ledger_events.JobQueued): _queued,
         wire_type(ledger_events.PlacementDecided): _placed,
         wire_type(external_events.TaskExited): _exited,
         wire_type(ledger_events.JobEnded): _ended,

@@ -105,7 +105,7 @@ class Decider:
 
     def _estimated(self, state: CellState, event: JobEstimated) -> Iterator[Event]:
         job = state.jobs.get(event.job_id)
-        if job is not None:
+        if job is not None and job.status is JobStatus.QUEUED:
             yield from self._arrived(state, job)
 
     def _cancel(self, state: CellState, event: external_events.JobCancelRequested) -> Iterator[Event]:

@@ -13,7 +13,7 @@ from penstock.ledger.state import CellState, JobState, NodeState
 from penstock.model import external_events, ledger_events
 from penstock.model.estimates import EtaEstimated, JobEstimated
 from penstock.model.event import Event
-from penstock.model.transitions import JobStatus, NodeStatus, TaskStatus
+from penstock.model.transitions import NodeStatus, TaskStatus
 from penstock.model.types import MAX_JOB_ID_CHARS, JoinRefusal, NodeSpec
 
 FINAL_STOPS = frozenset({"cancelled", "completed", "run_timeout", "queue_timeout"})
@@ -37,8 +37,10 @@ def _estimated(state: CellState, event: JobEstimated) -> str | None:
     job = state.jobs.get(event.job_id)
     if job is None:
         return "duplicate_estimate" if event.job_id in state.early_estimates else None
-    due = job.attempt + 1 if job.attempt else 0
-    return None if job.status is JobStatus.SUBMITTED and event.attempt == due else "duplicate_estimate"
+    if event.attempt == job.awaited_estimate:
+        return None
+    late = event.attempt > job.estimated_attempt and event.attempt <= job.attempt + 1
+    return "late_estimate" if late else "duplicate_estimate"
 
 
 def _cancel(state: CellState, event: external_events.JobCancelRequested) -> str | None:
