@@ -18,8 +18,12 @@ def forget(state: CellState) -> None:
     forgotten ones only the incarnation stays, of so many. Those that left within the freeze window stay: they count as
     missing (LAW 5).
     """
-    gone, left_before_ms = state.forgettable, state.now_ms - state.settings.freeze_window_ms
-    for _ in range(min(len(gone) - MAX_GONE_NODES, MAX_FORGOTTEN_PER_RECORD)):
+    gone = state.forgettable
+    beyond = len(gone) - MAX_GONE_NODES
+    if beyond <= 0:
+        return
+    left_before_ms = state.now_ms - state.settings.freeze_window_ms
+    for _ in range(min(beyond, MAX_FORGOTTEN_PER_RECORD)):
         (left_ms, _), node_id = gone.peekitem(0)
         if left_ms >= left_before_ms:
             return

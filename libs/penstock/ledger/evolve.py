@@ -33,6 +33,7 @@ from penstock.model.transitions import (
     JOB_TRANSITIONS,
     TASK_TRANSITIONS,
     JobStatus,
+    NodeStatus,
     TaskStatus,
     transition,
 )
@@ -217,7 +218,7 @@ def _unname(state: CellState, job: JobState) -> None:
     for task in job.tasks.values():
         node = state.nodes[task.place.node_id]
         node.named -= 1
-        if not node.named:
+        if not node.named and node.status is NodeStatus.GONE:
             state.relist(node)
 
 
