@@ -1,10 +1,11 @@
-"""Wall clock and boot-time clock: shells read them here, cores never do; and the ledger's time, made of both."""
+"""Wall clock and boot-time clock: shells read them here, cores never do; and the ledger's time, for its writer and for readers."""
 
 import time
 from collections.abc import Callable
 
 TRUSTED_STEP_MS = 60_000  # time servers correct by less; beyond it a wall clock is taken as wrong
 SLEW = 0.001  # so much faster than the boot-time clock at most; crystals differ by a tenth of it
+MAX_AGE_MS = 30 * 86_400_000  # of a record that a reader finds: beyond it one of two clocks is wrong
 
 
 def wall_ms() -> int:
@@ -50,3 +51,34 @@ class LedgerClock:
             now_ms += min(ahead_ms, passed_ms * SLEW)
         self._last_ms, self._stamp_s = now_ms, stamp_s
         return int(now_ms)
+
+
+class ReadersClock:
+    """The ledger's time as a reader counts it on: that of the latest record, and what passed since it was read.
+
+    Ideal: the placer's own clock, which goes on while nothing is recorded. Departure: a reader has only the records, and
+    its own time since boot. A record that was in the log before the reader came is older than its reading by an unknown
+    time; until the first record that is read as it comes, the wall clock less the log's stamp stands in for it, where
+    that is between 0 and `MAX_AGE_MS`.
+    """
+
+    def __init__(
+        self, elapsed_s: Callable[[], float] | None = None, wall: Callable[[], int] | None = None
+    ) -> None:
+        """`elapsed_s`, `wall`: other clocks than this machine's."""
+        self._elapsed_s = elapsed_s or (lambda: boot_s())
+        self._wall_ms = wall or (lambda: wall_ms())
+        self._read_ms: float | None = None
+        self._read_s = 0.0
+
+    def read(self, record_ms: int, stamp_ms: int | None = None) -> None:
+        """The latest record's time. `stamp_ms`: the log's stamp of one that was there before the reader came."""
+        age_ms = 0 if stamp_ms is None else self._wall_ms() - stamp_ms
+        self._read_ms = record_ms + (age_ms if 0 <= age_ms <= MAX_AGE_MS else 0)
+        self._read_s = self._elapsed_s()
+
+    def now_ms(self) -> int:
+        """The ledger's time now; the wall clock's before the first record."""
+        if self._read_ms is None:
+            return self._wall_ms()
+        return int(self._read_ms + (self._elapsed_s() - self._read_s) * 1_000)

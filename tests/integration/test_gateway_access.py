@@ -238,6 +238,8 @@ async def test_a_gateway_starts_from_a_snapshot_and_goes_on(dsn: str) -> None:
         before = [(await cell.http.get(f"/v1/jobs/{job}")).json() for job in ("done", "waits")]
     async with running(dsn) as cell:
         after = [(await cell.http.get(f"/v1/jobs/{job}")).json() for job in ("done", "waits")]
+        for found in before + after:
+            assert found.pop("now_ms") >= found["submitted_ms"]
         assert after == before
         assert (await cell.http.get("/readyz")).status_code == 200
 

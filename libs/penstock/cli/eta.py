@@ -15,7 +15,7 @@ from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway
 from penstock.cli.live import redraw
 from penstock.cli.output import Format, duration, present, present_one, state
-from penstock.cli.tables import clock, now_ms
+from penstock.cli.tables import clock, counting_on
 from penstock.exits import Exit, Stop
 from penstock.screen import console
 
@@ -75,12 +75,14 @@ def in_short(answer: Answer | None) -> str:
 
 
 def in_a_line(answer: Answer) -> str:
-    """For `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · iterations asked for`."""
+    """For `describe`: `12m 40s left (11m 02s to 15m 10s), ends 22:41:03 · 41% done · reported 9.1 s ago · iterations asked for`."""
     if answer["answer"] not in ("told", "estimated"):
         return _headline(answer)
     parts = [_headline(answer) + (f", ends {clock(answer['ends_ms']['middle'])}" if _ahead(answer) else "")]
     if answer["share"] is not None:
         parts.append(f"{answer['share']:.0%} done")
+    if answer["answer"] == "told":
+        parts.append(f"reported {duration(answer['age_ms'])} ago")
     return " · ".join([*parts, str(answer["source"])])
 
 
@@ -215,11 +217,13 @@ def _changes(client: Gateway, job: Answer) -> Iterator[str]:
 def _draw(client: Gateway, job: dict[str, Any]) -> None:
     """Redraws as time goes on; asks the gateway when an event may change the answer."""
     path = f"/v1/jobs/{job['job_id']}/eta"
-    answer, base = client.get(path), now_ms()
+    answer = client.get(path)
+    now = counting_on(answer["now_ms"])
 
     def look() -> bool:
-        nonlocal answer, base
-        answer, base = client.get(path), now_ms()
+        nonlocal answer, now
+        answer = client.get(path)
+        now = counting_on(answer["now_ms"])
         return bool(answer["answer"] != "ended")
 
-    redraw(lambda: shown(answer, job, answer["now_ms"] + now_ms() - base), look, _changes(client, job))
+    redraw(lambda: shown(answer, job, now()), look, _changes(client, job))

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from penstock.cli.event_text import reason_of
 from penstock.cli.output import duration, state
-from penstock.cli.tables import gpu_names
+from penstock.cli.tables import as_of, gpu_names
 from penstock.screen import console, plain_table
 
 MAX_NODES_SHOWN = 4
@@ -18,9 +18,7 @@ def show(answer: Mapping[str, Any], *, wide: bool = False) -> None:
     """Prints either of the two kinds of answer: a placement's record, or what keeps a job waiting. `wide`: with all tasks, and
     whole UUIDs."""
     screen = console()
-    screen.print(
-        f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  [dim]as of record {answer['seq']}[/]"
-    )
+    screen.print(f"[bold]{answer['job_id']}[/]  {state(answer['status'])}  [dim]{as_of(answer)}[/]")
     if answer.get("text"):
         screen.print(escape(answer["text"]), soft_wrap=True)
     if answer.get("detail"):

@@ -16,6 +16,7 @@ from penstock.cli.event_text import needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
     NO_JOBS,
+    as_of,
     clock,
     cordoned_by,
     gpus_table,
@@ -60,7 +61,7 @@ def get_jobs(
         jobs = sorted(found, key=lambda job: (job["submitted_ms"], job["submitted_seq"]))
         left = {job["job_id"]: eta.in_short(job.get("eta")) for job in jobs} if wide else None
         if jobs:
-            return jobs_table(jobs, left)
+            return jobs_table(jobs, answer["now_ms"], left)
         return Text("No job fits." if any(chosen.values()) else NO_JOBS)
 
     present(answer, output, draw)
@@ -105,7 +106,7 @@ def describe_job(ctx: typer.Context, job: JobArgument, output: Output = Format.T
 def _anothers_job(found: dict[str, Any], *, wide: bool) -> RenderableType:
     """What scheduling shows of another tenant's job."""
     del wide
-    queue_ms, launch_ms, run_ms = follow.phases_ms(found)
+    queue_ms, launch_ms, run_ms = follow.phases_ms(found, found["now_ms"])
     facts = {
         "Job": found["job_id"],
         "Owner": escape(found["owner"]),
@@ -124,7 +125,7 @@ def _job(
 ) -> RenderableType:
     """Everything about a job, for people."""
     spec, estimate = found["spec"], found.get("estimate")
-    queue_ms, launch_ms, run_ms = follow.phases_ms(found)
+    queue_ms, launch_ms, run_ms = follow.phases_ms(found, found["now_ms"])
     facts = {
         "Job": found["job_id"],
         "Name": escape(found["name"]),
@@ -145,7 +146,9 @@ def _job(
     }
     short = short_id(found["job_id"])
     hint = Text.from_markup(f"\n[dim]penstock why {short} · penstock logs {short}[/]")
-    return Group(_facts(facts), *((Text(), tasks_table(tasks, wide=wide)) if tasks else ()), hint)
+    return Group(
+        _facts(facts), *((Text(), tasks_table(tasks, found["now_ms"], wide=wide)) if tasks else ()), hint
+    )
 
 
 def _training(spec: dict[str, Any]) -> str:
@@ -252,10 +255,11 @@ def events(
 def queue(ctx: typer.Context, output: Output = Format.TABLE) -> None:
     """Jobs that wait, first in line first, each with its reason."""
     answer = gateway(ctx).get("/v1/queue")
-    present(answer, output, lambda: _queue(rows_of(answer, "jobs")))
+    present(answer, output, lambda: _queue(answer))
 
 
-def _queue(waiting: list[dict[str, Any]]) -> RenderableType:
+def _queue(answer: dict[str, Any]) -> RenderableType:
+    waiting = rows_of(answer, "jobs")
     if not waiting:
         return Text("No job waits.")
     table = plain_table("#", "JOB", "NAME", "STATE", "WAITED", "WHY", right=("#", "WAITED"), wrap=("WHY",))
@@ -264,4 +268,4 @@ def _queue(waiting: list[dict[str, Any]]) -> RenderableType:
             str(row.get("position") or number), short_id(row["job_id"]), escape(row.get("name") or "–"), state(row["status"]),
             duration(row.get("waited_ms")), escape(row.get("text") or row.get("reason") or ""),
         )  # fmt: skip
-    return table
+    return Group(table, Text(as_of(answer), style="dim"))

@@ -20,7 +20,7 @@ from penstock.cli import follow
 from penstock.cli.client import Gateway
 from penstock.cli.common import find_job, gateway, rows_of
 from penstock.cli.output import short_id
-from penstock.cli.tables import NO_JOBS, clock, jobs_table, nodes_table
+from penstock.cli.tables import NO_JOBS, clock, counting_on, jobs_table, nodes_table
 from penstock.counting import count
 from penstock.exits import Stop
 from penstock.screen import console
@@ -58,12 +58,15 @@ def _jobs(client: Gateway) -> Callable[[], RenderableType]:
     jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
     more = answer["total"] > len(jobs)
     foot = Text(f"{len(jobs)} of {answer['total']:,}" if more else "", style="dim")
-    return lambda: Group(jobs_table(jobs), foot) if jobs else Text(NO_JOBS)
+    now = counting_on(answer["now_ms"])
+    return lambda: Group(jobs_table(jobs, now()), foot) if jobs else Text(NO_JOBS)
 
 
 def _top(client: Gateway) -> Callable[[], RenderableType]:
     nodes = rows_of(client.get("/v1/nodes"), "nodes")
-    jobs = [job for job in rows_of(client.get("/v1/jobs", limit=1_000), "jobs") if job["status"] in ACTIVE]
+    answer = client.get("/v1/jobs", limit=1_000)
+    now = counting_on(answer["now_ms"])
+    jobs = [job for job in rows_of(answer, "jobs") if job["status"] in ACTIVE]
     jobs.sort(key=lambda job: (job.get("placed_ms") is None, job["submitted_seq"]))
     gpus, free = sum(node["gpus"] for node in nodes), sum(node["gpus_free"] for node in nodes)
     running = sum(job["status"] in ("launching", "running") for job in jobs)
@@ -74,7 +77,7 @@ def _top(client: Gateway) -> Callable[[], RenderableType]:
     def draw() -> RenderableType:
         parts: list[RenderableType] = [Text(head, style="bold"), Text(), nodes_table(nodes)]
         if jobs:
-            parts += [Text(), jobs_table(jobs[:MAX_JOBS])]
+            parts += [Text(), jobs_table(jobs[:MAX_JOBS], now())]
         if more > 0:
             parts.append(Text(f"and {more} more", style="dim"))
         return Group(*parts)

@@ -70,6 +70,7 @@ STATE_STYLE: Mapping[str, str] = {
     "gone": "red",
     "free": "green",
     "used": "cyan",
+    "shared": "cyan",
     "faulted": "red",
 }
 

@@ -1,7 +1,7 @@
 """Rows of the gateway's JSON as tables."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.markup import escape
@@ -10,6 +10,7 @@ from rich.table import Table
 from penstock.cli.event_text import numbers, reason_of
 from penstock.cli.follow import phases_ms
 from penstock.cli.output import duration, memory, short_id, state
+from penstock.model.types import WHOLE_GPU
 from penstock.screen import plain_table
 
 Row = Mapping[str, Any]
@@ -18,8 +19,14 @@ NO_JOBS = "No jobs yet. Submit one: penstock submit -- python train.py"
 
 
 def now_ms() -> int:
-    """This machine's clock: it only makes running times tick on the screen."""
+    """This machine's clock."""
     return time.time_ns() // 1_000_000
+
+
+def counting_on(answered_ms: int) -> Callable[[], int]:
+    """The cell's time from now on: `now_ms` of an answer and the time since it came, whatever this machine's clock shows."""
+    came_s = time.monotonic()
+    return lambda: answered_ms + int((time.monotonic() - came_s) * 1_000)
 
 
 def clock(ms: int | None) -> str:
@@ -28,6 +35,12 @@ def clock(ms: int | None) -> str:
         return "–"
     moment, today = time.localtime(ms / 1_000), time.localtime()
     return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M", moment)
+
+
+def as_of(answer: Row) -> str:
+    """`as of record 812, 10:42:03; now 11:07:10`: what an answer was judged by, and up to when its times count."""
+    record = f"as of record {answer['seq']}, {clock(answer['record_ms'])}"
+    return f"{record}; now {clock(answer['now_ms'])}" if answer["now_ms"] > answer["record_ms"] else record
 
 
 def status_of(job: Row) -> str:
@@ -55,15 +68,15 @@ def shortened(text: str, chars: int = MAX_REASON_CHARS) -> str:
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
-def jobs_table(jobs: Iterable[Row], left: Mapping[str, str] | None = None) -> Table:
-    """One line per job. `left`: job → time left, for the wide table; None: the short one."""
+def jobs_table(jobs: Iterable[Row], now: int, left: Mapping[str, str] | None = None) -> Table:
+    """One line per job, with times up to `now`, in ms. `left`: job → time left, for the wide table; None: the short one."""
     columns = ["JOB", "NAME", "STATE", "NODES", "GPUS", "WAITED", "RAN"]
     wide = left is not None
     if wide:
         columns += ["LEFT", "OWNER", "TRY", "SUBMITTED", "ENDED", "REASON"]
     table = plain_table(*columns, right=("GPUS", "WAITED", "RAN", "LEFT", "TRY"))
     for job in jobs:
-        queue, _, run = phases_ms(dict(job), now_ms() if not job.get("ended_ms") else None)
+        queue, _, run = phases_ms(dict(job), now)
         cells = [
             job["job_id"] if wide else short_id(job["job_id"]), escape(job["name"] or "–"), status_of(job), escape(nodes_of(job)), str(job.get("gpus") or 0),
             duration(queue), duration(run),
@@ -168,21 +181,31 @@ def isolation(node: Row) -> str:
 
 
 def gpus_table(gpus: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per GPU, by node and slot."""
-    columns = ["NODE", "GPU", "UUID", "MODEL", "MEMORY", "STATE", "JOB"]
+    """By node and slot, a line per GPU and job on it; SHARE: what the job has of the GPU."""
+    columns = ["NODE", "GPU", "UUID", "MODEL", "MEMORY", "STATE", "SHARE", "JOB"]
     if wide:
-        columns.append("TASK")
-    table = plain_table(*columns, right=("GPU", "MEMORY"))
+        columns += ["TASK", "GPU MEMORY OF IT"]
+    table = plain_table(*columns, right=("GPU", "MEMORY", "SHARE", "GPU MEMORY OF IT"))
     for gpu in sorted(gpus, key=lambda gpu: (gpu["node_id"], gpu["gpu"])):
-        condition = "faulted" if gpu["faulted"] else "used" if gpu.get("job_id") else "free"
         cells = [
             escape(gpu["node_id"]), str(gpu["gpu"]), escape(gpu["uuid"] if wide else short_uuid(gpu["uuid"])),
-            escape(gpu["model"]), memory(gpu["memory_mib"]), state(condition), short_id(gpu.get("job_id") or "–"),
+            escape(gpu["model"]), memory(gpu["memory_mib"]), gpu_state(gpu),
         ]  # fmt: skip
-        if wide:
-            cells.append(gpu.get("task_id") or "–")
-        table.add_row(*cells)
+        for holder in gpu["holders"]:
+            more = [holder["task_id"], memory(holder["gpu_memory_mib"] or None)] if wide else []
+            table.add_row(*cells, f"{holder['share_milli'] / 10:g}%", short_id(holder["job_id"]), *more)
+        if not gpu["holders"]:
+            table.add_row(*cells, *["–"] * (len(columns) - len(cells)))
     return table
+
+
+def gpu_state(gpu: Row) -> str:
+    """`free`, `used`, `shared, 25% free`, `faulted`."""
+    if gpu["faulted"] or not gpu["holders"]:
+        return state("faulted" if gpu["faulted"] else "free")
+    if all(holder["share_milli"] == WHOLE_GPU for holder in gpu["holders"]):
+        return state("used")
+    return state("shared") + (f", {gpu['free_milli'] / 10:g}% free" if gpu["free_milli"] else "")
 
 
 def short_uuid(uuid: str) -> str:
@@ -201,14 +224,14 @@ def gpu_names(task: Row, *, wide: bool = False) -> str:
     return ", ".join(f"{uuid if wide else short_uuid(uuid)} ({slot})" for slot, uuid in named) or "–"
 
 
-def tasks_table(tasks: Iterable[Row], *, wide: bool = False) -> Table:
-    """One line per task of a job's attempts."""
+def tasks_table(tasks: Iterable[Row], now: int, *, wide: bool = False) -> Table:
+    """One line per task of a job's attempts, with times up to `now`, in ms."""
     table = plain_table(
         "TRY", "TASK", "STATE", "NODE", "GPUS", "CORES", "PID", "RAN", "EXIT", right=("TRY", "PID", "RAN"), wrap=("GPUS",)
     )  # fmt: skip
     for task in tasks:
-        end = task.get("exited_ms") or (now_ms() if task.get("started_ms") else None)
-        ran = None if end is None or task.get("started_ms") is None else end - task["started_ms"]
+        started_ms, end_ms = task.get("started_ms"), task.get("exited_ms") or now
+        ran = None if started_ms is None else max(0, end_ms - started_ms)
         exit_ = "–"
         if task.get("exited_ms"):
             exit_ = (

@@ -13,7 +13,7 @@ import orjson
 from penstock.ledger.lease import proven_ms
 from penstock.ledger.state import CellState, JobState, NodeState, TaskState
 from penstock.model.transitions import NodeStatus, TaskStatus
-from penstock.model.types import Value
+from penstock.model.types import WHOLE_GPU, Value
 
 Row = dict[str, Any]
 
@@ -198,6 +198,25 @@ def gpu_row(node: NodeState, slot: int, owners: Owners) -> Row:
         "task_id": ",".join(holders) or None,
         "job_id": ",".join(holders.values()) or None,
     }
+
+
+def gpu_use(state: CellState, node: NodeState, slot: int) -> Row:
+    """The tasks on the GPU of one slot, those placed earlier first, each with its share of it and of its memory.
+
+    Shares in thousandths of the GPU; `free_milli` is 0 on a faulted one. O(tasks on the node).
+    """
+    holders: list[tuple[int, Row]] = []
+    for task_id, job_id in node.tasks.items():
+        job = state.jobs[job_id]
+        place = job.tasks[task_id].place
+        if slot in place.gpus:
+            share = {"share_milli": place.gpu_share_milli, "gpu_memory_mib": place.gpu_memory_mib}
+            holders.append((job.token, {"job_id": job_id, "task_id": task_id, **share}))
+    holders.sort(key=lambda holder: holder[0])
+    taken = sum(found["share_milli"] for _, found in holders)
+    usable = node.present_gpu_mask & ~node.faulted_gpu_mask
+    free_milli = max(0, WHOLE_GPU - taken) if usable >> slot & 1 else 0
+    return {"holders": [found for _, found in holders], "free_milli": free_milli}
 
 
 def gpu_owners(jobs: Mapping[str, JobState]) -> Owners:

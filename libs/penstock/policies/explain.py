@@ -49,7 +49,10 @@ class Explanation(Value, frozen=True, kw_only=True):
     job_id: str
     seq: int
     """The ledger record up to which this was judged."""
+    record_ms: int
+    """The time of that record."""
     now_ms: int
+    """The moment for which waiting and remaining times hold; as `record_ms`, by the ledger's clock."""
     status: str
     reason: Reason | None = None
     """The dominant one; None for a job that does not wait."""
@@ -70,13 +73,23 @@ class Explanation(Value, frozen=True, kw_only=True):
     ahead: int = 0
     """Jobs before it in the queue."""
     waited_ms: int | None = None
-    """Since its submission, for a job that waits."""
+    """From its submission to `now_ms`, for a job that waits."""
     unproven: list[dict[str, str]] = field(default_factory=list)
     """Its tasks on silent nodes (`penstock.ledger.views.unproven`)."""
 
 
-def explain(state: CellState, job_id: str) -> Explanation:
-    """The dominant reason with its figures. Raises `UnknownJob`. Costs about as much as one placement."""
+def explain(state: CellState, job_id: str, now_ms: int | None = None) -> Explanation:
+    """The dominant reason with its figures. Raises `UnknownJob`. Costs about as much as one placement.
+
+    `now_ms`: the ledger's time by now, up to which times count; None: the latest record's.
+    """
+    now_ms = max(now_ms or 0, state.now_ms)
+    found, job = _explain(state, job_id, now_ms), state.jobs.get(job_id)
+    waited_ms = now_ms - job.submitted_ms if job is not None and job.status in WAITING else None
+    return structs.replace(found, now_ms=now_ms, waited_ms=waited_ms)
+
+
+def _explain(state: CellState, job_id: str, now_ms: int) -> Explanation:
     job = state.jobs.get(job_id)
     if job is None:
         outcome = state.ended.get(job_id)
@@ -86,7 +99,7 @@ def explain(state: CellState, job_id: str) -> Explanation:
             state, job_id, outcome, f"It has ended: {outcome}.", "Read its output with `penstock logs`."
         )
     if job.status not in WAITING:
-        return _holding(state, job)
+        return _holding(state, job, now_ms)
     if job.estimate is None:
         return _waiting(state, job, Reason.AWAITING_ESTIMATE, job.failure, None)
     short = shortfall(state.index, job.demand)
@@ -96,7 +109,7 @@ def explain(state: CellState, job_id: str) -> Explanation:
         policy = policy_for(state.settings)
         rng = LazyRng(state.settings.seed, f"why:{job.job_id}")
         fits_now = not state.frozen and policy.place(state, job, rng) is not None
-        reason, detail = _reason(state, job, policy, fits_now)
+        reason, detail = _reason(state, job, policy, fits_now, now_ms)
     except Exception as error:  # noqa: BLE001 - the policy's bug is the answer
         return _waiting(state, job, Reason.POLICY_FAILED, one_line(error), "later")
     failed = state.failed_choices
@@ -106,11 +119,13 @@ def explain(state: CellState, job_id: str) -> Explanation:
     return _waiting(state, job, reason, detail, "now" if now else "later")
 
 
-def _reason(state: CellState, job: JobState, policy: Policy, fits_now: bool) -> tuple[Reason, str]:
+def _reason(
+    state: CellState, job: JobState, policy: Policy, fits_now: bool, now_ms: int
+) -> tuple[Reason, str]:
     """The dominant reason of a job that the empty cell could hold."""
     if job.status is JobStatus.BACKOFF:
         timer = state.timers.get(timer_id(job.job_id, "backoff"))
-        wait = f"; it queues again in {max(0, timer.at_ms - state.now_ms)} ms" if timer else ""
+        wait = f"; it queues again in {max(0, timer.at_ms - now_ms)} ms" if timer else ""
         return Reason.BACKOFF, f"attempt {job.attempt} failed ({job.failure or 'no reason given'}){wait}"
     if state.frozen:
         return Reason.CELL_FROZEN, state.frozen
@@ -248,6 +263,7 @@ def _waiting(
     return Explanation(
         job_id=job.job_id,
         seq=state.seq,
+        record_ms=state.now_ms,
         now_ms=state.now_ms,
         status=job.status,
         reason=reason,
@@ -259,11 +275,10 @@ def _waiting(
         feasible=feasible,
         position=ahead + 1 if in_queue else None,
         ahead=ahead,
-        waited_ms=state.now_ms - job.submitted_ms,
     )
 
 
-def _holding(state: CellState, job: JobState) -> Explanation:
+def _holding(state: CellState, job: JobState, now_ms: int) -> Explanation:
     """It has its places: launching, running or stopping."""
     nodes = sorted({task.place.node_id for task in job.tasks.values()})
     where = f"on {', '.join(nodes[:5])}{' and others' if len(nodes) > 5 else ''}"
@@ -282,7 +297,7 @@ def _holding(state: CellState, job: JobState) -> Explanation:
     missing = unproven(state.nodes, job)
     if missing:
         text += f" {'; '.join(silence_text(row) for row in missing[:MAX_NAMED])}."
-        text += doubt_text(state, missing[0]["node_id"])
+        text += doubt_text(state, missing[0]["node_id"], now_ms)
         step = (
             "Its end is proven by a report, a new boot of the node, or its lease. If that machine is dead for sure, say so: "
             f"`penstock node fence {missing[0]['node_id']}`."
@@ -304,8 +319,8 @@ def silence_text(row: Mapping[str, str]) -> str:
     return f"{row['node_id']} is silent: whether {name} {doubt} there is not proven"
 
 
-def doubt_text(state: CellState, node_id: str) -> str:
-    """` Why n1 is suspect: its connection broke; probed; unless it answers, its tasks are proven dead 80 s after this record.`
+def doubt_text(state: CellState, node_id: str, now_ms: int) -> str:
+    """` Why n1 is suspect: its connection broke; probed; unless it answers, its tasks are proven dead in 80 s.`
 
     Empty where the node is not suspect.
     """
@@ -314,8 +329,8 @@ def doubt_text(state: CellState, node_id: str) -> str:
     if found is None:
         return ""
     if found["proven_ms"] is not None:
-        left_s = max(0, found["proven_ms"] - state.now_ms) // 1_000
-        until = f"probed; unless it answers, its tasks are proven dead {left_s} s after this record"
+        left_s = max(0, found["proven_ms"] - now_ms) // 1_000
+        until = f"probed; unless it answers, its tasks are proven dead in {left_s} s"
     else:
         until = "no lease proves its end" if lease_of(node, state) is None else "its probe is under way"
     return f" Why {node_id} is suspect: {found['reason']}; {until}."
@@ -330,5 +345,11 @@ def cordon_text(cordon: Cordon) -> str:
 def not_waiting(state: CellState, job_id: str, status: str, text: str, next_step: str) -> Explanation:
     """The answer for a job that holds its places, has ended, or is not folded yet."""
     return Explanation(
-        job_id=job_id, seq=state.seq, now_ms=state.now_ms, status=status, text=text, next_step=next_step
+        job_id=job_id,
+        seq=state.seq,
+        record_ms=state.now_ms,
+        now_ms=state.now_ms,
+        status=status,
+        text=text,
+        next_step=next_step,
     )

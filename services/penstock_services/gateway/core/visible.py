@@ -18,7 +18,7 @@ OF_JOBS = frozenset(
     {
         "job_id", "seq", "owner", "status", "workers", "parameter_servers", "attempt", "infrastructure_retries", "submitted_seq",
         "token", "submitted_ms", "queued_ms", "placed_ms", "running_ms", "ended_ms", "outcome", "stop_reason", "unschedulable",
-        "nodes", "gpus", "unproven", "eta",
+        "nodes", "gpus", "unproven", "eta", "now_ms",
     }
 )  # fmt: skip
 OF_EVENTS = frozenset(
@@ -26,7 +26,7 @@ OF_EVENTS = frozenset(
 )
 OF_REASONS = frozenset(
     {
-        "job_id", "seq", "now_ms", "status", "reason", "text", "next_step", "now_or_never", "histogram", "feasible", "position",
+        "job_id", "seq", "record_ms", "now_ms", "status", "reason", "text", "next_step", "now_or_never", "histogram", "feasible", "position",
         "ahead", "waited_ms", "unproven", "owner", "detail", "placement",
     }
 )  # fmt: skip

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from penstock.errors import ConfigurationError, LogError
-from penstock.ledger.views import doubt
+from penstock.ledger.views import Row, doubt, gpu_use
 from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
 from penstock.model.codec import as_written
@@ -62,36 +62,50 @@ async def node(node_id: str, request: Request) -> Response:
     if text is None:
         raise Problem(404, "no_node", f"no node {node_id!r}; GET /v1/nodes lists them")
     live = gateway.follower.state.nodes.get(node_id)
+    found = orjson.loads(text)
+    found["gpu_list"] = [{**gpu, **_held(gateway, gpu)} for gpu in found["gpu_list"]]
     more = {
         "jobs": [] if live is None else jobs_on(live),
         "connected": node_id in gateway.connections,
         "suspicion": None if live is None else doubt(gateway.follower.state, live),
     }
-    return answer({**orjson.loads(text), **more})
+    return answer({**found, **more})
 
 
 @router.get("/gpus", dependencies=[needs(Role.READ)])
 async def gpus(request: Request) -> Response:
-    """All GPUs and the tasks that hold them."""
-    rows = await gateway_of(request).fresh_rows(
+    """All GPUs; `holders`: the tasks on each as of the latest record, `share_milli` and `free_milli` in thousandths of it."""
+    gateway = gateway_of(request)
+    await gateway.fresh()
+    texts = await gateway.store.rows(
         "SELECT row_to_json(gpus)::text FROM gpus WHERE uuid <> '' ORDER BY node_id, gpu"
     )
-    return answer({"gpus": rows})
+    rows = [orjson.loads(text) for text in texts]
+    return answer({"gpus": [{**row, **_held(gateway, row)} for row in rows]})
+
+
+def _held(gateway: Gateway, row: dict[str, Any]) -> Row:
+    """Which tasks hold the GPU of this row, and what is left of it."""
+    state = gateway.follower.state
+    node = state.nodes.get(row["node_id"])
+    return {"holders": [], "free_milli": 0} if node is None else gpu_use(state, node, row["gpu"])
 
 
 @router.get("/queue", dependencies=[needs(Role.READ)])
 async def queue(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100) -> Response:
     """Jobs that wait, first in line first, each with its reason as of the latest record."""
-    state, caller = gateway_of(request).follower.state, caller_of(request)
+    follower, caller = gateway_of(request).follower, caller_of(request)
+    state, now_ms = follower.state, follower.now_ms()
     waiting = sorted((job for job in state.jobs.values() if job.status in WAITING), key=lambda job: job.order)
     rows: list[dict[str, object]] = []
     for number, job in enumerate(waiting[:limit]):
         row: dict[str, object] = {"job_id": job.job_id, "status": str(job.status)}
         if number < MAX_EXPLAINED:
-            row |= as_written(explain(state, job.job_id))
+            row |= as_written(explain(state, job.job_id, now_ms))
         row |= {"name": job.spec.name, "owner": job.spec.owner}
         rows.append(reason_for(caller, row, job.spec.owner))
-    return answer({"seq": state.seq, "waiting": len(waiting), "jobs": rows})
+    head = {"seq": state.seq, "record_ms": state.now_ms, "now_ms": now_ms, "waiting": len(waiting)}
+    return answer({**head, "jobs": rows})
 
 
 @router.get("/decisions", dependencies=[needs(Role.READ)])

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.clock import wall_ms
 from penstock.ledger.views import Row
 from penstock_services.gateway.core.eta import EtaReport, ended, read_report, remaining
 from penstock_services.gateway.shell.gateway import Gateway
@@ -38,7 +37,7 @@ async def latest_estimates(gateway: Gateway, job_ids: Sequence[str]) -> dict[str
 
 def eta_of(gateway: Gateway, row: Row, report: EtaReport | None) -> dict[str, Any]:
     """The answer as of now. `row`: the job's, from memory or table."""
-    now_ms = max(wall_ms(), gateway.follower.state.now_ms)  # the ledger is never ahead of now
+    now_ms = gateway.follower.now_ms()
     if row["outcome"] is not None:
         return ended(row["job_id"], row["outcome"], row["ended_ms"], now_ms) | {"unproven": []}
     job = gateway.follower.state.jobs.get(row["job_id"])

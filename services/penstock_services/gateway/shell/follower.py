@@ -5,6 +5,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
+from penstock.clock import ReadersClock
 from penstock.ledger.evolve import evolve
 from penstock.ledger.record import RawRecord
 from penstock.ledger.replica import Replica
@@ -29,12 +30,19 @@ class Follower:
         self.pending: OrderedDict[str, Row] = OrderedDict()
         self.log_ms: int | None = None
         """When the log took the latest valid record, by its own clock; None: none was read yet."""
+        self._clock = ReadersClock()
+        if replica.state.now_ms:  # of a snapshot, whose records have no stamps
+            self._clock.read(replica.state.now_ms, replica.state.now_ms)
         self._ended: OrderedDict[str, Row] = OrderedDict()
         self._changed = asyncio.Event()
 
     @property
     def state(self) -> CellState:
         return self.replica.state
+
+    def now_ms(self) -> int:
+        """The ledger's time now, also while no record is written."""
+        return self._clock.now_ms()
 
     async def follow(self, log: Log, cell_index: int, caught_up: asyncio.Event) -> None:
         """Folds until cancelled; sets `caught_up` once everything that was there at the start is folded."""
@@ -45,13 +53,16 @@ class Follower:
             while True:
                 if self.replica.offset >= end:
                     caught_up.set()
+                found = False
                 for record in await reader.read():
                     place = f"ledger offset {record.offset}"
                     taken = applying(
                         place, partial(self.replica.take, record.value, record.offset, self._fold)
                     )
                     if taken is not None:
-                        self.log_ms = record.timestamp_ms
+                        self.log_ms, found = record.timestamp_ms, True
+                if found:
+                    self._clock.read(self.state.now_ms, None if caught_up.is_set() else self.log_ms)
                 self._wake()
         finally:
             await reader.close()

@@ -215,7 +215,7 @@ async def _append(
 
 
 async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str | None) -> None:
-    job_id, now_ms = event.job_id, wall_ms()
+    job_id, now_ms = event.job_id, gateway.follower.now_ms()
     await _append(gateway, "submit", f"submit-{job_id}", "submit", event, {"penstock.caller": caller})
     gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
@@ -340,7 +340,8 @@ async def jobs(
         listed: Sequence[Any] = [job_for(caller, row) for row in await _with_more(gateway, rows, eta=eta)]
     else:
         listed = [_with_unproven(gateway, row) for row in rows]
-    return answer({"jobs": listed, "next_cursor": last, "total": total})
+    now_ms = gateway.follower.now_ms()
+    return answer({"now_ms": now_ms, "jobs": listed, "next_cursor": last, "total": total})
 
 
 def _with_unproven(gateway: Gateway, row: str) -> orjson.Fragment:
@@ -373,7 +374,8 @@ async def job(job_id: str, request: Request) -> Response:
     """One job: what was asked, what was given, when; `unproven`: its tasks on silent nodes; `trace_id`: null without traces."""
     gateway = gateway_of(request)
     found = await find_job(gateway, job_id)
-    more = {"unproven": gateway.follower.unproven(job_id), "trace_id": gateway.traces.trace_id(job_id)}
+    more: Row = {"unproven": gateway.follower.unproven(job_id), "trace_id": gateway.traces.trace_id(job_id)}
+    more["now_ms"] = gateway.follower.now_ms()
     return answer(job_for(caller_of(request), found | more))
 
 
@@ -398,7 +400,9 @@ async def tasks(job_id: str, request: Request) -> Response:
     rows = await gateway.fresh_rows(
         "SELECT row_to_json(tasks)::text FROM tasks WHERE job_id = $1 ORDER BY attempt, rank", job_id
     )
-    return answer({"tasks": rows, "unproven": gateway.follower.unproven(job_id)})
+    return answer(
+        {"tasks": rows, "unproven": gateway.follower.unproven(job_id), "now_ms": gateway.follower.now_ms()}
+    )
 
 
 @router.get("/{job_id}/events", dependencies=[needs(Role.READ)])

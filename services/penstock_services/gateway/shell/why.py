@@ -45,7 +45,7 @@ async def _now(gateway: Gateway, job_id: str) -> dict[str, Any]:
         await _until_folded(gateway, job_id)
     state = gateway.follower.state
     try:
-        found: dict[str, Any] = as_written(explain(state, job_id))
+        found: dict[str, Any] = as_written(explain(state, job_id, gateway.follower.now_ms()))
     except UnknownJob:
         return await _not_folded(gateway, job_id)
     job = state.jobs.get(job_id)
@@ -83,6 +83,7 @@ async def _not_folded(gateway: Gateway, job_id: str) -> dict[str, Any]:
         else (f"It has ended: {row['outcome']}.", "Read its output with `penstock logs`.")
     )
     answer = as_written(not_waiting(gateway.follower.state, job_id, row["status"], text, step))
+    answer["now_ms"] = gateway.follower.now_ms()
     placement = None if pending else await _placement(gateway, job_id, MAX_SEQ)
     return answer | {"detail": row["reason"] or "", "placement": placement}
 
