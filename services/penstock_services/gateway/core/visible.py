@@ -48,7 +48,8 @@ def event_for(caller: Caller, row: Row, owner: str | None) -> Row:
     """An event's or decision's row. `owner`: of its job; None: it is about none, or about one that has left the tables."""
     if row["job_id"] is None:
         return row if sees_all(caller) or row.get("type") not in QUOTING else _only(OF_EVENTS, row)
-    return row if sees_all(caller) or caller.tenant == owner else _only(OF_EVENTS, row)
+    own = owner is not None and caller.may_act_for(owner)
+    return row if own or sees_all(caller) else _only(OF_EVENTS, row)
 
 
 def reason_for(caller: Caller, row: Row, owner: str) -> Row:
