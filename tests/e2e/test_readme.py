@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
         else:
             assert words[0] == "penstock", command
             words[0:1] = PENSTOCK
+            words = [sys.prefix if word == ".venv" else word for word in words]
         done = subprocess.run(
             words,
             capture_output=True,
@@ -92,7 +94,7 @@ def test_a_job_that_outgrows_a_guess_is_given_more_and_one_that_outgrows_its_req
     size, script = tmp_path / "size", tmp_path / "growing.py"
     size.write_text("40")
     script.write_text(GROWING)
-    command = ("--", "python", str(script), str(size))
+    command = ("--", "python3", str(script), str(size))
     nightly = [up.run("submit", "-d", "--name", "nightly", *command).stdout.strip() for _ in range(4)]
     deadline = time.monotonic() + PATIENCE_S
     while not {"succeeded"} >= (states := {job["status"] for job in jobs(up, "nightly")}):

@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 def test_a_job_runs_and_its_phases_are_printed_as_they_happen(up: Installation) -> None:
     """The first job of a new user."""
     answer = up.run(
-        "submit", "--name", "hello", "--gpus", "1", "--", "python", "-c", "print('hello from the task')"
+        "submit", "--name", "hello", "--gpus", "1", "--", "python3", "-c", "print('hello from the task')"
     )
     assert answer.returncode == 0, answer.stderr + answer.stdout
     words = [line.split()[2] for line in answer.stdout.splitlines()[1:7]]

@@ -19,7 +19,7 @@ from penstock.exits import MEANING, OF_JOB, Exit, Stop, of_job
 from penstock.model import external_events, ledger_events  # noqa: F401 - fill the registry
 from penstock.model.event import REGISTRY
 from penstock.model.transitions import TERMINAL
-from penstock.model.types import JobSpec
+from penstock.model.types import Environment, JobSpec
 from penstock.model.validation import checked_json
 from tests.support.command_line import penstock
 
@@ -296,6 +296,65 @@ def test_every_sample_job_is_valid(path: Path) -> None:
     """Samples are copied; a broken one breaks many."""
     assert build(read_job_file(str(path)), path.name).command[0] == "python"
     assert path.read_text().startswith("# yaml-language-server: $schema=../../schemas/job.schema.json\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "workdir", "environment"),
+    [
+        ("", (), "project/jobs", None),
+        ("workdir: ..\nenvironment: {venv: ../venv}", (), "project", {"venv": "project/venv"}),
+        ("environment: {conda: torch}", ("--workdir", "data"), "here/data", {"conda": "torch"}),
+        ("environment: {conda: ./env}", (), "project/jobs", {"conda": "project/jobs/env"}),
+        ("environment: {venv: v}", ("--venv", "../v"), "project/jobs", {"venv": "v"}),
+        ("environment: {venv: v}", ("--container", "pytorch"), "project/jobs", {"container": "pytorch"}),
+        ("environment: {venv: v}", ("--path",), "project/jobs", None),
+        ("environment: path", (), "project/jobs", None),
+    ],
+)
+def test_relative_paths_are_of_the_job_files_folder_and_of_flags_of_the_current_one(
+    text: str, flags: tuple[str, ...], workdir: str, environment: dict[str, str] | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A job file that ran in its author's folder did not run in a pipeline's, whose working folder is another one."""
+    folder, here = tmp_path / "project" / "jobs", tmp_path / "here"
+    folder.mkdir(parents=True)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    file = folder / "job.yaml"
+    file.write_text(f"command: [python, train.py]\n{text}\n")
+    assert penstock("submit", "-f", str(file), "--dry-run", "-o", "json", *flags) == 0
+    found = checked_json(JobSpec, capsys.readouterr().out)
+    assert found.workdir == str(tmp_path / workdir)
+    asked = environment and {
+        kind: where if where in ("torch", "pytorch") else str(tmp_path / where)
+        for kind, where in environment.items()
+    }
+    assert found.environment == (asked and Environment(**asked))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "complaint"),
+    [
+        (
+            "environment: {venv: a, conda: b}",
+            (),
+            "environment: give exactly one of venv, conda and container",
+        ),
+        ("environment: {}", (), "environment: give exactly one of venv"),
+        ("environment: {docker: a}", (), "environment.docker: is not known"),
+        ("environment: conda", (), "environment: this text is no mapping"),
+        ("environment: {container: --privileged}", (), "environment: it is empty or begins with '-'"),
+        ("", ("--venv", "a", "--path"), "--venv and --path: programs come from one place"),
+    ],
+)
+def test_programs_come_from_one_place(
+    text: str, flags: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which of two environments a job ran in would depend on the order."""
+    file = tmp_path / "job.yaml"
+    file.write_text(f"command: [x]\n{text}\n")
+    assert penstock("submit", "-f", str(file), "--dry-run", *flags) == 2
+    assert complaint in capsys.readouterr().err
 
 
 def test_flags_win_over_the_file() -> None:

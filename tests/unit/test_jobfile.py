@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.codegen.schemas import ROOT
+from penstock.cli.jobspec import located
 from penstock.model.types import JobSpec, ResourceRequest, RetryPolicy
 from penstock.sdk.jobfile import MAX_PROBLEMS, BadJob, JobFile, Problem, job_schema, parse_job
 from penstock.sdk.units import MIB_PER_UNIT, MS_PER_UNIT, duration_ms, memory_mib, rate_mbps, show
@@ -289,7 +290,7 @@ def test_sample_jobs_are_valid(path: Any) -> None:
     """The samples are what people copy first."""
     data = yaml.safe_load(path.read_text())
     VALIDATOR.validate(data)
-    parse_job(data)
+    parse_job(located(data, str(path.parent)))
 
 
 def test_one_sample_shows_every_field() -> None:

@@ -408,20 +408,21 @@ def test_the_environment_holds_no_secret_and_tells_the_gang() -> None:
     order = start(5, (1,), "j.1", place=place, peers=peers, env={"LR": "0.1", "PENSTOCK_TOKEN": "99"})
     base = base_environment(
         {
-            "PATH": "/bin",
+            "PATH": "/v/bin:/bin",
             "HOME": "/home/ada",
+            "VIRTUAL_ENV": "/v",
             "PENSTOCK_DSN": "postgresql://secret",
             "PENSTOCK_FAILPOINT": "x",
         },
-        "/v/bin",
+        ["/v", "/v/bin"],
     )
     members = peers_json(gang_of(order, node))
     assert [peer["node_id"] for peer in json.loads(members)] == ["n0", "n1", "n1"]
     found = task_environment(order, node, base, {"PENSTOCK_PEERS": members}, virtual=False)
     assert not any("secret" in value for value in found.values())
-    assert "PENSTOCK_FAILPOINT" not in found
+    assert not {"PENSTOCK_FAILPOINT", "VIRTUAL_ENV"} & found.keys()
     expected = {
-        "PATH": "/v/bin:/bin", "LR": "0.1", "PENSTOCK_TOKEN": "5", "CUDA_VISIBLE_DEVICES": "GPU-1", "RANK": "1",
+        "PATH": "/bin", "LR": "0.1", "PENSTOCK_TOKEN": "5", "CUDA_VISIBLE_DEVICES": "GPU-1", "RANK": "1",
         "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "3",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected

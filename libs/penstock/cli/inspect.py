@@ -133,6 +133,9 @@ def _job(
         "State": status_of(found) + (f" · {escape(reason_of(found))}" if found.get("reason") else ""),
         "Command": escape(" ".join(spec["command"])),
         "Folder": escape(spec.get("workdir") or "–"),
+        "Environment": escape(
+            " ".join(f"{kind} {text}" for kind, text in (spec.get("environment") or {}).items() if text)
+        ),
         "Gang": _gang(found),
         "Attempt": f"{found['attempt']} of {spec['retry']['max_attempts'] + found['infrastructure_retries']}",
         "Needs": f"{needs(estimate['worker'])} per worker" if estimate else "not estimated yet",

@@ -17,7 +17,7 @@ from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.redaction import brief, unquoted
 from penstock.sdk.job_yaml import JobLoader
-from penstock.sdk.jobfile import BadJob, parse_job
+from penstock.sdk.jobfile import PATH, BadJob, parse_job
 
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
 
@@ -33,7 +33,10 @@ CI_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def read_job_file(path: str) -> dict[str, Any]:
-    """The mapping in a YAML job file; `-` reads stdin. Raises `Stop` with line and column."""
+    """The mapping in a YAML job file; `-` reads stdin. Raises `Stop` with line and column.
+
+    Relative paths in it are of the folder that it is in, which is also the default of `workdir`.
+    """
     try:
         if path == "-":
             text = sys.stdin.read(MAX_FILE_BYTES + 1)
@@ -61,16 +64,55 @@ def read_job_file(path: str) -> dict[str, Any]:
         raise Stop(Exit.BAD_SPEC, f"{path}: is no valid YAML: {unquoted(str(error))}") from error
     if not isinstance(found, dict):
         raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
+    folder = folder_of(path)
+    if found.get("workdir") is None:
+        found["workdir"] = folder
+    return located(found, folder)
+
+
+def folder_of(path: str) -> str:
+    """What the relative paths of a job file are relative to."""
+    return os.getcwd() if path == "-" else os.path.dirname(os.path.abspath(path))
+
+
+def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """With absolute paths instead of those that are relative to this folder, `~` included."""
+    found = dict(fields)
+    if isinstance(workdir := found.get("workdir"), str):
+        found["workdir"] = _absolute(workdir, folder)
+    environment = found.get("environment")
+    if isinstance(environment, dict):
+        found["environment"] = {
+            kind: _absolute(text, folder) if _is_path(kind, text) else text
+            for kind, text in environment.items()
+        }
     return found
+
+
+def _is_path(kind: str, text: object) -> bool:
+    """Of an environment's field: a folder, and not the name of a conda environment or an image."""
+    return isinstance(text, str) and (kind == "venv" or (kind == "conda" and "/" in text))
+
+
+def _absolute(path: str, folder: str) -> str:
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(path))) if path else path
+
+
+def environment(
+    venv: str | None, conda: str | None, container: str | None, *, path: bool
+) -> dict[str, Any] | str | None:
+    """`environment` of a job file, from flags; None: none is given. Raises `Stop`."""
+    given = {"venv": venv, "conda": conda, "container": container}
+    found = {kind: text for kind, text in given.items() if text is not None}
+    if len(found) + path > 1:
+        flags = [*(f"--{kind}" for kind in found), *(["--path"] if path else [])]
+        raise Stop(Exit.BAD_SPEC, f"{' and '.join(flags)}: programs come from one place; give one of them")
+    return PATH if path else found or None
 
 
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
     """The job these fields describe; owner and workdir default to who and where we are. Raises `Stop`."""
-    fields = {"owner": _user(), **fields}
-    folder = fields.get("workdir")
-    if folder is None or isinstance(folder, str):
-        fields["workdir"] = os.path.join(os.getcwd(), os.path.expanduser(folder or ""))
-        fields["workdir"] = os.path.normpath(fields["workdir"])
+    fields = {"owner": _user(), "workdir": os.getcwd(), **fields}
     try:
         return parse_job(fields)
     except BadJob as error:

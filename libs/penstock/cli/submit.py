@@ -1,5 +1,6 @@
 """`penstock submit`: build the job, hand it in once, follow it, and end with its exit code."""
 
+import os
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args
 
@@ -53,6 +54,21 @@ IterationsFlag = Annotated[int | None, typer.Option(help="How many it will run; 
 TargetLossFlag = Annotated[
     float | None, typer.Option(help="It ends once its loss is there, after --iterations at the latest.")
 ]
+WorkdirFlag = Annotated[
+    str | None, typer.Option(help="On the node; by default the job file's folder, or the current one.")
+]
+VenvFlag = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Python virtual environment to run in, on each node.")
+]
+CondaFlag = Annotated[
+    str | None, typer.Option(metavar="NAME|PREFIX", help="Conda environment to run in, on each node.")
+]
+ContainerFlag = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="Image to run in, by podman, docker or apptainer.")
+]
+PathFlag = Annotated[
+    bool, typer.Option("--path", help="Programs of the node's own PATH, whatever the job file says.")
+]
 KeyFlag = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="The same key submits once; by default from the CI's variables."),
@@ -82,7 +98,11 @@ def submit(
     env: EnvFlag = None,
     secret: SecretFlag = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    workdir: Annotated[str | None, typer.Option(help="On the node; by default the current folder.")] = None,
+    workdir: WorkdirFlag = None,
+    venv: VenvFlag = None,
+    conda: CondaFlag = None,
+    container: ContainerFlag = None,
+    path: PathFlag = False,
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
     queue_timeout: QueueTimeoutFlag = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
@@ -106,22 +126,19 @@ def submit(
         "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace,
     }  # fmt: skip
-    fields |= {field: value for field, value in flags.items() if value is not None}
+    flags["environment"] = jobspec.environment(venv, conda, container, path=path)
+    given = {field: value for field, value in flags.items() if value is not None}
+    fields |= jobspec.located(given, os.getcwd())
     needs = {
         "gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth,
     }  # fmt: skip
     sections: dict[str, dict[str, Any]] = {
-        "resources": {field: value for field, value in needs.items() if value is not None},
-        "retry": {} if max_attempts is None else {"max_attempts": max_attempts},
-        "env": jobspec.variables(env or [], secret or []),
+        "resources": needs, "retry": {"max_attempts": max_attempts}, "env": jobspec.variables(env or [], secret or []),
         "labels": jobspec.pairs(label or [], "--label"),
-    }
+    }  # fmt: skip
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
-        for field, message, remedy in warnings_of(spec):
-            remark(f"warning: {field} {message}; {remedy}")
-        dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
-        return
+        return _show(spec, output)
     key = idempotency_key or jobspec.idempotency_key(spec)
     sent = Submission(
         gateway(ctx), spec, key, idempotency_key is None, output, detach, propagate, cancel_on_interrupt
@@ -210,12 +227,19 @@ class Submission:
         )
 
 
+def _show(spec: JobSpec, output: Format) -> None:
+    """The job as it would be submitted."""
+    for field, message, remedy in warnings_of(spec):
+        remark(f"warning: {field} {message}; {remedy}")
+    dump(as_written(spec), Format.YAML if output is not Format.JSON else Format.JSON)
+
+
 def _spec(
     fields: dict[str, Any], sections: dict[str, dict[str, Any]], command: list[str] | None, source: str
 ) -> JobSpec:
     """The job of file and flags together. Raises `Stop` with every problem."""
     for section, more in sections.items():
-        _merge(fields, section, more)
+        _merge(fields, section, {field: value for field, value in more.items() if value is not None})
     if command:
         if known := fields.get("command"):
             program = brief(known[0] if isinstance(known, list) else known)

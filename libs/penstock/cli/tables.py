@@ -15,7 +15,7 @@ from penstock.screen import plain_table
 
 Row = Mapping[str, Any]
 MAX_REASON_CHARS = 60
-NO_JOBS = "No jobs yet. Submit one: penstock submit -- python train.py"
+NO_JOBS = "No jobs yet. Submit one: penstock submit -- python3 train.py"
 
 
 def now_ms() -> int:

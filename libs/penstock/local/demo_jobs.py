@@ -1,6 +1,7 @@
 """The demo's jobs: real training runs, each with the ending it must come to."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -59,11 +60,19 @@ def demo_jobs(folder: Path) -> list[DemoJob]:
     jobs.append(_file(samples, "digits-ps"))
     jobs.append({**_softmax("softmax-endless", 32, 1_000_000), "grace": "2s"})
     found = []
+    # NumPy and scikit-learn are in the environment that the demo runs in.
+    ours = {} if sys.prefix == sys.base_prefix else {"environment": {"venv": sys.prefix}}
     for number, fields in enumerate(jobs):
-        spec = parse_job({"owner": OWNERS[number % len(OWNERS)], **fields, "workdir": str(folder)})
+        spec = parse_job({"owner": OWNERS[number % len(OWNERS)], **fields, **ours, "workdir": str(folder)})
         found.append(_expecting(spec, after_s=0.3 * number))
     first = jobs[0]
-    again = {**first, "owner": found[0].spec.owner, "name": f"{first['name']}-again", "workdir": str(folder)}
+    again = {
+        **first,
+        "owner": found[0].spec.owner,
+        "name": f"{first['name']}-again",
+        **ours,
+        "workdir": str(folder),
+    }
     found.append(DemoJob(parse_job(again), 0.0, after_job=first["name"]))  # its needs are known by then
     return found
 

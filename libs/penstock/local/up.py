@@ -30,7 +30,7 @@ async def up(options: Options) -> int:
                 )
             if os.environ.get("PENSTOCK_TOKENS"):
                 screen.print("  export PENSTOCK_TOKEN_FILE=FILE   # a token that `penstock token` made")
-            screen.print("  penstock submit -- python train.py\n  penstock top\n\nCtrl-C stops everything.")
+            screen.print("  penstock submit -- python3 train.py\n  penstock top\n\nCtrl-C stops everything.")
             await stack.until_failure()
     except asyncio.CancelledError:
         screen.print("\n  stopped; what happened is stored for the next `penstock up`")

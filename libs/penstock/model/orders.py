@@ -13,6 +13,7 @@ from penstock.model.external_events import Attempt, PublicKey, Token
 from penstock.model.topics import MAX_EVENT_BYTES, Topic
 from penstock.model.types import (
     MAX_GPUS_PER_NODE,
+    Environment,
     Identifier,
     JoinRefusal,
     Milliseconds,
@@ -100,7 +101,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets", "owner")
+    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets", "owner", "environment")
 
     job_id: Identifier
     attempt: Attempt
@@ -115,6 +116,8 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     owner: Identifier | None = None
     """The job's tenant, where it asks for secrets."""
     workdir: ShortText | None = None
+    environment: Environment | None = None
+    """Where its programs come from; None: the node's own PATH."""
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""

@@ -150,10 +150,35 @@ def _refuse_nul(*texts: str) -> None:
         raise ValueError("a NUL character cannot be passed to a process; remove it")
 
 
+class Environment(Value, frozen=True, kw_only=True):
+    """Where a task's programs come from besides its node's own PATH: exactly one of these."""
+
+    OMITTED = ("venv", "conda", "container")
+
+    venv: ShortText | None = None
+    """Absolute folder of a Python virtual environment on the node."""
+    conda: ShortText | None = None
+    """Absolute prefix of a conda environment on the node, or its name there."""
+    container: ShortText | None = None
+    """Image, as podman, docker or apptainer on the node takes it."""
+
+    def __post_init__(self) -> None:
+        given = [text for text in (self.venv, self.conda, self.container) if text is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "give exactly one of venv, conda and container; leave it out for the node's PATH"
+            )
+        if self.venv is not None and not self.venv.startswith("/"):
+            raise ValueError("venv is a folder on the node; give its absolute path")
+        if not given[0] or given[0].startswith("-"):
+            raise ValueError("it is empty or begins with '-'; correct it")
+        _refuse_nul(*given)
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """A training job as submitted: what to run, not where."""
 
-    OMITTED = ("secrets", "category", "traits", "iterations", "target_loss")
+    OMITTED = ("secrets", "category", "traits", "iterations", "target_loss", "environment")
     RULES = {
         "command": _command_can_run,
         "env": _env_can_be_passed,
@@ -169,6 +194,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     secrets: Annotated[dict[str, SecretName], Meta(max_length=MAX_ENV_ENTRIES)] = field(default_factory=dict)
     """Environment variable → name of the secret that the node puts there; its value is nowhere but in the task."""
     workdir: ShortText | None = None
+    environment: Environment | None = None
+    """None: programs of the node's own PATH."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
     resources: ResourceRequest = ResourceRequest()

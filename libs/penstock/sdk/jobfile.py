@@ -25,6 +25,7 @@ from penstock.model.types import (
     MAX_GPUS_PER_NODE,
     WHOLE_GPU,
     Category,
+    Environment,
     Identifier,
     JobSpec,
     ShortText,
@@ -67,6 +68,8 @@ _UNITS: Mapping[object, Mapping[str, int]] = {
 }
 
 
+PATH = "path"
+"""As `environment`: the node's own PATH."""
 SECRET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
@@ -117,6 +120,31 @@ class Retry(_Section):
     )
 
 
+class Programs(_Section):
+    """Where Python and other programs come from: exactly one of these; `path`, the default: the node's own PATH."""
+
+    venv: Text | None = Field(
+        None,
+        description="Folder of a Python virtual environment, on each node; relative to the job file.",
+        examples=["/srv/envs/resnet"],
+    )
+    conda: Text | None = Field(
+        None, description="Prefix of a conda environment on each node, or its name there.", examples=["torch"]
+    )
+    container: Text | None = Field(
+        None, description="Image, run by podman, docker or apptainer.", examples=["docker.io/pytorch/pytorch"]
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        self.asked()
+        return self
+
+    def asked(self) -> Environment:
+        """Raises `ValueError`."""
+        return Environment(venv=self.venv, conda=self.conda, container=self.container)
+
+
 class JobFile(_Section):
     """A training job: what to run, not where."""
 
@@ -141,7 +169,12 @@ class JobFile(_Section):
         examples=[{"WANDB_API_KEY": "wandb"}],
     )
     workdir: Text | None = Field(
-        None, description="Folder to run in, on the node.", examples=["/home/alice/resnet"]
+        None,
+        description="Folder to run in, on the node; relative to the job file, whose folder is the default.",
+        examples=["/home/alice/resnet"],
+    )
+    environment: Programs | None = Field(
+        None, description="Where Python and other programs come from; `path`: from the node's own PATH."
     )
     workers: int = Field(1, ge=1, le=256, description="Workers; they start together or not at all.")
     parameter_servers: int = Field(
@@ -221,6 +254,7 @@ class JobFile(_Section):
                     "backoff_ms": self.retry.backoff,
                     "backoff_max_ms": self.retry.backoff_max,
                 },
+                "environment": self.environment and self.environment.asked(),
                 "queue_timeout_ms": self.queue_timeout,
                 "run_timeout_ms": self.run_timeout,
                 "grace_ms": self.grace,
@@ -256,6 +290,8 @@ def parse_job(data: Mapping[str, object]) -> JobSpec:
         raise BadJob((Problem("job", "is no mapping; write fields such as `command: [python, train.py]`"),))
     problems: list[Problem] = []
     fields, twice = _with_references(dict(data))
+    if fields.get("environment") == PATH:
+        del fields["environment"]
     problems += [Problem("env", f"{name} stands in env and in secrets; remove one") for name in twice]
     try:
         job = JobFile.model_validate(fields)
@@ -303,6 +339,7 @@ def job_schema() -> dict[str, Any]:
                 entry.pop("default")  # its fields have their own defaults
             if units is not None:
                 _as_written(entry, info.default, units)
+    schema["properties"]["environment"]["anyOf"].insert(0, {"const": PATH})
     reference = {"type": "object", "required": ["secret"], "properties": {"secret": {"type": "string"}}}
     env = schema["properties"]["env"]
     env["additionalProperties"] = {
@@ -327,7 +364,7 @@ def _as_written(entry: dict[str, Any], default: int | None, units: Mapping[str, 
 
 def _sections() -> dict[str, type[BaseModel]]:
     """Section name → model; the file itself is ''."""
-    return {"": JobFile, "resources": Resources, "retry": Retry}
+    return {"": JobFile, "resources": Resources, "environment": Programs, "retry": Retry}
 
 
 def _unknown(path: tuple[int | str, ...]) -> str:

@@ -1,7 +1,7 @@
 """The environment of a task: what a training script may rely on. The names torch and TensorFlow know are theirs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -13,15 +13,15 @@ INHERITED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
 """All that passes from the reporter to a task: no address, password or failpoint of ours."""
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def base_environment(reporter: Mapping[str, str], interpreter_folder: str | None) -> dict[str, str]:
-    """The sane minimum. `interpreter_folder`: put first on PATH, so that `python` is the one we run under."""
-    found = {name: reporter[name] for name in INHERITED if name in reporter}
-    path = found.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-    if interpreter_folder and interpreter_folder not in path.split(":"):
-        path = f"{interpreter_folder}:{path}"
-    found["PATH"] = path
+def base_environment(reporter: Mapping[str, str], own: Collection[str] = ()) -> dict[str, str]:
+    """The sane minimum. `own`: folders of the Python environment that we run in, which is not the task's: neither on its PATH,
+    nor named as its virtual environment."""
+    found = {name: reporter[name] for name in INHERITED if name in reporter and reporter[name] not in own}
+    folders = [folder for folder in found.get("PATH", "").split(":") if folder and folder not in own]
+    found["PATH"] = ":".join(folders) or DEFAULT_PATH
     return found
 
 

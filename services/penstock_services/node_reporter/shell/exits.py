@@ -14,6 +14,10 @@ from penstock_services.node_reporter.shell.ports import Exit, Failure
 KIB_PER_MIB = 1_024
 KERNEL = "the kernel killed a process of it"
 LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
+NO_PYTHON = (
+    "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME or --container IMAGE "
+    "(`environment` in a job file)"
+)
 NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
 
 
@@ -69,6 +73,10 @@ def lost_outcome(ended: int, now_ms: int) -> Outcome:
 def _why(failure: Failure, order: StartTask | None) -> str:
     """What could not be done, the system's message, and what to do about it."""
     program = order.command[0] if order is not None else "the program"
+    if failure.stage == "environment" and order is not None:
+        return _no_environment(order, failure.errno)
+    if (failure.stage, failure.errno, program) == ("exec", errno.ENOENT, "python"):
+        return f"cannot execute 'python': {NO_PYTHON}"
     what = {
         "exec": f"cannot execute {program!r}",
         "workdir": f"cannot enter workdir {(order.workdir if order is not None else None) or 'of the task'!r}",
@@ -87,3 +95,14 @@ def _why(failure: Failure, order: StartTask | None) -> str:
         errno.ENOMEM: "the memory cap is too small to start it; ask for more host memory",
     }.get(failure.errno, "see the message and the node's log")
     return f"{what}: {os.strerror(failure.errno)}; {remedy}"
+
+
+def _no_environment(order: StartTask, number: int) -> str:
+    """The environment that is not to be had here, and the remedy."""
+    asked = order.environment
+    venv, conda = (asked.venv, asked.conda) if asked is not None else (None, None)
+    if venv is not None:
+        what = f"no virtual environment in {venv!r}: its bin/python: {os.strerror(number)}"
+        return f"{what}; make it on every node in this place (python3 -m venv {venv}), or name one that is there with --venv"
+    what = f"no conda environment {conda!r}: {os.strerror(number)}"
+    return f"{what}; make it on every node, name its prefix, or list its folder in the node-reporter's CONDA_ENVS_PATH"

@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,7 @@ import pynvml
 from penstock.errors import ConfigurationError
 from penstock.model.external_events import GpuFaulted
 from penstock.model.orders import StartTask
-from penstock.model.types import MAX_TEXT, Isolation
+from penstock.model.types import MAX_TEXT, Environment, Isolation
 from penstock.runtime.node_keys import NodeKeys
 from penstock.runtime.signatures import SEED_BYTES
 from penstock.runtime.task_logs import file_name, log_path
@@ -36,7 +36,15 @@ from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import open_fifo
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
 from penstock_services.node_reporter.shell.journal import Journal, JournalFailed
-from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
+from penstock_services.node_reporter.shell.ports import (
+    Callbacks,
+    Exit,
+    Key,
+    NotStartable,
+    ProgressStream,
+    Started,
+)
+from penstock_services.node_reporter.shell.programs import conda_folders
 from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
 from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
@@ -75,8 +83,7 @@ class LinuxHost:
         self._secrets = Secrets(options.secrets_dir, os.environ)
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
-        interpreter = None if sys.prefix == sys.base_prefix else f"{sys.prefix}/bin"
-        self._base = base_environment(os.environ, interpreter) | self._marks
+        self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
         if self._user is not None:
             self._base |= self._user.environment()
 
@@ -200,6 +207,7 @@ class LinuxHost:
             | task_environment(order, self.spec, self._base, peers, virtual=virtual)
             | {FIFO: str(folder / PHASES)},
             "cwd": order.workdir or str(work),
+            "programs": _programs(order.environment),
             "visible": visible,
             **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
             "cores": real_cores(order.place.cores),
@@ -322,6 +330,27 @@ def read_record(path: Path, kind: type[Kind]) -> Kind | None:
             return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
+
+
+def own_environment(env: Mapping[str, str]) -> list[str]:
+    """However they are spelt there: the folder of the virtual or conda environment that we run in, and that of its programs."""
+    if sys.prefix == sys.base_prefix and not os.path.isdir(f"{sys.prefix}/conda-meta"):
+        return []
+    ours = {os.path.realpath(sys.prefix), os.path.realpath(f"{sys.prefix}/bin")}
+    named = [env.get("VIRTUAL_ENV", ""), env.get("CONDA_PREFIX", ""), *env.get("PATH", "").split(":")]
+    return [folder for folder in named if folder and os.path.realpath(folder) in ours]
+
+
+def _programs(environment: Environment | None) -> tuple[str, str, list[str]] | None:
+    """Arguments of `programs.enter`; None: the node's own PATH. Raises `NotStartable`."""
+    if environment is None:
+        return None
+    if environment.container is not None:
+        raise NotStartable(
+            f"{environment.container!r}: this node runs no containers; name a --venv or --conda environment"
+        )
+    kind, where = ("venv", environment.venv) if environment.venv else ("conda", environment.conda)
+    return kind, where or "", conda_folders(os.environ)
 
 
 def outermost(folders: Iterable[Path]) -> list[Path]:

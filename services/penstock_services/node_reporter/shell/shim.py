@@ -1,6 +1,6 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
-A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, cores,
+A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, programs, cores,
 data_limit, settings, oom, oom_first, ended_by, visible, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
 ended.
 
@@ -48,6 +48,7 @@ from penstock_services.node_reporter.shell.confinement import (
 from penstock_services.node_reporter.shell.last_lines import exhausted
 from penstock_services.node_reporter.shell.lease_watch import LeaseWatch, boot_s
 from penstock_services.node_reporter.shell.output import Output
+from penstock_services.node_reporter.shell.programs import enter
 
 MAX_MESSAGE_BYTES = 1 << 18  # argv, environment, peers, secrets; but for these the events behind are ≤ 64 KiB
 CHUNK_BYTES = 65_536  # a pipe's capacity
@@ -323,9 +324,14 @@ class Shim:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
             stage = "workdir"
             os.chdir(request["cwd"])
+            stage = "environment"
+            env = request["env"]
+            if request["programs"] is not None:
+                kind, where, folders = request["programs"]
+                env = enter(kind, where, env, folders)
             stage = "exec"
             os.dup2(output, 2)
-            os.execvpe(request["argv"][0], request["argv"], request["env"])
+            os.execvpe(request["argv"][0], request["argv"], env)
         except OSError as error:
             os.write(failed, json.dumps({"stage": stage, "errno": error.errno}).encode())
         finally:

@@ -230,6 +230,7 @@ def _start(
         secrets=job.spec.secrets,
         owner=job.spec.owner if job.spec.secrets else None,
         workdir=job.spec.workdir,
+        environment=job.spec.environment,
         place=place,
         gpu_uuids=tuple(uuids[slot] for slot in place.gpus),
         lease_ms=task.lease_ms,
