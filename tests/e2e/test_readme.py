@@ -50,6 +50,7 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
     output = "\n".join(outputs)
     assert "succeeded" in outputs[0], "the first job is followed to its end"
     assert "digits-gang" in output
+    assert up.run("wait", "digits-gang").returncode == 0, "it found NumPy in the environment that it named"
     assert "as of record 12" in output, "the question about the past"
     assert "ok: true" in output, "replay found no difference"
     [posted] = [number for number, line in enumerate(typed) if line.startswith("curl ")]
