@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -313,4 +314,34 @@ async def test_a_log_that_fails_costs_no_progress(node: Options, cell: Cell, bro
     ]
     assert [name for name in reported if "/steps/" in name] == [
         f"{NODE}/{TASK}/1/steps/{n}" for n in (1, 100)
+    ]
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+async def test_what_a_script_reports_of_its_memory_is_in_the_exit(
+    node: Options, cell: Cell, role: Literal["worker", "ps"]
+) -> None:
+    """Its traceback goes into a file of its own, so that its last lines name nothing; also of a parameter server, and of any rank."""
+    script = (
+        "import os, sys; sys.stderr = open(os.devnull, 'w')\n"
+        "from penstock.sdk.out_of_memory import report, report_out_of_memory\n"
+        "report_out_of_memory()\n"
+        "error = type('OutOfMemoryError', (RuntimeError,), {'__module__': 'torch'})()\n"
+    )
+    ends = ("raise error", "report(MemoryError()); sys.exit(3)", "report(MemoryError())", "raise error")
+    env = {"PYTHONPATH": str(ROOT / "libs")}
+    first, *others = [
+        start_order(number, sys.executable, "-c", script + end, gpus=(0,) if number == 1 else (), env=env)
+        for number, end in enumerate(ends, 1)
+    ]
+    first = msgspec.structs.replace(first, place=msgspec.structs.replace(first.place, role=role, rank=3))
+    await cell.order(first, *others)
+    codes = (1, 3, 0, 1)
+    exits = [await finished(cell, f"job-{number}.1.0", code) for number, code in enumerate(codes, 1)]
+    found = [(exited.exhausted, exited.detail) for exited in exits]
+    assert found == [
+        ("gpu_memory", "the program reported torch.OutOfMemoryError"),
+        ("host_memory", "the program reported MemoryError"),
+        ("", ""),  # it succeeded
+        ("", ""),  # it had no GPU
     ]

@@ -5,7 +5,7 @@ in number, progress is reported at growing distances, and of a gang only rank 0 
 not one of our lines is counted and ignored; it never spoils the next one. Lines: `libs/penstock/sdk/README.md`.
 """
 
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from pydantic import ValidationError
@@ -78,6 +78,8 @@ class ProgressParser:
         self._steps = 0
         self._held: StepsMeasured | None = None
         self._stages = 0
+        self.exhausted: tuple[str, str] = ("", "")
+        """Which memory the script reported last as exhausted, and the error's name: for its exit, if it fails."""
 
     def parse(self, chunk: bytes, now_ms: int) -> list[Report]:
         """The events that follow from these bytes, in order."""
@@ -103,6 +105,9 @@ class ProgressParser:
         if not line:
             return None
         event = _event_of(line, {**self._task, "at_ms": now_ms})
+        if isinstance(event, _Exhausted):
+            self.exhausted = (event.memory, event.error)
+            return None
         if event is None:
             self.garbage += 1
             return None
@@ -164,21 +169,33 @@ class _Stages(msgspec.Struct, forbid_unknown_fields=True):
     """Each: ms, then the use of storage, CPU, GPU and network."""
 
 
+class _Exhausted(msgspec.Struct, forbid_unknown_fields=True):
+    memory: Literal["host_memory", "gpu_memory"]
+    error: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:]{1,100}\Z")]
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """One of them."""
+
     steps: _Steps | None = None
     stages: _Stages | None = None
+    exhausted: _Exhausted | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMeasured | None:
+def _event_of(line: bytes, task: dict[str, object]) -> StepsMeasured | StagesMeasured | _Exhausted | None:
     """None for what is not one of our lines."""
     try:
         found = _DECODER.decode(line)
-        if found.steps is not None and found.stages is None:
+        if sum(field is not None for field in (found.steps, found.stages, found.exhausted)) != 1:
+            return None
+        if found.exhausted is not None:
+            return found.exhausted
+        if found.steps is not None:
             return checked(StepsMeasured, msgspec.structs.asdict(found.steps) | task)
-        if found.stages is not None and found.steps is None:
+        if found.stages is not None:
             samples = [
                 StageSample(lasted_ms=lasted, storage=storage, cpu=cpu, gpu=gpu, network=network)
                 for lasted, storage, cpu, gpu, network in found.stages.samples

@@ -21,15 +21,17 @@ NO_PYTHON = (
 NEAR_CAP = 0.95  # killed with at least this share of its memory cap in use: taken for out of memory
 
 
-def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
-    """None: there is no exit record, so nobody knows (the shim was killed)."""
+def outcome_of(
+    found: Exit | None, order: StartTask | None, reported: tuple[str, str] = ("", "")
+) -> Outcome | None:
+    """None: there is no exit record, so nobody knows (the shim was killed). `reported`: what the program itself reported as exhausted."""
     if found is None:
         return None
     usage = Usage(cpu_ms=found.cpu_ms, host_memory_mib=found.max_rss_kib // KIB_PER_MIB)
     cap_mib = order.place.cap_mib if order is not None else 0
     at_cap = cap_mib > 0 and found.max_rss_kib >= NEAR_CAP * cap_mib * KIB_PER_MIB
     killed = found.oom and found.exit_code != 0
-    exhausted, evidence = _reported(found, order)
+    exhausted, evidence = _reported(found, order, reported)
     if killed:
         exhausted, evidence = "host_memory", KERNEL
     return Outcome(
@@ -46,14 +48,17 @@ def outcome_of(found: Exit | None, order: StartTask | None) -> Outcome | None:
     )
 
 
-def _reported(found: Exit, order: StartTask | None) -> tuple[Exhausted, str]:
-    """(memory, evidence) by the task's own last lines; a GPU's memory only where it had a GPU."""
-    memory, name = found.exhausted
+def _reported(found: Exit, order: StartTask | None, reported: tuple[str, str]) -> tuple[Exhausted, str]:
+    """(memory, evidence) by the program's own report, else by its last lines, if it failed; a GPU's memory only where it had a GPU."""
+    if found.exit_code == 0 or found.failure:
+        return "", ""
+    memory, name = reported if reported[0] else found.exhausted
+    evidence = f"the program reported {name}" if reported[0] else f"{name} in its last lines"
     has_gpu = order is None or bool(order.place.gpus)
     if memory == "host_memory":
-        return "host_memory", f"{name} in its last lines"
+        return "host_memory", evidence
     if memory == "gpu_memory" and has_gpu:
-        return "gpu_memory", f"{name} in its last lines"
+        return "gpu_memory", evidence
     return "", ""
 
 

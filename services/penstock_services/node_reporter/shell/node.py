@@ -236,9 +236,9 @@ class Node:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
-        self._progress.forget(key)
+        exhausted = self._progress.forget(key)
         sampled = self._sampler.forget(key)
-        outcome = outcome_of(self.host.exit(key), self._order(key))
+        outcome = outcome_of(self.host.exit(key), self._order(key), exhausted)
         if outcome is not None:
             self._later(machine.Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return

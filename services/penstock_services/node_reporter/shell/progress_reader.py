@@ -53,11 +53,11 @@ class ProgressReader:
             self._tasks[key] = _Followed(stream, parser)
             stream.watch(lambda: self._read(key))
 
-    def forget(self, key: Key) -> None:
-        """Reads what is left and closes the stream."""
+    def forget(self, key: Key) -> tuple[str, str]:
+        """Reads what is left and closes the stream; `ProgressParser.exhausted`."""
         task = self._tasks.pop(key, None)
         if task is None:
-            return
+            return "", ""
         now_ms = wall_ms()
         for found in (*task.parser.parse(task.stream.read(), now_ms), *task.parser.end(now_ms)):
             self._report(key, found)
@@ -67,6 +67,7 @@ class ProgressReader:
                 "task %s: of the lines in its FIFO %d meant nothing, %d were not passed on",
                 key[0], task.parser.garbage, task.parser.dropped,
             )  # fmt: skip
+        return task.parser.exhausted
 
     def close(self) -> None:
         for task in self._tasks.values():
