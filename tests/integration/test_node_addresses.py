@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from penstock.ledger.replica import Replica
+from penstock.local.reach import log_findings
 from penstock.log.embedded import EmbeddedLog
 from penstock.log.port import Log, Message, Partition
 from penstock.log.topic_settings import topic_partitions
@@ -170,3 +171,28 @@ async def test_a_gang_over_two_machines_meets_at_the_address_of_rank_0(dsn: str,
             _, complaint = await asyncio.wait_for(refused.communicate(), WITHIN_S)
             assert refused.returncode == 2
             assert f"--address 127.0.0.1 is loopback, but the log is on {here}".encode() in complaint
+
+
+async def found(url: str) -> list[tuple[str, bool]]:
+    """What the doctor finds at this log: text, and whether it is well."""
+    findings = await asyncio.to_thread(lambda: list(log_findings(url, node=True)))
+    return [(f"{finding.found} {finding.remedy}", not finding.remedy) for finding in findings]
+
+
+async def test_the_doctor_looks_at_the_log_of_a_node(dsn: str) -> None:
+    """Before the set-up, after it, with another's role and with another database."""
+    (text, well), (clock, clock_well) = await found(dsn)
+    assert not well
+    assert "it has no log yet: create the roles" in text
+    assert clock_well, clock
+    await (await EmbeddedLog(dsn, "test").start()).close()
+    (text, well), _ = await found(dsn)
+    assert well, text
+    assert "as penstock, an administrator" in text
+    assert urlsplit(dsn).password not in text
+    [(text, well)] = await found(dsn.replace("://penstock:", "://penstock_node_absent:"))
+    assert not well
+    assert "postgres_setup" in text
+    [(text, well)] = await found(urlsplit(dsn)._replace(path="/absent").geturl())
+    assert not well
+    assert 'database "absent" does not exist' in text

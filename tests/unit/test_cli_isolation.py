@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.cli.admin import _isolation
+from penstock.cli.doctor import _isolation
 from penstock.cli.tables import isolation
 
 STRONG = {

@@ -143,8 +143,8 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     },
     "Checking": {
         "doctor": Entry(
-            "Check this machine and the gateway behind it; exit code 1 when something is wrong.",
-            "penstock.cli.admin:doctor",
+            "Check this machine, what its services need, and the cell; exit code 1 when something is wrong.",
+            "penstock.local.doctor:doctor",
         ),
         "projections": Entry("Compare the read models with the ledger, or rebuild them.", entries={
             "verify": Entry(

@@ -3,6 +3,7 @@
 import logging
 import ssl
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.private_files import read_private
@@ -73,8 +74,13 @@ def _no_passphrase() -> str:
     )
 
 
-def _try(context: ssl.SSLContext, certificate: Path) -> None:
-    """Shakes hands with itself, in memory, as a client does that trusts the certificate."""
+def certificate_shown(certificate: Path, key: Path) -> dict[str, Any]:
+    """What clients are shown, as `ssl.SSLSocket.getpeercert` has it. Raises `ConfigurationError` as `server_context` does."""
+    return _try(server_context(certificate, key), certificate)
+
+
+def _try(context: ssl.SSLContext, certificate: Path) -> dict[str, Any]:
+    """Shakes hands with itself, in memory, as a client does that trusts the certificate; returns what that one is shown."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -92,3 +98,4 @@ def _try(context: ssl.SSLContext, certificate: Path) -> None:
         raise ConfigurationError(
             f"{CERTIFICATE}: every client would refuse {certificate} ({error.verify_message}); renew it"
         ) from error
+    return ends[0].getpeercert() or {}

@@ -19,6 +19,11 @@ class TokenFile:
         self._path = path
         self._version, self._tokens = self._read()
 
+    @property
+    def count(self) -> int:
+        """Of the tokens when the file was last read."""
+        return len(self._tokens)
+
     def caller(self, token: bytes) -> Caller | None:
         """Who has this token, as the file is now. Raises `ConfigurationError`."""
         try:

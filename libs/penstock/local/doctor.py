@@ -1,0 +1,70 @@
+"""`penstock doctor`: what is missing on this machine, for the services whose settings it is given, and in the cell; each with its remedy."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from penstock.cli.client import Gateway, gateway_from
+from penstock.cli.common import Output
+from penstock.cli.doctor import Finding, cell_findings, table_of
+from penstock.cli.output import Format, present
+from penstock.cli.session import Session
+from penstock.exits import Exit, Stop
+from penstock.local.env_file import read_env_file
+from penstock.local.machine import machine_findings
+
+
+def doctor(
+    ctx: typer.Context,
+    env_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Settings of a service, as systemd's EnvironmentFile; repeatable. Without: those of the environment.",
+        ),
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Check this machine, what its services need, and the cell; exit code 1 when something is wrong.
+
+    Run it as the user of the service, on each machine, with each file of settings: PENSTOCK_LOG, PENSTOCK_DSN, PENSTOCK_GATEWAY_…
+    and PENSTOCK_NODE_… choose what is checked.
+    """
+    env: Mapping[str, str] = dict(os.environ)
+    for path in env_file or ():
+        env = {**env, **read_env_file(path)}
+    findings = list(_findings(env, cast(Session, ctx.find_root().obj)))
+    rows = [
+        {"what": what, "well": not remedy, "told": found, "remedy": remedy}
+        for what, found, remedy in findings
+    ]
+    present({"findings": rows}, output, lambda: table_of(findings))
+    if any(finding.remedy for finding in findings):
+        raise typer.Exit(int(Exit.PROBLEM))
+
+
+def _findings(env: Mapping[str, str], session: Session) -> Iterator[Finding]:
+    yield from machine_findings(env)
+    try:
+        client = _gateway(env, session)
+    except Stop as stop:
+        problem, _, remedy = str(stop).partition("; ")
+        yield Finding("gateway", problem, remedy or "mend the options of this command")
+        return
+    try:
+        yield from cell_findings(client)
+    finally:
+        client.close()
+
+
+def _gateway(env: Mapping[str, str], session: Session) -> Gateway:
+    """The one that this command names, else the one that the node-reporter's settings name."""
+    if session.server is not None or not env.get("PENSTOCK_NODE_GATEWAY"):
+        return session.gateway()
+    token, ca = session.token_file or env.get("PENSTOCK_NODE_TOKEN_FILE"), env.get("PENSTOCK_NODE_CA")
+    return gateway_from(
+        env["PENSTOCK_NODE_GATEWAY"], Path(token) if token else None, Path(ca) if ca else None
+    )

@@ -1,0 +1,126 @@
+"""`penstock doctor` on a machine where something is missing: each finding has its remedy, and nothing shows a password."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.devservers.kafka import make_certificates
+from penstock.cli.app import run as penstock
+from penstock.cli.doctor import Finding, _addresses
+from penstock.errors import ConfigurationError
+from penstock.local.env_file import read_env_file
+from penstock.local.machine import machine_findings
+
+AWAY = "http://127.0.0.1:9"
+
+
+def by_name(env: dict[str, str]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in machine_findings(env)}
+
+
+def private(path: Path, text: str, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Of this machine, on which no program listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield probe.getsockname()[1]
+
+
+def test_a_file_of_settings_is_read_as_systemd_reads_it(tmp_path: Path) -> None:
+    """The same file starts the service."""
+    path = tmp_path / "node.env"
+    path.write_text("# a comment\n\n; another\nA=1\nB=two words\nC='quoted words'\nD=\nE=a=b\n")
+    assert read_env_file(path) == {"A": "1", "B": "two words", "C": "quoted words", "D": "", "E": "a=b"}
+    path.write_text("A=1\nsecret-without-a-name\n")
+    with pytest.raises(ConfigurationError, match="line 2: not NAME=value") as error:
+        read_env_file(path)
+    assert "secret" not in str(error.value)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_env_file(tmp_path / "absent.env")
+
+
+def test_a_node_whose_settings_are_wrong_in_every_way(tmp_path: Path, closed_port: int) -> None:
+    """Each mistake is found in one run, not one after the other at each start."""
+    url = f"postgresql://node:s3cret@127.0.0.1:{closed_port}/penstock"
+    found = by_name(
+        {
+            "PENSTOCK_LOG_FILE": private(tmp_path / "log.url", url),
+            "PENSTOCK_NODE_TOKEN_FILE": private(tmp_path / "node.token", "t", mode=0o644),
+            "PENSTOCK_NODE_ADDRESS": "0.0.0.0",
+            "PENSTOCK_TASK_USER": "no-such-user",
+            "PENSTOCK_STATE_DIR": str(tmp_path / "state"),
+        }
+    )
+    problems = {what: finding.found for what, finding in found.items() if finding.remedy}
+    assert f"127.0.0.1:{closed_port}: Connection refused" in problems["log"]
+    assert "mode 0644" in problems["private file"]
+    assert "chmod 600" in problems["private file"] + found["private file"].remedy
+    assert "stands for all addresses" in problems["address"]
+    assert "no-such-user" in problems["task user"]
+    assert "none" in problems["standing connection"]
+    assert "s3cret" not in repr(found)
+
+
+def test_an_address_of_another_machine_is_found(tmp_path: Path, closed_port: int) -> None:
+    """The settings of one node were copied to the next."""
+    env = {"PENSTOCK_LOG": f"kafka://127.0.0.1:{closed_port}", "PENSTOCK_NODE_ADDRESS": "192.0.2.7"}
+    found = by_name(env)["address"]
+    assert "no program here can listen there" in found.found
+    assert "PENSTOCK_NODE_ADDRESS" in found.remedy
+
+
+def test_the_gateways_certificate_is_dated_and_named(tmp_path: Path) -> None:
+    """One that ends tomorrow still works; the doctor is asked before it does not."""
+    make_certificates(tmp_path)
+    (tmp_path / "key.pem").chmod(0o600)
+    env = {
+        "PENSTOCK_GATEWAY_BIND": "127.0.0.1:0",
+        "PENSTOCK_OPERATOR_KEY": "trust-log",
+        "PENSTOCK_GATEWAY_TLS_CERT": str(tmp_path / "certificate.pem"),
+        "PENSTOCK_GATEWAY_TLS_KEY": str(tmp_path / "key.pem"),
+    }
+    found = by_name(env)["certificate"]
+    assert found.found.startswith("for 127.0.0.1; until ")
+    assert found.remedy == f"renew {tmp_path}/certificate.pem"
+    env["PENSTOCK_GATEWAY_BIND"] = "0.0.0.0:8742"
+    assert "set PENSTOCK_TOKENS" in by_name(env)["certificate"].remedy
+    env["PENSTOCK_TOKENS"] = private(tmp_path / "tokens", "")
+    assert "penstock token" in by_name(env)["tokens"].remedy
+
+
+def test_loopback_beside_other_addresses_is_found() -> None:
+    """One of three nodes has the log's URL with 127.0.0.1, since the log is on its machine."""
+
+    def node(name: str, address: str, status: str = "ready") -> dict[str, Any]:
+        return {"node_id": name, "address": address, "status": status}
+
+    others = [node("b", "10.0.0.2"), node("c", "10.0.0.3")]
+    [found] = _addresses([node("a", "127.0.0.1"), *others])
+    assert (found.what, found.found) == ("addresses", "loopback announced by a")
+    assert "PENSTOCK_NODE_ADDRESS" in found.remedy
+    assert list(_addresses([node("a", "127.0.0.1"), node("b", "::1")])) == [], "all on one machine"
+    assert list(_addresses([node("a", "127.0.0.1", "gone"), *others])) == []
+
+
+def test_the_answer_is_also_json_and_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A deployment's script asks it on each machine."""
+    settings = tmp_path / "node.env"
+    settings.write_text("PENSTOCK_NODE_ADDRESS=10.0.0.1:29500\nPENSTOCK_LOG=kafka://127.0.0.1:9\n")
+    assert penstock(["--server", AWAY, "doctor", "--env-file", str(settings), "-o", "json"]) == 1
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert rows["Python"]["well"]
+    assert not rows["address"]["well"]
+    assert rows["address"].keys() == {"what", "well", "told", "remedy"}
+    assert rows["gateway"]["remedy"]
+    settings.write_text("PENSTOCK_NODE_ADDRESS\n")
+    assert penstock(["--server", AWAY, "doctor", "--env-file", str(settings)]) == 2
