@@ -130,3 +130,27 @@ def test_a_job_that_outgrows_a_guess_is_given_more_and_one_that_outgrows_its_req
         shown = " ".join(text.replace("│", " ").split())
         assert "its cap was 64 MiB: the job asked for it" in shown
         assert "Ask for more with --host-memory 128MiB" in shown
+
+
+def test_the_python_client_does_what_its_page_says(up: Installation, place: Path) -> None:
+    """A pipeline's author copies the three examples, and the type checker of the editor finds the types."""
+    folder = ROOT / "libs/penstock/client"
+    examples = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    outputs = []
+    for example in examples:
+        done = subprocess.run(
+            [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False, cwd=place,
+            env={**up.env, "PENSTOCK_SERVER": up.url},
+        )  # fmt: skip
+        assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
+        outputs.append(done.stdout)
+    first, sweep, wrong = outputs
+    assert first.startswith("42\n")
+    assert "penstock.job.ended" in first
+    assert "It has ended: succeeded." in first
+    assert [line for line in sweep.splitlines() if "seed" in line] == [
+        f"seed-{seed} succeeded seed {seed}" for seed in range(3)
+    ]
+    assert sweep.endswith("3 of 3\n")
+    assert wrong.startswith("resources.gpus -> ")
+    assert (folder.parent / "py.typed").exists()

@@ -19,7 +19,7 @@ import pytest
 from infra.devservers.build_cache import INFRA
 from infra.devservers.kafka import make_certificates
 from penstock.cli.app import run as penstock
-from penstock.cli.client import Gateway
+from penstock.client import Client
 from penstock.errors import ConfigurationError
 from penstock.exits import Exit, Stop
 from penstock.model.topics import Topic
@@ -62,7 +62,7 @@ def environment(folder: Path, **changes: Path | str) -> dict[str, str]:
 def refusal(server: str, ca: Path | None = None) -> str:
     """What the command line answers to a user who names this server and authority."""
     with pytest.raises(Stop) as stopped:
-        Gateway(server, None, None if ca is None else str(ca)).get("/v1/status")
+        Client(server, ca=ca).get("/v1/status")
     assert stopped.value.code == Exit.BAD_SPEC
     return str(stopped.value)
 
@@ -98,8 +98,8 @@ async def test_everything_passes_encrypted_and_nothing_else(
         assert capsys.readouterr().out.startswith("JOB")
         [written] = await cell.written(Topic.JOBS)
         assert written.data.job_id == job_id
-        client = Gateway(cell.url, None, str(ca))
-        streamed = await asyncio.to_thread(lambda: next(client.events("/v1/stream", after="0")))
+        client = Client(cell.url, ca=ca)
+        streamed = await asyncio.to_thread(lambda: next(client.stream("/v1/stream", after="0")))
         assert streamed.data["type"] == "penstock.term.started"
 
         keeping = [asyncio.create_task(standing(cell.url, each)) for each in (ca, other)]
@@ -118,7 +118,7 @@ async def test_everything_passes_encrypted_and_nothing_else(
             assert str(wrong or "system") in refused
         began_s = time.monotonic()
         with pytest.raises(Stop, match="certificate is not accepted"):
-            await asyncio.to_thread(lambda: next(Gateway(cell.url, None, str(other)).events("/v1/stream")))
+            await asyncio.to_thread(lambda: next(Client(cell.url, ca=other).stream("/v1/stream")))
         assert time.monotonic() - began_s < 2, "trying again mends nothing"
         named = await asyncio.to_thread(refusal, f"https://localhost:{port}", ca)
         assert "must name localhost" in named
@@ -174,7 +174,7 @@ async def test_a_server_without_tls_is_told_from_one_that_is_away(own: Path) -> 
     with pytest.raises(ConfigurationError, match="--gateway-ca=/nowhere"):
         Connection("https://127.0.0.1:1", "n0", None, Path("/nowhere"))
     with pytest.raises(Stop) as stopped:
-        Gateway(f"http://127.0.0.1:{port}").get("/v1/status")
+        Client(f"http://127.0.0.1:{port}", tries=1).get("/v1/status")
     assert stopped.value.code == Exit.UNREACHABLE
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.cli.app import run
-from penstock.cli.client import Gateway
 from penstock.cli.events import cell_events, events_until
 from penstock.cli.session import Session
+from penstock.client import Client
 from penstock.exits import Exit, Stop
 
 
-class Canned(Gateway):
+class Canned(Client):
     """A gateway whose stream is these chunks."""
 
     def __init__(self, *chunks: str) -> None:

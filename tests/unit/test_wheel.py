@@ -17,6 +17,7 @@ EXTRAS = {
     "node-reporter",
     "gateway",
     "cli",
+    "client",
     "simulator",
     "local",
     "dev",

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cli.client import Gateway
 from penstock.cli.common import rows_of
 from penstock.cli.output import duration
 from penstock.cli.tables import isolation
+from penstock.client import Client
 from penstock.exits import Stop
 from penstock.screen import plain_table
 
@@ -38,7 +38,7 @@ def table_of(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def cell_findings(client: Gateway) -> Iterator[Finding]:
+def cell_findings(client: Client) -> Iterator[Finding]:
     """What is behind the gateway: services, ledger, nodes."""
     try:
         status = client.get("/v1/status")

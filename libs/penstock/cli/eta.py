@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from penstock.cli import follow
-from penstock.cli.client import Gateway
 from penstock.cli.common import JobArgument, Output, find_job, gateway
 from penstock.cli.live import redraw
 from penstock.cli.output import Format, duration, present, present_one, state
 from penstock.cli.tables import clock, counting_on
+from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.screen import console
 
@@ -51,7 +51,7 @@ def nothing_known(answer: Answer) -> bool:
     return answer["answer"] == "unknown" or (answer["answer"] == "waiting" and answer["run_ms"] is None)
 
 
-def of_job(client: Gateway, job_id: str) -> dict[str, Any] | None:
+def of_job(client: Client, job_id: str) -> dict[str, Any] | None:
     """The gateway's answer; None from one that is too old to have any."""
     try:
         found: dict[str, Any] = client.get(f"/v1/jobs/{job_id}/eta")
@@ -187,7 +187,7 @@ def later(answer: Answer, now: int | None) -> Answer:
 # ---------------------------------------------------------------------------------------------- watching
 
 
-def _watch(client: Gateway, job: dict[str, Any], output: Format) -> int:
+def _watch(client: Client, job: dict[str, Any], output: Format) -> int:
     """Until the job ends; its exit code. On a terminal the times tick, elsewhere each change is a line."""
     path = f"/v1/jobs/{job['job_id']}/eta"
     if output is Format.TABLE and sys.stdout.isatty():
@@ -203,10 +203,10 @@ def _print(answer: Answer) -> None:
     print(f"{clock(answer['now_ms'])}  {in_a_line(answer)}", flush=True)
 
 
-def _changes(client: Gateway, job: Answer) -> Iterator[str]:
+def _changes(client: Client, job: Answer) -> Iterator[str]:
     """Once now, then the type of each event that may change the answer; the last is the job's end."""
     yield ""
-    for event in client.events("/v1/stream", last_id=str(job["seq"]), job=job["job_id"]):
+    for event in client.stream("/v1/stream", last_id=str(job["seq"]), job=job["job_id"]):
         kind = event.data["type"]
         if kind in WAKING:
             yield kind
@@ -214,7 +214,7 @@ def _changes(client: Gateway, job: Answer) -> Iterator[str]:
             return
 
 
-def _draw(client: Gateway, job: dict[str, Any]) -> None:
+def _draw(client: Client, job: dict[str, Any]) -> None:
     """Redraws as time goes on; asks the gateway when an event may change the answer."""
     path = f"/v1/jobs/{job['job_id']}/eta"
     answer = client.get(path)

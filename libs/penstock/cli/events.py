@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from penstock.cli.client import Gateway
 from penstock.cli.output import remark
+from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.screen import bar, console
 
 
-def cell_events(client: Gateway, cell: str | None = None) -> Iterator[bytes]:
+def cell_events(client: Client, cell: str | None = None) -> Iterator[bytes]:
     """All stored events up to the ledger's present end, as JSON. `cell`: refuse if the gateway serves another.
 
     Raises `Stop`, also where the stream ends early: half of the events would give a trace that looks whole.
@@ -23,7 +23,7 @@ def cell_events(client: Gateway, cell: str | None = None) -> Iterator[bytes]:
     return events_until(client, int(status["seq"]))
 
 
-def events_until(client: Gateway, last_seq: int) -> Iterator[bytes]:
+def events_until(client: Client, last_seq: int) -> Iterator[bytes]:
     """The events of all records up to this one. Raises `Stop` where the stream ends before it."""
     seen = 0
     with (

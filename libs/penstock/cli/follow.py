@@ -6,9 +6,9 @@ from typing import Any
 from rich.markup import escape
 
 from penstock import exits
-from penstock.cli.client import Gateway
 from penstock.cli.event_text import QUIET, describe
 from penstock.cli.output import duration
+from penstock.client import Client
 from penstock.screen import console
 
 TAIL_LINES = 15  # of a failed job's output
@@ -16,15 +16,15 @@ ENDED = "penstock.job.ended"
 STYLES = {"succeeded": "green", "failed": "red", "cancelled": "magenta", "can never run here": "red"}
 
 
-def events_of(client: Gateway, job_id: str) -> Iterator[dict[str, Any]]:
+def events_of(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
     """Its events from the first on, as they happen, to its end."""
-    for event in client.events("/v1/stream", last_id="0", job=job_id):
+    for event in client.stream("/v1/stream", last_id="0", job=job_id):
         yield event.data
         if event.data["type"] == ENDED:
             return
 
 
-def to_end(client: Gateway, job_id: str, *, quiet: bool) -> dict[str, Any]:
+def to_end(client: Client, job_id: str, *, quiet: bool) -> dict[str, Any]:
     """Prints each phase as it happens, then the ending; returns the job as it ended."""
     screen = console()
     if not quiet:
@@ -50,7 +50,7 @@ def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> N
     console().print(f"{lead}  [{style}]{word:<15}[/]{escape(sentence)}{kind}", soft_wrap=True)
 
 
-def _print_end(client: Gateway, job: dict[str, Any]) -> None:
+def _print_end(client: Client, job: dict[str, Any]) -> None:
     """Where the time went; of a failed job also the end of its output."""
     screen = console()
     if job["outcome"] == "failed":

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import eta, explain, follow
-from penstock.cli.common import MAX_SEARCHED, JobArgument, Output, find_job, gateway, rows_of
+from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
 from penstock.cli.event_text import needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
@@ -28,6 +28,7 @@ from penstock.cli.tables import (
     suspected_for,
     tasks_table,
 )
+from penstock.client.steps import MAX_SEARCHED
 from penstock.counting import count
 from penstock.exits import Exit, Stop
 from penstock.model.transitions import JobStatus

@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli import follow
-from penstock.cli.client import Gateway
 from penstock.cli.common import find_job, gateway, rows_of
 from penstock.cli.output import short_id
 from penstock.cli.tables import NO_JOBS, clock, counting_on, jobs_table, nodes_table
+from penstock.client import Client
 from penstock.counting import count
 from penstock.exits import Stop
 from penstock.screen import console
@@ -52,7 +52,7 @@ def top(ctx: typer.Context) -> None:
     _live(client, lambda: _top(client))
 
 
-def _jobs(client: Gateway) -> Callable[[], RenderableType]:
+def _jobs(client: Client) -> Callable[[], RenderableType]:
     """One look; the result draws itself again with times that tick."""
     answer = client.get("/v1/jobs", limit=MAX_JOBS)
     jobs = sorted(rows_of(answer, "jobs"), key=lambda job: job["submitted_seq"])
@@ -62,7 +62,7 @@ def _jobs(client: Gateway) -> Callable[[], RenderableType]:
     return lambda: Group(jobs_table(jobs, now()), foot) if jobs else Text(NO_JOBS)
 
 
-def _top(client: Gateway) -> Callable[[], RenderableType]:
+def _top(client: Client) -> Callable[[], RenderableType]:
     nodes = rows_of(client.get("/v1/nodes"), "nodes")
     answer = client.get("/v1/jobs", limit=1_000)
     now = counting_on(answer["now_ms"])
@@ -85,7 +85,7 @@ def _top(client: Gateway) -> Callable[[], RenderableType]:
     return draw
 
 
-def _live(client: Gateway, look: Callable[[], Callable[[], RenderableType]]) -> None:
+def _live(client: Client, look: Callable[[], Callable[[], RenderableType]]) -> None:
     """Draws until Ctrl-C."""
     draw = look()
     if not sys.stdout.isatty():
@@ -98,7 +98,7 @@ def _live(client: Gateway, look: Callable[[], Callable[[], RenderableType]]) -> 
         draw = look()
         return True
 
-    redraw(lambda: draw(), again, client.events("/v1/stream"))
+    redraw(lambda: draw(), again, client.stream("/v1/stream"))
 
 
 def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events: Iterator[object]) -> None:
@@ -130,9 +130,9 @@ def redraw(draw: Callable[[], RenderableType], look: Callable[[], bool], events:
             live.refresh()
 
 
-def _lines(client: Gateway) -> None:
+def _lines(client: Client) -> None:
     """Without a terminal: a line per event."""
-    for event in client.events("/v1/stream"):
+    for event in client.stream("/v1/stream"):
         data = event.data
         who = short_id(data.get("job_id") or data.get("node_id") or "")
         follow.print_event(data, f"{clock(data['at_ms'])}  {who:<12}")

@@ -7,9 +7,9 @@ from urllib.parse import quote
 import typer
 from rich.text import Text
 
-from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, present
+from penstock.client import Client
 from penstock.exits import Exit, Stop
 
 MAX_NAMED = 10  # jobs in a question
@@ -67,7 +67,7 @@ def _confirm(node: str, jobs: list[str]) -> None:
         raise Stop(Exit.PROBLEM, f"node {node}: not fenced")
 
 
-def _order(client: Gateway, act: str, node: str, reason: str, output: Format) -> None:
+def _order(client: Client, act: str, node: str, reason: str, output: Format) -> None:
     found: dict[str, Any] = client.post(f"/v1/nodes/{quote(node)}/{act}", {"reason": reason})
     present(found, output, lambda: Text(_sentence(act, found)))
 

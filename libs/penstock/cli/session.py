@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.cli.client import Gateway  # an HTTP client, which `--help` does not need
+    from penstock.client import Client  # an HTTP client, which `--help` does not need
 
 
 @dataclass(slots=True)
@@ -19,11 +19,11 @@ class Session:
     token_file: Path | None = None
     ca: Path | None = None
 
-    def gateway(self) -> "Gateway":
+    def gateway(self) -> "Client":
         """Raises `Stop`."""
-        from penstock.cli.client import gateway_from
+        from penstock.client import Client
 
-        return gateway_from(self.server, self.token_file, self.ca)
+        return Client(self.server, token_file=self.token_file, ca=self.ca, tries=1)
 
     def events(self, cell: str | None = None) -> Iterator[bytes]:
         """All events of the cell, as JSON; refuses where the gateway serves another cell. Raises `Stop`."""

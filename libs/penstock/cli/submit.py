@@ -7,11 +7,11 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from penstock.cli import follow, jobspec
-from penstock.cli.client import Gateway
 from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.signals import exit_code, held, terminable
 from penstock.cli.tables import now_ms
+from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
@@ -150,7 +150,7 @@ def submit(
 class Submission:
     """One submission and what follows."""
 
-    client: Gateway
+    client: Client
     spec: JobSpec
     key: str
     derived: bool

@@ -1,12 +1,10 @@
 """`penstock wait`: until jobs have ended, by one stream of events for all of them."""
 
-from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli import follow
-from penstock.cli.client import Gateway
 from penstock.cli.common import Output, find_job, gateway
 from penstock.cli.output import Format, dump, short_id, state
 from penstock.cli.signals import Expired, time_limit
@@ -32,8 +30,8 @@ def wait(ctx: typer.Context, jobs: Jobs, timeout: Timeout = None, output: Output
     expired = False
     try:
         with time_limit(limit_ms):
-            for job in _as_they_end(client, ids):
-                ended[job["job_id"]] = job
+            for job_id in client.ended(ids):
+                job = ended[job_id] = client.get(f"/v1/jobs/{job_id}")
                 if not quiet:
                     line = f"{short_id(job['job_id'])}  {state(job['outcome'])}  {job['name'] or '–'}"
                     console().print(line, soft_wrap=True)
@@ -54,25 +52,3 @@ def _limit_ms(timeout: str | None) -> int | None:
         return None if timeout is None else duration_ms(timeout)
     except ValueError as error:
         raise Stop(Exit.BAD_SPEC, f"--timeout: {error}") from error
-
-
-def _as_they_end(client: Gateway, ids: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Each job as it ended. The place in the stream is taken before the first look, so that no end is missed."""
-    seen = client.get("/v1/status")["projected_seq"]
-    pending = set()
-    for job_id in ids:
-        job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}")
-        if job["outcome"] is not None:
-            yield job
-        else:
-            pending.add(job_id)
-    if not pending:
-        return
-    only = next(iter(pending)) if len(pending) == 1 else None
-    for event in client.events("/v1/stream", last_id=str(seen), job=only):
-        ended = event.data.get("job_id")
-        if event.data["type"] == follow.ENDED and ended in pending:
-            pending.discard(ended)
-            yield client.get(f"/v1/jobs/{ended}")
-            if not pending:
-                return

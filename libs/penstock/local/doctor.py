@@ -7,11 +7,11 @@ from typing import Annotated, cast
 
 import typer
 
-from penstock.cli.client import Gateway, gateway_from
 from penstock.cli.common import Output
 from penstock.cli.doctor import Finding, cell_findings, table_of
 from penstock.cli.output import Format, present
 from penstock.cli.session import Session
+from penstock.client import Client
 from penstock.exits import Exit, Stop
 from penstock.local.env_file import read_env_file
 from penstock.local.machine import machine_findings
@@ -60,11 +60,9 @@ def _findings(env: Mapping[str, str], session: Session) -> Iterator[Finding]:
         client.close()
 
 
-def _gateway(env: Mapping[str, str], session: Session) -> Gateway:
+def _gateway(env: Mapping[str, str], session: Session) -> Client:
     """The one that this command names, else the one that the node-reporter's settings name."""
     if session.server is not None or not env.get("PENSTOCK_NODE_GATEWAY"):
         return session.gateway()
     token, ca = session.token_file or env.get("PENSTOCK_NODE_TOKEN_FILE"), env.get("PENSTOCK_NODE_CA")
-    return gateway_from(
-        env["PENSTOCK_NODE_GATEWAY"], Path(token) if token else None, Path(ca) if ca else None
-    )
+    return Client(env["PENSTOCK_NODE_GATEWAY"], token_file=token, ca=ca, tries=1)

@@ -1,0 +1,25 @@
+"""Python client of the gateway: `Client`, `AsyncClient`, what they answer, and their errors."""
+
+from penstock.client.aio import AsyncClient, AsyncFinishedJob, AsyncJobHandle
+from penstock.client.errors import (
+    BadField,
+    BadRequest,
+    ClientError,
+    Conflict,
+    GatewayFault,
+    JobNotSucceeded,
+    KeyConflict,
+    NotFound,
+    NotPermitted,
+    Unreachable,
+    WaitTimeout,
+)
+from penstock.client.models import Eta, Event, Job, Node, Page, Status, Task, Why
+from penstock.client.sync import Client, FinishedJob, JobHandle
+from penstock.model.types import JobSpec
+
+__all__ = [
+    "AsyncClient", "AsyncFinishedJob", "AsyncJobHandle", "BadField", "BadRequest", "Client", "ClientError", "Conflict", "Eta",
+    "Event", "FinishedJob", "GatewayFault", "Job", "JobHandle", "JobNotSucceeded", "JobSpec", "KeyConflict", "Node", "NotFound",
+    "NotPermitted", "Page", "Status", "Task", "Unreachable", "WaitTimeout", "Why",
+]  # fmt: skip

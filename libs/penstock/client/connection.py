@@ -1,0 +1,132 @@
+"""Which gateway to talk to, with which token and authority; and what its failures mean, as errors with a remedy."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.bearer import bearer_token
+from penstock.client.errors import (
+    BY_STATUS,
+    BadRequest,
+    ClientError,
+    GatewayFault,
+    KeyConflict,
+    NotPermitted,
+    Unreachable,
+    fields_of,
+)
+from penstock.errors import ConfigurationError
+from penstock.redaction import without_password
+from penstock.tls import SYSTEM_CA, client_context, misfit
+
+DEFAULT_SERVER = "http://127.0.0.1:8742"
+TIMEOUT_S = 10.0  # connect, and wait for a first byte
+TOKEN_SETTING = "--token-file (PENSTOCK_TOKEN_FILE)"
+_TOKEN = re.compile(r"[!-~]+\Z")
+"""What HTTP can carry of a token."""
+
+
+class Connection:
+    """One gateway. What is None comes from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
+
+    `server`: its URL; `token`: sent as a bearer token, else `token_file` holds it; `ca`: PEM file of the authority of its certificate.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        token: str | None = None,
+        token_file: Path | str | None = None,
+        ca: Path | str | None = None,
+    ) -> None:
+        server = (server or os.environ.get("PENSTOCK_SERVER") or DEFAULT_SERVER).rstrip("/")
+        self.server = without_password(server)
+        """For messages: without a password."""
+        self._url = server
+        self._token = token or _token_in(token_file or os.environ.get("PENSTOCK_TOKEN_FILE"))
+        authority = str(ca or os.environ.get("PENSTOCK_CA") or "")
+        self._ca = authority or SYSTEM_CA
+        self._encrypted = not server.startswith("http://")
+        if self._token and not _TOKEN.match(self._token):
+            text = f"{TOKEN_SETTING} does not hold one token in one line; `penstock token` makes one"
+            raise NotPermitted(text)
+        if authority and not self._encrypted:
+            raise BadRequest(
+                f"--server {self.server} is not encrypted, and --ca (PENSTOCK_CA) names an authority: write https://, or leave "
+                "--ca out"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """For `httpx.Client` and `httpx.AsyncClient`. Raises `BadRequest`."""
+        try:  # to read the system's certificates takes 25 ms
+            verify = client_context(self._ca, "--ca") if self._encrypted else False
+            httpx.URL(self._url)
+        except ConfigurationError as error:
+            raise BadRequest(str(error)) from error
+        except (httpx.InvalidURL, ValueError) as error:
+            raise self._no_address() from error
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        return {
+            "base_url": self._url, "headers": headers, "timeout": TIMEOUT_S, "trust_env": False, "verify": verify,
+        }  # fmt: skip
+
+    def unreachable(self, error: Exception | None) -> ClientError:
+        """What a request that got no answer means."""
+        if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
+            return self._no_address()
+        if (misfit := self.misfit(error)) is not None:
+            return misfit
+        why = "it does not answer" if isinstance(error, httpx.TimeoutException) else _plain(error)
+        return Unreachable(
+            f"no gateway at {self.server} ({why.rstrip('.')}); start one with `penstock up`, or name it with "
+            "--server or PENSTOCK_SERVER"
+        )
+
+    def misfit(self, error: Exception | None) -> BadRequest | None:
+        """For what no repetition mends."""
+        why = misfit(error, self.server, self._ca, "--ca or PENSTOCK_CA")
+        return None if why is None else BadRequest(f"--server {self.server}: {why}")
+
+    def refused(self, response: httpx.Response) -> ClientError:
+        """The gateway's problem+json (RFC 9457) as an error."""
+        problem = _problem(response)
+        status = response.status_code
+        text = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
+        kind = str(problem.get("type", "")).rpartition(":")[2].rpartition("/")[2]
+        error = BY_STATUS.get(status, GatewayFault)
+        if status == 409 and kind == "key_conflict":
+            error = KeyConflict
+        elif error is NotPermitted:
+            remedy = f"; name the file that holds your token with {TOKEN_SETTING.replace(' (', ' or ').rstrip(')')}"
+            text = f"{self.server}: {text}{remedy if status == 401 else ''}"
+        elif error is Unreachable:
+            text = f"{self.server}: {text}; it stayed so, try again later"
+        return error(text, fields=fields_of(problem), kind=kind, status=status)
+
+    def _no_address(self) -> BadRequest:
+        return BadRequest(f"--server {self.server}: no usable address; give http://host:port")
+
+
+def _token_in(path: Path | str | None) -> str | None:
+    """Raises `NotPermitted`."""
+    try:
+        return None if not path else bearer_token(Path(path), TOKEN_SETTING)
+    except ConfigurationError as error:
+        raise NotPermitted(str(error)) from error
+
+
+def _problem(response: httpx.Response) -> dict[str, Any]:
+    try:
+        found = response.json()
+    except ValueError:
+        return {"detail": f"HTTP {response.status_code} from {without_password(str(response.request.url))}"}
+    return found if isinstance(found, dict) else {}
+
+
+def _plain(error: Exception | None) -> str:
+    """`[Errno 111] Connection refused` without the number, for people."""
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(error or ""))
+    return text[:1].lower() + text[1:] or "the line broke"

@@ -1,0 +1,210 @@
+"""What the gateway answers, as frozen values. Unknown keys are ignored, so that a newer gateway can be asked.
+
+Units end names; times are milliseconds since 1970, None where not reached. Of another tenant's job `hidden` names the keys that
+are None because they are not shown.
+"""
+
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct, field
+
+from penstock.exits import of_job
+from penstock.model.types import Estimate, JobSpec
+
+T = TypeVar("T")
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """Base of all answers."""
+
+
+class Warned(Answer, frozen=True, kw_only=True):
+    """What is hardly meant so in a job that was accepted."""
+
+    field: str
+    message: str
+    remedy: str
+
+
+class Accepted(Answer, frozen=True, kw_only=True):
+    """The request is in the log. `warnings`: of a submission."""
+
+    job_id: str
+    warnings: tuple[Warned, ...] = ()
+
+
+class Job(Answer, frozen=True, kw_only=True):
+    """A job as of ledger record `seq`."""
+
+    job_id: str
+    seq: int
+    owner: str
+    status: str
+    """submitted, queued, backoff, launching, running, stopping, or the outcome."""
+    outcome: str | None = None
+    """succeeded, failed, cancelled, timed_out_queued, timed_out_running, unschedulable; None: it has not ended."""
+    name: str | None = None
+    workers: int
+    parameter_servers: int
+    attempt: int
+    infrastructure_retries: int = 0
+    submitted_seq: int = 0
+    submitted_ms: int
+    queued_ms: int | None = None
+    placed_ms: int | None = None
+    running_ms: int | None = None
+    ended_ms: int | None = None
+    exit_code: int | None = None
+    reason: str | None = None
+    stop_reason: str | None = None
+    nodes: tuple[str, ...] = ()
+    gpus: int = 0
+    labels: dict[str, str] | None = None
+    estimate: Estimate | None = None
+    spec: JobSpec | None = None
+    trace_id: str | None = None
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of `penstock submit` for it; None: it has not ended."""
+        return None if self.outcome is None else of_job(self.outcome, self.exit_code, propagate=False)
+
+
+class Page(Answer, frozen=True, kw_only=True):
+    """Some of the jobs that were asked for, the latest first. `total`: on all pages."""
+
+    jobs: tuple[Job, ...]
+    total: int
+    next_cursor: int | None = None
+
+
+class Task(Answer, frozen=True, kw_only=True):
+    """One task of one attempt."""
+
+    task_id: str
+    job_id: str
+    attempt: int
+    role: str
+    rank: int
+    node_id: str
+    gpus: tuple[int, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    host_memory_mib: int = 0
+    status: str
+    started_ms: int | None = None
+    exited_ms: int | None = None
+    exit_code: int | None = None
+    cause: str | None = None
+    signal: int | None = None
+
+
+class Node(Answer, frozen=True, kw_only=True):
+    """A node with what is free on it."""
+
+    node_id: str
+    status: str
+    rack: str
+    domain: str
+    address: str
+    gpu_model: str | None = None
+    gpus: int
+    gpus_free: int
+    gpus_faulted: int
+    cores: int
+    cores_free: int
+    host_memory_mib: int
+    host_memory_free_mib: int
+    bandwidth_mbps: int
+    bandwidth_free_mbps: int
+    tasks: int
+
+
+class Event(Answer, frozen=True, kw_only=True):
+    """One event of the ledger. `data`: its fields; None where they are hidden."""
+
+    seq: int
+    n: int
+    at_ms: int
+    type: str
+    job_id: str | None = None
+    node_id: str | None = None
+    task_id: str | None = None
+    data: dict[str, Any] | None = None
+
+    @property
+    def id(self) -> str:
+        """Its place in the stream: give it as `after` to go on behind it."""
+        return f"{self.seq}.{self.n}"
+
+
+class Why(Answer, frozen=True, kw_only=True):
+    """Why a job waits, or went where it went, as of ledger record `seq`."""
+
+    job_id: str
+    seq: int
+    now_ms: int
+    status: str
+    reason: str | None = None
+    text: str
+    detail: str | None = None
+    next_step: str
+    now_or_never: str | None = None
+    histogram: dict[str, int] = field(default_factory=dict)
+    feasible: int = 0
+    position: int | None = None
+    ahead: int = 0
+    waited_ms: int | None = None
+    placement: dict[str, Any] | None = None
+    """The explanation that was recorded with the latest placement."""
+
+
+class Bounds(Answer, frozen=True, kw_only=True):
+    """An interval and its middle."""
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Eta(Answer, frozen=True, kw_only=True):
+    """How long a job still takes. `left_ms` from `now_ms` on; `level`: how often the interval holds, 0 to 1."""
+
+    job_id: str
+    status: str
+    answer: Literal["told", "estimated", "unknown", "waiting", "ended"]
+    now_ms: int
+    due: str | None = None
+    left_ms: Bounds | None = None
+    ends_ms: Bounds | None = None
+    level: float | None = None
+    share: float | None = None
+    source: str | None = None
+    run_ms: int | None = None
+    ended_ms: int | None = None
+    outcome: str | None = None
+
+
+class Status(Answer, frozen=True, kw_only=True):
+    """Where the cell and its read models stand."""
+
+    cell: str
+    seq: int
+    term: int
+    now_ms: int
+    frozen: str
+    """Why nothing is placed; empty: it is not frozen."""
+    profile: str
+    projected_seq: int
+    projector_lag: int
+    jobs: dict[str, int]
+    nodes: dict[str, int]
+
+
+class Tasks(Answer, frozen=True, kw_only=True):
+    tasks: tuple[Task, ...]
+
+
+class Nodes(Answer, frozen=True, kw_only=True):
+    nodes: tuple[Node, ...]

@@ -1,0 +1,298 @@
+"""The client of programs without an event loop, over `httpx.Client`. Threads may share one."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+import httpx_sse
+
+from penstock.client.connection import TIMEOUT_S, Connection
+from penstock.client.errors import JobNotSucceeded
+from penstock.client.models import Accepted, Eta, Event, Job, Node, Page, Status, Task, Warned, Why
+from penstock.client.steps import Calls, Pause, Request, Steps, Submitted, given, job_of
+from penstock.client.streams import (
+    BROKEN,
+    ENDED,
+    ENDLESS,
+    RECONNECT_TRIES,
+    STREAM_TIMEOUT,
+    Deadline,
+    Place,
+    StreamEvent,
+)
+from penstock.model.types import JobSpec
+
+T = TypeVar("T")
+
+
+class Client:
+    """One gateway. What is None comes from PENSTOCK_SERVER, PENSTOCK_TOKEN_FILE and PENSTOCK_CA, as for the command line.
+
+    `tries`: attempts at a gateway that does not answer, over about 16 s. Every call raises `ClientError`.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        token: str | None = None,
+        token_file: Path | str | None = None,
+        ca: Path | str | None = None,
+        tries: int = RECONNECT_TRIES,
+    ) -> None:
+        self._connection = Connection(server, token, token_file, ca)
+        self._http = httpx.Client(**self._connection.options())
+        self._calls = Calls(self._connection, tries)
+        self.server = self._connection.server
+        """For messages: what it is connected to, without a password."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # ------------------------------------------------------------------------------------------ jobs
+
+    def submit(
+        self, job: JobSpec | Mapping[str, Any] | None = None, *, key: str | None = None, **fields: Any
+    ) -> "JobHandle":
+        """Submits a job: a spec, or the fields of a job file. The same key and job: the same job, once.
+
+        Returns once it is in the log. A lost answer is asked for again under the same key, which is random unless given.
+        """
+        return JobHandle(self, self.run(self._calls.submit(job_of(job, fields), key)))
+
+    def handle(self, job: str) -> "JobHandle":
+        """The job with this id, the start of one, or a name (then the latest)."""
+        found = self.job(job)
+        return JobHandle(self, Submitted(Accepted(job_id=found.job_id), True))
+
+    def job(self, job: str) -> Job:
+        """As `handle`, what is known of it."""
+        return self.run(self._calls.job(job))
+
+    def jobs(
+        self,
+        *,
+        status: str | None = None,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int = 50,
+        cursor: int | None = None,
+    ) -> Page:
+        """The latest first; `labels`: with all of them; `cursor`: `next_cursor` of the page before."""
+        label = [f"{name}={value}" for name, value in (labels or {}).items()] or None
+        return self.run(self._calls.jobs(status=status, owner=owner, label=label, limit=limit, cursor=cursor))
+
+    def tasks(self, job_id: str) -> Sequence[Task]:
+        """Of all attempts."""
+        return self.run(self._calls.tasks(job_id))
+
+    def cancel(self, job_id: str, reason: str | None = None) -> Accepted:
+        """SIGTERM, the job's grace, SIGKILL. Raises `Conflict` for a job that has ended."""
+        return self.run(self._calls.act(job_id, "cancel", reason))
+
+    def wait(self, *job_ids: str, timeout_s: float | None = None) -> list[Job]:
+        """The jobs as they ended, in the order given. Raises `WaitTimeout`."""
+        ended = {job_id: self.job(job_id) for job_id in self.ended(job_ids, timeout_s=timeout_s)}
+        return [ended[job_id] for job_id in job_ids]
+
+    def ended(self, job_ids: Iterable[str], *, timeout_s: float | None = None) -> Iterator[str]:
+        """Each id once its job has ended. The place in the stream is taken before the first look, so that no end is missed."""
+        deadline, pending = Deadline(timeout_s), dict.fromkeys(job_ids)
+        total, seen = len(pending), self.status().projected_seq
+        for job_id in [job_id for job_id in pending if self.job(job_id).outcome is not None]:
+            del pending[job_id]
+            yield job_id
+        only = next(iter(pending)) if len(pending) == 1 else None
+        happened = self.stream("/v1/stream", str(seen), deadline, job=only)
+        while pending:
+            event = next(happened, None)
+            if event is None:
+                raise deadline.error(set(pending), total)
+            if event.data["type"] == ENDED and event.data["job_id"] in pending:
+                del pending[event.data["job_id"]]
+                yield event.data["job_id"]
+
+    def logs(self, job_id: str, *, task: str | None = None, tail: int | None = None) -> str:
+        """What a task printed, by default worker 0 of the latest attempt; `tail`: only the last lines."""
+        return self.run(self._calls.logs(job_id, task=task, tail=tail))
+
+    def follow_logs(self, job_id: str, *, task: str | None = None) -> Iterator[str]:
+        """As `logs`, in pieces as they come, until the task has exited."""
+        with self.lines(f"/v1/jobs/{job_id}/logs", task=task, follow=1) as chunks:
+            yield from chunks
+
+    def why(self, job_id: str, at: int | None = None) -> Why:
+        """Why it waits or went where it went, now or as of ledger record `at`."""
+        return self.run(self._calls.why(job_id, at))
+
+    def eta(self, job_id: str) -> Eta:
+        """How long it still takes."""
+        return self.run(self._calls.eta(job_id))
+
+    # ------------------------------------------------------------------------------------------ cell
+
+    def nodes(self) -> Sequence[Node]:
+        return self.run(self._calls.nodes())
+
+    def status(self) -> Status:
+        return self.run(self._calls.status())
+
+    def events(self, *, job_id: str | None = None, after: str | None = None) -> Iterator[Event]:
+        """Events as they happen, for ever: from now on, or those behind the event with id `after` (`"0"`: all that are stored).
+
+        Goes on behind the last one after a broken line: none is left out and none comes twice.
+        """
+        return (event.typed() for event in self.stream("/v1/stream", after, job=job_id))
+
+    # ------------------------------------------------------------------------------ the gateway's JSON
+
+    def get(self, path: str, *, patience_s: float = TIMEOUT_S, **params: Any) -> Any:
+        """The JSON at this path, for what has no method here; parameters that are None are left out."""
+        return self.run(self._calls.request(Request("GET", path, params, timeout_s=patience_s))).json()
+
+    def find(self, job: str) -> dict[str, Any]:
+        """As `job`, the gateway's JSON."""
+        found: dict[str, Any] = self.run(self._calls.find(job)).json()
+        return found
+
+    def text(self, path: str, **params: Any) -> str:
+        """The text at this path."""
+        return self.run(self._calls.request(Request("GET", path, params))).text
+
+    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Posts JSON and returns the JSON answer."""
+        return self.posted(path, body, headers)[1]
+
+    def posted(
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """As `post`: the status, by which a repetition is known, and the JSON answer."""
+        response = self.run(self._calls.request(Request("POST", path, body=body, headers=headers or {})))
+        return response.status_code, response.json()
+
+    @contextmanager
+    def lines(self, path: str, **params: Any) -> Iterator[Iterator[str]]:
+        """The text at this path, in pieces as they come."""
+        try:
+            with self._http.stream("GET", path, params=given(params), timeout=ENDLESS) as response:
+                if response.is_error:
+                    response.read()
+                    raise self._connection.refused(response)
+                yield response.iter_text()
+        except httpx.HTTPError as error:
+            raise self._connection.unreachable(error) from error
+
+    def stream(
+        self, path: str, last_id: str | None = None, deadline: Deadline | None = None, **params: Any
+    ) -> Iterator[StreamEvent]:
+        """The events of a stream until the deadline; after a broken line it goes on where it was.
+
+        Raises `Unreachable` when the gateway stays away over RECONNECT_TRIES attempts.
+        """
+        place, deadline = Place(self._connection, path, last_id), deadline or Deadline(None)
+        while not deadline.over:
+            cause: Exception | None = None
+            try:
+                with (
+                    httpx_sse.connect_sse(
+                        self._http, "GET", path, params=given(params), headers=place.headers(), timeout=STREAM_TIMEOUT,
+                    ) as source,
+                    deadline.cutting(source.response),
+                ):  # fmt: skip
+                    if source.response.is_error:
+                        source.response.read()
+                        raise place.refused(source.response)
+                    for sse in source.iter_sse():
+                        if (event := place.took(sse)) is not None:
+                            yield event
+            except BROKEN as error:
+                cause = error
+            if not deadline.over:
+                time.sleep(place.pause_s(cause))
+
+    def run(self, steps: Steps[T]) -> T:
+        """Carries the steps of a call out."""
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                    step = next(steps)
+                    continue
+                try:
+                    response = self._http.request(step.method, step.path, **step.options())
+                except httpx.HTTPError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(response)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+class JobHandle:
+    """A job that was submitted."""
+
+    def __init__(self, client: Client, submitted: Submitted) -> None:
+        self._client = client
+        self.job_id = submitted.accepted.job_id
+        self.repeated = submitted.repeated
+        """The key was seen before with the same job: this is that one."""
+        self.warnings: Sequence[Warned] = submitted.accepted.warnings
+
+    def refresh(self) -> Job:
+        """What is known of it now."""
+        return self._client.job(self.job_id)
+
+    def wait(self, timeout_s: float | None = None) -> "FinishedJob":
+        """Until it has ended. Raises `WaitTimeout`."""
+        [job] = self._client.wait(self.job_id, timeout_s=timeout_s)
+        return FinishedJob(self._client, job)
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Raises `Conflict` where it has ended."""
+        self._client.cancel(self.job_id, reason)
+
+    def logs(self, *, task: str | None = None, tail: int | None = None) -> str:
+        return self._client.logs(self.job_id, task=task, tail=tail)
+
+    def events(self) -> Iterator[Event]:
+        """From its submission on, as they happen, to its end."""
+        for event in self._client.events(job_id=self.job_id, after="0"):
+            yield event
+            if event.type == ENDED:
+                return
+
+    def why(self, at: int | None = None) -> Why:
+        return self._client.why(self.job_id, at)
+
+    def eta(self) -> Eta:
+        return self._client.eta(self.job_id)
+
+
+class FinishedJob(JobHandle):
+    """A job that has ended."""
+
+    def __init__(self, client: Client, job: Job) -> None:
+        super().__init__(client, Submitted(Accepted(job_id=job.job_id), False))
+        self.job = job
+
+    @property
+    def outcome(self) -> str:
+        return str(self.job.outcome)
+
+    def raise_for_outcome(self) -> Self:
+        """Raises `JobNotSucceeded` unless it succeeded."""
+        if self.job.code:
+            why = f": {self.job.reason}" if self.job.reason else ""
+            raise JobNotSucceeded(f"job {self.job_id} ended {self.outcome}{why}", self.job.code)
+        return self
