@@ -2,8 +2,15 @@
 
 import asyncio
 import os
+import select
 import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -13,14 +20,21 @@ from penstock.errors import LogError
 from penstock.log.port import Partition
 from penstock.model.external_events import NodeJoined, NodeLeft, OrderRefused, TaskExited, TaskStarted
 from penstock.model.orders import ProbeNode
+from penstock.runtime.settings import Settings
+from penstock_services.estimator.shell.service import run as run_estimator
+from penstock_services.gateway.shell import connections
 from penstock_services.node_reporter.options import Options
+from penstock_services.node_reporter.shell import reporter_watch
 from penstock_services.node_reporter.shell.inventory import boot_id
-from tests.support import node_fixtures
+from penstock_services.node_reporter.shell.reporter_watch import ReporterWatch
+from penstock_services.placer.shell.service import run as run_placer
+from tests.support import gateway_cell, node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
 from tests.support.node_cell import (
     NODE,
     Cell,
     eventually,
+    ours,
     reporter_process,
     start_order,
     working,
@@ -46,32 +60,131 @@ class Wire(MemoryLog):
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_without_its_reporter_a_task_ends_with_its_lease(
-    number: signal.Signals, dsn: str, options: Options, cell: Cell
+    dsn: str, options: Options, cell: Cell
 ) -> None:
-    """The reporter hangs in a driver, or was killed and never came back. The cell will take its tasks for dead: they are."""
+    """The reporter was killed and did not come back. The cell will take its tasks for dead: they are."""
     async with reporter_process(options, dsn) as reporter:
-        first = await cell.until(NodeJoined)
+        await cell.until(NodeJoined)
         await cell.order(start_order(1, "sleep", "600", lease_ms=LEASE_MS))
         pid = (await cell.until(TaskStarted)).pid
-        os.kill(reporter.pid, number)
+        await reporter.kill()
         began_s = asyncio.get_running_loop().time()
         await eventually(lambda: not psutil.pid_exists(pid))
         assert asyncio.get_running_loop().time() - began_s < 1.25 * LEASE_MS / 1_000 + 1
-        if number is signal.SIGSTOP:
-            await cell.order(ProbeNode(token=2, node_id=NODE, incarnation=first.incarnation))
-            os.kill(reporter.pid, signal.SIGCONT)
-            exited = await cell.until(TaskExited)
-            joined = await cell.until(NodeJoined, count=2)
-    if number is signal.SIGKILL:
-        async with reporter_process(options, dsn):
-            exited = await cell.until(TaskExited)
-            joined = await cell.until(NodeJoined, count=2)
+    async with reporter_process(options, dsn):
+        exited = await cell.until(TaskExited)
+        joined = await cell.until(NodeJoined, count=2)
     assert (exited.cause, exited.exit_code) == ("lost", None)
     assert "lease" in exited.detail
     assert joined.leases
     assert joined.tasks == ()
+
+
+def turns(watch: ReporterWatch, seconds: float) -> None:
+    """The launcher's loop for so long."""
+    poll, until_s = select.poll(), time.monotonic() + seconds
+    watch.register(poll)
+    while (left_s := until_s - time.monotonic()) > 0:
+        waits_ms = [left_s * 1_000, *[ms for ms in [watch.timeout_ms()] if ms is not None]]
+        watch.turn({descriptor for descriptor, _ in poll.poll(min(waits_ms))})
+
+
+def readable(end: socket.socket) -> bool:
+    return bool(select.select([end], [], [], 0)[0])
+
+
+def test_a_reporter_is_asked_after_a_lease_without_contact(
+    options: Options, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It renews, and is not asked; its last task has ended, it is asked once and answers; then a task begins and it hangs."""
+    monkeypatch.setattr(reporter_watch, "MIN_PATIENCE_S", 0.3)
+    options.state_dir.mkdir(mode=0o700)
+    path = options.state_dir / "lease"
+    reporter = subprocess.Popen(["sleep", "600"])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        path.write_text(f"{boot_s() + 1.5} {boot_id()} 0.3")
+        watch = ReporterWatch(str(path), os.pidfd_open(reporter.pid), theirs)
+        turns(watch, 0.5)
+        assert not readable(ours), "asked, though it renews"
+        while not readable(ours):
+            turns(watch, 0.1)
+        assert ours.recv(1) == b"?"
+        ours.send(b"!")
+        turns(watch, 0.6)
+        assert reporter.poll() is None
+        assert not readable(ours)
+        watch.began()
+        while reporter.poll() is None:
+            turns(watch, 0.1)
+        assert reporter.returncode == -signal.SIGKILL
+        assert "did not answer within 0.3 s" in capfd.readouterr().err
+        watch.close()
+    finally:
+        reporter.kill()
+        reporter.wait()
+        ours.close()
+
+
+async def until_row(
+    cell: gateway_cell.Cell, path: str, holds: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """What the gateway answers once it is so."""
+    row: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(40):
+            while not holds(row := (await cell.http.get(path)).json()):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"{path}: {row}")
+    return row
+
+
+@asynccontextmanager
+async def whole_cell(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[gateway_cell.Cell]:
+    """Gateway, projector, placer and estimator in this process."""
+    monkeypatch.setattr(connections, "REPLACED_WITHIN_S", 0.5)
+    monkeypatch.setenv("PENSTOCK_LEASE_MS", "3000")
+    stop, settings = asyncio.Event(), Settings(log_url=dsn, dsn=dsn)
+    async with gateway_cell.running(dsn) as cell:
+        services = [asyncio.create_task(run(settings, stop)) for run in (run_placer, run_estimator)]
+        try:
+            yield cell
+        finally:
+            stop.set()
+            await asyncio.wait_for(asyncio.gather(*services), 20)
+
+
+@pytest.mark.postgres
+async def test_a_reporter_that_hangs_is_ended_and_its_node_suspected(
+    dsn: str, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs in a driver, as if by SIGSTOP, with one task that runs and one that ends meanwhile. Neither may show as running for ever."""
+    async with (
+        whole_cell(dsn, monkeypatch) as cell,
+        reporter_process(options, dsn, "--gateway", cell.url) as reporter,
+    ):
+        await until_row(cell, "/v1/nodes/n1", lambda row: bool(row.get("connected")))
+        resources = {"gpus": 1, "cores": 1, "host_memory_mib": 64, "gpu_memory_mib": 64}
+        jobs = []
+        for seconds in ("600", "601"):
+            spec = {"command": ["sleep", seconds], "resources": resources}
+            jobs.append((await cell.http.post("/v1/jobs", json=spec)).json()["job_id"])
+        for job_id in jobs:
+            await until_row(cell, f"/v1/jobs/{job_id}", lambda row: row["status"] == "running")
+        os.kill(reporter.pid, signal.SIGSTOP)
+        [ended] = [process for process in ours(options) if process.cmdline() == ["sleep", "601"]]
+        ended.kill()
+        await reporter.killed()
+        assert not [process for process in ours(options) if process.name() == "sleep"]
+        answers = [
+            until_row(cell, f"/v1/jobs/{job_id}", lambda row: bool(row["unproven"])) for job_id in jobs
+        ]
+        for row in await asyncio.gather(*answers):
+            assert row["status"] == "running"
+            assert row["unproven"][0]["node_id"] == "n1"
+        assert (await cell.http.get("/v1/nodes/n1")).json()["status"] == "suspect"
 
 
 async def test_a_lease_is_renewed_while_the_log_is_there_and_not_without(

@@ -15,7 +15,7 @@ app = commandline.new_app()
 @commandline.takes(Options)
 def node_reporter(ctx: typer.Context, options: Options) -> None:
     """Run one node until SIGTERM. Exit code 2: a wrong option or setting."""
-    serve(SERVICE, runner(options.with_folders()))
+    serve(SERVICE, runner(options.with_folders(), own_process=True))
 
 
 def main() -> None:

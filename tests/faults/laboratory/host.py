@@ -170,7 +170,7 @@ class SimulatedHost:
     def contact(self) -> float | None:
         return self._machine.contact_s()
 
-    def renew(self, contact_s: float) -> None:
+    def renew(self, contact_s: float, lease_s: float) -> None:
         self._process.step("before it notes contact")
         self._machine.contact = (self._machine.boots, contact_s)
 

@@ -3,7 +3,7 @@
 Ideal: the reporter forks each task itself. Departure: it has threads and a large heap, and a fork of those
 is neither safe nor quick.
 
-Run by the reporter with `LAUNCHER`, a socket, the lock and a `Confinement` (JSON). It always keeps one *shim* ready,
+Run by the reporter with `LAUNCHER`, a socket, the lock, a `Confinement` and arguments of `reporter_watch.ReporterWatch` or null (JSON). It always keeps one *shim* ready,
 forked beforehand, in its namespace, with the process that will become the program (forks and their page faults would
 be most of a start's time). A shim takes one request from the socket, see `shim`. It outlives launcher and reporter.
 """
@@ -18,6 +18,7 @@ import sys
 from typing import NoReturn
 
 from penstock_services.node_reporter.shell.confinement import Confinement, enter_namespaces, leave_keyring
+from penstock_services.node_reporter.shell.reporter_watch import ReporterWatch
 from penstock_services.node_reporter.shell.shim import PR_SET_CHILD_SUBREAPER, PR_SET_NAME, Shim, prctl
 
 ROOT = os.path.abspath(f"{__file__}/../../../..")
@@ -51,7 +52,13 @@ def main() -> None:
     """Keeps one shim ready until the reporter closes its end."""
     control = socket.socket(fileno=int(sys.argv[1]))
     lock_fd = int(sys.argv[2])
-    plan = Confinement(*json.loads(sys.argv[3]))
+    plan, watched = Confinement(*json.loads(sys.argv[3])), json.loads(sys.argv[4])
+    watch = None
+    if watched is not None:
+        path, reporter, question = watched
+        for descriptor in (reporter, question):
+            os.set_inheritable(descriptor, False)
+        watch = ReporterWatch(path, reporter, socket.socket(fileno=question))
     for descriptor in (control.fileno(), lock_fd):
         os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # shims are reaped by the kernel
@@ -69,12 +76,29 @@ def main() -> None:
         taken_read, taken_write = os.pipe()
         if os.fork() == 0:
             os.close(taken_read)
+            if watch is not None:
+                watch.close()
             guard(control, lock_fd, taken_write, plan)
         os.close(taken_write)
-        poll = select.poll()
-        poll.register(taken_read, select.POLLIN)
-        poll.register(control, 0)  # its hang-up alone
-        poll.poll()  # the shim has let go of its end: it works, or was killed
-        if any(descriptor == control.fileno() for descriptor, _ in poll.poll(0)):
+        if not taken(control, taken_read, watch):
             return
         os.close(taken_read)
+        if watch is not None:
+            watch.began()
+
+
+def taken(control: socket.socket, taken_read: int, watch: ReporterWatch | None) -> bool:
+    """Waits until the shim has let go of its end: it works, or was killed. False: the reporter has closed its own."""
+    poll = select.poll()
+    poll.register(taken_read, select.POLLIN)
+    poll.register(control, 0)  # its hang-up alone
+    if watch is not None:
+        watch.register(poll)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll(None if watch is None else watch.timeout_ms())}
+        if control.fileno() in ready:
+            return False
+        if taken_read in ready:
+            return not any(descriptor == control.fileno() for descriptor, _ in poll.poll(0))
+        if watch is not None:
+            watch.turn(ready)

@@ -141,7 +141,7 @@ class Lease:
         if self.lapsed():  # the answer to a probe may have come too late
             raise LeaseLapsed("the log was reached again after the lease")
         self._contact_s = asked_s
-        self._host.renew(asked_s)
+        self._host.renew(asked_s, max((length_s(task) for task in self._leased()), default=0.0))
         held, self._held = self._held, {}
         for order in held.values():
             self._spawn(order)
@@ -171,4 +171,9 @@ class Lease:
 
 def shortest_s(tasks: Iterable[Task]) -> float | None:
     """The shortest of their leases, s; None: there is none."""
-    return min((task.order.lease_ms / 1_000 for task in tasks if task.order is not None), default=None)
+    return min(map(length_s, tasks), default=None)
+
+
+def length_s(task: Task) -> float:
+    """0: none."""
+    return 0.0 if task.order is None else task.order.lease_ms / 1_000

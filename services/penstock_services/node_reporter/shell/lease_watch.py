@@ -38,27 +38,36 @@ def read_contact_s(path: str) -> float:
         return -math.inf
 
 
+class BootTimer:
+    """`fd` becomes readable at a time of the boot-time clock. Raises OSError."""
+
+    def __init__(self) -> None:
+        self.fd = _libc.timerfd_create(time.CLOCK_BOOTTIME, TFD_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    def set(self, until_s: float | None) -> None:
+        """`None`: never."""
+        ns = 0 if until_s is None else max(1, int(until_s * NS_PER_S))
+        timer = _Timer(_Timespec(0, 0), _Timespec(*divmod(ns, NS_PER_S)))
+        if _libc.timerfd_settime(self.fd, TFD_TIMER_ABSTIME, ctypes.byref(timer), None) < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+
 class LeaseWatch:
     """`fd` becomes readable when the lease may have ended; `over` tests whether it has, and sets the timer anew if not."""
 
     def __init__(self, path: str, lease_s: float, until_s: float) -> None:
         """`until_s`: the end of the lease when the task was ordered. Raises OSError."""
         self._path, self._lease_s, self._until_s = path, lease_s, until_s
-        self.fd = _libc.timerfd_create(time.CLOCK_BOOTTIME, TFD_CLOEXEC)
-        if self.fd < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._arm()
-
-    def _arm(self) -> None:
-        ns = max(1, int(self._until_s * NS_PER_S))
-        timer = _Timer(_Timespec(0, 0), _Timespec(*divmod(ns, NS_PER_S)))
-        if _libc.timerfd_settime(self.fd, TFD_TIMER_ABSTIME, ctypes.byref(timer), None) < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_settime")
+        self._timer = BootTimer()
+        self.fd = self._timer.fd
+        self._timer.set(until_s)
 
     def over(self) -> bool:
         """By the clock and the latest contact."""
         self._until_s = max(self._until_s, read_contact_s(self._path) + self._lease_s)
         if self._until_s <= boot_s():
             return True
-        self._arm()
+        self._timer.set(self._until_s)
         return False

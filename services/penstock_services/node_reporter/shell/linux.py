@@ -66,10 +66,14 @@ Kind = TypeVar("Kind", Started, Exit)
 
 
 class LinuxHost:
-    """This machine under these options. Raises `ConfigurationError` naming the option that does not fit."""
+    """This machine under these options. Raises `ConfigurationError` naming the option that does not fit.
 
-    def __init__(self, options: Options) -> None:
+    `own_process`: the reporter has its process for itself, which may be killed when it hangs.
+    """
+
+    def __init__(self, options: Options, *, own_process: bool = False) -> None:
         self.options = options
+        self._own_process = own_process
         self._user = find_task_user(options.task_user, allow_root=options.allow_root)
         if self._user is not None:
             check_reach(self._user, options.state_dir)
@@ -124,20 +128,21 @@ class LinuxHost:
 
     @property
     def _lease(self) -> Path:
-        """Where contact is noted for the shims, which cannot be asked; with the boot that its clock belongs to."""
+        """Where contact is noted for launcher and shims, which cannot be asked; with the boot that its clock belongs to, and the
+        longest lease."""
         return self.options.state_dir / "lease"
 
     def contact(self) -> float | None:
         try:
-            contact_s, boot_id = self._lease.read_text().split()
+            contact_s, boot_id, *_ = self._lease.read_text().split()
             return float(contact_s) if boot_id == self.spec.boot_id else None
         except (OSError, ValueError):
             return None
 
-    def renew(self, contact_s: float) -> None:
+    def renew(self, contact_s: float, lease_s: float) -> None:
         new = self._lease.with_name(".lease")
         with _state_folder():
-            new.write_text(f"{contact_s} {self.spec.boot_id}")
+            new.write_text(f"{contact_s} {self.spec.boot_id} {lease_s}")
             new.replace(self._lease)
 
     def _folder(self, key: Key) -> Path:
@@ -183,7 +188,8 @@ class LinuxHost:
             name=self._cgroups.name,
             groups=self._cgroups.plan(),
         )
-        return Spawner(lock, self._marks, plan, callbacks, self.request)
+        contact = self._lease if self._own_process else None
+        return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
 
     def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""

@@ -168,8 +168,8 @@ class Host(Protocol):
         """The last contact with the log in this boot, by the boot-time clock, s; None: not known."""
         ...
 
-    def renew(self, contact_s: float) -> None:
-        """Notes contact, for the shims that watch the leases of running tasks. Raises `JournalFailed`."""
+    def renew(self, contact_s: float, lease_s: float) -> None:
+        """Notes contact, for the shims that watch the leases of running tasks, and the longest of these. Raises `JournalFailed`."""
         ...
 
     def started(self, key: Key) -> Started | None:

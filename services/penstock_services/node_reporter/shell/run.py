@@ -35,8 +35,11 @@ MAX_WAITING_FAULTS = 256  # between two sessions
 logger = logging.getLogger(__name__)
 
 
-def runner(options: Options, host: Host | None = None) -> Run:
-    """The service's entry (see `penstock.runtime.service`) for one node with these options. `host`: this machine."""
+def runner(options: Options, host: Host | None = None, *, own_process: bool = False) -> Run:
+    """The service's entry (see `penstock.runtime.service`) for one node with these options. `host`: this machine.
+
+    `own_process`: nothing else runs in this process; it is killed when it hangs (`reporter_watch`).
+    """
 
     async def run(
         settings: Settings,
@@ -46,7 +49,8 @@ def runner(options: Options, host: Host | None = None) -> Run:
         ready: asyncio.Event | None = None,
     ) -> None:
         machine = host or LinuxHost(
-            replace(options, address=await own_address(options.address, settings.log_url))
+            replace(options, address=await own_address(options.address, settings.log_url)),
+            own_process=own_process,
         )
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         try:

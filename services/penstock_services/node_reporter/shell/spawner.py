@@ -22,6 +22,7 @@ from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.confinement import PROBE, PROBE_TIMEOUT_S, Confinement
 from penstock_services.node_reporter.shell.launcher import IMPORTABLE, LAUNCHER
 from penstock_services.node_reporter.shell.ports import Callbacks, Key, NotStartable
+from penstock_services.node_reporter.shell.reporter_watch import ANSWER, QUESTION
 from penstock_services.node_reporter.shell.shim import MAX_MESSAGE_BYTES
 from penstock_services.node_reporter.shell.users import TaskUser
 
@@ -76,7 +77,8 @@ async def lock_state(state_dir: Path) -> int:
 class Spawner:
     """The launcher's other end; adapter of `ports.Launcher`. `marks`: the launcher's environment.
 
-    `request_of`: the request for an order, see shim.py for its fields.
+    `request_of`: the request for an order, see shim.py for its fields. `contact`: where contact is noted, if the launcher is to
+    kill this process when it hangs.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Spawner:
         plan: Confinement,
         callbacks: Callbacks,
         request_of: Callable[[StartTask, float | None], Mapping[str, Any]],
+        contact: Path | None = None,
     ) -> None:
         self._started, self._gone, self._lost = callbacks
         self._request_of = request_of
@@ -99,7 +102,11 @@ class Spawner:
             ours.setsockopt(socket.SOL_SOCKET, option, 4 * MAX_MESSAGE_BYTES)
             theirs.setsockopt(socket.SOL_SOCKET, option, 4 * MAX_MESSAGE_BYTES)
         self._control = ours
-        with theirs:
+        self._question, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._question.setblocking(False)
+        own = os.pidfd_open(os.getpid())
+        watched = None if contact is None else (str(contact), own, asking.fileno())
+        with theirs, asking, os.fdopen(own):
             self._process = subprocess.Popen(
                 [
                     *ISOLATED_PYTHON,
@@ -107,8 +114,9 @@ class Spawner:
                     str(theirs.fileno()),
                     str(lock),
                     json.dumps(plan),
+                    json.dumps(watched),
                 ],
-                pass_fds=(theirs.fileno(), lock),
+                pass_fds=(theirs.fileno(), lock, *(watched or ())[1:]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={"PATH": os.defpath, **marks},
@@ -117,6 +125,7 @@ class Spawner:
             )
         self._launcher = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._control.fileno(), self._on_message)
+        self._loop.add_reader(self._question.fileno(), self._answer)
         self._loop.add_reader(self._launcher, self._on_lost)  # the socket alone is also held by shims
 
     @property
@@ -154,6 +163,8 @@ class Spawner:
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         self._control.close()
+        self._loop.remove_reader(self._question.fileno())
+        self._question.close()
         self._loop.remove_reader(self._launcher)
         os.close(self._launcher)
         for descriptor in self._pidfds.values():
@@ -194,6 +205,18 @@ class Spawner:
                     self._loop.call_soon(self._on_exit, key)
             elif found["event"] == "started":
                 self._started(key, found["pid"], found["started_ms"])
+
+    def _answer(self) -> None:
+        """The launcher asks whether this process works."""
+        try:
+            if self._question.recv(len(QUESTION)):
+                self._question.send(ANSWER)
+                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.warning("the launcher asked and takes no answer: %s", error)
+        self._loop.remove_reader(self._question.fileno())  # it has ended; its pidfd reports so
 
     def _on_exit(self, key: Key) -> None:
         """The shim has ended. Its messages are handled first."""
