@@ -104,7 +104,7 @@ def expected_state() -> Any:
         job["spec"] |= {"secrets": {}, "environment": None}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0}
         if job["estimate"] is not None:
-            job["estimate"] |= {"guessed": []}
+            job["estimate"] |= {"guessed": [], "first_of_kind": []}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
         node["spec"] |= {"machine_id": None, "isolation": None}

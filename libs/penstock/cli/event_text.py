@@ -77,7 +77,14 @@ def places(tasks: list[Data]) -> str:
 def _estimated(data: Data) -> str:
     estimate = data["estimate"]
     tier = TIERS.get(estimate["tier"], estimate["tier"])
-    return f"{needs(estimate['worker'])} per worker; {tier}, {estimate['confidence']:.0%} sure"
+    sure = f"{needs(estimate['worker'])} per worker; {tier}, {estimate['confidence']:.0%} sure"
+    return "; ".join(filter(None, (sure, first_of_kind(estimate))))
+
+
+def first_of_kind(estimate: Data) -> str:
+    """`first of its kind: network`, of an estimate that nothing like the job has taught; empty otherwise."""
+    names = [name.replace("gpu_model", "GPU model") for name in estimate.get("first_of_kind") or ()]
+    return f"first of its kind: {', '.join(names)}" if names else ""
 
 
 def _exited(data: Data) -> str:

@@ -14,7 +14,7 @@ MAX_NODES_SHOWN = 4
 MAX_TASKS_SHOWN = 8
 
 
-def show(answer: Mapping[str, Any], *, wide: bool = False) -> None:
+def show(answer: Mapping[str, Any], first_of_kind: str = "", *, wide: bool = False) -> None:
     """Prints either of the two kinds of answer: a placement's record, or what keeps a job waiting. `wide`: with all tasks, and
     whole UUIDs."""
     screen = console()
@@ -34,6 +34,8 @@ def show(answer: Mapping[str, Any], *, wide: bool = False) -> None:
     placement = answer.get("placement")
     if placement:
         _placement(placement, wide=wide)
+    if first_of_kind:
+        screen.print(f"[bold]Its estimate:[/] {first_of_kind}; nothing like it has taught, so it is wide")
     if answer.get("next_step"):
         screen.print(f"[bold]Next:[/] {escape(answer['next_step'])}", soft_wrap=True)
 

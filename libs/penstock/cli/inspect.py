@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.cli import eta, explain, follow
 from penstock.cli.common import JobArgument, Output, find_job, gateway, rows_of
-from penstock.cli.event_text import needs, reason_of
+from penstock.cli.event_text import first_of_kind, needs, reason_of
 from penstock.cli.output import Format, dump, duration, memory, present, present_one, remark, short_id, state
 from penstock.cli.tables import (
     NO_JOBS,
@@ -212,7 +212,8 @@ def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output =
     client = gateway(ctx)
     found = find_job(client, job)
     answer = client.get(f"/v1/jobs/{found['job_id']}/why", at=at)
-    present(answer, output, lambda: explain.show(answer, wide=output is Format.WIDE))
+    new = first_of_kind(found.get("estimate") or {})
+    present(answer, output, lambda: explain.show(answer, new, wide=output is Format.WIDE))
 
 
 def logs(

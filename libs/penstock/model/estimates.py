@@ -53,6 +53,7 @@ class EtaEstimated(Event, frozen=True, kw_only=True):
 
     TYPE = "penstock.job.eta_estimated"
     TOPIC = Topic.ESTIMATES
+    OMITTED = ("first_of_kind",)
 
     job_id: Identifier
     attempt: Attempt
@@ -67,6 +68,8 @@ class EtaEstimated(Event, frozen=True, kw_only=True):
     level: Annotated[float, Meta(gt=0, lt=1)]
     source: ShortText
     model_version: Identifier | None = None
+    first_of_kind: bool = False
+    """Finished runs of other kinds of training have shown how far such an answer is off, and none of this kind."""
 
 
 class Probe(Value, frozen=True, kw_only=True):

@@ -318,7 +318,7 @@ class TaskPlacement(Value, frozen=True, kw_only=True):
 class Estimate(Value, frozen=True, kw_only=True):
     """What a job needs, how sure that is and where it comes from."""
 
-    OMITTED = ("guessed",)
+    OMITTED = ("guessed", "first_of_kind")
     TIERS: ClassVar[tuple[str, ...]] = ("user", "history", "default")
 
     worker: ResourceVector
@@ -331,6 +331,8 @@ class Estimate(Value, frozen=True, kw_only=True):
     model_version: Identifier | None = None
     guessed: Annotated[tuple[Role, ...], Meta(max_length=2)] = ()
     """Whose host memory is a guess: such a task is not capped below its fair share of the node."""
+    first_of_kind: Annotated[tuple[Literal["network", "gpu_model"], ...], Meta(max_length=2)] = ()
+    """What nothing was learned of: the job's network, or the GPU model that its promise of GPU memory is for."""
 
 
 class Usage(Value, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock_services.estimator.core.eta.remaining import LEVEL
+from penstock_services.estimator.core.eta.quantiles import LEVEL
 from penstock_services.estimator.core.resources.memory_kills import REASON
 from penstock_services.estimator.core.runs import EtaAtHalf, FinishedRun
 

@@ -4,16 +4,17 @@ What is predicted is ln u, u = ln(iterations in all / iterations done): a weight
 A measure that rises to its target is turned round first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, isfinite, log
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock_services.estimator.core.eta.quantiles import ENOUGH_ERRORS, edges, thinned
+from penstock_services.estimator.core.eta.quantiles import ENOUGH_ERRORS, LEVEL, edges, thinned
 from penstock_services.estimator.core.gaussian_process import Floats
 from penstock_services.estimator.core.limits import MAX_CURVE_ERROR
+from penstock_services.estimator.core.new_group import ends_of_new_group
 
 MIN_POINTS = 5
 MAX_POINTS = 100_000
@@ -31,6 +32,11 @@ SPREAD = 1.0  # of ln u while no finished curve is known; by hand
 RIDGE = 1.0
 GAINS = (0.8, 0.9, 0.95)  # targets that a finished curve teaches: parts of its way
 MOMENTS = tuple(n / 10 for n in range(1, 10))  # when they are asked for: parts of the iterations until then
+CURVE_CONFIDENCE = (
+    0.9  # of kinds never seen 1 in 10 may exceed an end more often: by 0.95 an upper end is 40 % further off
+)
+EXAMPLES_OF_KIND = 40.0  # that a kind counts as at most, where another kind is predicted
+ENOUGH_OF_KIND = 20  # examples for an end of a kind's errors
 BEST_OF = (
     50  # the end of a curve is the least of its means over 1 / 50 of it, so that one lucky point is no end
 )
@@ -49,8 +55,10 @@ class CurveModel(NamedTuple):
     weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
     errors: tuple[float, ...] = ()
     """ln (true u / predicted u) of finished curves predicted by all others; rising."""
-    foreign_errors: tuple[float, ...] = ()
-    """The same, predicted by curves of other kinds only: for a job whose kind taught nothing yet."""
+    foreign_weights: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    """As `weights`, every kind counting the same however many curves it has: for a job whose kind taught nothing yet."""
+    foreign_ends: tuple[float, float] | None = None
+    """Of ln (true u / predicted u) by these, below and above, both ≥ 0; None: too few kinds."""
     kinds: tuple[str, ...] = ()
     """What taught; sorted."""
     own_errors: tuple[tuple[float, ...], ...] = ()
@@ -79,13 +87,15 @@ def steps_to(
         return None
     if first_at(seen, target) is not None:
         return 0.0, 0.0, 0.0
-    own = model.own_errors[model.kinds.index(kind)] if kind in model.kinds else ()
-    errors = own or (model.errors if kind in model.kinds else model.foreign_errors)
+    known = kind in model.kinds
+    own = model.own_errors[model.kinds.index(kind)] if known else ()
     off = median(own) if own else 0.0  # what curves of this kind do unlike the others
-    log_u = min(max(float(np.dot(model.weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
-    low, high = (
-        min(max(edge - off, -MAX_CURVE_ERROR), MAX_CURVE_ERROR) for edge in edges(errors, level, SPREAD)
-    )
+    weights = model.weights if known else model.foreign_weights
+    log_u = min(max(float(np.dot(weights, _features(seen, target))) + off, LOG_U[0]), LOG_U[1])
+    ends = edges(own or (model.errors if known else ()), level, SPREAD)
+    if not known and model.foreign_ends is not None:
+        ends = -model.foreign_ends[0], model.foreign_ends[1]
+    low, high = (min(max(edge - off, -MAX_CURVE_ERROR), MAX_CURVE_ERROR) for edge in ends)
     last = max(done, float(seen.steps[-1]))
     gone = last - done
 
@@ -111,21 +121,39 @@ def learn_curves(finished: Sequence[tuple[str, Curve]]) -> CurveModel:
     gram = np.sum([one for one, _ in sums.values()], axis=0) + RIDGE * np.eye(3)
     pull = np.sum([one for _, one in sums.values()], axis=0)
     errors: dict[str, list[float]] = {kind: [] for kind in sorted(sums)}
-    foreign: list[float] = []
     for kind, features, log_u in taught:
         others = np.linalg.solve(gram - features.T @ features, pull - features.T @ log_u)
         errors[kind] += (log_u - features @ others).tolist()
-        if len(sums) > 1:
-            strangers = np.linalg.solve(gram - sums[kind][0], pull - sums[kind][1])
-            foreign += (log_u - features @ strangers).tolist()
-    constant, law, left = np.linalg.solve(gram, pull).tolist()
+    foreign_weights, foreign_ends = _learn_foreign(taught, sums)
     return CurveModel(
-        weights=(constant, law, left),
+        weights=_weights(gram, pull),
         errors=thinned([error for own in errors.values() for error in own]),
-        foreign_errors=thinned(foreign),
+        foreign_weights=foreign_weights,
+        foreign_ends=foreign_ends,
         kinds=tuple(errors),
         own_errors=tuple(thinned(own) if len(own) >= ENOUGH_ERRORS else () for own in errors.values()),
     )
+
+
+def _learn_foreign(
+    taught: Sequence[tuple[str, Floats, Floats]], sums: Mapping[str, tuple[Floats, Floats]]
+) -> tuple[tuple[float, float, float], tuple[float, float] | None]:
+    """`foreign_weights` and `foreign_ends` of `CurveModel`: each kind predicted by all others. `sums`: gram and pull by kind."""
+    count = {kind: sum(len(log_u) for own, _, log_u in taught if own == kind) for kind in sums}
+    share = {kind: min(1.0, EXAMPLES_OF_KIND / count[kind]) for kind in sums}
+    gram = np.sum([share[kind] * one for kind, (one, _) in sums.items()], axis=0) + RIDGE * np.eye(3)
+    pull = np.sum([share[kind] * one for kind, (_, one) in sums.items()], axis=0)
+    errors: dict[str, list[float]] = {kind: [] for kind in sorted(sums)}
+    for kind, features, log_u in taught:
+        others = _weights(gram - share[kind] * sums[kind][0], pull - share[kind] * sums[kind][1])
+        errors[kind] += (log_u - features @ others).tolist()
+    usable = [np.array(own) for own in errors.values() if len(own) >= ENOUGH_OF_KIND]
+    return _weights(gram, pull), ends_of_new_group(usable, (1.0 + LEVEL) / 2.0, CURVE_CONFIDENCE)
+
+
+def _weights(gram: Floats, pull: Floats) -> tuple[float, float, float]:
+    constant, law, left = np.linalg.solve(gram, pull).tolist()
+    return constant, law, left
 
 
 def first_at(seen: Curve, target: float) -> int | None:

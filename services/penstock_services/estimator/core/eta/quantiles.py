@@ -5,6 +5,7 @@ from math import ceil, floor, isfinite
 from statistics import NormalDist
 
 NORMAL = NormalDist()
+LEVEL = 0.9  # of every interval of remaining time
 ENOUGH_ERRORS = 40  # fewer make no quantile of 90 %
 MAX_ERRORS = 10_000  # of each kind
 

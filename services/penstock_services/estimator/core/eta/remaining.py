@@ -6,13 +6,16 @@ wherever the new job is like the past ones. Iterations left come from the surest
 finished runs of the same job, else the curve of its loss on the way to a target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, inf, isfinite, log, sqrt
 from typing import NamedTuple
+
+import numpy as np
 
 from penstock_services.estimator.core.eta.curves import MOMENTS, Curve, CurveModel, steps_to
 from penstock_services.estimator.core.eta.quantiles import (
     ENOUGH_ERRORS,
+    LEVEL,
     NORMAL,
     edges,
     normal_quantile,
@@ -20,8 +23,8 @@ from penstock_services.estimator.core.eta.quantiles import (
     thinned,
 )
 from penstock_services.estimator.core.limits import MAX_RUN_ERROR, MAX_RUN_SPREAD, MAX_STEP_ERROR
+from penstock_services.estimator.core.new_group import ends_of_new_group
 
-LEVEL = 0.9
 OUTLIVED = 0.99  # a run past this part of its kind is of another kind
 
 # Until enough errors are known; by hand, wide on purpose, of ln.
@@ -29,6 +32,7 @@ RUN_SPREAD = 0.2
 STEP_SPREAD = 0.1
 MAX_LOG = 100.0  # of a number of iterations: nobody's job is so long, and e^100 · e^100 is still a number
 MIN_STEP_SPREAD = 0.01  # of ln: however steady the runs that taught were, clocks and neighbours are not
+RUN_CONFIDENCE = 0.95  # of kinds never seen 1 in 20 may exceed an end more often
 RUN_WEIGHT = 2.0  # runs' worth of belief in the spread that other jobs have
 
 
@@ -48,6 +52,10 @@ class Learned(NamedTuple):
     """Standard deviation of ln of the total iterations among runs of one job."""
     run_errors: tuple[float, ...] = ()
     """|error| / spread of each finished run, predicted from the others of its job; rising."""
+    run_kinds: tuple[str, ...] = ()
+    """Kinds of training whose runs taught the two above."""
+    foreign_reach: float | None = None
+    """As the largest of `run_errors` that count, for a run of another kind; None: too few kinds."""
     step_errors: tuple[float, ...] = ()
     """ln (actual mean of the remaining steps / predicted) of finished runs; rising."""
 
@@ -85,6 +93,8 @@ class Eta(NamedTuple):
     steps: Bounds
     step_s: Bounds
     source: str
+    first_of_kind: bool = False
+    """Runs of other kinds of training taught how far such an answer is off, and none of this kind."""
 
 
 def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
@@ -93,36 +103,44 @@ def eta(asked: Asked, learned: Learned, level: float = LEVEL) -> Eta | None:
     sources = _sources(asked, learned, level)
     if step is None or not sources:
         return None
-    source, steps = min(sources, key=lambda one: _width(one[1]))
+    source, steps, known = min(sources, key=lambda one: _width(one[1]))
     run = _times(steps, step)
-    return Eta(Bounds(*(part + asked.after_s for part in run)), steps, step, source)
+    return Eta(Bounds(*(part + asked.after_s for part in run)), steps, step, source, not known)
 
 
-def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds]]:
-    """(name, iterations left) of every source; the number asked for bounds the others."""
-    found: list[tuple[str, Bounds]] = []
+def _sources(asked: Asked, learned: Learned, level: float) -> list[tuple[str, Bounds, bool]]:
+    """(name, iterations left, whether its kind taught) of every source; the number asked for bounds the others."""
+    found: list[tuple[str, Bounds, bool]] = []
     most = inf
     if asked.total is not None:
         most = max(0.0, asked.total - asked.done)
         if asked.target is None:
-            return [("iterations asked for", Bounds(most, most, most))]
-    if asked.past_totals and (by_runs := left_by_runs(asked.past_totals, asked.done, learned, level)):
-        found.append((f"{len(asked.past_totals)} finished runs of the same job", by_runs))
+            return [("iterations asked for", Bounds(most, most, most), True)]
+    by_runs = left_by_runs(asked.past_totals, asked.done, learned, level, asked.kind)
+    if by_runs is not None:
+        source = f"{len(asked.past_totals)} finished runs of the same job"
+        found.append((source, by_runs, _taught(asked.kind, learned.run_kinds)))
     if asked.curve is not None and asked.target is not None:
         predicted = steps_to(asked.curve, asked.target, asked.done, learned.curves, level, asked.kind)
         if predicted is not None:
-            found.append((f"loss curve of {len(asked.curve.steps)} points", Bounds(*predicted)))
+            source = f"loss curve of {len(asked.curve.steps)} points"
+            found.append((source, Bounds(*predicted), _taught(asked.kind, learned.curves.kinds)))
     if most < inf:
         if not found:
-            return [("iterations asked for; the target may end it earlier", Bounds(most, 0.0, most))]
-        return [(name, Bounds(*(min(part, most) for part in bounds))) for name, bounds in found]
+            return [("iterations asked for; the target may end it earlier", Bounds(most, 0.0, most), True)]
+        return [(name, Bounds(*(min(part, most) for part in bounds)), known) for name, bounds, known in found]
     return found
 
 
+def _taught(kind: str, kinds: Sequence[str]) -> bool:
+    """Where no kind taught, intervals are set by hand and a kind is like any other."""
+    return not kinds or kind in kinds
+
+
 def left_by_runs(
-    totals: Sequence[float], done: float, learned: Learned, level: float = LEVEL
+    totals: Sequence[float], done: float, learned: Learned, level: float = LEVEL, kind: str | None = None
 ) -> Bounds | None:
-    """Iterations left, given the totals of finished runs and that this one has outlived `done`.
+    """Iterations left, given the totals of finished runs and that this one has outlived `done`. `kind`: None for one that taught.
 
     ln of the total is normal around the runs' mean; their spread is shrunk to that of other jobs' runs. None where
     no run can be used, or this one has outlived them so far that they predict nothing.
@@ -131,7 +149,10 @@ def left_by_runs(
     if not usable:
         return None
     middle, spread = _predicted_by(usable, learned.run_spread)
-    spread *= max(reach(learned.run_errors, level), 1e-3) / normal_quantile((1.0 + level) / 2.0)
+    far = max(reach(learned.run_errors, level), 1e-3)
+    if kind is not None and kind not in learned.run_kinds and learned.foreign_reach is not None:
+        far = max(far, learned.foreign_reach)
+    spread *= far / normal_quantile((1.0 + level) / 2.0)
     passed = NORMAL.cdf((log(done) - middle) / spread) if done > 0 else 0.0
     if passed > OUTLIVED:
         return None
@@ -183,12 +204,28 @@ def learn_runs(totals: Sequence[Sequence[float]]) -> tuple[float, tuple[float, .
         return RUN_SPREAD, ()
     squares = sum(sum((one - sum(job) / len(job)) ** 2 for one in job) for job in logs)
     spread = min(max(sqrt(squares / sum(len(job) - 1 for job in logs)), 1e-3), MAX_RUN_SPREAD)
+    return spread, thinned(_run_errors(logs, spread))
+
+
+def reach_of_new_kind(totals: Mapping[str, Sequence[Sequence[float]]]) -> float | None:
+    """`foreign_reach`, from the totals of finished runs by kind: each kind predicted with the spread that all others have."""
+    errors = []
+    for kind, jobs in sorted(totals.items()):
+        spread, _ = learn_runs([job for other, own in totals.items() if other != kind for job in own])
+        logs = [[log(one) for one in job if isfinite(one) and one > 0] for job in jobs]
+        errors.append(np.array(_run_errors([job for job in logs if len(job) > 1], spread)))
+    ends = ends_of_new_group(errors, LEVEL, RUN_CONFIDENCE)
+    return None if ends is None else min(ends[1], MAX_RUN_ERROR)
+
+
+def _run_errors(logs: Sequence[Sequence[float]], spread: float) -> list[float]:
+    """|error| of each run predicted by the others of its job, in what was expected. `logs`: of totals, two or more per job."""
     errors = []
     for job in logs:
         for place, one in enumerate(job):
             middle, wide = _predicted_by([*job[:place], *job[place + 1 :]], spread)
             errors.append(min(abs(one - middle) / wide, MAX_RUN_ERROR))
-    return spread, thinned(errors)
+    return errors
 
 
 def learn_steps(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:

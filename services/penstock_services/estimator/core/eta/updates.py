@@ -11,7 +11,8 @@ from statistics import median
 from penstock.model import estimates
 from penstock.model.estimates import EtaEstimated
 from penstock_services.estimator.core.eta.curves import curve
-from penstock_services.estimator.core.eta.remaining import LEVEL, Asked, Bounds, Eta, Learned, Step, eta
+from penstock_services.estimator.core.eta.quantiles import LEVEL
+from penstock_services.estimator.core.eta.remaining import Asked, Bounds, Eta, Learned, Step, eta
 from penstock_services.estimator.core.progress import Progress, Published
 from penstock_services.estimator.core.resources.history import Runs
 from penstock_services.estimator.core.resources.nearest import phase_ms
@@ -75,8 +76,10 @@ class EtaUpdates:
             steps=_bounds(found.steps, 1.0, MAX_STEPS),
             step_ms=_bounds(found.step_s, 1_000.0, MAX_LEFT_MS),
             level=LEVEL,
-            source=found.source,
+            source=found.source
+            + ("; first of its kind: no finished run of its network" if found.first_of_kind else ""),
             model_version=None if model is None else model.version,
+            first_of_kind=found.first_of_kind,
         )
 
     def _latest(self, job_id: str, progress: Progress) -> Published | None:

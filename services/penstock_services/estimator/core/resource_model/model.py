@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock_services.estimator.core.gaussian_process import Floats, Indexes, Mask, Posterior, sample
 from penstock_services.estimator.core.limits import CELLS_OF_ONE, REPEATS
+from penstock_services.estimator.core.new_group import ends_of_new_group
 from penstock_services.estimator.core.resource_model.covariance import Covariance, search
 from penstock_services.estimator.core.resource_model.features import (
     Features,
@@ -35,7 +36,8 @@ MAX_WIDENED = 2.0  # in variance, where there are few cells
 OUTSIDE = 0.1  # of held-out runs may lie outside their interval; half of it on either side
 MIN_SCORES = 20  # below, no 5 % tail has been seen
 UNTESTED = 2.5  # standard deviations on either side while that is so
-MIN_GPU_MODELS = 3  # for leaving one out to mean anything
+UNTESTED_GPU = 5.0  # the same for a GPU model never seen, with too few others to leave one out; that of 17 models is 3 to 5
+GPU_CONFIDENCE = 0.99  # of the GPU models never seen 1 in 100 may exceed an end more often: a promise of memory is enforced
 SHRINK_SCORES = 10.0  # runs of average spread that a workload's own spread is shrunk by
 MIN_SPREAD = 1e-6
 OUTLIER = 3.0  # standard deviations from what all others predict; beyond, a cell loses weight (Huber)
@@ -56,7 +58,7 @@ NOTHING_KNOWN = Spread(math.inf, math.inf)
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Of one label, in its own unit. Shapes (tasks,). The truth lies between low and high 9 times of 10, and below high
-    19 times of 20."""
+    19 times of 20; on a GPU model never seen in GPU_CONFIDENCE of such models."""
 
     value: Floats
     low: Floats
@@ -202,13 +204,11 @@ def _learn(
     held_out = scores([cell_of(tasks[row]) for row in first], inputs, gram)
     groups = blocks([cell_of(task) for task in tasks])
     width, own = widths(held_out, inputs.workload, len(features.workloads), groups)
-    fitted = len(covariance.values)
     lines = LINE_NUMBERS * len(features.lines) if name == MEMORY else 0
-    seen = new = spread_of(held_out / own, len(first), fitted + lines)
-    gpus = [tasks[row].gpu for row in first]
-    if len(set(gpus)) >= MIN_GPU_MODELS:
-        k = covariance.between(new_gpu.pick(first), some_cells)
-        new = spread_of(scores(gpus, new_gpu, k) / own, len(first), fitted)
+    seen = spread_of(held_out / own, len(first), len(covariance.values) + lines)
+    k = covariance.between(new_gpu.pick(first), some_cells)
+    off = scores([tasks[row].gpu for row in first], new_gpu, k) / own
+    new = spread_of_new_gpu([off[rows] for rows in blocks([task.gpu for task in tasks])], seen)
     return LabelModel(covariance, some_cells, y, noise, mean, scale, width, seen, new)
 
 
@@ -343,6 +343,12 @@ def spread_of(scores: Floats, cells: int, fitted: int) -> Spread:
     wider = math.sqrt(cells / max(cells - fitted, cells / MAX_WIDENED))
     low, high = (float(np.quantile(side, level, method="higher")) * wider for side in (-scores, scores))
     return Spread(max(low, 0.0), max(high, 0.0))
+
+
+def spread_of_new_gpu(scores: Sequence[Floats], seen: Spread) -> Spread:
+    """Ends for a GPU model never seen, from the scores of each when it was left out; never inside those of one seen."""
+    ends = ends_of_new_group(scores, 1 - OUTSIDE / 2, GPU_CONFIDENCE) or (UNTESTED_GPU, UNTESTED_GPU)
+    return Spread(*(max(new, known) for new, known in zip(ends, seen, strict=True)))
 
 
 def within(low: Floats, high: Floats, truth: Floats) -> Mask:

@@ -113,6 +113,7 @@ def _answers(learned: InUse[Model], wanted: Sequence[_Asked]) -> list[Guess | No
     if UTILISATION in model.labels:
         percents = model.labels[UTILISATION].expect(UTILISATION, inputs.pick(rows)).tolist()
     values, lows, known = (column[rows].tolist() for column in (memory.value, memory.low, memory.known))
+    unseen = (inputs.gpu[rows] < 0).tolist()
     name = f"{version}, learned from {model.runs} runs: GPU memory"
     return [
         None
@@ -125,8 +126,11 @@ def _answers(learned: InUse[Model], wanted: Sequence[_Asked]) -> list[Guess | No
             gpu_memory_mib=math.ceil(high[row]),
             gpu_utilisation_percent=None if percent is None else round(percent, 1),
             model_version=version,
+            first_of_kind=("gpu_model",) if new else (),
         )
-        for row, value, low, sure, percent in zip(best, values, lows, known, percents, strict=True)
+        for row, value, low, sure, percent, new in zip(
+            best, values, lows, known, percents, unseen, strict=True
+        )
     ]
 
 

@@ -27,6 +27,7 @@ from penstock.model.types import (
 from penstock_services.estimator.core.resources.history import MAX_VALUE, History, Runs, key_of
 
 TierName = Literal["user", "history", "model", "nearest", "default"]
+NewKind = Literal["network", "gpu_model"]
 
 # The default must start a small job on every node, since a job that fits nowhere ends without having run, while
 # one with too few cores merely runs slowly, once: its next run is estimated from what it used. It is not cut to
@@ -66,6 +67,8 @@ class Guess(NamedTuple):
     server_memory_mib: int | None = None
     """Of a parameter server; None: as ever."""
     guessed: tuple[Role, ...] = ()
+    """As in `Estimate`."""
+    first_of_kind: tuple[NewKind, ...] = ()
     """As in `Estimate`."""
     raised: str = ""
     """What was raised after a task ran out of memory; stands behind every other source."""
@@ -208,7 +211,13 @@ def estimate(
     source = "the user asked for all of it" if all_asked else found.source
     if named and not all_asked:
         source = f"{', '.join(named)}: asked for by the user; else {source}"
-    source = "; ".join(part for part in (source, found.partly, found.raised) if part)[:MAX_TEXT]
+    first = () if all_asked else found.first_of_kind
+    new = (
+        f"first of its kind: no run of this {' or '.join(first).replace('gpu_model', 'GPU model')}"
+        if first
+        else ""
+    )
+    source = "; ".join(part for part in (source, new, found.partly, found.raised) if part)[:MAX_TEXT]
     return Estimate(
         worker=worker,
         parameter_server=server_of(spec, found),
@@ -218,6 +227,7 @@ def estimate(
         source=source,
         model_version=None if all_asked and not found.partly else found.model_version,
         guessed=found.guessed,
+        first_of_kind=first,
     )
 
 
@@ -269,7 +279,11 @@ def merge(spec: JobSpec, tiers: Sequence[Tier], key: bytes) -> Guess:
         merged[name] = getattr(source, name)
         if name == "host_memory_mib":
             merged["memory_confidence"] = source.confidence
+        if name == "gpu_memory_mib":
+            merged["first_of_kind"] = source.first_of_kind if spec.resources.gpu_memory_mib is None else ()
         if source.partly:
             versions[source.partly] = source.model_version
+    if lead.tier == "default" and spec.model is not None:
+        merged["first_of_kind"] = ("network",)
     known = (version for version in (lead.model_version, *versions.values()) if version is not None)
     return lead._replace(partly="; ".join(versions), model_version=next(known, None), **merged)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from penstock_services.estimator.core.gaussian_process import Floats, Posterior
-from penstock_services.estimator.core.step_time.physics import shape_of, slopes
+from penstock_services.estimator.core.step_time.physics import PARAMETERS, shape_of, slopes
 from penstock_services.estimator.core.step_time.placements import Cell, Table, points
 from penstock_services.estimator.core.step_time.prior import (
     Located,
@@ -85,17 +85,18 @@ class StepModel:
     def factor(self, level: float) -> float:
         """How many expected standard deviations hold a measurement with probability `level`, 0 < level < 1.
 
-        With enough cells the quantile of their leave-one-out errors, with the correction of a finite sample
-        (conformal); else Student's t, since the scale itself is known from few cells only. It is then never taken
-        for less than expected: parameters were fitted to those very cells, and new ones lie further off.
+        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal), and wider by
+        √(1 + PARAMETERS / cells): parameters were fitted to those very cells, and new ones lie further off. With few cells at
+        least Student's t, since the scale itself is then known from them only, and never less than expected.
         """
         cells, both = len(self.table.cells), (1.0 + level) / 2.0
-        if cells < HELD_OUT_FROM:
-            return max(self.scale, 1.0) * float(stdtrit(SCALE_RUNS + cells, both))
         rank = ceil((cells + 1) * level)
-        if rank > cells:
-            return max(float(self._held_out[-1]), float(ndtri(both)))
-        return float(self._held_out[rank - 1])
+        least = float(ndtri(both)) if rank > cells else 0.0
+        if cells < HELD_OUT_FROM:
+            least = max(self.scale, 1.0) * float(stdtrit(SCALE_RUNS + cells, both))
+        if not cells:
+            return least
+        return max(least, float(self._held_out[min(rank, cells) - 1]) * sqrt(1 + len(PARAMETERS) / cells))
 
     @cached_property
     def _residual(self) -> Floats:

@@ -8,7 +8,12 @@ import numpy as np
 
 from penstock_services.estimator.core.eta.curves import learn_curves
 from penstock_services.estimator.core.eta.quantiles import normal_quantile
-from penstock_services.estimator.core.eta.remaining import Learned, learn_runs, learn_steps
+from penstock_services.estimator.core.eta.remaining import (
+    Learned,
+    learn_runs,
+    learn_steps,
+    reach_of_new_kind,
+)
 from penstock_services.estimator.core.model_lifecycle import ModelKind
 from penstock_services.estimator.core.runs import FinishedRun
 from penstock_services.estimator.core.step_time.fit import fit as fit_table
@@ -75,9 +80,23 @@ def train(found: TrainingSet, generator: np.random.Generator, prior: Prior | Non
     if prior is None:
         prior = learn_prior([table for name, table in named if name in found.teaching], generator)
     models = {name: fit_table(table, prior, reference_batch(table)) for name, table in named}
-    spread, errors = learn_runs(found.totals)
-    eta = Learned(learn_curves(found.curves), spread, errors, learn_steps(found.windows))
-    return Durations(prior, models, eta, found.apart)
+    return Durations(prior, models, _learn_eta(found), found.apart)
+
+
+def _learn_eta(found: TrainingSet) -> Learned:
+    spread, errors = learn_runs([totals for _, totals in found.totals])
+    by_kind: dict[str, list[Sequence[float]]] = {}
+    for kind, totals in found.totals:
+        if len(totals) > 1:
+            by_kind.setdefault(kind, []).append(totals)
+    return Learned(
+        curves=learn_curves(found.curves),
+        run_spread=spread,
+        run_errors=errors,
+        run_kinds=tuple(sorted(by_kind)),
+        foreign_reach=reach_of_new_kind(by_kind),
+        step_errors=learn_steps(found.windows),
+    )
 
 
 def fit(runs: Sequence[FinishedRun], like: Durations | None) -> Durations:

@@ -69,8 +69,8 @@ class TrainingSet(NamedTuple):
     """Names of the tables that the prior is learned from."""
     curves: Sequence[tuple[str, Curve]]
     """(kind, loss curve) of finished runs."""
-    totals: Sequence[Sequence[float]]
-    """Iterations of finished runs, one sequence per job."""
+    totals: Sequence[tuple[str, Sequence[float]]]
+    """(kind, iterations of finished runs) per job."""
     windows: Sequence[Sequence[float]]
     """Mean step per window, one sequence per finished run."""
     apart: float = OWNERS_APART
@@ -256,11 +256,12 @@ def _curves(runs: Sequence[FinishedRun]) -> list[tuple[str, Curve]]:
     return limited_per_owner(logs_of, limits.CURVES)
 
 
-def _totals(runs: Sequence[FinishedRun]) -> list[list[float]]:
-    by_key: dict[bytes, tuple[str, list[float]]] = {}
+def _totals(runs: Sequence[FinishedRun]) -> list[tuple[str, list[float]]]:
+    by_key: dict[bytes, tuple[str, tuple[str, list[float]]]] = {}
     for run in reversed(runs):
         if run.measured.iterations > 0:
-            by_key.setdefault(run.info.key, (run.info.owner, []))[1].append(run.measured.iterations)
+            _, (_, totals) = by_key.setdefault(run.info.key, (run.info.owner, (kind_of(run.info.model), [])))
+            totals.append(run.measured.iterations)
     return limited_per_owner(by_key.values(), limits.JOBS)
 
 

@@ -1,0 +1,39 @@
+"""Ends of prediction intervals for a question that is the first of its kind: a GPU model, a network or a kind of training never seen.
+
+What was measured comes in groups, and what a group does unlike the others none of them shows. So the groups are the sample,
+not their runs: of each, left out, the end that its own errors need, and a bound that the end of one more group stays within.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import sqrt
+
+import numpy as np
+from scipy.special import stdtrit
+
+from penstock_services.estimator.core.gaussian_process import Floats
+
+MIN_GROUPS = 3  # two show no spread to speak of
+MIN_ERRORS = 5  # of a group; fewer show no end
+
+
+def ends_of_new_group(
+    errors: Iterable[Floats], level: float, confidence: float
+) -> tuple[float, float] | None:
+    """(below, above), both ≥ 0: what the errors of one more group stay within with probability `level` on either side,
+    in `confidence` of the groups. None for fewer than MIN_GROUPS with MIN_ERRORS.
+
+    `errors`: of each group, left out: truth − prediction, any unit. Source: prediction sets for two-layer hierarchical models
+    (Dunn, Wasserman & Ramdas 2022). Departure: with so few groups a quantile over them is their largest end, which a new group
+    exceeds once in n + 1 times; instead their ends are taken to be normal, as in Student's prediction interval.
+    """
+    usable = [one for one in errors if len(one) >= MIN_ERRORS]
+    if len(usable) < MIN_GROUPS:
+        return None
+    return _end([-one for one in usable], level, confidence), _end(usable, level, confidence)
+
+
+def _end(errors: Sequence[Floats], level: float, confidence: float) -> float:
+    ends = np.array([np.quantile(one, level, method="higher") for one in errors])
+    count = len(ends)
+    factor = float(stdtrit(count - 1, confidence)) * sqrt(1 + 1 / count)
+    return max(float(ends.mean()) + factor * float(ends.std(ddof=1)), 0.0)
