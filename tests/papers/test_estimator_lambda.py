@@ -1,7 +1,8 @@
 """Our default model on measured runs (843 of nvidia-smi, 17 GPU models), against Liquid's on the same splits.
 
 To reach, R² of memory / log throughput / utilisation mean / std: 0.97 / 0.98 / 0.65 / 0.48 on cells never seen,
-0.75 / 0.96 / 0.50 / 0.30 on whole GPU models never seen; of the runs held out, 88 – 92 % lie in their 90 % interval.
+0.75 / 0.96 / 0.50 / 0.30 on whole GPU models never seen. Of the runs held out, 88 – 92 % of cells never seen lie in their 90 %
+interval, and at least 88 % of each GPU model never seen.
 """
 
 import os
@@ -17,10 +18,12 @@ from penstock_services.estimator.core.resource_model.measurements import (
     THROUGHPUT,
     UTILISATION,
     UTILISATION_STD,
+    Runs,
 )
 from penstock_services.estimator.core.resource_model.model import Model, train
 from penstock_services.estimator.core.saved import digest_of, from_bytes, to_bytes
 from tests.papers.estimator.cross_validation import Judged, cross_judge
+from tests.papers.estimator.left_out import of_runs, table
 from tests.papers.estimator.run_files import Read, read_runs
 
 DATA = Path(os.environ.get("PENSTOCK_DATA", Path(__file__).parents[2] / "../shared/data")) / "lambda"
@@ -74,4 +77,33 @@ def test_ours_reaches_its_figures_and_beats_liquids(read: Read, split: str) -> N
 
     for label, least in REACH[split].items():
         assert mean(ours, label, "r2") >= max(least, mean(liquids, label, "r2")), label
-        assert 0.865 <= mean(ours, label, "coverage") <= 0.935, label
+        if split == "cells":
+            assert 0.865 <= mean(ours, label, "coverage") <= 0.935, label
+
+
+HARDEST = ("A40", "RTX8000", "A100_80GB")
+"""The GPU models whose memory is least like that of the others: calibrated on all runs of the others together 70, 80 and 76 %
+held, and of RTX8000 15 % took more than they were promised."""
+
+
+def test_memory_on_gpu_models_never_seen(read: Read) -> None:
+    """A cell gets its first such card: of no model do more than 12 % of the runs leave their interval, and of all of them at most
+    5 % take more than their promise, which is at most a third above what they take."""
+    memory = Runs(read.runs.tasks, {MEMORY: read.runs.labels[MEMORY]})
+    found = of_runs(memory, "families", only=HARDEST)
+    print("\n" + table(found))
+    assert [one.group for one in found] == list(HARDEST)
+    assert min(one.inside for one in found) >= 0.88
+    assert sum(one.above * one.asked for one in found) <= 0.05 * sum(one.asked for one in found)
+    assert max(one.high for one in found) <= 4 / 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_label_on_each_gpu_model_never_seen(read: Read) -> None:
+    found = of_runs(read.runs, "families")
+    print("\n" + table(found))
+    assert len(found) == 4 * 17
+    for one in found:
+        assert one.inside >= 0.88, one
+        assert one.label != MEMORY or one.above <= 0.06, one

@@ -83,11 +83,12 @@ SPLITS: Mapping[str, Callable[[int, Task], Hashable]] = MappingProxyType(
         "cells": lambda _, task: cell_of(task),
         "both-precisions": lambda _, task: cell_of(task)[:3],
         "families": lambda _, task: task.gpu,
+        "networks": lambda _, task: task.model,
         "random": lambda row, _: row,
     }
 )
 """Name → what runs share that are held out together: the cell (GPU model, GPUs, workload, precision), the same without
-its precision, the GPU model, nothing."""
+its precision, the GPU model, the workload, nothing."""
 
 
 class TooFew(ValueError):

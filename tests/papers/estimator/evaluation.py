@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from penstock.runtime.csv_import import shown
-from tests.papers.estimator import step_evaluation
+from tests.papers.estimator import left_out, step_evaluation
 from tests.papers.estimator.cross_validation import (
     FOLDS,
     MODELS,
@@ -21,6 +21,7 @@ from tests.papers.estimator.cross_validation import (
     floor,
     judge_on,
 )
+from tests.papers.estimator.curve_files import holds_curves, read_curves, read_totals
 from tests.papers.estimator.phases import Phased, judge_phases
 from tests.papers.estimator.run_files import BadData, Read, read_runs
 from tests.papers.estimator.step_files import holds_steps
@@ -38,7 +39,8 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "data",
         type=Path,
-        help="a CSV file of measured runs or of step times, one a line, or a folder of such",
+        help="a CSV file of measured runs or of step times, one a line, or a folder of such; with --left-out also one "
+        "that holds charrnn/, pollux/ or zeus/",
     )
     to.add_argument(
         "--kind",
@@ -47,11 +49,17 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
     )
     to.add_argument(
         "--split",
-        choices=tuple(dict.fromkeys((*SPLITS, *STEP_SPLITS))),
+        choices=tuple(dict.fromkeys((*SPLITS, *STEP_SPLITS, "kinds"))),
         default="cells",
         help=f"what is held out together. Of runs, in {FOLDS} folds: cells (GPU model, GPUs, workload and precision), "
-        "both-precisions (the same at any precision), families (GPU models), or single runs at random. Of steps: cells, or "
+        "both-precisions (the same at any precision), families (GPU models), networks, or single runs at random. Of steps: cells, or "
         "placements at all batches",
+    )
+    to.add_argument(
+        "--left-out",
+        action="store_true",
+        help=f"leave each group of --split ({', '.join(left_out.GROUPS)}; kinds of training where DATA holds curves) out "
+        "alone, and show group by group how often our intervals hold, two-sided and one-sided",
     )
     to.add_argument(
         "--against",
@@ -80,6 +88,8 @@ def run(asked: argparse.Namespace) -> int:
     """Exit codes: 0 done, 2 bad command or data."""
     if not 1 <= asked.seeds <= MOST_SEEDS:
         return refuse(f"--seeds: between 1 and {MOST_SEEDS}")
+    if asked.left_out:
+        return run_left_out(asked)
     if asked.kind == "steps" or (asked.kind is None and holds_steps(asked.data)):
         return step_evaluation.run(asked, report)
     problems = [
@@ -121,6 +131,33 @@ def run(asked: argparse.Namespace) -> int:
     except TooFew as error:
         return refuse(str(error))
     show(asked, read, against, found)
+    return OK
+
+
+def run_left_out(asked: argparse.Namespace) -> int:
+    """Exit codes: 0 done, 2 bad command or data."""
+    curves = asked.data.is_dir() and holds_curves(asked.data)
+    splits = ("kinds",) if curves else left_out.GROUPS
+    if asked.split not in splits:
+        return refuse(f"--split {asked.split}: with --left-out of this data, choose {' or '.join(splits)}")
+    try:
+        if curves:
+            rows = left_out.of_curves(read_curves(asked.data)) + left_out.of_totals(read_totals(asked.data))
+        else:
+            rows = left_out.of_runs(read_runs(asked.data).runs, asked.split)
+    except (BadData, TooFew) as error:
+        return refuse(str(error))
+    if not rows:
+        return refuse(f"{asked.data}: no group has {left_out.FEWEST} values to ask about")
+    if asked.output == "json":
+        whole = {"data": str(asked.data), "split": asked.split, "groups": [row._asdict() for row in rows]}
+        sys.stdout.buffer.write(orjson.dumps(whole, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        sys.stdout.buffer.flush()
+    else:
+        print(left_out.table(rows))
+        print(
+            "\n`above`: over the upper end, which of GPU memory is the promise. Nothing was learned from the group."
+        )
     return OK
 
 
