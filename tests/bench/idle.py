@@ -14,6 +14,7 @@ import psutil
 from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.log.topic_settings import topic_partitions
+from penstock.runtime.node_keys import key_file_at
 from penstock.runtime.service import main
 from penstock.runtime.settings import Settings
 from tests.bench.machine import Cpu
@@ -80,13 +81,20 @@ async def _everything(
 
     folder = Path(sys.argv[1])
     os.environ["PENSTOCK_GATEWAY_BIND"] = "127.0.0.1:0"
-    os.environ["PENSTOCK_LOG_DIR"] = str(folder / "logs")
+    log_key = key_file_at(folder / "logs.key")
+    os.environ["PENSTOCK_NODE_LOG_KEY"] = str(log_key)
     shared = await open_log(settings.log_url, "local").start()
     failed = asyncio.get_running_loop().create_future()
     async with all_services(settings, shared, folder / "services.log", failed):
         joined = asyncio.Event()
         options = Options(
-            "node-0", folder / "state", folder / "logs", virtual_gpus=4, cores=8, allow_root=True
+            "node-0",
+            folder / "state",
+            folder / "logs",
+            virtual_gpus=4,
+            cores=8,
+            allow_root=True,
+            log_key=log_key,
         )
         node = asyncio.ensure_future(runner(options)(settings, stop, log=shared, ready=joined))
         await joined.wait()

@@ -14,7 +14,7 @@ import psutil
 from infra.devservers.kafka import kafka_broker
 from infra.devservers.processes import Child
 from penstock.log.topic_settings import topic_partitions
-from penstock.runtime.node_keys import OPERATOR_KEY, operator_key_at
+from penstock.runtime.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.postgres import embedded_postgres
 from penstock.runtime.settings import Settings
 
@@ -51,7 +51,7 @@ async def servers(kind: str) -> AsyncIterator[Servers]:
             broker = stack.enter_context(await asyncio.to_thread(_Broker))
             pids["broker"] = broker.pid
             url = broker.url
-        os.environ[OPERATOR_KEY] = str(operator_key_at(folder / "operator.key"))
+        os.environ[OPERATOR_KEY] = str(key_file_at(folder / "operator.key"))
         yield Servers(folder, Settings(log_url=url, dsn=dsn), pids)
 
 

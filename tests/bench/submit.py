@@ -73,7 +73,7 @@ async def _services(found: Servers) -> AsyncIterator[tuple[str, Path]]:
     """As in production: one process per service and per node."""
     logs = found.folder / "task-logs"
     bind = f"127.0.0.1:{free_port()}"
-    env = {"PENSTOCK_GATEWAY_BIND": bind, "PENSTOCK_LOG_DIR": str(logs)}
+    env = {"PENSTOCK_GATEWAY_BIND": bind}
     async with contextlib.AsyncExitStack() as stack:
         for name in ("placer", "estimator", "projector", "gateway"):
             await stack.enter_async_context(process(name, ["-m", f"penstock_services.{name}"], found, env))

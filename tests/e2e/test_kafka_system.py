@@ -25,7 +25,7 @@ from penstock.errors import LogError, NotAllowed
 from penstock.log.open import open_log
 from penstock.log.port import Message, Partition
 from penstock.model.topics import Topic
-from penstock.runtime.node_keys import operator_key_at
+from penstock.runtime.node_keys import key_file_at
 from tests.conftest import with_database
 from tests.support.postgres_roles import drop_roles
 from tests.support.system import Gateway, clean_environment, python_service
@@ -63,8 +63,8 @@ class System:
             **({"PENSTOCK_DSN_FILE": str(role)} if role.exists() else {}),
             PENSTOCK_LOG=self.broker.url(identity),
             PENSTOCK_GATEWAY_BIND=self._bind,
-            PENSTOCK_LOG_DIR=str(self.folder / "task-logs"),
-            PENSTOCK_OPERATOR_KEY=str(operator_key_at(self.folder / "operator.key")),
+            PENSTOCK_NODE_LOG_KEY=str(key_file_at(self.folder / "logs.key")),
+            PENSTOCK_OPERATOR_KEY=str(key_file_at(self.folder / "operator.key")),
         )
 
     def log_of(self, name: str) -> str:
@@ -83,6 +83,7 @@ class System:
     def _node(self, node_id: str) -> Child:
         arguments = ["--node-id", node_id, "--virtual-gpus", "2", "--cores", "4", "--host-memory", "8GiB"]
         arguments += ["--state-dir", str(self.folder / node_id), "--drain", "--allow-root"]
+        arguments += ["--log-dir", str(self.folder / f"{node_id}-output")]
         return self._service("node_reporter", "node-reporter", *arguments, log=node_id)
 
 

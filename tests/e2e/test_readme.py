@@ -49,6 +49,8 @@ def test_every_command_of_the_readme_does_what_it_says(up: Installation, place: 
         outputs.append(done.stdout)
     output = "\n".join(outputs)
     assert "succeeded" in outputs[0], "the first job is followed to its end"
+    assert "\nhello\n" in outputs[0]
+    assert "\nworker-1 | " in output, "both members of the gang"
     assert "digits-gang" in output
     assert up.run("wait", "digits-gang").returncode == 0, "it found NumPy in the environment that it named"
     assert "as of record 12" in output, "the question about the past"

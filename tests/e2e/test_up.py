@@ -35,8 +35,11 @@ def test_a_job_runs_and_its_phases_are_printed_as_they_happen(up: Installation) 
         "submit", "--name", "hello", "--gpus", "1", "--", "python3", "-c", "print('hello from the task')"
     )
     assert answer.returncode == 0, answer.stderr + answer.stdout
-    words = [line.split()[2] for line in answer.stdout.splitlines()[1:7]]
-    assert words == ["submitted", "estimated", "placed", "started", "exited", "succeeded"]
+    *lines, _ = [line for line in answer.stdout.splitlines()[1:] if line != "hello from the task"]
+    assert [line.split()[2] for line in lines] == [
+        "submitted", "estimated", "placed", "started", "exited", "succeeded",
+    ]  # fmt: skip
+    assert "hello from the task\n" in answer.stdout, "what the job prints"
     assert "queued" in answer.stdout.splitlines()[-1]
     assert "\x1b" not in answer.stdout, "no colour in a pipe"
     assert up.run("logs", "hello").stdout == "hello from the task\n"
@@ -63,7 +66,41 @@ def test_submit_ends_with_the_jobs_own_ending(
     assert answer.returncode == code, answer.stdout + answer.stderr
     assert "Traceback" not in answer.stderr
     if "the reason" in " ".join(command):
-        assert "│ the reason" in answer.stdout, "a failed job's output is shown where it failed"
+        assert "\nthe reason\n" in answer.stdout
+        quiet = up.run("submit", "--quiet", *flags, "--", *command)
+        assert (quiet.returncode, "\nthe reason\n" in quiet.stdout, "exited" in quiet.stdout) == (
+            code,
+            False,
+            True,
+        )
+
+
+def test_the_output_of_all_members_and_attempts(up: Installation) -> None:
+    """A gang on two nodes fails and is tried again: its output is printed with names as it comes, and can be read again in parts."""
+    program = (
+        "echo attempt $PENSTOCK_ATTEMPT on $PENSTOCK_NODE_ID; echo rank $RANK >&2; test $PENSTOCK_ATTEMPT = 2"
+    )
+    flags = ("--name", "gang-out", "--workers", "2", "--gpus", "2", "--max-attempts", "2")
+    answer = up.run("submit", *flags, "--", "sh", "-c", program)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    for attempt in (1, 2):
+        on = [f"worker-{rank} | attempt {attempt} on" for rank in (0, 1)]
+        assert all(answer.stdout.count(line) == 1 for line in on), answer.stdout
+    logs = up.run("logs", "gang-out")
+    assert (logs.returncode, logs.stderr) == (0, "")
+    printed = [line.partition(" | ") for line in logs.stdout.splitlines()]
+    assert [(name, text.split(" on ")[0]) for name, _, text in printed] == [
+        ("worker-0", "attempt 2"), ("worker-0", "rank 0"), ("worker-1", "attempt 2"), ("worker-1", "rank 1"),
+    ]  # fmt: skip
+    assert {text.split(" on ")[1] for _, _, text in printed[::2]} == {"node-0", "node-1"}
+    assert "worker-1 | attempt 1 on" in up.run("logs", "gang-out", "--attempt", "1", "-f").stdout
+    assert up.run("logs", "gang-out", "--task", "w1", "--tail", "1", "--since", "1h").stdout == "rank 1\n"
+    job_id = listed(up, "describe", "job", "gang-out")["job_id"]
+    next((up.folder / "task-logs" / str(job_id)).glob("*.2.w0.log")).unlink()
+    lost = up.run("logs", "gang-out")
+    assert lost.returncode == 1
+    assert lost.stdout.splitlines() == logs.stdout.splitlines()[2:], "the other is shown"
+    assert "penstock: worker-0: node" in lost.stderr, lost.stderr
 
 
 def test_a_cancelled_job_ends_with_its_own_code_for_whoever_follows_it(up: Installation) -> None:

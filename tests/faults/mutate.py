@@ -22,7 +22,7 @@ from penstock.ledger import evolve
 from penstock.ledger.replica import Replica
 from penstock.ledger.state import CellState
 from penstock.model import outline
-from penstock_services.gateway.shell import tls
+from penstock.runtime import tls_server
 from penstock_services.node_reporter.shell.node import Node
 from penstock_services.placer.shell import service
 from penstock_services.placer.shell.dispatch import Dispatcher
@@ -118,7 +118,9 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "the projector's position is committed by itself": _position_by_itself,
     "a message shows a URL's password": lambda: replace(redaction.without_password, lambda url: url),
     "a dead letter shows what the record holds": lambda: replace(outline.outline, bytes.decode),
-    "the gateway's certificate is not tried at the start": lambda: replace(tls._try, lambda *_: None),
+    "the gateway's certificate is not tried at the start": lambda: replace(
+        tls_server.shake_hands, lambda *_: None
+    ),
     **patching.MUTANTS,
 }
 

@@ -17,6 +17,8 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
     paths = raw_schema["paths"]
     for path in (*ENDLESS, *WHOLE_LEDGER):
         del paths[path]
+    output = paths["/v1/jobs/{job_id}/logs"]["get"]
+    output["parameters"] = [one for one in output["parameters"] if one["name"] != "follow"]
     del paths["/v1/jobs"]["post"]["requestBody"]["content"]["application/yaml"]
     del paths["/v1/events"]["post"]["requestBody"]["content"]["application/json"]
     event = raw_schema["components"]["schemas"]["CloudEvent"]  # rules of estimates and plans span fields

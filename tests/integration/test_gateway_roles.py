@@ -185,7 +185,7 @@ async def test_a_tenant_reads_nothing_of_anothers_jobs_but_what_scheduling_shows
 ) -> None:
     """Speech, and a dashboard without a tenant, ask every door for vision's jobs: one ran, one waits for its next attempt."""
     async with running(
-        dsn, tokens=write_tokens(tmp_path / "tokens", list(CALLERS)), log_dir=tmp_path
+        dsn, tokens=write_tokens(tmp_path / "tokens", list(CALLERS)), node_log_archive=tmp_path.as_uri()
     ) as cell:
         placer = cell.placer
         fails = {"cause": "start_failed", "exit_code": None, "detail": "canary-detail"}

@@ -17,8 +17,7 @@ from penstock.log.archived import ArchivedLog
 from penstock.log.port import Partition
 from penstock.model.topics import Topic
 from penstock.runtime.snapshots import save_snapshot
-from penstock.runtime.task_logs import log_path
-from tests.support.gateway_cell import SPEC, WITHIN_S, Cell, problem, running
+from tests.support.gateway_cell import WITHIN_S, Cell, problem, running
 from tests.support.hand_placer import node_spec
 
 pytestmark = pytest.mark.postgres
@@ -252,54 +251,6 @@ async def test_a_place_in_the_stream_must_exist(cell: Cell) -> None:
     await connection.close()
     body = problem(await cell.http.get("/v1/stream", headers={"Last-Event-ID": "1.0"}), 410)
     assert "before record 4" in body["detail"]
-
-
-# --------------------------------------------------------------------------------------------- logs
-
-
-async def test_logs_are_followed_to_the_exit(dsn: str, tmp_path: Path) -> None:
-    """`logs -f` while the task prints: it gets every byte as it comes, and ends when the task has exited."""
-    async with running(dsn, log_dir=tmp_path) as cell:
-        cell.placer.join(node_spec("n0", 1))
-        cell.placer.submit("j")
-        cell.placer.start("j")
-        await cell.tell()
-        path = log_path(tmp_path, "j", "j.1.w0")
-        async with asyncio.timeout(WITHIN_S):
-            while (await cell.http.get("/v1/jobs/j")).status_code == 404:
-                await asyncio.sleep(0.01)
-            async with cell.http.stream("GET", "/v1/jobs/j/logs", params={"follow": 1}) as response:
-                assert response.status_code == 200
-                chunks = response.aiter_text()
-                await asyncio.sleep(0.1)
-                path.parent.mkdir(exist_ok=True)
-                path.write_text("epoch 1\n")
-                assert await anext(chunks) == "epoch 1\n"
-                with path.open("a") as file:
-                    file.write("epoch 2\n")
-                assert await anext(chunks) == "epoch 2\n"
-                with path.open("a") as file:
-                    file.write("bye\n")
-                cell.placer.finish("j")
-                await cell.tell()
-                assert "".join([chunk async for chunk in chunks]) == "bye\n"
-        whole = await cell.http.get("/v1/jobs/j/logs", params={"task": "w0"})
-        assert whole.text == "epoch 1\nepoch 2\nbye\n"
-        assert (await cell.http.get("/v1/jobs/j/logs", params={"tail": 2})).text == "epoch 2\nbye\n"
-        assert (
-            await cell.http.get("/v1/jobs/j/logs", params={"tail": 9, "task": "j.1.w0"})
-        ).text == whole.text
-        secret = tmp_path.parent / "secret.log"
-        secret.write_text("no")
-        for name in ("../../secret", "..%2F..%2Fsecret", "w1", "/etc/passwd", "."):
-            problem(await cell.http.get("/v1/jobs/j/logs", params={"task": name}), 404)
-        problem(await cell.http.get("/v1/jobs/%2e%2e/logs"), 404)
-
-
-async def test_a_missing_log_folder_is_reported(cell: Cell) -> None:
-    job_id = (await cell.http.post("/v1/jobs", json=SPEC)).json()["job_id"]
-    body = problem(await cell.http.get(f"/v1/jobs/{job_id}/logs"), 404)
-    assert "PENSTOCK_LOG_DIR" in body["detail"]
 
 
 async def test_the_past_below_the_ledgers_beginning(cell: Cell, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def expected_state() -> Any:
             job["estimate"] |= {"guessed": [], "first_of_kind": []}
     for node_id, node in state["nodes"].items():
         node |= ADDED_TO_NODES | {"commanded_seq": FIRST_JOINED[node_id]}
-        node["spec"] |= {"machine_id": None, "isolation": None}
+        node["spec"] |= {"machine_id": None, "isolation": None, "logs": None}
     return state
 
 

@@ -21,17 +21,20 @@ from penstock.model.external_events import (
 from penstock.model.ledger_events import PlacerSettings, TermStarted, TimerFired
 from penstock.model.topics import Topic
 from penstock.model.transitions import JobStatus
-from penstock.model.types import Estimate, Gpu, JobSpec, NodeSpec, ResourceVector, RetryPolicy
+from penstock.model.types import Estimate, Gpu, JobSpec, LogServer, NodeSpec, ResourceVector, RetryPolicy
 from penstock_services.placer.core.recorder import Recorder
 
 MS_PER_INPUT = 10  # how far the ledger's time moves with each input
 
 
-def node_spec(node_id: str, gpus: int = 4, *, cores: int = 32, boot_id: str = "boot-1") -> NodeSpec:
+def node_spec(
+    node_id: str, gpus: int = 4, *, cores: int = 32, boot_id: str = "boot-1", logs: LogServer | None = None
+) -> NodeSpec:
     """A node with so many GPUs of 16 GiB."""
     return NodeSpec(
         node_id=node_id,
         boot_id=boot_id,
+        logs=logs,
         cores=cores,
         host_memory_mib=256_000,
         gpus=tuple(
@@ -107,6 +110,11 @@ class HandPlacer(Recorder):
                     )
                 )
 
+    def fire(self) -> None:
+        """Every timer that is due."""
+        while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
+            self.feed(TimerFired(timer_id=due[1]))
+
     def run(self, job_ids: Iterable[str]) -> None:
         """Submits, starts and finishes jobs one by one."""
         for job_id in job_ids:
@@ -140,8 +148,7 @@ class HandPlacer(Recorder):
                 spec_of = self.state.nodes[nodes[int(rng.integers(len(nodes)))]].spec
                 boot = f"boot-{len(self.values)}"
                 self.feed(NodeJoined(node=node_spec(spec_of.node_id, int(rng.integers(1, 6)), boot_id=boot)))
-            while (due := self.state.next_timer()) is not None and due[0] <= self.now_ms:
-                self.feed(TimerFired(timer_id=due[1]))
+            self.fire()
 
     async def send(self, log: Log, cell_index: int = 0) -> int:
         """Appends what was not yet sent; returns the number of records."""

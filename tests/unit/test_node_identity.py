@@ -34,8 +34,8 @@ from penstock.runtime.node_keys import (
     PLACER_KEY,
     NodeKeys,
     PlacerKeys,
+    key_file_at,
     operator_key,
-    operator_key_at,
 )
 from penstock.runtime.signatures import ExchangeKey, SigningKey, verify
 from penstock_services.node_reporter.core.joining import Fence
@@ -344,7 +344,7 @@ def test_services_that_start_at_once_share_one_key(tmp_path: Path) -> None:
 
     def start(path: Path) -> bytes | None:
         at_once.wait()
-        return operator_key({OPERATOR_KEY: str(operator_key_at(path))})
+        return operator_key({OPERATOR_KEY: str(key_file_at(path))})
 
     with ThreadPoolExecutor(4) as pool:
         for number in range(100):

@@ -74,7 +74,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
     },
     "Jobs": {
         "submit": Entry(
-            "Submit a job and follow it to its end. Ctrl-C stops following; the job goes on.",
+            "Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on.",
             "penstock.cli.submit:submit", interspersed=False,
         ),
         "wait": Entry(
@@ -103,7 +103,7 @@ PANELS: Mapping[str, Mapping[str, Entry]] = MappingProxyType({
             "Why a job is where it is, or why it still waits; now, or as of any past record.",
             "penstock.cli.inspect:why",
         ),
-        "logs": Entry("Print a job's output.", "penstock.cli.inspect:logs"),
+        "logs": Entry("Print a job's output.", "penstock.cli.logs:logs"),
         "events": Entry(
             "Print what happened to a job, in order. -o json: one event per line with --follow.",
             "penstock.cli.inspect:events",

@@ -1,14 +1,18 @@
 """Following one job from the stream of its events to its end."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from enum import Enum, auto
 from typing import Any
 
 from rich.markup import escape
 
 from penstock import exits
 from penstock.cli.event_text import QUIET, describe
-from penstock.cli.output import duration
+from penstock.cli.logs import Following
+from penstock.cli.output import duration, remark
 from penstock.client import Client
+from penstock.exits import Stop
 from penstock.screen import console
 
 TAIL_LINES = 15  # of a failed job's output
@@ -24,19 +28,38 @@ def events_of(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
             return
 
 
-def to_end(client: Client, job_id: str, *, quiet: bool) -> dict[str, Any]:
+class Shows(Enum):
+    """What is printed while a job is followed."""
+
+    NOTHING = auto()
+    PHASES = auto()
+    PHASES_AND_TAIL = auto()
+    """Of a failed job also the end of its output."""
+    OUTPUT = auto()
+    """Phases, and all that the job prints, as it comes."""
+
+
+def to_end(client: Client, job_id: str, shows: Shows) -> dict[str, Any]:
     """Prints each phase as it happens, then the ending; returns the job as it ended."""
-    screen = console()
-    if not quiet:
-        screen.print(f"[bold]{job_id}[/]")
-    first_ms: int | None = None
-    for event in events_of(client, job_id):
-        first_ms = event["at_ms"] if first_ms is None else first_ms
-        if not quiet:
-            print_event(event, f"{duration(event['at_ms'] - first_ms):>9}")
+    if shows is not Shows.NOTHING:
+        console().print(f"[bold]{job_id}[/]")
+    output = Following(client, job_id) if shows is Shows.OUTPUT else None
+    try:
+        first_ms: int | None = None
+        for event in events_of(client, job_id):
+            first_ms = event["at_ms"] if first_ms is None else first_ms
+            if output is not None and event["type"] == ENDED:
+                output.finish()
+            if shows is not Shows.NOTHING:
+                with output or nullcontext():
+                    print_event(event, f"{duration(event['at_ms'] - first_ms):>9}")
+    except BaseException:
+        if output is not None:
+            output.silence()
+        raise
     job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}")
-    if not quiet:
-        _print_end(client, job)
+    if shows is not Shows.NOTHING:
+        _print_end(client, job, tail=shows is Shows.PHASES_AND_TAIL)
     return job
 
 
@@ -50,11 +73,11 @@ def print_event(event: Mapping[str, Any], lead: str, *, wide: bool = False) -> N
     console().print(f"{lead}  [{style}]{word:<15}[/]{escape(sentence)}{kind}", soft_wrap=True)
 
 
-def _print_end(client: Client, job: dict[str, Any]) -> None:
-    """Where the time went; of a failed job also the end of its output."""
+def _print_end(client: Client, job: dict[str, Any], *, tail: bool) -> None:
+    """Where the time went; with `tail` of a failed job also the end of its output."""
     screen = console()
-    if job["outcome"] == "failed":
-        for line in client.text(f"/v1/jobs/{job['job_id']}/logs", tail=TAIL_LINES).splitlines()[-TAIL_LINES:]:
+    if tail and job["outcome"] == "failed":
+        for line in _last_lines(client, job["job_id"]):
             screen.print("[dim]│[/] ", end="")
             screen.print(line, markup=False, soft_wrap=True)
     if job["outcome"] == "unschedulable":
@@ -64,6 +87,15 @@ def _print_end(client: Client, job: dict[str, Any]) -> None:
         screen.print(
             f"[dim]{'':>9}  queued {duration(queue)} · launched in {duration(launch)} · ran {duration(run)}[/]"
         )
+
+
+def _last_lines(client: Client, job_id: str) -> list[str]:
+    """The end of its output; what goes wrong with it changes nothing else."""
+    try:
+        return client.text(f"/v1/jobs/{job_id}/logs", tail=TAIL_LINES).splitlines()[-TAIL_LINES:]
+    except Stop as error:
+        remark(f"penstock: no output is shown: {error}")
+        return []
 
 
 def phases_ms(job: dict[str, Any], now_ms: int | None = None) -> tuple[int | None, int | None, int | None]:

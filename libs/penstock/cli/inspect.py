@@ -1,6 +1,5 @@
-"""Looking: get, describe, events, logs, why, queue."""
+"""Looking: get, describe, events, why, queue."""
 
-import sys
 from functools import partial
 from typing import Annotated, Any
 
@@ -214,25 +213,6 @@ def why(ctx: typer.Context, job: JobArgument, at: AtSeq = None, output: Output =
     answer = client.get(f"/v1/jobs/{found['job_id']}/why", at=at)
     new = first_of_kind(found.get("estimate") or {})
     present(answer, output, lambda: explain.show(answer, new, wide=output is Format.WIDE))
-
-
-def logs(
-    ctx: typer.Context,
-    job: JobArgument,
-    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    task: Annotated[str | None, typer.Option(help="A task, such as w0 or ps0; by default worker 0.")] = None,
-) -> None:
-    """Print a job's output."""
-    client = gateway(ctx)
-    found = find_job(client, job)
-    path = f"/v1/jobs/{found['job_id']}/logs"
-    if not go_on:
-        sys.stdout.write(client.text(path, task=task))
-        return
-    with client.lines(path, task=task, follow=1) as chunks:
-        for chunk in chunks:
-            sys.stdout.write(chunk)
-            sys.stdout.flush()
 
 
 def events(

@@ -43,7 +43,9 @@ def watch(
         _live(client, lambda: _jobs(client))
         return
     job_id = find_job(client, job)["job_id"]
-    raise typer.Exit(follow.exit_code(follow.to_end(client, job_id, quiet=False), propagate=False))
+    raise typer.Exit(
+        follow.exit_code(follow.to_end(client, job_id, follow.Shows.PHASES_AND_TAIL), propagate=False)
+    )
 
 
 def top(ctx: typer.Context) -> None:

@@ -111,6 +111,9 @@ def submit(
         bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")
     ] = False,
     propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
+    ] = False,
     cancel_on_interrupt: Annotated[
         bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C and SIGTERM cancel the job, too.")
     ] = False,
@@ -118,7 +121,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option(help="Only check the job and print it.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Submit a job and follow it to its end. Ctrl-C stops following; the job goes on."""
+    """Submit a job, follow it to its end and print its output. Ctrl-C stops following; the job goes on."""
     fields = jobspec.read_job_file(file) if file is not None else {}
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": workers, "parameter_servers": parameter_servers,
@@ -141,7 +144,15 @@ def submit(
         return _show(spec, output)
     key = idempotency_key or jobspec.idempotency_key(spec)
     sent = Submission(
-        gateway(ctx), spec, key, idempotency_key is None, output, detach, propagate, cancel_on_interrupt
+        gateway(ctx),
+        spec,
+        key,
+        idempotency_key is None,
+        output,
+        detach,
+        propagate,
+        cancel_on_interrupt,
+        quiet,
     )
     raise typer.Exit(sent.run())
 
@@ -159,6 +170,7 @@ class Submission:
     detach: bool
     propagate: bool
     cancels: bool
+    quiet: bool
     job_id: str | None = None
 
     def run(self) -> int:
@@ -199,9 +211,10 @@ class Submission:
         return 0
 
     def _follow(self) -> int:
-        quiet = self.output in (Format.JSON, Format.YAML)
-        job = follow.to_end(self.client, str(self.job_id), quiet=quiet)
-        if quiet:
+        data = self.output in (Format.JSON, Format.YAML)
+        shows = follow.Shows.PHASES if self.quiet else follow.Shows.OUTPUT
+        job = follow.to_end(self.client, str(self.job_id), follow.Shows.NOTHING if data else shows)
+        if data:
             dump(job, self.output)
         return follow.exit_code(job, propagate=self.propagate)
 

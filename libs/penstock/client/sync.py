@@ -122,11 +122,11 @@ class Client:
                 yield event.data["job_id"]
 
     def logs(self, job_id: str, *, task: str | None = None, tail: int | None = None) -> str:
-        """What a task printed, by default worker 0 of the latest attempt; `tail`: only the last lines."""
+        """What its tasks printed in the latest attempt, of several each line with its task before it; `task`: that one; `tail`: the last lines."""
         return self.run(self._calls.logs(job_id, task=task, tail=tail))
 
     def follow_logs(self, job_id: str, *, task: str | None = None) -> Iterator[str]:
-        """As `logs`, in pieces as they come, until the task has exited."""
+        """As `logs`, in pieces as they come, over retries until the job ends."""
         with self.lines(f"/v1/jobs/{job_id}/logs", task=task, follow=1) as chunks:
             yield from chunks
 

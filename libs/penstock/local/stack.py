@@ -37,11 +37,13 @@ from penstock.log.open import open_log
 from penstock.log.port import Log
 from penstock.model.topics import CELL_TOPICS, NODE_PARTITIONS, Topic
 from penstock.runtime.database_roles import node_urls
-from penstock.runtime.node_keys import OPERATOR_KEY, operator_key_at
+from penstock.runtime.log_keys import VARIABLE as LOG_KEY
+from penstock.runtime.node_keys import OPERATOR_KEY, key_file_at
 from penstock.runtime.parents import adopt_orphans
 from penstock.runtime.postgres import DSN_VARIABLE, PostgresServer, resolve_dsn
 from penstock.runtime.postgres_server import free_port
 from penstock.runtime.settings import Settings
+from penstock.runtime.task_logs import ARCHIVE
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +103,10 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         port = _port(options.port)
         bind = {
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
-            "PENSTOCK_LOG_DIR": str(options.folder / TASK_LOGS),
+            ARCHIVE: (options.folder / TASK_LOGS).as_uri(),  # of nodes that are gone
+            LOG_KEY: str(key_file_at(_keys(options.folder) / "logs.key")),
         }
-        bind[OPERATOR_KEY] = str(operator_key_at(_keys(options.folder) / "operator.key"))
+        bind[OPERATOR_KEY] = str(key_file_at(_keys(options.folder) / "operator.key"))
         check_settings({**os.environ, **bind})
         failed = asyncio.get_running_loop().create_future()
         stack.callback(lambda: failed.cancel() or failed.exception())  # marks the exception as retrieved

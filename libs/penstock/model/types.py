@@ -259,10 +259,21 @@ class Isolation(Value, frozen=True, kw_only=True):
     """As whom jobs run; empty: not reported."""
 
 
+class LogServer(Value, frozen=True, kw_only=True):
+    """Where a node-reporter serves its tasks' output: at the node's address."""
+
+    OMITTED = ("tls",)
+
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    """Names the secret that proves who asks (`penstock.runtime.log_keys`)."""
+    tls: bool = False
+
+
 class NodeSpec(Value, frozen=True, kw_only=True):
     """A node as its reporter found it."""
 
-    OMITTED = ("machine_id", "isolation")
+    OMITTED = ("machine_id", "isolation", "logs")
 
     node_id: Identifier
     machine_id: Identifier | None = None
@@ -278,6 +289,8 @@ class NodeSpec(Value, frozen=True, kw_only=True):
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     isolation: Isolation | None = None
     """None: not reported."""
+    logs: LogServer | None = None
+    """None: it serves none."""
 
     @property
     def shares_gpus(self) -> bool:

@@ -80,7 +80,7 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
     return key
 
 
-def operator_key_at(path: Path) -> Path:
+def key_file_at(path: Path) -> Path:
     """The same path, with a new key in it unless there is one; of several that ask at once all get the first one's."""
     if not path.exists():
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600

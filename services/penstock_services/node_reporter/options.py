@@ -101,6 +101,39 @@ class Options:
     ] = False
     drain_grace_ms: Annotated[int, typer.Option()] = DEFAULT_DRAIN_GRACE_MS
     log_limit_mib: Annotated[int, _memory("--log-limit", "64MiB")] = DEFAULT_LOG_LIMIT_MIB
+    log_bind: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_LOG_BIND",
+            metavar="HOST:PORT",
+            help="Where the gateway fetches tasks' output; by default any free port of --address.",
+        ),
+    ] = None
+    log_key: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_LOG_KEY",
+            help="File with a secret that gateway and nodes share; without it the node's token is that secret.",
+        ),
+    ] = None
+    log_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_LOG_TLS_CERT", help="PEM file: the certificate to serve tasks' output with."
+        ),
+    ] = None
+    log_cert_key: Annotated[
+        Path | None,
+        typer.Option(envvar="PENSTOCK_NODE_LOG_TLS_KEY", help="PEM file of its key, mode 0600."),
+    ] = None
+    log_archive: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_NODE_LOG_ARCHIVE",
+            metavar="URL",
+            help="Folder (file:///…) or store (s3://…) that gets each task's output when it has exited.",
+        ),
+    ] = None
     clear_gpu_faults: Annotated[
         bool,
         typer.Option(

@@ -16,6 +16,7 @@ from penstock.runtime.tracing.tracer import Tracing
 from penstock_services.gateway.core.problems import CONTENT_TYPE, Problem
 from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.follower import Follower
+from penstock_services.gateway.shell.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options
 from penstock_services.gateway.shell.store import Store
 
@@ -42,17 +43,19 @@ class Gateway:
     follower: Follower
     appender: Appender
     traces: Tracing
+    logs: LogReader
+    stopping: asyncio.Event
     workers: WorkerPool = field(default_factory=WorkerPool)
     ledger: Exclusive = field(default_factory=Exclusive)
     """Verify, rebuild, replay."""
     models: Exclusive = field(default_factory=Exclusive)
     """Questions about models."""
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
     """Idempotency key → held while a submission with it is under way."""
     marking: "set[asyncio.Future[None]]" = field(default_factory=set)
     """Keys that are being marked as done; held here so that they are not garbage-collected."""
     streams: int = 0
+    log_streams: int = 0
     connections: dict[str, object] = field(default_factory=dict)
     """Node → its standing connection."""
     broken: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)

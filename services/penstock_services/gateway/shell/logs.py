@@ -1,143 +1,239 @@
-"""`GET /v1/jobs/{id}/logs`: what a task printed, as its node-reporter on this machine wrote it down."""
+"""`GET /v1/jobs/{id}/logs`: what a job's tasks printed, from the nodes where they ran; all members, earlier attempts, and as it comes."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
+import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from penstock.runtime.race import first_of
-from penstock.runtime.task_logs import log_path
+from penstock.runtime.task_logs import MAX_LINES
+from penstock.sdk.units import DURATION_PATTERN, duration_ms
 from penstock_services.gateway.core.access import Role
+from penstock_services.gateway.core.log_text import (
+    AsJsonLines,
+    AsText,
+    Begin,
+    Lines,
+    Member,
+    Piece,
+    Text,
+    Trouble,
+)
 from penstock_services.gateway.core.problems import Problem
 from penstock_services.gateway.shell.gateway import Gateway, gateway_of
-from penstock_services.gateway.shell.inotify import Watch
 from penstock_services.gateway.shell.jobs import own_job
+from penstock_services.gateway.shell.log_reader import Ask
 from penstock_services.gateway.shell.roles import needs
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-CHUNK_BYTES = 65_536
-MAX_TAIL_BYTES = 1 << 20
-MAX_WHOLE_BYTES = 64 << 20  # more than this is cut at the front, which the answer reports
-MAX_LINES = 10_000
+MAX_STREAMS = 256
+MAX_AT_ONCE = 128  # members of one job that are followed side by side
+WAITING_PIECES = 16  # of these members together, each at most a chunk
+BEHIND_S = 10.0  # for the tables to hold the last attempt of a job that has ended
+MAX_MS = 1 << 53
 
 
-@router.get("/{job_id}/logs", response_class=StreamingResponse, dependencies=[needs(Role.READ)])
+class Form(StrEnum):
+    """How output is written down."""
+
+    TEXT = "text"
+    NDJSON = "ndjson"
+
+
+CONTENT = {AsText.MEDIA_TYPE: {"schema": {"type": "string"}}, AsJsonLines.MEDIA_TYPE: {}}
+TaskName = Annotated[
+    str | None, Query(max_length=128, description="Only this task: its id, or w0, worker-0, ps1, …")
+]
+AttemptNumber = Annotated[int | None, Query(ge=1, le=1 << 31, description="By default the latest")]
+FirstAttempt = Annotated[
+    int | None, Query(ge=1, le=1 << 31, description="With follow: the attempt to begin with")
+]
+Since = Annotated[
+    str | None,
+    Query(max_length=64, pattern=DURATION_PATTERN, description="Only what is no older, such as 5m"),
+]
+SinceMs = Annotated[
+    int | None,
+    Query(ge=0, le=MAX_MS, description="Only what was printed at this time or later, in ms since 1970"),
+]
+
+
+@router.get(
+    "/{job_id}/logs",
+    response_class=StreamingResponse,
+    dependencies=[needs(Role.READ)],
+    responses={200: {"content": CONTENT}},
+)
 async def logs(
     job_id: str,
     request: Request,
-    task: Annotated[
-        str | None, Query(max_length=128, description="A task's id, or w0, ps1, … of the latest attempt")
+    task: TaskName = None,
+    attempt: AttemptNumber = None,
+    follow: Annotated[bool, Query(description="Go on until the job, or the attempt, has ended")] = False,
+    first: FirstAttempt = None,
+    tail: Annotated[
+        int | None, Query(ge=1, le=MAX_LINES, description="Only the last lines of each task")
     ] = None,
-    follow: Annotated[bool, Query(description="Go on until the task has exited")] = False,
-    tail: Annotated[int | None, Query(ge=1, le=MAX_LINES, description="Only the last lines")] = None,
+    since: Since = None,
+    since_ms: SinceMs = None,
+    form: Annotated[Form, Query(alias="format", description="ndjson: one object per line")] = Form.TEXT,
 ) -> Response:
-    """Standard output and error of one task; by default of worker 0 in the latest attempt."""
+    """Standard output and error of a job's tasks; each line with its task before it where there are several."""
     gateway = gateway_of(request)
     await own_job(request, job_id, "output")
-    if gateway.options.log_dir is None:
-        detail = "no logs are kept on this machine; PENSTOCK_LOG_DIR names the node-reporters' folder"
-        raise Problem(404, "no_logs", detail)
-    while True:
-        change = gateway.follower.next_change()
-        task_id = await _task_id(gateway, job_id, task)
-        if task_id is not None:
-            break
-        if not follow or not _is_live(gateway, job_id):
-            if task is None:
-                return Response(b"", media_type="text/plain; charset=utf-8")
-            raise Problem(404, "no_task", f"job {job_id} has no task {task!r}")
-        await change.wait()
-    path = log_path(gateway.options.log_dir, job_id, task_id)
-    chunks = _follow(gateway, job_id, task_id, path, tail) if follow else _whole(path, tail)
-    return StreamingResponse(chunks, media_type="text/plain; charset=utf-8")
+    ask = Ask(tail, since_ms, None if since is None else min(duration_ms(since), MAX_MS))
+    if gateway.log_streams >= MAX_STREAMS:
+        raise Problem(429, "overloaded", f"{MAX_STREAMS} streams of output are open already", retry_after_s=5)
+    members = await _members(gateway, job_id, attempt, task)
+    if (
+        not members
+        and not (follow and _is_live(gateway, job_id))
+        and (task is not None or attempt is not None)
+    ):
+        what = (
+            f"task {task!r}"
+            if attempt is None
+            else f"attempt {attempt}" + (f" with {task!r}" if task else "")
+        )
+        raise Problem(404, "no_task", f"job {job_id} has no {what}; GET /v1/jobs/{job_id}/tasks lists them")
+    if follow:
+        pieces = _followed(gateway, job_id, attempt, first, task, ask)
+    else:
+        pieces = _attempt(gateway, members, ask, follow=False)
+    renderer = AsText() if form is Form.TEXT else AsJsonLines()
+    return StreamingResponse(_rendered(gateway, pieces, renderer), media_type=renderer.MEDIA_TYPE)
+
+
+async def _rendered(
+    gateway: Gateway, pieces: AsyncIterator[Piece], renderer: AsText | AsJsonLines
+) -> AsyncIterator[bytes]:
+    gateway.log_streams += 1
+    try:
+        async for piece in pieces:
+            if found := renderer.render(piece):
+                yield found
+    except Problem as problem:  # the database is away
+        yield renderer.render(Trouble(problem.detail))
+    finally:
+        gateway.log_streams -= 1
 
 
 def _is_live(gateway: Gateway, job_id: str) -> bool:
     return job_id in gateway.follower.state.jobs or job_id in gateway.follower.pending
 
 
-async def _task_id(gateway: Gateway, job_id: str, task: str | None) -> str | None:
-    """The whole id of the task that is meant, of the latest attempt that has it; None if there is none."""
-    name = (task or "w0").removeprefix(f"{job_id}.")
-    job = gateway.follower.state.jobs.get(job_id)
-    if job is not None:
-        for task_id in job.tasks:
-            if name in (task_id.rpartition(".")[2], task_id.removeprefix(f"{job_id}.")):
-                return task_id
-    await gateway.fresh()
-    return await gateway.store.row(
-        "SELECT task_id FROM tasks WHERE job_id = $1 AND ($2 = substr(task_id, length(job_id) + 2) "
-        "OR $2 = reverse(split_part(reverse(task_id), '.', 1))) ORDER BY attempt DESC, rank LIMIT 1",
-        job_id,
-        name,
-    )
-
-
-def _read(path: Path, offset: int) -> bytes:
-    """At most CHUNK_BYTES from there; empty where nothing is (yet)."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(CHUNK_BYTES)
-    except FileNotFoundError:
-        return b""
-
-
-def _start(path: Path, tail: int | None) -> int:
-    """The offset where the wanted part begins."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return 0
-    if tail is None:
-        return max(0, size - MAX_WHOLE_BYTES)
-    with path.open("rb") as file:
-        first = max(0, size - MAX_TAIL_BYTES)
-        file.seek(first)
-        end = file.read(size - first)
-    at = len(end.removesuffix(b"\n"))
-    for _ in range(tail):
-        at = end.rfind(b"\n", 0, at)
-        if at < 0:
-            return first
-    return first + at + 1
-
-
-async def _whole(path: Path, tail: int | None) -> AsyncIterator[bytes]:
-    offset = await asyncio.to_thread(_start, path, tail)
-    if tail is None and offset:
-        yield f"[{offset} bytes before are left out]\n".encode()
-    while chunk := await asyncio.to_thread(_read, path, offset):
-        offset += len(chunk)
-        yield chunk
-
-
-def _is_over(gateway: Gateway, job_id: str, task_id: str) -> bool:
+def _is_over(gateway: Gateway, member: Member) -> bool:
     """Whether the task has exited according to the ledger."""
-    job = gateway.follower.state.jobs.get(job_id)
-    task = None if job is None else job.tasks.get(task_id)
+    job = gateway.follower.state.jobs.get(member.job_id)
+    task = None if job is None else job.tasks.get(member.task_id)
     return task is None or task.exited_ms is not None
 
 
-async def _follow(
-    gateway: Gateway, job_id: str, task_id: str, path: Path, tail: int | None
-) -> AsyncIterator[bytes]:
-    """The file as it grows; ends when the task has exited and everything has been sent, or the gateway stops."""
-    await asyncio.to_thread(path.parent.mkdir, 0o700, True, True)
-    offset = await asyncio.to_thread(_start, path, tail)
-    with Watch(path.parent) as watch:
-        while not gateway.stopping.is_set():
-            change = gateway.follower.next_change()
-            over = _is_over(gateway, job_id, task_id)  # asked before the last look at the file
-            chunk = await asyncio.to_thread(_read, path, offset)
-            if chunk:
-                offset += len(chunk)
-                yield chunk
-            elif over:
+async def _members(gateway: Gateway, job_id: str, attempt: int | None, task: str | None) -> Sequence[Member]:
+    """The tasks of this attempt, or of the latest that has any; with `task` only the one called so."""
+    job = gateway.follower.state.jobs.get(job_id)
+    if job is not None and attempt in (None, job.attempt):
+        found = [
+            Member(task_id, job_id, job.attempt, one.place.node_id, one.started_ms is not None)
+            for task_id, one in job.tasks.items()
+        ]
+        if chosen := [one for one in found if task is None or one.is_called(task)]:
+            return chosen
+    await gateway.fresh()
+    rows = await gateway.store.rows(
+        "SELECT json_build_array(task_id, job_id, attempt, node_id, started_ms IS NOT NULL)::text FROM tasks "
+        "WHERE job_id = $1 AND ($2::int IS NULL OR attempt = $2) ORDER BY attempt DESC, rank",
+        job_id,
+        attempt,
+    )
+    found = [Member(*orjson.loads(row)) for row in rows]
+    chosen = [one for one in found if task is None or one.is_called(task)]
+    return [one for one in chosen if one.attempt == chosen[0].attempt]
+
+
+async def _followed(
+    gateway: Gateway, job_id: str, attempt: int | None, first: int | None, task: str | None, ask: Ask
+) -> AsyncIterator[Piece]:
+    """One attempt after another, from `first` or the latest on, until the job ends; with `attempt` that one."""
+    wanted = attempt if attempt is not None else first
+    while not gateway.stopping.is_set():
+        changes = gateway.follower.next_change(), gateway.store.next_change()
+        live, seq = _is_live(gateway, job_id), gateway.follower.state.seq  # before the look at its attempts
+        members = await _members(gateway, job_id, wanted, task)
+        if members:
+            async for piece in _attempt(gateway, members, ask, follow=True):
+                yield piece
+            if attempt is not None:
                 return
+            wanted = members[0].attempt + 1
+            continue
+        if not live and gateway.store.projected_seq >= seq:
+            return
+        waits = [one.wait() for one in (*changes, gateway.stopping)]
+        if not await first_of(*waits, timeout_s=None if live else BEHIND_S):
+            return
+    yield Trouble("the gateway stops; ask again")
+
+
+async def _attempt(
+    gateway: Gateway, members: Sequence[Member], ask: Ask, *, follow: bool
+) -> AsyncIterator[Piece]:
+    """One attempt's output: of several members one after the other, or side by side where they are followed."""
+    if not members:
+        return
+    yield Begin(members[0].attempt, members)
+    several = len(members) > 1
+    if not several or not follow:
+        for member in members:
+            async for piece in _member(gateway, member, ask, follow, several):
+                yield piece
+        return
+    if len(members) > MAX_AT_ONCE:
+        yield Trouble(f"the first {MAX_AT_ONCE} of {len(members)} tasks are followed; name one of the others")
+    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+    room = asyncio.Semaphore(WAITING_PIECES)
+
+    async def pump(member: Member) -> None:
+        try:
+            async for piece in _member(gateway, member, ask, follow, several):
+                await room.acquire()
+                pieces.put_nowait(piece)
+        finally:
+            pieces.put_nowait(None)
+
+    work = [asyncio.ensure_future(pump(member)) for member in members[:MAX_AT_ONCE]]
+    try:
+        left = len(work)
+        while left:
+            found = await pieces.get()
+            if found is None:
+                left -= 1
             else:
-                await first_of(watch.changed(), change.wait(), gateway.stopping.wait())
+                room.release()
+                yield found
+        await asyncio.gather(*work)
+    finally:
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+async def _member(
+    gateway: Gateway, member: Member, ask: Ask, follow: bool, several: bool
+) -> AsyncIterator[Piece]:
+    """One task's output; of one of several in whole lines."""
+    lines = Lines()
+    over = partial(_is_over, gateway, member)
+    async for found in gateway.logs.read(member, ask, follow, over):
+        if isinstance(found, Trouble):
+            yield found
+        elif data := (lines.feed(found) if several else found):
+            yield Text(member, data)
+    if rest := lines.end():
+        yield Text(member, rest)

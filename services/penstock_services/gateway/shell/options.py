@@ -8,7 +8,9 @@
 | `PENSTOCK_GATEWAY_TLS_CERT` | PEM file: its certificate, then those between it and the authority; with it the gateway speaks `https` only; SIGHUP reads both files again | none: `http` |
 | `PENSTOCK_GATEWAY_TLS_KEY` | PEM file of the certificate's key, mode 0600, without a passphrase | none |
 | `PENSTOCK_GATEWAY_IN_FLIGHT` | requests that may wait for the log at once; beyond: 429 | `2000` |
-| `PENSTOCK_LOG_DIR` | where the node-reporters of this machine write the tasks' output | none: no logs |
+| `PENSTOCK_NODE_LOG_KEY` | file of 32 random bytes, mode 0600, which the node-reporters have, too: proves who fetches tasks' output. Not needed for nodes with a token in `PENSTOCK_TOKENS` | none |
+| `PENSTOCK_NODE_LOG_CA` | PEM file of the authority of node-reporters that serve output with TLS; `system`: those of this machine | `system` |
+| `PENSTOCK_NODE_LOG_ARCHIVE` | folder (`file:///…`) or store (`s3://…`) of the output of tasks whose node is gone, as the node-reporters have it | none |
 """
 
 import ipaddress
@@ -40,7 +42,9 @@ class Options:
     tokens: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-    log_dir: Path | None = None
+    node_log_key: Path | None = None
+    node_log_ca: Path | None = None
+    node_log_archive: str | None = None
     max_in_flight: int = MAX_IN_FLIGHT
     answer_within_s: float = ANSWER_WITHIN_S
     operator_key: bytes | None = None
@@ -63,7 +67,9 @@ class Options:
             tokens=found.tokens,
             certificate=found.gateway_tls_cert,
             key=found.gateway_tls_key,
-            log_dir=found.log_dir,
+            node_log_key=found.node_log_key,
+            node_log_ca=found.node_log_ca,
+            node_log_archive=found.node_log_archive,
             max_in_flight=found.gateway_in_flight,
             operator_key=operator_key(env),
         )
@@ -107,5 +113,7 @@ class _Variables(EnvironmentSettings):
     tokens: Path | None = None
     gateway_tls_cert: Path | None = None
     gateway_tls_key: Path | None = None
-    log_dir: Path | None = None
+    node_log_key: Path | None = None
+    node_log_ca: Path | None = None
+    node_log_archive: str | None = None
     gateway_in_flight: int = Field(MAX_IN_FLIGHT, ge=1, title="give a number above 0")

@@ -4,8 +4,6 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -15,6 +13,7 @@ from penstock.log.open import open_log
 from penstock.log.port import Log, Partition
 from penstock.model.topics import CELL_TOPICS, Topic
 from penstock.runtime.crash_only import crash_only
+from penstock.runtime.http_server import Server
 from penstock.runtime.keepalive import keep_alive
 from penstock.runtime.pool import start_fork_server
 from penstock.runtime.settings import Settings
@@ -25,6 +24,7 @@ from penstock_services.gateway.shell.appender import Appender
 from penstock_services.gateway.shell.connections import report_missing
 from penstock_services.gateway.shell.follower import Follower
 from penstock_services.gateway.shell.gateway import Gateway
+from penstock_services.gateway.shell.log_reader import LogReader
 from penstock_services.gateway.shell.options import Options, is_loopback
 from penstock_services.gateway.shell.store import Store
 from penstock_services.gateway.shell.tls import ServerCertificate
@@ -35,22 +35,6 @@ BACKLOG = 1_024
 GRACE_S = 1  # requests under way may finish at a stop
 KEEP_ALIVE_S = 75
 TOPICS: dict[str, int] = {Topic.DEAD_LETTERS: 1}
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signals (the process has its owner) and without its ten wake-ups a second."""
-
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
-        super().__init__(config)
-        self._stop = stop
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        await self._stop.wait()
-        self.should_exit = True
 
 
 def listening_socket(options: Options) -> socket.socket:
@@ -141,20 +125,24 @@ async def _attempt(
             replica = await load_latest(
                 store.pool, settings.cell, log, Partition(Topic.LEDGER, settings.cell_index)
             )
+            follower, stopping = Follower(replica), asyncio.Event()
             gateway = Gateway(
                 settings=settings,
                 options=options,
                 log=log,
                 store=store,
-                follower=Follower(replica),
+                follower=follower,
                 appender=Appender(
                     log, settings, options.max_in_flight, options.answer_within_s, options.operator_key
                 ),
                 traces=traces,
+                logs=LogReader(options, follower, stopping),
+                stopping=stopping,
             )
             try:
                 await _serve(gateway, tls, listener.dup(), ready)
             finally:
+                await gateway.logs.close()
                 for pool in (gateway.workers, gateway.ledger.workers, gateway.models.workers):
                     pool.close()
     finally:

@@ -12,7 +12,7 @@ _Version = tuple[int, int, int, int]
 
 
 class TokenFile:
-    """One file. `caller` costs a stat per request; a file that became wrong admits no caller."""
+    """One file. Each question costs a stat; a file that became wrong admits no caller."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigurationError` that names the line and the remedy."""
@@ -26,13 +26,20 @@ class TokenFile:
 
     def caller(self, token: bytes) -> Caller | None:
         """Who has this token, as the file is now. Raises `ConfigurationError`."""
+        return self._latest().get(digest(token))
+
+    def digests_of(self, node_id: str) -> list[bytes]:
+        """SHA-256 of each token of this node's reporter, as the file is now. Raises `ConfigurationError`."""
+        return [found for found, caller in self._latest().items() if caller.node == node_id]
+
+    def _latest(self) -> Tokens:
         try:
             status = os.stat(self._path)
         except OSError as error:
             raise ConfigurationError(f"{VARIABLE}: {self._path} cannot be read: {error.strerror}") from error
         if _version(status) != self._version:
             self._version, self._tokens = self._read()
-        return self._tokens.get(digest(token))
+        return self._tokens
 
     def _read(self) -> tuple[_Version, Tokens]:
         text, status = read_private_text(VARIABLE, self._path)

@@ -30,6 +30,7 @@ from penstock_services.node_reporter.core.environment import (
 )
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import processes
+from penstock_services.node_reporter.shell.archiver import Archiver
 from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.faults import watch_faults
@@ -85,6 +86,8 @@ class LinuxHost:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
         self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
         self._secrets = Secrets(options.secrets_dir, os.environ)
+        self.archiver: Archiver | None = None
+        """Set before the first task starts."""
         self._marks = {"PENSTOCK_NODE_ID": options.node_id, "PENSTOCK_STATE_DIR": str(options.state_dir)}
         """Environment variables that mark our processes."""
         self._base = base_environment(os.environ, own_environment(os.environ)) | self._marks
@@ -158,6 +161,8 @@ class LinuxHost:
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
+        if self.archiver is not None:
+            self.archiver.ended(*key)
         folder, gang = self._folder(key), self._gang_file(key)
         with suppress(OSError):
             (folder / PEERS).unlink()
@@ -167,6 +172,11 @@ class LinuxHost:
             (folder / WORK).rmdir()
         if not (folder / WORK).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+    def has_ended(self, name: str) -> bool:
+        """Whether the task with this folder under `tasks/` is proven to have ended."""
+        started = read_record(self.options.state_dir / "tasks" / name / "started.json", Started)
+        return started is None or not processes.is_alive(started.shim, started.shim_start)
 
     # ------------------------------------------------------------------------------------- tasks
 
@@ -195,8 +205,11 @@ class LinuxHost:
         """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
         options, secrets = self.options, self._secrets.resolve(order.secrets, order.owner)
         folder = make_folder(self._folder((order.task_id, order.token)))
-        with _state_folder(), suppress(FileExistsError):
-            os.mkfifo(folder / PHASES, 0o600)
+        with _state_folder():
+            with suppress(FileExistsError):
+                os.mkfifo(folder / PHASES, 0o600)
+            if self.archiver is not None:
+                self.archiver.starting(order.job_id, order.task_id, order.token)
         work = None if order.workdir else make_folder(folder / WORK)
         self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
         peers = self._peers(order, folder)

@@ -1,24 +1,32 @@
 """A task's log file, bounded, as its shim writes it. Standard library only (see `confinement`)."""
 
 import os
+import struct
 import sys
+import time
 from collections import deque
 
 from penstock_services.node_reporter.shell.last_lines import LAST_BYTES
 
 TAIL_BYTES = 65_536  # of output beyond the limit: so much of its end is logged
+TIMES, TIMES_RECORD = ".times", struct.Struct("<QQ")  # read by `penstock.runtime.task_logs`
+FIRST_INTERVAL_MS, INTERVAL_SHARE = 1_000, 10_000  # as there
 
 
 class Output:
-    """A task's log file: everything up to the limit, a marker, and the end of what came after."""
+    """A task's log file: everything up to the limit, a marker, and the end of what came after. Beside it when what was written."""
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._file = os.open(path, flags, 0o600)
+            self._times = os.open(path + TIMES, flags, 0o600)
         except OSError as error:  # a task without a log is better than none
             print(f"no log: {error}", file=sys.stderr, flush=True)
-            self._file = os.open(os.devnull, os.O_WRONLY)
+            self._file = self._times = os.open(os.devnull, os.O_WRONLY)
+        self._size = os.fstat(self._file).st_size
+        self._began_ms = self._next_ms = 0
         self._left = limit_bytes
         self._dropped = 0
         self._tail: deque[bytes] = deque()
@@ -47,10 +55,20 @@ class Output:
         if self._tail:
             end = b"".join(self._tail)[-TAIL_BYTES:]
             self._put(b"\n[penstock: %d bytes left out]\n" % (self._dropped - len(end)) + end)
-        os.close(self._file)
+        for descriptor in {self._file, self._times}:
+            os.close(descriptor)
 
     def _put(self, data: bytes) -> None:
         try:
-            os.write(self._file, data)
+            self._note_time()
+            self._size += os.write(self._file, data)
         except OSError:  # a full disk must not stop the task; what is missing is missing
             self._dropped += len(data)
+
+    def _note_time(self) -> None:
+        """Once per second with output, less often in a log that grows old: about 65,000 times in a month."""
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms >= self._next_ms:
+            self._began_ms = self._began_ms or now_ms
+            self._next_ms = now_ms + max(FIRST_INTERVAL_MS, (now_ms - self._began_ms) // INTERVAL_SHARE)
+            os.write(self._times, TIMES_RECORD.pack(now_ms, self._size))

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+
+import msgspec
 
 from penstock.errors import ConfigurationError, LogError, OffsetOutOfRange
 from penstock.log.open import open_log
@@ -14,6 +16,7 @@ from penstock.retry import Backoff
 from penstock.runtime.race import first_of
 from penstock.runtime.service import Run
 from penstock.runtime.settings import Settings
+from penstock.runtime.task_logs import is_at
 from penstock.runtime.tracing.tracer import Tracing, tracing
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.address import own_address
@@ -54,7 +57,11 @@ def runner(options: Options, host: Host | None = None, *, own_process: bool = Fa
         )
         own = await open_log(settings.log_url, SERVICE).start() if log is None else None
         try:
-            async with tracing(SERVICE, settings) as traces, _connected(options):
+            async with AsyncExitStack() as stack:
+                traces = await stack.enter_async_context(tracing(SERVICE, settings))
+                await stack.enter_async_context(_connected(options))
+                if isinstance(machine, LinuxHost):
+                    await stack.enter_async_context(_serving_logs(machine))
                 await _sessions(options, settings, machine, own or log, traces, stop, ready)  # type: ignore[arg-type]
         finally:
             if own is not None:
@@ -80,6 +87,37 @@ async def _connected(options: Options) -> AsyncIterator[None]:
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
+    """With a server of the tasks' output where there is a secret that gateway and node share, and with copies to the archive, if one is named."""
+    options, work = host.options, []
+    if options.log_archive is not None and not is_at(options.log_archive, options.log_dir):
+        from penstock.runtime.log_archive import LogArchive
+        from penstock_services.node_reporter.shell.archiver import Archiver
+
+        archive = LogArchive(options.log_archive)
+        host.archiver = Archiver(archive, options.state_dir / "archive", options.log_dir)
+        work.append(asyncio.create_task(host.archiver.run(host.has_ended), name="archiver"))
+    if options.log_key is not None or options.gateway_token_file is not None:
+        from penstock_services.node_reporter.shell.log_server import NotBound, TaskLogServer
+
+        try:
+            server = TaskLogServer(options)
+        except NotBound as error:
+            if options.log_bind is not None:
+                raise
+            logger.warning("tasks' output is not served: %s", error)
+        else:
+            host.spec = msgspec.structs.replace(host.spec, logs=server.announced)
+            work.append(asyncio.create_task(server.serve(), name="log server"))
+    try:
+        yield
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
 
 
 async def _sessions(

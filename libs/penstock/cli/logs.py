@@ -1,0 +1,169 @@
+"""`penstock logs`, and the output that `submit` prints: what a job's tasks print, each line with its task before it where there are several."""
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.common import JobArgument, find_job, gateway
+from penstock.cli.output import remark
+from penstock.client import Client
+from penstock.exits import Exit, Stop
+from penstock.redaction import brief
+from penstock.sdk.units import DURATION_PATTERN
+
+AFTER_END_S = 10.0  # without any output; then a job that has ended is followed no further
+
+
+def logs(
+    ctx: typer.Context,
+    job: JobArgument,
+    go_on: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on, over retries, until the job ends.")
+    ] = False,
+    task: Annotated[
+        str | None, typer.Option(help="One task, such as w0 or ps0; by default all of them.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier one; by default the latest.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines of each task.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="5m|TIME", help="Only what was printed since then.")
+    ] = None,
+) -> None:
+    """Print a job's output.
+
+    Ends with 1 if some of it cannot be read, which a line on stderr explains, else with 0, whatever became of the job.
+    """
+    client = gateway(ctx)
+    job_id = find_job(client, job)["job_id"]
+    shown = Shown()
+    asked = {"task": task, "attempt": attempt, "tail": tail, "follow": 1 if go_on else None, **_since(since)}
+    for frame in frames(client, job_id, **asked):
+        shown.take(frame)
+    if shown.attempt is None and not shown.missing:
+        remark(f"{job_id} has no output: none of its tasks was started.")
+    if shown.missing:
+        raise typer.Exit(Exit.PROBLEM)
+
+
+def _since(text: str | None) -> dict[str, Any]:
+    """`5m` is taken by the clock of the node, a date and time as it is. Raises `Stop`."""
+    if text is None or re.fullmatch(DURATION_PATTERN, text):
+        return {"since": text}
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise Stop(
+            Exit.BAD_SPEC,
+            f"--since {brief(text)}: write 5m, 2h, or a date and time such as 2026-05-04T10:42Z",
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return {"since_ms": max(0, round(moment.timestamp() * 1_000))}
+
+
+def frames(client: Client, job_id: str, **asked: Any) -> Iterator[dict[str, Any]]:
+    """The gateway's pieces of output as they come. Raises `Stop`."""
+    with client.lines(f"/v1/jobs/{job_id}/logs", format="ndjson", **asked) as chunks:
+        rest = ""
+        for chunk in chunks:
+            *whole, rest = (rest + chunk).split("\n")
+            for line in whole:
+                yield json.loads(line)
+
+
+@dataclass(slots=True)
+class Shown:
+    """What has been printed of a job's output."""
+
+    attempt: int | None = None
+    missing: bool = False
+    """Some of it could not be read."""
+    at_line_start: bool = True
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def take(self, frame: dict[str, Any]) -> None:
+        """Prints one piece; what is no output goes to stderr."""
+        if "text" in frame:
+            self._print(self._prefixed(frame["task"], frame["text"]))
+        elif "problem" in frame:
+            name = self._names.get(frame["task"], frame["task"])
+            self.fresh_line()
+            remark(f"penstock: {name}: {frame['problem']}" if name else f"penstock: {frame['problem']}")
+            self.missing = self.missing or frame["final"]
+        elif "members" in frame:
+            if self.attempt is not None:
+                self.fresh_line()
+                remark(f"penstock: attempt {frame['attempt']}")
+            self.attempt = frame["attempt"]
+            self._names = {one["task"]: one["name"] for one in frame["members"]}
+
+    def fresh_line(self) -> None:
+        """Ends a line that has not ended."""
+        if not self.at_line_start:
+            self._print("\n")
+
+    def _prefixed(self, task: str, text: str) -> str:
+        if len(self._names) < 2:
+            return text
+        prefix = f"{self._names[task]} | "
+        return "".join(prefix + line + "\n" for line in text.removesuffix("\n").split("\n"))
+
+    def _print(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self.at_line_start = text.endswith("\n")
+
+
+class Following:
+    """A job's output, printed by a thread of its own. Nothing that goes wrong with it matters to the job: one line on stderr."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self.lock = threading.Lock()
+        """Held by whoever prints."""
+        self._client, self._job_id = client, job_id
+        self._shown = Shown()
+        self._pieces = 0
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Following":
+        """For a line of another kind: it begins on a line of its own."""
+        self.lock.acquire()
+        self._shown.fresh_line()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+    def silence(self) -> None:
+        """Nothing is printed any more: the command ends while output still comes."""
+        self.lock.acquire()
+
+    def finish(self) -> None:
+        """The job has ended: waits for the rest of its output, as long as there comes any."""
+        before = -1
+        while self._thread.is_alive() and before != self._pieces:
+            before = self._pieces
+            self._thread.join(AFTER_END_S)
+        if self._thread.is_alive():
+            with self:
+                remark(
+                    f"penstock: the rest of the output does not come; `penstock logs {self._job_id}` shows it"
+                )
+
+    def _run(self) -> None:
+        try:
+            for frame in frames(self._client, self._job_id, follow=1, first=1):
+                with self.lock:
+                    self._pieces += 1
+                    self._shown.take(frame)
+        except (Stop, ValueError, OSError) as error:
+            with self:
+                remark(f"penstock: no further output is shown: {error}")

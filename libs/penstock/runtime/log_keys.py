@@ -1,0 +1,61 @@
+"""Proof of who asks a node-reporter for logs: a message authentication code over the request, with a secret that gateway and node share.
+
+The secret follows from the node's token for the gateway, of which the gateway has the SHA-256 hash, or is a file that both have.
+It never travels: an address that another machine has taken over learns nothing by which it could ask a node.
+"""
+
+from hashlib import blake2b, sha256
+from hmac import compare_digest
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ConfigurationError
+from penstock.private_files import read_private
+
+VARIABLE = "PENSTOCK_NODE_LOG_KEY"
+SCHEME = "Penstock"
+OFFSET = "penstock-offset"
+"""Header of an answer: where in the log it begins."""
+PATH = "/v1/logs"
+MIN_KEY_BYTES = 32
+CONTEXT = b"penstock logs\0"
+ID_CHARS = 16
+
+
+class LogKey(NamedTuple):
+    """A shared secret. `id` names it without giving it away."""
+
+    id: str
+    secret: bytes
+
+    def authorization(self, node_id: str, query: str) -> str:
+        """The header for a request about this node's logs."""
+        return f"{SCHEME} {self._code(node_id, query)}"
+
+    def admits(self, header: str, node_id: str, query: str) -> bool:
+        """Whether a request with this `Authorization` was made by an owner of the secret."""
+        scheme, _, code = header.partition(" ")
+        return scheme == SCHEME and compare_digest(code.encode(), self._code(node_id, query).encode())
+
+    def _code(self, node_id: str, query: str) -> str:
+        return blake2b(f"{node_id}\n{query}".encode(), key=self.secret, digest_size=32).hexdigest()
+
+
+def _key(secret: bytes) -> LogKey:
+    return LogKey(sha256(CONTEXT + b"id" + secret).hexdigest()[:ID_CHARS], secret)
+
+
+def key_of_token(digest: bytes) -> LogKey:
+    """`digest`: SHA-256 of the node's token."""
+    return _key(sha256(CONTEXT + digest).digest())
+
+
+def key_in_file(path: Path) -> LogKey:
+    """Raises `ConfigurationError`."""
+    content, _ = read_private(VARIABLE, path)
+    if len(content) < MIN_KEY_BYTES:
+        raise ConfigurationError(
+            f"{VARIABLE}: {path} holds {len(content)} bytes; give gateway and node-reporters one file of at least "
+            f"{MIN_KEY_BYTES} random ones (head -c {MIN_KEY_BYTES} /dev/urandom), mode 0600"
+        )
+    return _key(sha256(CONTEXT + content).digest())

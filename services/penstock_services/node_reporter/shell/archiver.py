@@ -1,0 +1,73 @@
+"""Copies of ended tasks' logs to the archive. What is still to be copied is on disk: no crash and no outage loses a copy."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.retry import Backoff
+from penstock.runtime.log_archive import LogArchive
+from penstock.runtime.task_logs import file_name, log_name
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+
+logger = logging.getLogger(__name__)
+
+
+class Archiver:
+    """Of one node. `folder` has a file for each task whose log is not in the archive yet; it names the log."""
+
+    def __init__(self, archive: LogArchive, folder: Path, log_dir: Path) -> None:
+        self._archive, self._folder, self._log_dir = archive, folder, log_dir
+        self._something = asyncio.Event()
+        self._ended: set[str] = set()
+
+    def starting(self, job_id: str, task_id: str, token: int) -> None:
+        """Before a task starts. Raises OSError."""
+        self._folder.mkdir(0o700, parents=True, exist_ok=True)
+        (self._folder / _mark(task_id, token)).write_text(log_name(job_id, task_id))
+
+    def ended(self, task_id: str, token: int) -> None:
+        """Nothing is written to its log any more."""
+        self._ended.add(_mark(task_id, token))
+        self._something.set()
+
+    async def run(self, ended: Callable[[str], bool]) -> None:
+        """Copies until cancelled. `ended`: whether the task of a mark that was left over has ended."""
+        backoff, warned = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), False
+        with suppress(FileNotFoundError):
+            self._ended |= {name for name in os.listdir(self._folder) if ended(name)}
+        while True:
+            self._something.clear()
+            while self._ended:
+                mark = min(self._ended)
+                try:
+                    await asyncio.to_thread(self._copy, mark)
+                except Exception as error:  # noqa: BLE001 - stores raise what they like; nothing else depends on it
+                    if not warned:
+                        logger.warning(
+                            "logs do not reach the archive %s: %r; trying again", self._archive.name, error
+                        )
+                    warned = True
+                    await asyncio.sleep(backoff.next_s())
+                else:
+                    self._ended.discard(mark)
+                    backoff.reset()
+                    warned = False
+            await self._something.wait()
+
+    def _copy(self, mark: str) -> None:
+        """Raises whatever the store raises."""
+        place = self._folder / mark
+        try:
+            name = place.read_text()
+        except FileNotFoundError:  # of a task from before there was an archive
+            return
+        self._archive.put(name, self._log_dir / name)
+        place.unlink(missing_ok=True)
+
+
+def _mark(task_id: str, token: int) -> str:
+    return f"{file_name(task_id)}@{token}"

@@ -1,0 +1,261 @@
+"""HTTP server of the tasks' output, for the gateway alone: whole, its end, from an offset or a time on, and as it grows.
+
+`GET /v1/logs?job=&task=&tail=&since_ms=&age_ms=&offset=&follow=1`, with the proof of `penstock.runtime.log_keys`. An answer begins at
+the byte that its header `penstock-offset` names. One that follows ends with its connection: the ledger knows when a task has exited.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import parse_qs
+
+import uvicorn
+
+from penstock.bearer import bearer_token
+from penstock.clock import wall_ms
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.model.types import LogServer
+from penstock.runtime.http_server import Server
+from penstock.runtime.inotify import Watcher
+from penstock.runtime.keepalive import keep_alive
+from penstock.runtime.log_keys import OFFSET, PATH, LogKey, key_in_file, key_of_token
+from penstock.runtime.race import first_of
+from penstock.runtime.task_logs import (
+    CHUNK_BYTES,
+    MAX_LINES,
+    MAX_TIMES_BYTES,
+    TIMES,
+    Wanted,
+    log_path,
+    open_plain,
+    start_of,
+)
+from penstock.runtime.tls_server import server_context
+from penstock_services.node_reporter.options import Options
+
+MAX_READERS = 256
+BACKLOG = 256
+GRACE_S = 1
+MAX_NUMBER = 1 << 53
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """An answer that is no log."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class NotBound(ConfigurationError):
+    """The address is not this machine's, or the port is taken."""
+
+
+class TaskLogServer:
+    """Of one node, from the start of its reporter to its end. `announced`: what the node's joining names."""
+
+    def __init__(self, options: Options) -> None:
+        """Listens. Raises `NotBound`, and `ConfigurationError` for files that cannot be used."""
+        self._options = options
+        self._key = _secret(options)
+        self._tls = _certificate(options)
+        self._listener = _listener(options)
+        port = self._listener.getsockname()[1]
+        self.announced = LogServer(port=port, key=self._key.id, tls=self._tls is not None)
+        self._stop = asyncio.Event()
+        self._readers = 0
+        self._watcher: Watcher | None = None
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        tls = self._tls
+        config = uvicorn.Config(
+            self, log_level="warning", access_log=False, proxy_headers=False, lifespan="off", date_header=False,
+            server_header=False, timeout_graceful_shutdown=GRACE_S, log_config=None,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+        )  # fmt: skip
+        serving = asyncio.ensure_future(Server(config, self._stop).serve(sockets=[self._listener]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            self._stop.set()
+            await asyncio.gather(serving, return_exceptions=True)
+            self._listener.close()
+            if self._watcher is not None:
+                self._watcher.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] != "http":
+            return
+        self._readers += 1
+        try:
+            job_id, task_id, wanted, follow = self._asked(scope)
+            path = log_path(self._options.log_dir, job_id, task_id)
+            if follow:
+                await self._follow(path, wanted, receive, send)
+            else:
+                await self._send_whole(path, wanted, send)
+        except Refused as refusal:
+            await _answer(send, refusal.status, str(refusal))
+        finally:
+            self._readers -= 1
+
+    def _asked(self, scope: Scope) -> tuple[str, str, Wanted, bool]:
+        """Job, task, part, whether to follow. Raises `Refused`."""
+        headers, query = dict(scope["headers"]), scope["query_string"].decode("latin-1")
+        proof = headers.get(b"authorization", b"").decode("latin-1")
+        if not self._key.admits(proof, self._options.node_id, query):
+            raise Refused(403, "the proof of the gateway's secret is missing or wrong")
+        if (scope["method"], scope["path"]) != ("GET", PATH):
+            raise Refused(404, f"only GET {PATH}")
+        if self._readers > MAX_READERS:
+            raise Refused(503, f"{MAX_READERS} readers are served already")
+        found = {name: values[0] for name, values in parse_qs(query).items()}
+        numbers = {name: _number(found, name) for name in ("tail", "since_ms", "age_ms", "offset")}
+        since_ms = numbers["since_ms"]
+        if (age_ms := numbers["age_ms"]) is not None:  # by this machine's clock, which also wrote the times
+            since_ms = max(since_ms or 0, wall_ms() - age_ms)
+        tail = None if numbers["tail"] is None else min(numbers["tail"], MAX_LINES)
+        if not found.get("job") or not found.get("task"):
+            raise Refused(400, "job and task are missing")
+        return found["job"], found["task"], Wanted(tail, since_ms, numbers["offset"]), "follow" in found
+
+    async def _send_whole(self, path: Path, wanted: Wanted, send: Send) -> None:
+        """What is there now."""
+        file, first = await asyncio.to_thread(_open, path, wanted)
+        with file:
+            await _begin(send, first)
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _follow(self, path: Path, wanted: Wanted, receive: Receive, send: Send) -> None:
+        """The file as it grows, also one that is not there yet, until the reader leaves or the reporter ends."""
+        self._watcher = self._watcher or Watcher()
+        left = asyncio.ensure_future(_left(receive))
+        file: BinaryIO | None = None
+        try:
+            await asyncio.to_thread(path.parent.mkdir, 0o700, True, True)
+            with self._watcher.watching(path.parent) as changed:
+                while not left.done() and not self._stop.is_set():
+                    changed.clear()
+                    if file is None:
+                        with suppress(Refused):
+                            file, first = await asyncio.to_thread(_open, path, wanted)
+                            await _begin(send, first)
+                    if file is not None and (chunk := await asyncio.to_thread(file.read, CHUNK_BYTES)):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                        continue
+                    await first_of(changed.wait(), asyncio.shield(left), self._stop.wait())
+        except (OSError, PenstockError) as error:
+            if file is None:
+                raise Refused(500, f"{path.parent} cannot be watched: {error}") from error
+            logger.warning("%s is followed no further: %s", path, error)
+        finally:
+            left.cancel()
+            if file is not None:
+                file.close()
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the reader has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _open(path: Path, wanted: Wanted) -> tuple[BinaryIO, int]:
+    """The file at the offset where the wanted part begins. Raises `Refused`."""
+    try:
+        file = open_plain(path)
+    except FileNotFoundError as error:
+        raise Refused(404, "there is no such output here") from error
+    except OSError as error:
+        raise Refused(500, f"its file cannot be read: {error.strerror}") from error
+    times = b""
+    if wanted.since_ms is not None:
+        with suppress(OSError), open_plain(path.with_name(path.name + TIMES)) as beside:
+            times = beside.read(MAX_TIMES_BYTES)
+    modified_ms = path.stat().st_mtime_ns // 1_000_000
+    first = start_of(file, wanted, times, modified_ms)
+    file.seek(first)
+    return file, first
+
+
+def _number(found: dict[str, str], name: str) -> int | None:
+    """Raises `Refused`."""
+    text = found.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) > MAX_NUMBER:
+        raise Refused(400, f"{name} is no number of that kind")
+    return int(text)
+
+
+async def _begin(send: Send, first: int) -> None:
+    headers = [(b"content-type", b"application/octet-stream"), (OFFSET.encode(), str(first).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+def _secret(options: Options) -> LogKey:
+    """Of the key file, else of the node's token for the gateway. Raises `ConfigurationError`."""
+    if options.log_key is not None:
+        return key_in_file(options.log_key)
+    assert options.gateway_token_file is not None
+    token = bearer_token(options.gateway_token_file, "--gateway-token-file")
+    return key_of_token(sha256(token.encode()).digest())
+
+
+def _certificate(options: Options) -> ssl.SSLContext | None:
+    """Raises `ConfigurationError`."""
+    if options.log_cert is None and options.log_cert_key is None:
+        return None
+    if options.log_cert is None or options.log_cert_key is None:
+        raise ConfigurationError("--log-cert and --log-cert-key belong together; give both, or none for http")
+    return server_context(options.log_cert, options.log_cert_key, ("--log-cert", "--log-cert-key"))
+
+
+def _listener(options: Options) -> socket.socket:
+    """Bound and listening. Raises `NotBound`."""
+    host, port = options.address or "127.0.0.1", 0
+    if options.log_bind is not None:
+        host, colon, text = options.log_bind.rpartition(":")
+        if not colon or not host or not text.isdecimal() or int(text) > 65_535:
+            raise NotBound(f"--log-bind {options.log_bind}: give HOST:PORT, such as 0.0.0.0:8743")
+        port = int(text)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(found[0], socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotBound(f"--log-bind: {host} is no address of this machine ({error.strerror})") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(found[4])
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise NotBound(
+            f"--log-bind: {host}:{port} cannot be bound ({error.strerror}); the gateway fetches tasks' output there, so name "
+            "an address of this machine and a free port, such as 0.0.0.0:8743"
+        ) from error
+    listener.setblocking(False)
+    keep_alive(listener)
+    return listener

@@ -1,0 +1,230 @@
+"""Tasks' output through the gateway, from node-reporters' servers with folders of their own, over real HTTP."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.devservers.kafka import make_certificates
+from penstock.cli import follow
+from penstock.client import Client
+from penstock.model.external_events import NodeJoined, NodeLeft, RunningTask
+from penstock.model.types import JobSpec, LogServer, RetryPolicy
+from penstock.runtime.log_archive import LogArchive
+from penstock.runtime.task_logs import log_name, log_path
+from penstock_services.node_reporter.shell.log_server import TaskLogServer
+from tests.support.gateway_cell import WITHIN_S, Cell, problem, running
+from tests.support.hand_placer import node_spec
+from tests.support.node_cell import node_options
+
+pytestmark = pytest.mark.postgres
+
+GANG = JobSpec(command=("true",), workers=2, retry=RetryPolicy(max_attempts=2, backoff_ms=0))
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    found = tmp_path / "logs.key"
+    found.touch(0o600)
+    found.write_bytes(os.urandom(32))
+    return found
+
+
+@asynccontextmanager
+async def serving(folder: Path, node_id: str, **options: Any) -> AsyncIterator[LogServer]:
+    """A node-reporter's log server with a folder of its own."""
+    server = TaskLogServer(node_options(folder / node_id, node_id=node_id, address="127.0.0.1", **options))
+    life = asyncio.create_task(server.serve())
+    try:
+        yield server.announced
+    finally:
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+def printed(folder: Path, node_id: str, task_id: str, text: str | bytes) -> None:
+    """As the task's shim does."""
+    path = log_path(folder / node_id / "logs", task_id.rsplit(".", 2)[0], task_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
+
+
+async def gang(cell: Cell, first: LogServer | None, second: LogServer | None) -> None:
+    """Job j with one worker on each of n0 and n1."""
+    cell.placer.join(node_spec("n0", 1, logs=first), node_spec("n1", 1, logs=second))
+    cell.placer.submit("j", spec=GANG)
+    cell.placer.start("j")
+    await cell.tell()
+    await cell.caught_up()
+
+
+async def comes_back(cell: Cell, logs: LogServer) -> None:
+    """The reporter of n1 joins again; its task has run on."""
+    token = cell.placer.state.jobs["j"].token
+    running_on = (RunningTask(task_id="j.1.w1", token=token),)
+    cell.placer.feed(NodeJoined(node=node_spec("n1", 1, logs=logs), tasks=running_on))
+    await cell.tell()
+
+
+async def text(cell: Cell, **params: Any) -> str:
+    answer = await cell.http.get("/v1/jobs/j/logs", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def frames(cell: Cell, **params: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (await text(cell, format="ndjson", **params)).splitlines()]
+
+
+async def until(chunks: AsyncIterator[str], *wanted: str) -> str:
+    """What comes up to the chunk with the last of these texts."""
+    found = ""
+    async with asyncio.timeout(2 * WITHIN_S):
+        while not all(text in found for text in wanted):
+            found += await anext(chunks)
+    return found
+
+
+async def test_members_on_two_machines_are_shown_with_their_names(
+    dsn: str, tmp_path: Path, key: Path
+) -> None:
+    """Two workers on two machines: all output at once, one task alone, its end, an earlier attempt, and `-f` over the retry to the end."""
+    async with (
+        serving(tmp_path, "n0", log_key=key) as first,
+        serving(tmp_path, "n1", log_key=key) as second,
+        running(dsn, node_log_key=key) as cell,
+    ):
+        await gang(cell, first, second)
+        printed(tmp_path, "n0", "j.1.w0", "a1\na2\n")
+        printed(tmp_path, "n1", "j.1.w1", "b1\nb2")
+        assert await text(cell) == "worker-0 | a1\nworker-0 | a2\nworker-1 | b1\nworker-1 | b2\n"
+        assert await text(cell, task="w1") == await text(cell, task="worker-1") == "b1\nb2"
+        assert await text(cell, tail=1) == "worker-0 | a2\nworker-1 | b2\n"
+        shown = await frames(cell)
+        assert [one["name"] for one in shown[0]["members"]] == ["worker-0", "worker-1"]
+        assert shown[1:] == [
+            {"task": "w0", "text": "a1\na2\n"},
+            {"task": "w1", "text": "b1\n"},
+            {"task": "w1", "text": "b2\n"},
+        ]
+        for name in ("../../secret", "w9", "/etc/passwd", "."):
+            problem(await cell.http.get("/v1/jobs/j/logs", params={"task": name}), 404)
+        async with cell.http.stream("GET", "/v1/jobs/j/logs", params={"follow": 1}) as response:
+            chunks = response.aiter_text()
+            await until(chunks, "worker-0 | a2\n", "worker-1 | b1\n")
+            printed(tmp_path, "n1", "j.1.w1", "!\r99 %\r100 %\nlast words")
+            assert await until(chunks, "100 %") == "worker-1 | b2!\nworker-1 | 99 %\nworker-1 | 100 %\n"
+            cell.placer.finish("j", exit_code=1)
+            cell.placer.fire()
+            cell.placer.start("j")
+            await cell.tell()
+            printed(tmp_path, "n0", "j.2.w0", "again\n")
+            printed(tmp_path, "n1", "j.2.w1", "")
+            assert (await until(chunks, "again")).startswith("worker-1 | last words\n[penstock: attempt 2]\n")
+            cell.placer.finish("j")
+            await cell.tell()
+            async with asyncio.timeout(WITHIN_S):
+                assert "".join([chunk async for chunk in chunks]) == ""
+        await cell.caught_up()
+        assert await text(cell) == "worker-0 | again\n"
+        assert "worker-0 | a2\n" in await text(cell, attempt=1)
+        problem(await cell.http.get("/v1/jobs/j/logs", params={"attempt": 3}), 404)
+
+
+async def test_a_nodes_token_is_its_secret_and_output_is_encrypted(dsn: str, tmp_path: Path) -> None:
+    """Machines that others share a network with: each node has a token of its own, and a certificate."""
+    make_certificates(tmp_path)
+    lines, files = [], []
+    for name in ("n0", "n1", "reader"):
+        token = f"token-of-{name}"
+        roles = "roles=read,operate" if name == "reader" else f"roles=node node={name}"
+        lines.append(f"sha256:{sha256(token.encode()).hexdigest()} {roles}")
+        files.append(tmp_path / f"{name}.token")
+        files[-1].write_text(token)
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text("\n".join(lines))
+    tls = {"log_cert": tmp_path / "certificate.pem", "log_cert_key": tmp_path / "key.pem"}
+    async with (
+        serving(tmp_path, "n0", gateway_token_file=files[0], **tls) as first,
+        serving(tmp_path, "n1", gateway_token_file=files[0], **tls) as second,
+        running(dsn, tokens=tokens, node_log_ca=tmp_path / "ca.pem") as cell,
+    ):
+        assert first.tls
+        cell.http.headers["Authorization"] = "Bearer token-of-reader"
+        await gang(cell, first, second)
+        printed(tmp_path, "n0", "j.1.w0", "encrypted\n")
+        shown = await frames(cell)
+        assert shown[1] == {"task": "w0", "text": "encrypted\n"}
+        assert "secret of node n1" in shown[2]["problem"], "it has another node's token"
+        async with httpx.AsyncClient() as plain:
+            with pytest.raises(httpx.TransportError):
+                await plain.get(f"http://127.0.0.1:{first.port}/v1/logs")
+
+
+async def test_a_log_that_cannot_be_read_is_named_in_one_line(
+    dsn: str, tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One machine has another secret, then its reporter is down and comes back elsewhere, then the machine is gone: the others are shown."""
+    other = tmp_path / "other.key"
+    other.touch(0o600)
+    other.write_bytes(os.urandom(32))
+    archive = tmp_path / "archive"
+    async with (
+        serving(tmp_path, "n0", log_key=key) as first,
+        running(dsn, node_log_key=key, node_log_archive=f"file://{archive}") as cell,
+    ):
+        async with serving(tmp_path, "n1", log_key=other) as foreign:
+            await gang(cell, first, foreign)
+            printed(tmp_path, "n0", "j.1.w0", "here\n")
+            printed(tmp_path, "n1", "j.1.w1", "one\n")
+            shown = await frames(cell)
+            assert {"task": "w0", "text": "here\n"} in shown
+            assert shown[-1]["task"] == "w1"
+            assert "PENSTOCK_NODE_LOG_KEY" in shown[-1]["problem"]
+            async with httpx.AsyncClient() as stranger:
+                url = f"http://127.0.0.1:{foreign.port}/v1/logs?job=j&task=j.1.w1"
+                assert (await stranger.get(url)).status_code == 403
+        async with cell.http.stream("GET", "/v1/jobs/j/logs", params={"follow": 1, "task": "w1"}) as response:
+            chunks = response.aiter_text()
+            await until(chunks, "waiting for it]")
+            async with serving(tmp_path, "n1", log_key=key) as back:
+                await comes_back(cell, back)
+                assert await until(chunks, "one\n") == "one\n"
+            printed(tmp_path, "n1", "j.1.w1", "two\n")
+            async with serving(tmp_path, "n1", log_key=key) as back:
+                await comes_back(cell, back)
+                assert (await until(chunks, "two\n")).endswith("two\n"), "nothing twice"
+                cell.placer.finish("j")
+                await cell.tell()
+                async with asyncio.timeout(WITHIN_S):
+                    assert "".join([chunk async for chunk in chunks]) == ""
+        await cell.caught_up()
+        client = Client(cell.url)
+        job = await asyncio.to_thread(follow.to_end, client, "j", follow.Shows.OUTPUT)
+        assert follow.exit_code(job, propagate=False) == 0, "what cannot be shown does not fail the job"
+        screen = capsys.readouterr()
+        assert "\nworker-0 | here\n" in screen.out
+        assert "penstock: worker-1: node n1 does not answer" in screen.err
+        gone = await frames(cell)
+        assert {"task": "w0", "text": "here\n"} in gone
+        assert "does not answer" in gone[-1]["problem"]
+        assert "archive" in gone[-1]["problem"]
+        log = log_name("j", "j.1.w1")
+        LogArchive(f"file://{archive}").put(log, tmp_path / "n1" / "logs" / log)
+        assert await text(cell, task="w1") == "one\ntwo\n"
+        assert await text(cell, task="w1", tail=1) == "two\n"
+        (tmp_path / "n0" / "logs" / log_name("j", "j.1.w0")).unlink()
+        assert "no such output" in (await frames(cell, task="w0"))[-1]["problem"]
+        cell.placer.feed(NodeLeft(node_id="n1", boot_id="boot-1", proof="deleted"))
+        await cell.tell()
+        await cell.caught_up()
+        assert await text(cell, task="w1") == "one\ntwo\n"
