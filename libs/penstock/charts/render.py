@@ -4,6 +4,7 @@ The page is one file that loads nothing: Vega's JavaScript is in it once, and a 
 Vega's expression interpreter makes `unsafe-eval` unnecessary.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -19,6 +20,7 @@ from penstock.charts.report import Drawing, Page, Section
 
 PNG_SCALE = 1.3  # pixels per px: sharp on screens with a high resolution
 CAPTION_CHARACTERS = 130  # per line of a PNG file
+NO_FILE_NAME = re.compile(r"[^\w.-]+")
 
 
 def html(page: Page) -> str:
@@ -58,8 +60,8 @@ def save_all(sections: Sequence[Section], folder: Path) -> Sequence[Path]:
     saved = []
     for section in sections:
         for drawing in section.drawings:
-            part = f"-{drawing.part}" if len(section.drawings) > 1 else ""
-            path = folder / f"{section.key}{part}.png"
+            part = NO_FILE_NAME.sub("-", drawing.part).strip("-") if len(section.drawings) > 1 else ""
+            path = folder / f"{section.key}{'-' if part else ''}{part}.png"
             png = vl_convert.vegalite_to_png(_picture(section, drawing), scale=PNG_SCALE, config=theme())
             path.write_bytes(png)
             saved.append(path)

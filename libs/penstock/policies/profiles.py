@@ -52,6 +52,8 @@ PROFILES: Mapping[str, Callable[[PlacerSettings], Policy]] = MappingProxyType(
     }
 )
 
+READ_DURATIONS = frozenset({"sjf", "srtf", "srsf"})
+"""Profiles whose order rests on how long a job will run; the others choose the same whether that is known or not."""
 WANT_TYPICAL_TASKS = frozenset({"fgd"})
 """Profiles that read the setting `typical_tasks`: a simulation fills it from its trace."""
 ALL_ARE_TRIED = MappingProxyType({"backfill_window": MAX_BACKFILL_WINDOW, "max_overtakes": MAX_OVERTAKES})

@@ -14,9 +14,9 @@ COUNTED = tuple(name for name in Figures._fields if name != "ledger_hash")
 
 
 class Standing(NamedTuple):
-    """How one profile did. `exact`: it is deterministic, so that one run stands for every seed."""
+    """How one variant did. `exact`: it is deterministic, so that one run stands for every seed."""
 
-    profile: str
+    name: str
     exact: bool
     results: Sequence[Result]
     means: Mapping[str, Mean]
@@ -29,18 +29,16 @@ def deterministic(result: Result, *, seeded: bool) -> bool:
     return not seeded and not result.used_rng
 
 
-def compare(profiles: Iterable[str], results: Sequence[Result], *, seeded: bool) -> Sequence[Standing]:
-    """Those profiles that have a whole run, in the order given. Broken-off runs do not count."""
+def compare(names: Iterable[str], results: Sequence[Result], *, seeded: bool) -> Sequence[Standing]:
+    """Those variants that have a whole run, in the order given. Broken-off runs do not count."""
     found: list[Standing] = []
-    for profile in profiles:
-        own = sorted(
-            (one for one in results if one.profile == profile and one.whole), key=lambda one: one.seed
-        )
+    for name in names:
+        own = sorted((one for one in results if one.name == name and one.whole), key=lambda one: one.seed)
         if not own:
             continue
         exact = deterministic(own[0], seeded=seeded)
-        means = {name: mean_of(_values(own, name), exact=exact and name not in CLOCKED) for name in COUNTED}
-        standing = Standing(profile, exact, own, means, {})
+        means = {key: mean_of(_values(own, key), exact=exact and key not in CLOCKED) for key in COUNTED}
+        standing = Standing(name, exact, own, means, {})
         found.append(
             standing if not found else standing._replace(differences=_differences(found[0], standing))
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from math import ceil
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import WHOLE_GPU, Estimate, JobSpec, NodeSpec, ResourceRequest
 from penstock.simulator.cell import Cell
 from penstock.simulator.job_models.model import LossReport, PhaseChange, Work, allocations
+from penstock.simulator.learning import RunTimes
 from penstock.simulator.meter import Figures, Meter
 from penstock.simulator.nodes import Latency, SimulatedNodes
 from penstock.simulator.traces.jobs import Shape, TraceJob, gang_of
@@ -45,12 +46,15 @@ class Unsound(Exception):
     """An invariant broke; the message holds every violation and the seq."""
 
 
+Durations = Literal["known", "learned", "unknown"]
+
+
 class Options(NamedTuple):
     """How to simulate, beside cluster, settings and job model."""
 
     latency: Latency = Latency()
-    durations_known: bool = True
-    """Whether estimates carry the trace's run time."""
+    durations: Durations = "known"
+    """Which run times estimates carry: the trace's, those learned from ended runs, or none."""
     single_gpu_workers: bool = False
     """A worker per GPU, free to spread over nodes; else as few workers as nodes can hold."""
     tick_s: float = 0.0
@@ -75,7 +79,8 @@ class Simulation:
         options: Options = Options(),  # noqa: B008 - immutable
         sink: Sink | None = None,
     ) -> None:
-        self.cell = Cell(settings, sink)
+        self._learned = RunTimes() if options.durations == "learned" else None
+        self.cell = Cell(settings, sink if self._learned is None else _both(self._learned.read, sink))
         self.meter = Meter(sum(len(node.gpus) for node in nodes))
         self.now_s = 0.0
         self._now_ms = 0
@@ -96,6 +101,10 @@ class Simulation:
         self._steps = 0
         for node in nodes:
             self.cell.join(node)
+
+    @property
+    def durations(self) -> Durations:
+        return self._options.durations
 
     @property
     def jobs(self) -> int:
@@ -222,7 +231,9 @@ class Simulation:
             )
 
     def _report(self, reports: Sequence[external_events.JobProgress]) -> None:
-        """All that jobs report at this moment; of the jobs that have just come, too."""
+        """All that jobs report at this moment; of the jobs that have just come, too. What is left, only where it is known."""
+        if self._options.durations != "known":
+            reports = [msgspec.structs.replace(report, remaining_s=None) for report in reports]
         reporter = next(iter(self.cell.state.nodes))
         for first in range(0, len(reports), MAX_JOBS_PER_REPORT):
             jobs = tuple(reports[first : first + MAX_JOBS_PER_REPORT])
@@ -237,11 +248,20 @@ class Simulation:
         request, need = self._need(job, shape)
         spec = self._spec(job, shape, request)
         self._deliver(external_events.JobSubmitted(job_id=job.job_id, spec=spec))
-        alone_s = self._alone_s[job.job_id]
-        if self._options.durations_known and alone_s > 0:
-            need = msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
-        self._deliver(JobEstimated(job_id=job.job_id, estimate=need))
+        self._deliver(JobEstimated(job_id=job.job_id, estimate=self._timed(spec, need)))
         return progress
+
+    def _timed(self, spec: JobSpec, need: Estimate) -> Estimate:
+        """With the run time that the policy may know."""
+        if self._learned is not None:
+            found = self._learned.of(spec)
+            if found.run_ms is None:
+                return need
+            return msgspec.structs.replace(need, run_ms=found.run_ms, source=found.source)
+        alone_s = self._alone_s[spec.name]
+        if self._options.durations == "unknown" or alone_s <= 0:
+            return need
+        return msgspec.structs.replace(need, run_ms=ceil(alone_s * 1_000))
 
     def _spec(self, job: TraceJob, shape: Shape, request: ResourceRequest) -> JobSpec:
         """Validated once for jobs that differ in their names only; the name is the id, which is validated anyway."""
@@ -337,6 +357,18 @@ class Simulation:
 
     def _ended(self, fact: ledger_events.JobEnded) -> None:
         self.meter.ended(fact.job_id)
+
+
+def _both(first: Sink, second: Sink | None) -> Sink:
+    """Hands each record to both."""
+    if second is None:
+        return first
+
+    def take(value: bytes) -> None:
+        first(value)
+        second(value)
+
+    return take
 
 
 BOOKS: Mapping[type[Event], Callable[[Simulation, Any], None]] = MappingProxyType(

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
+from penstock.simulator.engine import Durations
 from penstock.simulator.runs import STOP_SIGNALS, OnProgress, Progress, Result, first_interrupt_waits
 
 REPORT_EVERY_S = 0.2
@@ -25,14 +26,16 @@ STOP_WITHIN_S = 20.0  # after Ctrl-C; some policies take seconds for the 256 ste
 
 
 class Task(NamedTuple):
-    """A run to come. `draws`: whether charts are wanted."""
+    """A run to come. `draws`: whether charts are wanted. `name`: of its variant; by default the profile."""
 
     profile: str
     seed: int
     draws: bool
+    durations: Durations = "known"
+    name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.profile} with seed {self.seed}"
+        return f"{self.name or self.profile} with seed {self.seed}"
 
 
 Do = Callable[[Task, OnProgress], Result]

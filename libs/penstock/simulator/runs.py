@@ -11,7 +11,7 @@ from types import FrameType
 import numpy as np
 
 from penstock.model.ledger_events import PlacerSettings
-from penstock.simulator.engine import Simulation, Unsound
+from penstock.simulator.engine import Durations, Simulation, Unsound
 from penstock.simulator.job_models.model import NotMeasured
 from penstock.simulator.meter import Figures
 from penstock.simulator.report.series import Reals, RunSeries, Stopwatch, series_of
@@ -40,7 +40,11 @@ OnProgress = Callable[[Progress], bool]
 class Result:
     """What came of a run."""
 
+    name: str
+    """Of the variant: its profile, and where that is run in several ways, which."""
     profile: str
+    durations: Durations
+    """Which run times the policy was given."""
     seed: int
     settings: PlacerSettings
     jobs: int
@@ -81,11 +85,16 @@ class Recorder:
 
 
 def perform(
-    simulation: Simulation, recorder: Recorder, report: OnProgress, *, endless: bool = False
+    simulation: Simulation,
+    recorder: Recorder,
+    report: OnProgress,
+    *,
+    endless: bool = False,
+    name: str = "",
 ) -> Result:
     """Runs to the end, or until `report` has enough. The recorder's `take` is the simulation's sink.
 
-    `endless`: its jobs only arrive.
+    `endless`: its jobs only arrive. `name`: of the variant; by default the profile.
     """
     recorder.watch(simulation)
     gc.disable()  # a run makes no cycles
@@ -111,7 +120,9 @@ def perform(
     lives = [life for life in simulation.meter.lives.values() if life.end_s is not None]
     settings = simulation.cell.state.settings
     return Result(
+        name=name or settings.profile,
         profile=settings.profile,
+        durations=simulation.durations,
         seed=settings.seed,
         settings=settings,
         jobs=simulation.jobs,
@@ -119,7 +130,9 @@ def perform(
         used_rng=simulation.cell.core.decider.used_rng,
         jct_s=np.sort(np.array([life.jct_s for life in lives])),
         queue_s=np.sort(np.array([life.jct_s - life.ran_s for life in lives])),
-        series=series_of(recorder.timeline, recorder.stopwatch) if recorder.timeline is not None else None,
+        series=None
+        if recorder.timeline is None
+        else series_of(recorder.timeline, recorder.stopwatch, name=name),
         interrupted=interrupted,
         problem=problem,
     )

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
 from penstock.screen import Bar, bar, console, write_json
 from penstock.simulator import comparison
+from penstock.simulator.assumptions import Asked, Variant, variants_of
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
@@ -23,6 +24,7 @@ from penstock.simulator.commands.options import (
 )
 from penstock.simulator.commands.output import (
     comparison_keys,
+    print_assumptions,
     print_comparison,
     print_stopped,
     stdout,
@@ -58,6 +60,13 @@ class CompareOptions(SimulationOptions, ReportOptions):
             "is deterministic.",
         ),
     ] = 10
+    durations: Annotated[
+        Asked,
+        typer.Option(
+            help="Run times that policies are given: known, the trace's own; learned, by the estimator from the runs that "
+            "have ended; unknown, none; both: policies that read them run twice, with learned ones and with known ones."
+        ),
+    ] = "both"
     jobs: Annotated[int, typer.Option(metavar="N", help="Runs at once; by default the cores.")] = _cores()
 
 
@@ -74,24 +83,25 @@ def compare(ctx: typer.Context, asked: CompareOptions) -> int:
     asked.check_files()
     given, trace = begin(asked, profiles, errors)
     seeded = given.seeded(trace)
-    outcome = _run_all(asked, given, profiles, seeded, errors)
+    variants = variants_of(profiles, asked.durations, endless=given.fills(trace))
+    assumed = given.assumptions(variants, trace)
+    outcome = _run_all(asked, given, variants, seeded, errors)
     for failed in sorted(outcome.failed):
         errors.print(f"penstock: {failed.task}: {failed.why}", markup=False)
     for result in outcome.results:
         if result.problem:
-            errors.print(
-                f"penstock: {result.profile} with seed {result.seed}: {result.problem}", markup=False
-            )
-    standings = comparison.compare(profiles, outcome.results, seeded=seeded)
-    _show(asked, standings, outcome, trace.skipped_lines)
+            errors.print(f"penstock: {result.name} with seed {result.seed}: {result.problem}", markup=False)
+    names = [one.name for one in variants]
+    standings = comparison.compare(names, outcome.results, seeded=seeded)
+    _show(asked, standings, outcome, trace.skipped_lines, assumed)
     if not standings:
         nothing = asked.wanted and not stopped_runs(outcome.results)
         errors.print("penstock: no run was finished" + ("; no report" if nothing else ""))
     if asked.wanted and (standings or stopped_runs(outcome.results)):
         seeds = f"{asked.seed} … {asked.seed + asked.seeds - 1}" if asked.seeds > 1 else f"{asked.seed}"
-        about = background(ctx.find_root().obj.line, given, trace, [("Seeds", seeds)])
+        about = background(ctx.find_root().obj.line, given, trace, assumed, [("Seeds", seeds)])
         shown_here = [one for one in outcome.results if one.whole] or stopped_runs(outcome.results)[:1]
-        page = report_of(about, standings, shown_here, _warning(profiles, standings, outcome))
+        page = report_of(about, standings, shown_here, _warning(names, standings, outcome))
         asked.write_files(page, errors)
     if outcome.interrupted:
         return Exit.INTERRUPTED
@@ -113,25 +123,28 @@ def _profiles(asked: CompareOptions) -> Sequence[str]:
 
 
 def _run_all(
-    asked: CompareOptions, given: Given, profiles: Sequence[str], seeded: bool, errors: Console
+    asked: CompareOptions, given: Given, variants: Sequence[Variant], seeded: bool, errors: Console
 ) -> Outcome:
-    """The first seed of each profile first; the others where they are known or then found to matter."""
+    """The first seed of each variant first; the others where they are known or then found to matter."""
     first, rest = asked.seed, range(asked.seed + 1, asked.seed + asked.seeds)
 
     def do(task: Task, report: OnProgress) -> Result:
         trace = given.trace(task.seed)
         recorder = Recorder(draws=task.draws)
-        simulation = given.simulation(task.profile, task.seed, trace, recorder.take)
-        return perform(simulation, recorder, report, endless=given.fills(trace))
+        simulation = given.simulation(task.profile, task.seed, trace, recorder.take, task.durations)
+        return perform(simulation, recorder, report, endless=given.fills(trace), name=task.name)
 
     def then(result: Result) -> Sequence[Task]:
         if seeded or result.seed != first or not result.whole or deterministic(result, seeded=False):
             return ()
-        return [Task(result.profile, seed, False) for seed in rest]
+        return [Task(result.profile, seed, False, result.durations, result.name) for seed in rest]
 
-    tasks = [Task(profile, first, asked.wanted) for profile in profiles]
+    def task(one: Variant, seed: int, *, draws: bool) -> Task:
+        return Task(one.profile, seed, draws, one.durations, one.name)
+
+    tasks = [task(one, first, draws=asked.wanted) for one in variants]
     if seeded:
-        tasks += [Task(profile, seed, False) for seed in rest for profile in profiles]
+        tasks += [task(one, seed, draws=False) for seed in rest for one in variants]
     with bar(errors, "comparing") as draw:
         began_s = time.perf_counter()
         return run_all(
@@ -146,21 +159,26 @@ def _draw(draw: Bar, look: Look, wall_s: float) -> None:
     draw((look.done + shares) / max(1, known), f"{look.done} of {known} runs, {rate:,.0f} events/s,")
 
 
-def _show(asked: CompareOptions, standings: Sequence[Standing], outcome: Outcome, skipped: int) -> None:
+def _show(
+    asked: CompareOptions,
+    standings: Sequence[Standing],
+    outcome: Outcome,
+    skipped: int,
+    assumed: Mapping[str, str],
+) -> None:
     if asked.output == "json":
-        write_json(comparison_keys(standings, outcome.results, skipped, outcome.interrupted))
+        write_json(comparison_keys(standings, outcome.results, skipped, outcome.interrupted, assumed))
         return
     if standings:
         print_comparison(standings, stdout())
     print_stopped(outcome.results, stdout())
+    print_assumptions(assumed, stdout())
 
 
-def _warning(profiles: Sequence[str], standings: Sequence[Standing], outcome: Outcome) -> str:
+def _warning(names: Sequence[str], standings: Sequence[Standing], outcome: Outcome) -> str:
     finished = sum(len(standing.results) for standing in standings)
-    seen = {standing.profile for standing in standings} | {
-        one.profile for one in stopped_runs(outcome.results)
-    }
-    missing = [profile for profile in profiles if profile not in seen]
+    seen = {one.name for one in standings} | {one.name for one in stopped_runs(outcome.results)}
+    missing = [name for name in names if name not in seen]
     without = f" Nothing is known of {', '.join(missing)}." if missing else ""
     if outcome.interrupted:
         return f"Stopped before its end: {finished} runs were finished.{_so_far(outcome, finished)}{without}"
@@ -172,7 +190,7 @@ def _warning(profiles: Sequence[str], standings: Sequence[Standing], outcome: Ou
 def _so_far(outcome: Outcome, finished: int) -> str:
     """Sentences about the runs in progress."""
     stopped = [
-        f"{one.profile} with seed {one.seed} had done {one.figures.finished_jobs:,} of {one.jobs:,} jobs, "
+        f"{one.name} with seed {one.seed} had done {one.figures.finished_jobs:,} of {one.jobs:,} jobs, "
         f"on average {duration(one.figures.avg_jct_s)} after their submission"
         for one in stopped_runs(outcome.results)
     ]

@@ -20,7 +20,8 @@ from penstock.model.validation import checked, describe
 from penstock.policies.profiles import WANT_TYPICAL_TASKS, UnknownProfile, policy_for
 from penstock.runtime.csv_import import MAX_SHOWN, BadFile, Problem
 from penstock.sdk.units import duration_ms
-from penstock.simulator.engine import Options, Simulation
+from penstock.simulator.assumptions import Variant, assumptions
+from penstock.simulator.engine import Durations, Options, Simulation
 from penstock.simulator.generators.base import Generator
 from penstock.simulator.generators.registry import GENERATORS, generate, generator_of
 from penstock.simulator.job_models.catalogue import (
@@ -144,9 +145,6 @@ class SimulationOptions:
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A placer setting; VALUE is JSON. May be repeated."),
     ] = None
-    unknown_durations: Annotated[
-        bool, typer.Option("--unknown-durations", help="Estimates carry no run time.")
-    ] = False
     start_latency: Annotated[float, time_option("Of each task.")] = 0.0
     stop_latency: Annotated[float, time_option("After SIGTERM.")] = 0.0
     single_gpu_workers: Annotated[
@@ -260,14 +258,29 @@ class Given:
         most = max(len(node.gpus) for node in self.nodes)
         return Run(most, self.options.tick_s, self.cluster.under(seed), self.cluster.slices_per_core)
 
+    def work(self, seed: int, trace: Trace, settings: PlacerSettings) -> Work:
+        """How far the jobs get. Raises `BadFile`, `UnknownJobModel`."""
+        if self.fills(trace):
+            return Work()
+        return work_for(self.job_model, trace, self.path, settings, self._run(seed))
+
+    def assumptions(self, variants: Sequence[Variant], trace: Trace) -> Mapping[str, str]:
+        """What all runs of these variants assume: key → sentence."""
+        work = self.work(self.asked.seed, trace, PlacerSettings())
+        return assumptions(variants, self.options, work, trace.jobs, endless=self.fills(trace))
+
     def simulation(
-        self, profile: str, seed: int, trace: Trace, sink: Callable[[bytes], object] | None = None
+        self,
+        profile: str,
+        seed: int,
+        trace: Trace,
+        sink: Callable[[bytes], object] | None = None,
+        durations: Durations = "known",
     ) -> Simulation:
         """One run, about to begin. Raises `BadFile`, `UnknownJobModel`, and what `settings` raises."""
         settings = self._typical(self.settings(profile, seed), trace)
-        run = self._run(seed)
-        work = Work() if self.fills(trace) else work_for(self.job_model, trace, self.path, settings, run)
-        return Simulation(self.cluster.under(seed), settings, work, trace.jobs, self.options, sink)
+        work, options = self.work(seed, trace, settings), self.options._replace(durations=durations)
+        return Simulation(self.cluster.under(seed), settings, work, trace.jobs, options, sink)
 
 
 def begin(asked: SimulationOptions, profiles: Sequence[str], errors: Console) -> tuple[Given, Trace]:
@@ -307,7 +320,6 @@ def judge(asked: SimulationOptions) -> Given:
             raise BadCommand(f"--{name.replace('_', '-')}: between 0 and {MAX_SECONDS:,} seconds")
     options = Options(
         latency=Latency(asked.start_latency, asked.stop_latency),
-        durations_known=not asked.unknown_durations,
         single_gpu_workers=asked.single_gpu_workers,
         tick_s=asked.ticks,
         check_every_step=asked.check,

@@ -6,7 +6,9 @@ from math import isclose
 from rich.console import Console
 from rich.table import Table
 
+from penstock.policies.profiles import READ_DURATIONS
 from penstock.screen import console, plain_table
+from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import COUNTED, Standing, best_of
 from penstock.simulator.report.metrics import METRICS, says_something, shown, spread
 from penstock.simulator.runs import Result
@@ -26,11 +28,24 @@ def run_keys(result: Result, skipped: int) -> Mapping[str, object]:
     """The keys of one run, the same in `simulate` and `compare`."""
     return {
         "profile": result.profile,
+        "durations": _durations(result),
         "seed": result.seed,
         **result.figures._asdict(),
         "skipped_lines": skipped,
         "interrupted": result.interrupted,
     }
+
+
+def _durations(result: Result) -> str | None:
+    """Which run times the policy was given; None: it reads none."""
+    return result.durations if result.profile in READ_DURATIONS else None
+
+
+def print_assumptions(assumed: Mapping[str, str], out: Console) -> None:
+    """A line for each."""
+    out.print()
+    for key, text in assumed.items():
+        out.print(f"[dim]{LABELS[key]}:[/] {text}", highlight=False)
 
 
 def figures_table(keys: Mapping[str, object]) -> Table:
@@ -51,19 +66,26 @@ def figures_table(keys: Mapping[str, object]) -> Table:
 
 def stopped_runs(results: Sequence[Result]) -> Sequence[Result]:
     """Those that were in progress when the comparison was stopped."""
-    return sorted((one for one in results if one.interrupted), key=lambda one: (one.profile, one.seed))
+    return sorted((one for one in results if one.interrupted), key=lambda one: (one.name, one.seed))
 
 
 def comparison_keys(
-    standings: Sequence[Standing], results: Sequence[Result], skipped: int, interrupted: bool
+    standings: Sequence[Standing],
+    results: Sequence[Result],
+    skipped: int,
+    interrupted: bool,
+    assumed: Mapping[str, str],
 ) -> Mapping[str, object]:
     """Means with intervals, differences to the first profile, and every run; last those that were stopped."""
     return {
         "confidence": CONFIDENCE,
-        "first": standings[0].profile if standings else None,
+        "first": standings[0].name if standings else None,
         "interrupted": interrupted,
+        "assumptions": assumed,
         "profiles": {
-            one.profile: {
+            one.name: {
+                "profile": one.results[0].profile,
+                "durations": _durations(one.results[0]),
                 "runs": len(one.results),
                 "deterministic": one.exact,
                 "means": {name: _mean_keys(mean) for name, mean in one.means.items()},
@@ -94,7 +116,7 @@ def print_comparison(standings: Sequence[Standing], out: Console) -> None:
     others = [one for one in standings[1:] if one.differences]
     for first in range(0, len(others), at_once):
         out.print()
-        out.print(_differences_table(standings[0].profile, others[first : first + at_once]))
+        out.print(_differences_table(standings[0].name, others[first : first + at_once]))
     if others:
         out.print("\n[dim]mean of the differences, seed by seed; bold: the interval leaves out zero[/]")
 
@@ -107,7 +129,7 @@ def print_stopped(results: Sequence[Result], out: Console) -> None:
         table = plain_table("stopped before its end")
         shown_here = stopped[first : first + at_once]
         for one in shown_here:
-            table.add_column(f"{one.profile}\n[dim]seed {one.seed}[/]", no_wrap=True, justify="right")
+            table.add_column(f"{one.name}\n[dim]seed {one.seed}[/]", no_wrap=True, justify="right")
         done = (f"{one.figures.finished_jobs:,} of {one.jobs:,}" for one in shown_here)
         table.add_row("jobs done", *done)
         finished = any(one.figures.finished_jobs for one in shown_here)
@@ -127,7 +149,7 @@ def _means_table(standings: Sequence[Standing], shown_here: Sequence[Standing]) 
             if one.exact
             else f"{len(one.results)} seed{'s' if len(one.results) > 1 else ''}"
         )
-        table.add_column(f"{one.profile}\n[dim]{runs}[/]", no_wrap=True, justify="right")
+        table.add_column(f"{one.name}\n[dim]{runs}[/]", no_wrap=True, justify="right")
     for name in _shown_figures(standings):
         best = best_of(standings, name, METRICS[name].better)
         table.add_row(name, *(_marked(one.means[name], best, name) for one in shown_here))
@@ -158,7 +180,7 @@ def _differences_table(first: str, others: Sequence[Standing]) -> Table:
     """What changes against the first profile."""
     table = plain_table(f"against {first}")
     for one in others:
-        table.add_column(one.profile, no_wrap=True, justify="right")
+        table.add_column(one.name, no_wrap=True, justify="right")
     for name in _shown_figures(others):
         if METRICS[name].better and all(name in one.differences for one in others):
             table.add_row(name, *(_difference(one.differences[name], name) for one in others))

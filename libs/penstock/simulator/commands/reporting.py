@@ -1,6 +1,6 @@
 """Options `--report` and `--png`: their files are checked before anything runs and written at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from rich.console import Console
 from penstock.charts import files
 from penstock.charts.report import Page
 from penstock.counting import count
+from penstock.simulator.assumptions import LABELS
 from penstock.simulator.commands.options import Given
 from penstock.simulator.report.build import Background
 from penstock.simulator.traces.importing import Trace
@@ -41,7 +42,13 @@ class ReportOptions:
         files.write(page, self.report, self.png, errors)
 
 
-def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, str]] = ()) -> Background:
+def background(
+    line: str,
+    given: Given,
+    trace: Trace,
+    assumed: Mapping[str, str],
+    more: Sequence[tuple[str, str]] = (),
+) -> Background:
     asked, nodes = given.asked, given.nodes
     gpus = sum(len(node.gpus) for node in nodes)
     name = asked.cluster or (given.generator.cluster if given.generator is not None else "")
@@ -55,5 +62,6 @@ def background(line: str, given: Given, trace: Trace, more: Sequence[tuple[str, 
         trace=jobs,
         cluster=cluster,
         job_model="none: no job ends" if given.fills(trace) else given.job_model,
+        assumptions=[(LABELS[key], text) for key, text in assumed.items()],
         more=more,
     )

@@ -12,15 +12,17 @@ from penstock.commandline import takes
 from penstock.exits import BadCommand, Exit
 from penstock.policies.profiles import PROFILES
 from penstock.screen import bar, console, write_json
+from penstock.simulator.assumptions import variants_of
 from penstock.simulator.commands.options import (
     Given,
     SimulationOptions,
     bad_input_stops,
     begin,
 )
-from penstock.simulator.commands.output import figures_table, run_keys, stdout
+from penstock.simulator.commands.output import figures_table, print_assumptions, run_keys, stdout
 from penstock.simulator.commands.reporting import ReportOptions, background
 from penstock.simulator.comparison import compare
+from penstock.simulator.engine import Durations
 from penstock.simulator.report.build import report_of
 from penstock.simulator.runs import Progress, Recorder, Result, Sink, first_interrupt_waits, perform
 from penstock.simulator.traces.importing import Trace
@@ -33,6 +35,13 @@ class SimulateOptions(SimulationOptions, ReportOptions):
     """Options of `penstock simulate`."""
 
     profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "fifo"
+    durations: Annotated[
+        Durations,
+        typer.Option(
+            help="Run times that policies are given: known, the trace's own; learned, by the estimator from the runs that "
+            "have ended; unknown, none."
+        ),
+    ] = "known"
     ledger: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the ledger, one record a line.")
     ] = None
@@ -64,13 +73,16 @@ def simulate(ctx: typer.Context, asked: SimulateOptions) -> int:
     if result.problem:
         errors.print(f"penstock: {result.problem}", markup=False)
     keys = run_keys(result, trace.skipped_lines)
+    variants = variants_of([asked.profile], asked.durations, endless=given.fills(trace))
+    assumed = given.assumptions(variants, trace)
     if asked.output == "json":
-        write_json(keys)
+        write_json({**keys, "assumptions": assumed})
     else:
         stdout().print(figures_table(keys))
+        print_assumptions(assumed, stdout())
     if asked.wanted:
-        standings = compare([result.profile], [result], seeded=given.seeded(trace))
-        about = background(ctx.find_root().obj.line, given, trace)
+        standings = compare([result.name], [result], seeded=given.seeded(trace))
+        about = background(ctx.find_root().obj.line, given, trace, assumed)
         page = report_of(about, standings, [result], _warning(result))
         asked.write_files(page, errors)
     return Exit.INTERRUPTED if result.interrupted else Exit.PROBLEM if result.problem else Exit.OK
@@ -89,7 +101,7 @@ def _go(asked: SimulateOptions, given: Given, trace: Trace, recorder: Recorder, 
                 draw(progress.share, f"{progress.finished:,} jobs done, {rate:,.0f} events/s,")
             return not stopped()
 
-        simulation = given.simulation(asked.profile, asked.seed, trace, recorder.take)
+        simulation = given.simulation(asked.profile, asked.seed, trace, recorder.take, asked.durations)
         return perform(simulation, recorder, report, endless=given.fills(trace))
 
 

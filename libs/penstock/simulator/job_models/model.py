@@ -166,6 +166,14 @@ class Work:
         """The job's size: seconds alone on what it asked for, without start-up."""
         return 0.0
 
+    def start_up_s(self, job: TraceJob) -> float:
+        """Seconds after each of its starts in which nothing is done, ≥ 0."""
+        return 0.0
+
+    def save_s(self, job: TraceJob) -> float:
+        """Seconds after its work in which it still holds everything, ≥ 0."""
+        return 0.0
+
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         """The job exists; the first progress it reports, if any."""
         return None

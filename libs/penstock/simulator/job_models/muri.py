@@ -67,6 +67,9 @@ class MuriWork(Work):
         assert job.stages is not None, job
         return (job.iterations or 0) * iteration_s(job.stages)
 
+    def start_up_s(self, job: TraceJob) -> float:
+        return self._start_up_s[job.model, job.gpus]
+
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         run = _Run(job, self._start_up_s[job.model, job.gpus])
         self._all[job.job_id] = run

@@ -167,6 +167,9 @@ class TableWork(Work):
         run.place(packed(job.gpus, self._gpus_per_node))
         return run.needs_s() - RESTART_S
 
+    def start_up_s(self, job: TraceJob) -> float:
+        return RESTART_S
+
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         self._runs[job.job_id] = _Run(job, self._models[job.model])
         return None

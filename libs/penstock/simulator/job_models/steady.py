@@ -65,6 +65,12 @@ class SteadyWork(Work):
     def alone_s(self, job: TraceJob) -> float:
         return self._job_model.work_s(job)
 
+    def start_up_s(self, job: TraceJob) -> float:
+        return self._job_model.start_up_s(job)
+
+    def save_s(self, job: TraceJob) -> float:
+        return self._job_model.save_s(job)
+
     def admit(self, job: TraceJob, now_s: float) -> JobProgress | None:
         self._runs[job.job_id] = _Run(job, self._job_model.work_s(job))
         return None

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from penstock.charts.report import Cell, Folded, Page, Section, Table
 from penstock.model.codec import encode
+from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import CLOCKED, Standing, best_of
 from penstock.simulator.report.metrics import METRICS, RATED, duration, says_something, shown, spread
 from penstock.simulator.report.series import MAX_DETAILED, RunSeries
 from penstock.simulator.runs import Result
 
+SHOWN_BELOW = (LABELS["run_times"], LABELS["restarts"])
 MAX_UNFOLDED = 4  # ledger hashes that stand on the page at once
 
 
@@ -23,6 +25,8 @@ class Background(NamedTuple):
     trace: str
     cluster: str
     job_model: str
+    assumptions: Sequence[tuple[str, str]] = ()
+    """(label, sentence): what holds in the simulation and perhaps not in a cluster."""
     more: Sequence[tuple[str, str]] = ()
 
 
@@ -31,14 +35,14 @@ def report_of(
 ) -> Page:
     """`standings`: whole runs, profile by profile. Without any, the one broken-off run of `results` is shown."""
     series = _series(standings, results)
-    names = [one.profile for one in series]
+    names = [one.name for one in series]
     repeated = any(len(standing.results) > 1 for standing in standings)
     runs = sorted(
         (result for result in results if result.series or result.whole),
-        key=lambda one: (names.index(one.profile), one.seed),
+        key=lambda one: (names.index(one.name), one.seed),
     )
-    ledgers = [(f"{one.profile}, seed {one.seed}", f"ledger {one.figures.ledger_hash}") for one in runs]
-    settings = {one.profile: encode(one.settings).decode() for one in reversed(runs)}
+    ledgers = [(f"{one.name}, seed {one.seed}", f"ledger {one.figures.ledger_hash}") for one in runs]
+    settings = {one.name: encode(one.settings).decode() for one in reversed(runs)}
     folded = [Folded("Settings of the placer, as the ledger records them", list(settings.items()))]
     if len(ledgers) > MAX_UNFOLDED:
         folded.insert(0, Folded(f"Seeds and ledger hashes of {len(runs)} runs", ledgers))
@@ -53,8 +57,9 @@ def report_of(
         title=f"{', '.join(names)} on {background.title}",
         lead=_lead(standings, results),
         command=background.command,
+        remarks=[f"{label}: {text}" for label, text in background.assumptions],
         sections=_sections(
-            table, _note(len(standings) > 1, repeated), series, made_of
+            table, _note(len(standings) > 1, repeated), series, made_of, _assumed(background, series)
         ),
         warning=warning,
         facts=ledgers if len(ledgers) <= MAX_UNFOLDED else (),
@@ -79,13 +84,13 @@ def ledger_report(
     digest = figures.get("ledger_hash")
     made_of = [("Ledger", background.trace), ("Cell", background.cluster), *background.more]
     return Page(
-        title=f"{series.profile} in {name}",
+        title=f"{series.name} in {name}",
         lead=[f"{lead}."],
         command=background.command,
         sections=_sections(
-            Table(["", series.profile], rows), "Times are of the ledger's clock.", [series], made_of
+            Table(["", series.name], rows), "Times are of the ledger's clock.", [series], made_of
         ),
-        facts=[(f"{series.profile}, seed {series.seed}", f"ledger {digest}")] if digest else (),
+        facts=[(f"{series.name}, seed {series.seed}", f"ledger {digest}")] if digest else (),
     )
 
 
@@ -94,6 +99,7 @@ def _sections(
     note: str,
     series: Sequence[RunSeries],
     made_of: Sequence[tuple[str, str]],
+    assumed: str = "",
 ) -> Sequence[Section]:
     """Figures, charts, and how the report was made."""
     from penstock.simulator.report.charts import sections  # Altair takes 0.3 s
@@ -101,17 +107,23 @@ def _sections(
     facts = [*made_of, ("Version", f"penstock {version('penstock')}")]
     return [
         Section("figures", "Figures", note, table=table),
-        *sections(series),
+        *sections(series, assumed),
         *_latencies(series),
         Section("made", "How this was made", facts=facts),
     ]
+
+
+def _assumed(background: Background, series: Sequence[RunSeries]) -> str:
+    """For a picture that is looked at alone."""
+    sentences = [f"{label}: {text}" for label, text in background.assumptions if label in SHOWN_BELOW]
+    return " ".join([*sentences, f"Seed {series[0].seed}."] if sentences else [])
 
 
 def _latencies(runs: Sequence[RunSeries]) -> Sequence[Section]:
     """How long the placer took, by kind of input."""
     rows = [
         [
-            Cell(latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "), run.profile),
+            Cell(latency.kind.removeprefix("penstock.").replace(".", " ").replace("_", " "), run.name),
             Cell(f"{latency.inputs:,}"),
             *(Cell(f"{micros:,.0f} µs" if micros < 10_000 else f"{micros / 1_000:,.1f} ms") for micros in latency.micros),
         ]
@@ -147,7 +159,7 @@ def _lead(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[
         best = max(standings, key=lambda one: one.means["full_load_allocation"].mean)
         share = 100 * best.means["full_load_allocation"].mean
         return [
-            f"Jobs come until they ask for all GPUs, and none ends. {best.profile} then has {share:.1f} % of them in use."
+            f"Jobs come until they ask for all GPUs, and none ends. {best.name} then has {share:.1f} % of them in use."
         ]
     ranked = sorted(standings, key=lambda one: one.means[key].mean)
     first, last = ranked[0], ranked[-1]
@@ -161,18 +173,18 @@ def _lead(standings: Sequence[Standing], results: Sequence[Result]) -> Sequence[
         ]
     times = last.means[key].mean / max(1e-9, mean.mean)
     sentences = [
-        f"{jobs:,} jobs. On average they are done soonest under {first.profile}: {duration(mean.mean)} after their "
-        f"submission. Under {last.profile} they take {times:.2f} times as long, {duration(last.means[key].mean)}."
+        f"{jobs:,} jobs. On average they are done soonest under {first.name}: {duration(mean.mean)} after their "
+        f"submission. Under {last.name} they take {times:.2f} times as long, {duration(last.means[key].mean)}."
     ]
-    near = [one.profile for one in ranked[1:] if one.means[key].half_width and one.means[key].meets(mean)]
+    near = [one.name for one in ranked[1:] if one.means[key].half_width and one.means[key].meets(mean)]
     if near:
-        sentences.append(f"Too close to call against {first.profile}: {', '.join(near)}.")
+        sentences.append(f"Too close to call against {first.name}: {', '.join(near)}.")
     return sentences
 
 
 def _column(standing: Standing) -> str:
     count = len(standing.results)
-    return standing.profile + (f" ({count} seeds)" if count > 1 else "")
+    return standing.name + (f" ({count} seeds)" if count > 1 else "")
 
 
 def _note(several: bool, repeated: bool) -> str:

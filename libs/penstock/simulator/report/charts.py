@@ -58,8 +58,8 @@ def colour_of(index: int) -> tuple[str, Sequence[int]]:
     return CATEGORICAL[index % len(CATEGORICAL)], DASHES[index // len(CATEGORICAL) % len(DASHES)]
 
 
-def sections(runs: Sequence[RunSeries]) -> list[Section]:
-    """All charts in the order of the page."""
+def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
+    """All charts in the order of the page. `assumed`: stands below completion times, which are looked at alone."""
     unit = time_unit(max(run.end_s for run in runs))
     detailed = runs[:MAX_DETAILED]
     waited = any(len(run.jct_s) for run in runs) and any(run.waited for run in runs)
@@ -74,7 +74,7 @@ def sections(runs: Sequence[RunSeries]) -> list[Section]:
     ) -> Section | None:
         """A chart for each run that has something to show."""
         drawings = [
-            Drawing([Panel(draw(run))], note(run), run.profile if len(runs) > 1 else "")
+            Drawing([Panel(draw(run))], note(run), run.name if len(runs) > 1 else "")
             for run in detailed
             if chosen(run)
         ]
@@ -86,7 +86,7 @@ def sections(runs: Sequence[RunSeries]) -> list[Section]:
         _queue(runs, unit) if waited else None,
         _distribution(
             runs, "jct_s", "completion", "How long jobs take from submission to end", "completion time",
-            "Share of the jobs that were done within a time: further left is better.",
+            "Share of the jobs that were done within a time: further left is better.", assumed,
         ),
         _distribution(
             runs, "queue_s", "waiting", "How long jobs wait", "waiting time",
@@ -150,11 +150,11 @@ def _load(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
             held, working = smooth(held, SMOOTH_BINS), smooth(working, SMOOTH_BINS)
         series.append(
             Series(
-                run.profile if several else "held by jobs", held.at_s / unit.seconds, held.value, colour, dash
+                run.name if several else "held by jobs", held.at_s / unit.seconds, held.value, colour, dash
             )
         )
         if np.abs(held.value - working.value).max(initial=0.0) > MIN_DIFFERENCE:
-            name = f"{run.profile}, making progress" if several else "making progress"
+            name = f"{run.name}, making progress" if several else "making progress"
             series.append(Series(name, working.at_s / unit.seconds, working.value, colour, DASHES[2], 1.4))
     if any(one.name.endswith("making progress") for one in series):
         caption += (
@@ -169,7 +169,7 @@ def _load(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
 
 def _queue(runs: Sequence[RunSeries], unit: TimeUnit) -> Section:
     series = [
-        Series(run.profile, run.waiting.at_s / unit.seconds, run.waiting.value, *colour_of(index))
+        Series(run.name, run.waiting.at_s / unit.seconds, run.waiting.value, *colour_of(index))
         for index, run in enumerate(runs)
     ]
     largest = max(float(run.waiting.value.max(initial=0.0)) for run in runs)
@@ -213,7 +213,7 @@ def _distribution(
             continue
         curve = cdf_of(values)
         low_s, high_s = min(low_s, max(MIN_S, curve.at_s[0])), max(high_s, curve.at_s[-1])
-        series.append(Series(run.profile, np.maximum(curve.at_s, MIN_S), curve.value, *colour_of(index)))
+        series.append(Series(run.name, np.maximum(curve.at_s, MIN_S), curve.value, *colour_of(index)))
     if not series:
         return None
     scale = alt.Scale(type="log", nice=False, domain=[min(low_s, high_s / 2), high_s])
@@ -351,7 +351,7 @@ def _excerpt(run: RunSeries) -> str:
 
 def _resolution(run: RunSeries) -> str:
     heat = run.heat
-    assert heat is not None, run.profile
+    assert heat is not None, run.name
     row = f"mean of {heat.per_row} nodes" if heat.per_row > 1 else "node"
     return f"Row: {row}. Column: mean of {duration(heat.edges_s[1] - heat.edges_s[0])}."
 
@@ -359,7 +359,7 @@ def _resolution(run: RunSeries) -> str:
 def _heat(run: RunSeries, unit: TimeUnit) -> Chart:
     """Neighbouring columns of one value are one rectangle; empty ones are not shown."""
     heat = run.heat
-    assert heat is not None, run.profile
+    assert heat is not None, run.name
     new = np.ones(heat.percent.shape, dtype=bool)
     new[:, 1:] = heat.percent[:, 1:] != heat.percent[:, :-1]
     row, first = np.nonzero(new)

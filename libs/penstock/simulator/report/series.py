@@ -86,7 +86,8 @@ class JobNote(NamedTuple):
 class RunSeries:
     """Everything that charts show of one run. Seconds since the first record."""
 
-    profile: str
+    name: str
+    """Of the variant, or of the profile."""
     seed: int
     end_s: float
     gpus: int
@@ -135,8 +136,10 @@ class Stopwatch:
         return sorted(found, key=lambda latency: (-latency.inputs, latency.kind))
 
 
-def series_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: int = MAX_BARS) -> RunSeries:
-    """Closes the timeline. At least one record."""
+def series_of(
+    timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: int = MAX_BARS, name: str = ""
+) -> RunSeries:
+    """Closes the timeline. At least one record. `name`: by default the profile's."""
     timeline.close()
     steps, nodes = timeline.steps, timeline.state.nodes.values()
     at_s, end_s = steps["at_ms"] / 1_000, timeline.now_ms / 1_000
@@ -154,7 +157,7 @@ def series_of(timeline: Timeline, stopwatch: Stopwatch | None = None, max_bars: 
         if size <= max(1, sum(there))
     }
     return RunSeries(
-        profile=timeline.state.settings.profile,
+        name=name or timeline.state.settings.profile,
         seed=timeline.state.settings.seed,
         end_s=end_s,
         gpus=sum(there),

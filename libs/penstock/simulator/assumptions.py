@@ -1,0 +1,100 @@
+"""What a run assumes, in words: which run times policies are given, what a restart costs, how late news comes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from penstock.policies.profiles import READ_DURATIONS
+from penstock.simulator.engine import Durations, Options
+from penstock.simulator.job_models.model import Work
+from penstock.simulator.traces.jobs import TraceJob
+
+RUN_TIMES: Mapping[Durations, str] = MappingProxyType(
+    {
+        "learned": "learned by the estimator from the runs of the same owner, command, model and batch size that have ended",
+        "known": "known before the start, from the trace, as no service knows them",
+        "unknown": "unknown to the policy",
+    }
+)
+Asked = Literal["both", "known", "learned", "unknown"]
+
+
+class Variant(NamedTuple):
+    """A profile with the run times that it is given. `name`: in tables and charts."""
+
+    name: str
+    profile: str
+    durations: Durations
+
+
+def variants_of(profiles: Iterable[str], asked: Asked, *, endless: bool = False) -> Sequence[Variant]:
+    """Of `both` two for each profile that reads run times, and one for each other. `endless`: no job ends."""
+    found: list[Variant] = []
+    for profile in profiles:
+        if asked != "both":
+            found.append(Variant(profile, profile, asked))
+        elif profile in READ_DURATIONS and not endless:
+            found += [Variant(f"{profile} ({way})", profile, way) for way in ("learned", "known")]
+        else:
+            found.append(Variant(profile, profile, "known"))
+    return found
+
+
+def assumptions(
+    variants: Sequence[Variant], options: Options, work: Work, jobs: Sequence[TraceJob], *, endless: bool
+) -> Mapping[str, str]:
+    """Key → sentence. `endless`: no job ends."""
+    if endless:
+        return {"run_times": "No job ends.", "restarts": "No job restarts.", "latency": _latency(options)}
+    return {
+        "run_times": _run_times(variants),
+        "restarts": _restarts(work, jobs),
+        "latency": _latency(options),
+    }
+
+
+LABELS: Mapping[str, str] = MappingProxyType(
+    {"run_times": "Run times", "restarts": "Restarts", "latency": "Latency"}
+)
+
+
+def _run_times(variants: Sequence[Variant]) -> str:
+    """Per way of knowing them, which policies; those that do not read them apart."""
+    ways: dict[str, list[str]] = {}
+    for one in variants:
+        way = RUN_TIMES[one.durations] if one.profile in READ_DURATIONS else "not read"
+        ways.setdefault(way, []).append(one.name)
+    texts = [f"{' and '.join(_listed(names))}: {way}" for way, names in ways.items()]
+    return "; ".join(texts) + "."
+
+
+def _listed(names: Sequence[str]) -> Sequence[str]:
+    return [", ".join(names[:-1]), names[-1]] if len(names) > 1 else names
+
+
+def _restarts(work: Work, jobs: Sequence[TraceJob]) -> str:
+    launch, save = _range(work.start_up_s, jobs), _range(work.save_s, jobs)
+    after = "a job that is stopped goes on where it was"
+    if not launch and not save:
+        return f"Free: a job starts in no time, and {after}."
+    costs = [f"each start costs {launch}" if launch else "", f"each end {save} for saving" if save else ""]
+    return f"{', '.join(cost for cost in costs if cost)}; {after}.".replace("each", "Each", 1)
+
+
+def _range(seconds: Callable[[TraceJob], float], jobs: Sequence[TraceJob]) -> str:
+    """`18 s`, `20 – 35 s`; empty: nothing."""
+    found = [seconds(job) for job in jobs]
+    low, high = min(found, default=0.0), max(found, default=0.0)
+    if not high:
+        return ""
+    return f"{low:.3g} s" if low == high else f"{low:.3g} – {high:.3g} s"
+
+
+def _latency(options: Options) -> str:
+    text = "The placer decides in no time"
+    if options.tick_s:
+        text = f"The placer reads its inputs every {options.tick_s:g} s"
+    start_s, stop_s = options.latency
+    if not (start_s or stop_s):
+        return f"{text}; a task starts with its order, and ends with its SIGTERM."
+    return f"{text}; a task starts {start_s:g} s after its order, and ends {stop_s:g} s after SIGTERM."

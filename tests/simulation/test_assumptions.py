@@ -1,0 +1,114 @@
+"""What a comparison assumes: run times that policies are given, what restarts cost, and that every output states it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run as main
+from penstock.model.estimates import JobEstimated
+from penstock.model.event import wire_type
+from penstock.model.external_events import TaskExited
+from penstock.policies.profiles import PROFILES, READ_DURATIONS
+from penstock.simulator.engine import Durations, Options
+from penstock.simulator.traces.jobs import TraceJob
+
+from .scenarios import BUSY, CLUSTER, ends, job, simulation
+
+WAYS: tuple[Durations, ...] = ("known", "learned", "unknown")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_only_some_policies_read_run_times(profile: str) -> None:
+    """The table of those that do is what `compare` goes by: all others would end each job at the same moment twice."""
+    known, unknown = (
+        ends(simulation(BUSY, profile, CLUSTER, Options(durations=way))) for way in ("known", "unknown")
+    )
+    assert (known != unknown) == (profile in READ_DURATIONS)
+
+
+def repeated(count: int, duration_s: float, owner: str, first_s: float) -> list[TraceJob]:
+    """One owner's training, again and again, in turn."""
+    return [
+        TraceJob(
+            f"{owner}-{n}", first_s + n * (duration_s + 10), duration_s, 1, model=f"net-{owner}", owner=owner
+        )
+        for n in range(count)
+    ]
+
+
+def test_run_times_are_learned_from_the_runs_that_have_ended() -> None:
+    """Two owners train their own networks over and over, for 100 s and for 1,000 s. The first run of each has no estimate;
+    then the median of the owner's own runs is one, and no later run is known before it has ended."""
+    records: list[bytes] = []
+    jobs = [*repeated(4, 100.0, "ada", 0.0), *repeated(3, 1_000.0, "bob", 5.0)]
+    found = simulation(jobs, "srtf", "1x4", Options(durations="learned"), records.append)
+    ends(found)
+    estimates: dict[str, float | None] = {}
+    done: dict[str, int] = {"ada": 0, "bob": 0}
+    for value in records:
+        for fact in json.loads(value)["facts"]:
+            if fact["type"] == wire_type(JobEstimated):
+                job_id, owner = fact["data"]["job_id"], fact["data"]["job_id"].partition("-")[0]
+                run_ms = fact["data"]["estimate"].get("run_ms")
+                estimates[job_id] = run_ms
+                assert (run_ms is not None) == (done[owner] > 0), (
+                    f"{job_id}: an estimate from nowhere, or none"
+                )
+            if fact["type"] == wire_type(TaskExited):
+                done[fact["data"]["task_id"].partition("-")[0]] += 1
+    assert estimates == {
+        "ada-0": None, "ada-1": 100_000, "ada-2": 100_000, "ada-3": 100_000,
+        "bob-0": None, "bob-1": 1_000_000, "bob-2": 1_000_000,
+    }  # fmt: skip
+
+
+def test_what_was_learned_orders_the_queue() -> None:
+    """A long and a short training wait for the one GPU. Unknown, the older goes first; learned and known, the short one."""
+    before = [
+        TraceJob("long-0", 0.0, 500.0, 1, model="long", owner="ada"),
+        TraceJob("short-0", 0.0, 50.0, 1, model="short", owner="ada"),
+    ]
+    waiting = [
+        TraceJob("long-1", 600.0, 500.0, 1, model="long", owner="ada"),
+        TraceJob("short-1", 601.0, 50.0, 1, model="short", owner="ada"),
+    ]
+    first = [job("blocker", 599.0, 30.0)]
+    found = {
+        way: ends(simulation([*before, *first, *waiting], "sjf", "1x1", Options(durations=way)))
+        for way in WAYS
+    }
+    assert found["unknown"]["long-1"] < found["unknown"]["short-1"]
+    for way in ("learned", "known"):
+        assert found[way]["short-1"] < found[way]["long-1"], way
+
+
+def test_every_output_states_what_it_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table, a page and JSON are passed on: each states what no cluster will do for them."""
+    trace, page = tmp_path / "trace.csv", tmp_path / "page.html"
+    rows = "".join(f"{one.job_id},{one.submit_s},{one.duration_s},{one.gpus}\n" for one in BUSY)
+    trace.write_text("job_id,submit_s,duration_s,gpus\n" + rows)
+    both = ("compare", str(trace), "--cluster", CLUSTER, "--profiles", "fifo,srtf", "--seeds", "1")
+    assert main([*both, "--truth", "phases(launch_s=12)", "--start-latency", "3", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["profiles"]) == ["fifo", "srtf (learned)", "srtf (known)"]
+    assert [one["durations"] for one in found["profiles"].values()] == [None, "learned", "known"]
+    means = [one["means"]["avg_jct_s"]["mean"] for one in found["profiles"].values()]
+    assert means[2] < means[1], "an oracle does better"
+    assert [(run["profile"], run["durations"]) for run in found["runs"]] == [
+        ("fifo", None), ("srtf", "learned"), ("srtf", "known"),
+    ]  # fmt: skip
+    words = found["assumptions"]
+    assert words["run_times"].startswith("fifo: not read; srtf (learned): learned by the estimator")
+    assert words["restarts"].startswith("Each start costs 12 s, each end 5 s for saving")
+    assert "a task starts 3 s after its order" in words["latency"]
+    assert main([*both, "--durations", "unknown", "--report", str(page)]) == 0
+    table = capsys.readouterr().out
+    for text in (table, page.read_text()):
+        assert "Restarts: Free: a job starts in no time" in text
+        assert "Run times: fifo: not read; srtf: unknown to the policy." in text
+    one = ("simulate", str(trace), "--cluster", CLUSTER, "--profile", "srtf")
+    assert main([*one, "-o", "json"]) == 0
+    assert "from the trace" in json.loads(capsys.readouterr().out)["assumptions"]["run_times"]
+    assert main(list(one)) == 0
+    assert "Run times: srtf: known before the start, from the trace" in capsys.readouterr().out
