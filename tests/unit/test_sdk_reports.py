@@ -152,6 +152,20 @@ def test_the_loss_is_only_looked_at_when_a_line_is_written(fifo: Pipe, clock: Cl
     assert {line["loss"] for line in reported} == {0.25}
 
 
+def test_a_tensor_is_read_without_its_gradient(fifo: Pipe, meter: Meter) -> None:
+    """PyTorch warns in the job's output of each `float(loss)` of a loss that has a gradient."""
+
+    class Tensor:
+        def detach(self) -> float:
+            return 0.5
+
+        def __float__(self) -> float:
+            raise AssertionError("a warning")
+
+    meter.step(1, 10, Tensor())
+    assert fifo.lines() == [{"done": 1, "total": 10, "loss": 0.5}]
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e200, "much", [1, 2], 10**400])
 def test_a_loss_that_is_no_number_is_left_out(fifo: Pipe, meter: Meter, loss: Any) -> None:
     """The training diverges: that it goes on is still reported."""

@@ -88,11 +88,12 @@ class Meter:
 
 
 def _number(value: Any, kind: type[Number]) -> Number | None:
-    """None for a value that is not a number."""
+    """None for a value that is not a number. A tensor that has a gradient is read without it, which spares PyTorch's warning."""
     if value is None:
         return None
     try:
-        return kind(value)
+        detach = getattr(value, "detach", None)
+        return kind(value if detach is None else detach())
     except UNFIT:
         return None
 
