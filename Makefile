@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+PYTORCH := .venv-pytorch
 SEEDS ?= 500
 BIN := $(VENV)/bin
 ROLES := .penstock/roles
@@ -11,7 +12,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Three test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
-.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
@@ -60,6 +61,14 @@ faults: venv ## The long fault runs: more kills, more seeds than CI
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
 
+pytorch: venv ## Install PyTorch (3.2 GB) into .venv-pytorch; run libs/penstock/sdk/PYTORCH.md line by line
+	$(PYTHON) -m venv $(PYTORCH)
+	$(BIN)/uv pip install --python $(PYTORCH)/bin/python --require-hashes --no-deps -r tilt/pytorch.lock
+	rm -rf $(PYTORCH)/wheels
+	$(BIN)/python -m hatchling build -t wheel -d $(PYTORCH)/wheels
+	$(BIN)/uv pip install --python $(PYTORCH)/bin/python --no-index --no-deps --reinstall $(PYTORCH)/wheels/*.whl
+	$(BIN)/python -m pytest tests/e2e/test_pytorch.py -v
+
 up: venv ## Run everything on this machine until Ctrl-C
 	@$(BIN)/penstock up
 
@@ -79,4 +88,4 @@ docs: venv ## Generate the diagrams and tables in the docs from the code
 	$(BIN)/python -m infra.codegen.docs
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) .penstock bench.json
+	rm -rf $(VENV) $(PYTORCH) .penstock bench.json
