@@ -403,6 +403,10 @@ def test_a_pipeline_that_may_only_submit_cancels_its_job(up: Installation, place
     job_id = up.run("submit", "--detach", "--token-file", str(token), "--", "sleep", "60").stdout.strip()
     assert up.run("cancel", job_id, "--token-file", str(token)).returncode == 0
     assert up.run("watch", job_id).returncode == 11
+    followed = up.run("submit", "--token-file", str(token), "--", "true")
+    assert followed.returncode == 0, followed.stderr
+    assert "role read" in followed.stderr
+    assert up.run("watch", followed.stdout.strip()).returncode == 0
     unknown = up.run("cancel", "nightly", "--token-file", str(token))
     assert (unknown.returncode, "nightly" in unknown.stderr) == (1, True), unknown.stderr
 

@@ -11,7 +11,7 @@ from penstock.cli.common import Output, gateway
 from penstock.cli.output import Format, dump, duration, remark
 from penstock.cli.signals import exit_code, held, terminable
 from penstock.cli.tables import now_ms
-from penstock.client import Client
+from penstock.client import Client, NotPermitted
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
@@ -180,7 +180,7 @@ class Submission:
                 # A signal before the answer would leave a job of which only the gateway knows the id.
                 with held(really=self.cancels):
                     answer = self._hand_in()
-                return self._follow() if not self.detach else self._print(answer)
+                return self._print(answer) if self.detach or not self._may_follow() else self._follow()
             except KeyboardInterrupt as stop:
                 self._interrupted()
                 return int(exit_code(stop))
@@ -209,6 +209,17 @@ class Submission:
         else:
             print(self.job_id)
         return 0
+
+    def _may_follow(self) -> bool:
+        """A token that may submit and not read has done what it is for: the job is in."""
+        try:
+            self.client.get(f"/v1/jobs/{self.job_id}")
+        except NotPermitted as error:
+            remark(
+                f"submitted, and not followed: {error}; to follow a job, give a token with the role read. With --detach this is not tried."
+            )
+            return False
+        return True
 
     def _follow(self) -> int:
         data = self.output in (Format.JSON, Format.YAML)
