@@ -163,6 +163,15 @@ async def test_the_archive_of_another_log_is_refused(archive: Archive, tmp_path:
         await log.begin_offsets([PLACE])
 
 
+async def test_an_archive_that_is_newer_than_a_restored_log_is_named(log: Log, broker: MemoryBroker) -> None:
+    """Postgres was restored from last week's backup, the archive from yesterday's: it is the same log, and the remedy another one."""
+    broker.restore(PLACE, ARCHIVED - 2)
+    with pytest.raises(
+        ConfigurationError, match=f"ends at {ARCHIVED - 2}: the log was restored.*as old as the backup"
+    ):
+        await log.begin_offsets([PLACE])
+
+
 async def test_below_the_archive_there_is_nothing(broker: MemoryBroker, tmp_path: Path) -> None:
     """The archive begins later than the log did: a reader is refused, and waits for nothing."""
     archive = Archive(tmp_path / "archive")
