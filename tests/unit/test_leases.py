@@ -74,7 +74,7 @@ def test_a_dead_machines_job_runs_elsewhere(cell: CellDriver) -> None:
     assert "its probe is under way" in explain(cell.state, "j").text
     assert kinds(cell.feed(ProbeSent(node_id="n1", probe=probe))) == ["node.probe_sent", "timer.set"]
     assert cell.feed(ProbeSent(node_id="n1", probe=probe)).reason == "duplicate_probe"
-    assert "proven dead 50 s after" in explain(cell.state, "j").text
+    assert "proven dead in 50 s" in explain(cell.state, "j").text
     assert cell.at(sent_ms + 50_000 - 1) == []
     [expired] = cell.at(sent_ms + 50_000)
     assert kinds(expired) == ["timer.fired", "node.probe_expired"]
