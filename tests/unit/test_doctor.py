@@ -122,5 +122,11 @@ def test_the_answer_is_also_json_and_an_exit_code(tmp_path: Path, capsys: pytest
     assert not rows["address"]["well"]
     assert rows["address"].keys() == {"what", "well", "told", "remedy"}
     assert rows["gateway"]["remedy"]
+    settings.write_text("PENSTOCK_NODE_GATEWAY=http://127.0.0.1:7\n")
+    assert penstock(["doctor", "--env-file", str(settings)]) == 1
+    assert "no gateway at http://127.0.0.1:7" in capsys.readouterr().out
+    settings.write_text("PENSTOCK_SERVER=http://127.0.0.1:8\nPENSTOCK_NODE_GATEWAY=http://127.0.0.1:7\n")
+    assert penstock(["doctor", "--env-file", str(settings)]) == 1
+    assert "no gateway at http://127.0.0.1:8" in capsys.readouterr().out
     settings.write_text("PENSTOCK_NODE_ADDRESS\n")
     assert penstock(["--server", AWAY, "doctor", "--env-file", str(settings)]) == 2

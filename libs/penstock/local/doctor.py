@@ -16,6 +16,9 @@ from penstock.exits import Exit, Stop
 from penstock.local.env_file import read_env_file
 from penstock.local.machine import machine_findings
 
+SERVER = ("PENSTOCK_SERVER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA")
+OF_NODE = ("PENSTOCK_NODE_GATEWAY", "PENSTOCK_NODE_TOKEN_FILE", "PENSTOCK_NODE_CA")
+
 
 def doctor(
     ctx: typer.Context,
@@ -61,8 +64,9 @@ def _findings(env: Mapping[str, str], session: Session) -> Iterator[Finding]:
 
 
 def _gateway(env: Mapping[str, str], session: Session) -> Client:
-    """The one that this command names, else the one that the node-reporter's settings name."""
-    if session.server is not None or not env.get("PENSTOCK_NODE_GATEWAY"):
+    """The one that this command names, else that of the files of settings: PENSTOCK_SERVER, or a node-reporter's gateway."""
+    names = SERVER if env.get("PENSTOCK_SERVER") else OF_NODE
+    if session.server is not None or not env.get(names[0]):
         return session.gateway()
-    token, ca = session.token_file or env.get("PENSTOCK_NODE_TOKEN_FILE"), env.get("PENSTOCK_NODE_CA")
-    return Client(env["PENSTOCK_NODE_GATEWAY"], token_file=token, ca=ca, tries=1)
+    server, token, ca = (env.get(name) for name in names)
+    return Client(server, token_file=session.token_file or token, ca=session.ca or ca, tries=1)
