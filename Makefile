@@ -12,13 +12,13 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Three test processes for two cores, each with servers of its own; the tests of one module stay together, longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
-.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults chaos pytorch up kafka jaeger roles clean
+.PHONY: help venv lock demo test pytest-command lint schemas docs bench papers faults deploy-check chaos pytorch up kafka jaeger roles clean
 
 pytest-command:
 	@echo $(PYTEST)
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 venv: $(VENV)/.ready ## Prepare .venv with the locked packages and `penstock` itself
 
@@ -57,6 +57,9 @@ papers: venv ## Every published figure that PENSTOCK_DATA lets us reproduce (an 
 
 faults: venv ## The long fault runs: more kills, more seeds than CI
 	$(BIN)/python -m pytest tests/faults -m "" --faults-scale 30
+
+deploy-check: venv ## Follow infra/deploy/README.md, block by block, on six machines made of namespaces (root, systemd; some minutes)
+	$(BIN)/python -m pytest tests/e2e/test_deploy.py -m "" -v -s
 
 chaos: venv ## The fault laboratory: SEEDS runs of the real services (SEEDS=500); failures print their replay
 	$(BIN)/python -m tests.faults.laboratory --seeds $(SEEDS)
