@@ -85,18 +85,24 @@ class StepModel:
     def factor(self, level: float) -> float:
         """How many expected standard deviations hold a measurement with probability `level`, 0 < level < 1.
 
-        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal), and wider by
-        √(1 + PARAMETERS / cells): parameters were fitted to those very cells, and new ones lie further off. With few cells at
-        least Student's t, since the scale itself is then known from them only, and never less than expected.
+        The quantile of the cells' leave-one-out errors, with the correction of a finite sample (conformal); of so few cells
+        that there is none, Student's t of their root mean square. Wider by √(1 + PARAMETERS / cells): parameters were fitted to
+        those very cells, and new ones lie further off. With few cells at least Student's t of the scale of all of them,
+        which is then never taken for less than expected.
         """
         cells, both = len(self.table.cells), (1.0 + level) / 2.0
-        rank = ceil((cells + 1) * level)
-        least = float(ndtri(both)) if rank > cells else 0.0
-        if cells < HELD_OUT_FROM:
-            least = max(self.scale, 1.0) * float(stdtrit(SCALE_RUNS + cells, both))
-        if not cells:
-            return least
-        return max(least, float(self._held_out[min(rank, cells) - 1]) * sqrt(1 + len(PARAMETERS) / cells))
+        few = (
+            max(self.scale, 1.0) * float(stdtrit(SCALE_RUNS + cells, both)) if cells < HELD_OUT_FROM else 0.0
+        )
+        if cells < 2:
+            return few
+        rank, errors = ceil((cells + 1) * level), self._held_out
+        far = float(errors[min(rank, cells) - 1])
+        if rank > cells:
+            far = max(
+                far, float(stdtrit(cells - 1, both)) * sqrt(float((errors**2).mean())), float(ndtri(both))
+            )
+        return max(few, far * sqrt(1 + len(PARAMETERS) / cells))
 
     @cached_property
     def _residual(self) -> Floats:
