@@ -159,10 +159,14 @@ def judge(name: str, truth: Floats, predicted: Predictions) -> Judged:
     )
 
 
-def floor(runs: Runs) -> Mapping[str, float]:
+FEWEST_REPEATS = 10  # beyond the first of each cell; fewer show no variance
+
+
+def floor(runs: Runs, fewest: int = 1) -> Mapping[str, float]:
     """Label → the R² that no model can exceed: 1 − variance between repeats of one cell / variance of all.
 
-    A model cannot know which repeat it is asked about. Labels without repeats are left out.
+    A model cannot know which repeat it is asked about. Labels with fewer than
+    `fewest` repeats, beyond the first run of each cell, are left out.
     """
     cells = blocks([cell_of(task) for task in runs.tasks])
     found = {}
@@ -174,7 +178,7 @@ def floor(runs: Runs) -> Mapping[str, float]:
         repeats = [part for part in parts if len(part) > 1]
         freedom = sum(len(part) - 1 for part in repeats)
         total = float(np.nanvar(column))
-        if freedom and total > 0:
+        if freedom >= fewest and total > 0:
             between = sum(float(((part - part.mean()) ** 2).sum()) for part in repeats) / freedom
             found[name] = 1 - between / total
     return found

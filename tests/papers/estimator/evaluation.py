@@ -12,6 +12,7 @@ import orjson
 from penstock.runtime.csv_import import shown
 from tests.papers.estimator import left_out, step_evaluation
 from tests.papers.estimator.cross_validation import (
+    FEWEST_REPEATS,
     FOLDS,
     MODELS,
     SPLITS,
@@ -130,6 +131,10 @@ def run(asked: argparse.Namespace) -> int:
                     found[name] |= of_phases
     except TooFew as error:
         return refuse(str(error))
+    if not any(found.values()):
+        return refuse(
+            f"{asked.data}: nothing that both measured can be compared; name files with the same labels"
+        )
     show(asked, read, against, found)
     return OK
 
@@ -205,7 +210,7 @@ def over_seeds(predicted: Sequence[Mapping[str, Judged]]) -> Figures:
 def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Mapping[str, Figures]) -> None:
     """On stdout."""
     judged = read if against is None else against
-    ceiling = floor(judged.runs)
+    ceiling = floor(judged.runs, FEWEST_REPEATS)
     if asked.output == "json":
         whole = {
             "data": str(asked.data),
@@ -237,9 +242,9 @@ def show(asked: argparse.Namespace, read: Read, against: Read | None, found: Map
         first = [text.ljust(size) for text, size in zip(row[:2], wide[:2], strict=True)]
         rest = [text.rjust(size) for text, size in zip(row[2:], wide[2:], strict=True)]
         print("  ".join([*first, *rest]).rstrip())
-    print(
-        "\nR² of throughput is that of its logarithm. `repeats`: the R² that no model can exceed, from repeated cells."
-    )
+    print("\nR² of throughput is that of its logarithm.")
+    if ceiling:
+        print("`repeats`: the R² that no model can exceed, from repeated cells.")
 
 
 def _row(label: str, model: str, predicted: Mapping[str, Mapping[str, float]], seeds: int) -> tuple[str, ...]:

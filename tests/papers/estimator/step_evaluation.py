@@ -32,6 +32,7 @@ from tests.papers.estimator.step_validation import (
 OK, BAD_INPUT = 0, 2
 MOST_POINTS = 60
 MEASURED = ("15", "0.5")
+FEWEST_NEIGHBOURS = 10  # batches between two others; fewer show no scatter
 FEWEST_CELLS = 4  # for a half to be drawn
 NETWORK = "network"
 
@@ -103,9 +104,11 @@ def run(asked: argparse.Namespace, report: Tell) -> int:
                 report(
                     f"{case.model}: {len(case.pool.cells)} cells are too few to measure {one.text} and ask for others"
                 )
-        if usable:
+        if any(case.asked is None or without(case.asked, case.pool).cells for case in usable):
             found[one.text] = _figures(names, usable, one, asked.split, asked.seeds)
     if not found:
+        if cases and all(case.asked is not None for case in cases):
+            report(f"nothing is left to ask about: {asked.data} has all cells of {asked.against}")
         return BAD_INPUT
     judged_on = read if against is None else against
     floor = {model: noise(table) for model, table in judged_on.tables.items()}
@@ -143,14 +146,15 @@ def _report_of(path: str, file: Steps, report: Tell) -> None:
 
 
 def _cases(read: Steps, against: Steps | None) -> list[Case]:
-    """Each model is taught by the other models of `read` alone.
+    """Each model is taught by the other models of `read` alone, on whatever GPU.
 
     With `against`: of a model that both hold, what `read` has is measured and what `against` has is asked.
     """
     judged_on = read if against is None else against
     cases = []
     for model, table in judged_on.tables.items():
-        others = [other for name, other in read.tables.items() if name != model]
+        network = judged_on.networks[model]
+        others = [other for name, other in read.tables.items() if read.networks[name] != network]
         prior = learn_prior(others, np.random.default_rng(1))
         both = against is not None and model in read.tables
         cases.append(Case(model, read.tables[model] if both else table, table if both else None, prior))
@@ -231,8 +235,10 @@ def _show(
     found: Mapping[str, Mapping[str, Mapping[Whose, Figures]]],
 ) -> None:
     """On stdout."""
-    floors = {(NETWORK, model): judged([Errors(part, np.zeros(0))]) for model, part in floor.items()}
-    floors[POOLED] = judged([Errors(part, np.zeros(0)) for part in floor.values()])
+    parts = {(NETWORK, model): [Errors(part, np.zeros(0))] for model, part in floor.items()}
+    parts[POOLED] = [one for own in parts.values() for one in own]
+    scatter = {whose: judged(own) for whose, own in parts.items()}
+    floors = {whose: one for whose, one in scatter.items() if one.cells >= FEWEST_NEIGHBOURS}
     if asked.output == "json":
         whole = {
             "data": str(asked.data),
@@ -271,8 +277,10 @@ def _show(
         print("  ".join([*first, *rest]).rstrip())
     print(
         "\nError: |predicted / measured − 1|. `genie` speaks of even placements alone; a light profile is its own."
-        "\n`noise`: what single measurements scatter by, from their neighbours in batch size; no model\nfalls far below."
     )
+    if floors:
+        print("`noise`: what single measurements scatter by, from their neighbours in batch size; no model")
+        print("falls far below.")
 
 
 def _nested(predicted: Mapping[Whose, Mapping[str, Any]]) -> Mapping[str, Any]:

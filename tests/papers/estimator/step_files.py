@@ -20,13 +20,16 @@ from tests.papers.estimator.run_files import MAX_NAME, NUMBER, BadData, Rejected
 COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "model": ("model", "workload"),
+        "gpu": ("gpu", "gpu_model"),
         "placement": ("placement",),
         "batch": ("local_bsz", "local_batch"),
         "step_s": ("step_time", "step_s", "step_time_s"),
     }
 )
 """What is read → the names that a column may have. Without `model` a table is named by its file, or, if it is called as
-Pollux calls its tables, by its folder."""
+Pollux calls its tables, by its folder. With `gpu` each GPU model has a table of its own."""
+Name = tuple[str, str]
+"""Model and GPU model of a table; the latter empty without such a column."""
 REQUIRED = ("placement", "batch", "step_s")
 NAMED_BY_FOLDER = "placements"
 DIGITS = re.compile(r"[1-9]{1,4096}")
@@ -40,7 +43,9 @@ class Steps:
     """What the files hold."""
 
     tables: Mapping[str, Table]
-    """Model → its cells, each once: repeats are averaged."""
+    """Model, or "MODEL on GPU" → its cells, each once: repeats are averaged."""
+    networks: Mapping[str, str]
+    """Name of a table → its model, which may have a table per GPU model."""
     measured: int
     rejected: tuple[Rejected, ...]
     ignored: tuple[str, ...]
@@ -64,7 +69,7 @@ def read_steps(path: Path) -> Steps:
     tables = [file for file in files if _is_table(file)] if path.is_dir() else files
     if not tables:
         raise BadData(f"{path}: a folder without a table of placement, local_batch and step_s")
-    found: dict[str, list[Measurement]] = {}
+    found: dict[Name, list[Measurement]] = {}
     rejected: list[Rejected] = []
     ignored: dict[str, None] = {}
     problems = []
@@ -76,7 +81,8 @@ def read_steps(path: Path) -> Steps:
     if problems:
         raise BadData("\n".join(problems))
     steps = Steps(
-        {model: table(measured) for model, measured in sorted(found.items())},
+        {_shown(name): table(measured) for name, measured in sorted(found.items())},
+        {_shown(name): name[0] for name in sorted(found)},
         sum(map(len, found.values())),
         tuple(rejected),
         tuple(ignored),
@@ -102,7 +108,7 @@ def _is_table(file: Path) -> bool:
 
 
 def _read_file(
-    file: Path, asked: Path, found: dict[str, list[Measurement]], rejected: list[Rejected]
+    file: Path, asked: Path, found: dict[Name, list[Measurement]], rejected: list[Rejected]
 ) -> Sequence[str]:
     """The columns that were not looked at. Raises `BadFile`."""
     text = text_of(file)
@@ -120,20 +126,25 @@ def _read_file(
     problems: list[Problem] = []
     bad: list[tuple[int, str]] = []
     for line, read in rows(text, plain, _measurement, problems):
-        reason = read if isinstance(read, str) else why_rejected(read[1])
+        reason = read if isinstance(read, str) else why_rejected(read[2])
         if isinstance(read, str) or reason:
             bad.append((line, str(reason)))
         else:
-            found.setdefault(read[0] or own_name, []).append(read[1])
+            found.setdefault((read[0] or own_name, read[1]), []).append(read[2])
     bad += [(problem.line, problem.text) for problem in problems]
     rejected += [Rejected(f"{where}:{line}", reason) for line, reason in sorted(bad)]
     return [name for name, ours in zip(names, plain, strict=True) if ours not in COLUMNS]
 
 
-def _measurement(row: Row) -> tuple[str, Measurement] | str:
-    """(model or nothing, measurement) of one line, or why there is none."""
-    model, shape = row.text("model"), row.text("placement")
-    if len(model) > MAX_NAME:
+def _shown(name: Name) -> str:
+    model, gpu = name
+    return f"{model} on {gpu}" if gpu else model
+
+
+def _measurement(row: Row) -> tuple[str, str, Measurement] | str:
+    """(model or nothing, GPU model or nothing, measurement) of one line, or why there is none."""
+    model, gpu, shape = row.text("model"), row.text("gpu"), row.text("placement")
+    if max(len(model), len(gpu)) > MAX_NAME:
         return f"a name is longer than {MAX_NAME} characters"
     if DIGITS.fullmatch(shape):
         placement = tuple(map(int, shape))
@@ -144,4 +155,4 @@ def _measurement(row: Row) -> tuple[str, Measurement] | str:
     for name in ("batch", "step_s"):
         if not NUMBER.fullmatch(row.text(name)):
             return f"{COLUMNS[name][-1]} is no number"
-    return model, Measurement(Cell(placement, float(row.text("batch"))), float(row.text("step_s")))
+    return model, gpu, Measurement(Cell(placement, float(row.text("batch"))), float(row.text("step_s")))

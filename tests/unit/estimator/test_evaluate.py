@@ -205,3 +205,39 @@ def test_phase_times_are_judged_where_a_file_shows_them(
     assert found["launch_s"]["r2"]["mean"] > 0.8
     assert found["launch_s"]["runs"]["mean"] == len(lines) - 2
     assert "1 × launch_s is out of all range (first: phases.csv:4)" in err
+
+
+def test_each_gpu_model_is_left_out_alone(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An operator who buys a new card asks how far estimates on it may be off: a row for each card that he has."""
+    assert main([str(table), "--left-out", "--split", "families", "-o", "json"]) == 0
+    groups = orjson.loads(capsys.readouterr().out)["groups"]
+    memory = [row for row in groups if row["label"] == MEMORY]
+    assert {row["group"] for row in memory} == set(cluster.GPUS)
+    assert sum(row["asked"] for row in memory) == len(cluster.tasks())
+    assert min(row["inside"] for row in memory) >= 0.88
+    assert main([str(table), "--left-out"]) == 2
+    assert "choose families or networks" in capsys.readouterr().err
+
+
+def test_a_comparison_of_nothing_is_refused(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other file measured the network's bandwidth alone, and no run of the history did."""
+    other = tmp_path / "other.csv"
+    other.write_text("gpu,num_gpu,workload,bandwidth_mbps\nV100,1,bert,90\nV100,2,bert,80\n")
+    assert main([str(table), "--against", str(other), "--model", "linear"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "nothing that both measured" in err
+
+
+def test_repeats_of_too_few_cells_show_no_ceiling(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One run stands twice in the file: that is no figure of how far repeats are apart."""
+    header, *rows = table.read_text().splitlines()
+    few = tmp_path / "few.csv"
+    unlike = {(row.split(",")[0], *row.split(",")[1:4]): row for row in rows}
+    few.write_text("\n".join([header, *unlike.values(), rows[0]]))
+    assert main([str(few), "--model", "linear"]) == 0
+    assert "repeats" not in capsys.readouterr().out

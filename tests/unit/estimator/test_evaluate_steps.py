@@ -203,3 +203,50 @@ def test_a_model_without_place_for_a_cell_is_not_judged_there() -> None:
     truth = Table((Cell((1, 2), 8), Cell((2,), 8)), np.zeros(2), np.ones(2))
     found = errors(Predicted(np.array([math.nan, math.inf]), np.array([math.nan, math.nan])), truth)
     assert found.relative.tolist() == [math.inf]
+
+
+def test_tables_of_several_gpu_models_are_judged_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file of a cluster with two kinds of GPUs, one three times as fast: no mean of both, and neither teaches the other's prior."""
+    path = tmp_path / "cluster.csv"
+    rows = [f"bert,V100,{line}" for line in lines(0.2)]
+    slow = [(*line.rsplit(",", 1),) for line in lines(0.2, seed=1)]
+    rows += [f"bert,K80,{cell},{3 * float(step_s):.6g}" for cell, step_s in slow]
+    path.write_text("\n".join([f"model,gpu,{HEADER}", *rows]))
+    steps = read_steps(path)
+    assert {name: len(one.cells) for name, one in steps.tables.items()} == {
+        "bert on K80": 60,
+        "bert on V100": 60,
+    }
+    assert set(steps.networks.values()) == {"bert"}
+    assert not steps.ignored
+    assert main([str(path), "--measured", "15", "--model", "penstock", "-o", "json"]) == 0
+    found = orjson.loads(capsys.readouterr().out)
+    ours = found["measured"]["15"]["penstock"]["networks"]
+    assert set(ours) == {"bert on K80", "bert on V100"}
+    assert max(one["median"]["mean"] for one in ours.values()) < 0.2
+
+
+def test_a_comparison_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """This month's table holds only cells that are in last month's: nothing is left to ask about."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "bert.csv").write_text("\n".join([HEADER, *lines(0.2)]))
+    assert main([str(old), "--against", str(new), "--model", "forest"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "nothing is left to ask about" in err
+
+
+def test_noise_of_too_few_neighbours_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two batch sizes of each placement have no third between them."""
+    path = tmp_path / "bert.csv"
+    rows = [line for line in lines(0.2) if line.split(",")[1] in ("8", "16")]
+    path.write_text("\n".join([HEADER, *rows]))
+    assert main([str(path), "--measured", "0.5", "--model", "forest"]) == 0
+    assert "noise" not in capsys.readouterr().out
+    assert main([str(path), "--measured", "0.5", "--model", "forest", "-o", "json"]) == 0
+    found = orjson.loads(capsys.readouterr().out)
+    assert found["noise"] == {"networks": {}}
