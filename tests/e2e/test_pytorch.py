@@ -13,6 +13,7 @@ import yaml
 
 from penstock.cli.app import run
 from penstock.cli.jobspec import build, read_job_file
+from penstock.exits import Exit
 from tests.e2e.conftest import PENSTOCK, ROOT, Installation
 
 PAGE = ROOT / "libs/penstock/sdk/PYTORCH.md"
@@ -21,6 +22,11 @@ JOB = ROOT / "tilt/jobs/pytorch-ddp.yaml"
 LOCK = ROOT / "tilt/pytorch.lock"
 PYTHON = ROOT / ".venv-pytorch/bin/python"
 PATIENCE_S = 400.0  # an import of PyTorch alone takes 4 s of a processor
+OUT_OF_MEMORY = {
+    "torch.empty(1 << 50)": "out of host memory (the program reported DefaultCPUAllocator)",
+    "raise torch.OutOfMemoryError": "out of GPU memory (the program reported torch.OutOfMemoryError)",
+}
+"""Errors of the real PyTorch, as `describe job` names them."""
 INSTALLS = ("python3 -m venv ", ".venv-pytorch/bin/pip ", "penstock up ")  # `make pytorch` does these
 
 
@@ -124,6 +130,15 @@ def test_the_page_runs_line_by_line(place: Path) -> None:
         assert installation.run("submit", "-f", str(JOB), timeout_s=PATIENCE_S).returncode == 0
         [whole] = [line for line in logs(installation).splitlines() if line.startswith("done: ")]
         assert whole in resumed.splitlines(), "the weights of a run that was never stopped"
+        for error, named in OUT_OF_MEMORY.items():
+            script = (
+                f"from penstock.sdk.out_of_memory import *; report_out_of_memory(); import torch; {error}"
+            )
+            asked = ("--venv", str(PYTHON.parents[1]), "--gpus", "1", "--host-memory", "4GiB")
+            failed = installation.run("submit", "--name", "lacks", *asked, "--", "python", "-c", script)
+            assert failed.returncode == Exit.FAILED, failed.stderr
+            described = installation.run("describe", "job", failed.stdout.split()[0]).stdout
+            assert named in " ".join(described.replace("│", " ").split())
     finally:
         installation.stop()
 

@@ -134,6 +134,29 @@ def test_a_job_that_outgrows_a_guess_is_given_more_and_one_that_outgrows_its_req
         assert "Ask for more with --host-memory 128MiB" in shown
 
 
+def test_a_retry_is_estimated_with_what_another_run_has_shown_meanwhile(
+    up: Installation, tmp_path: Path
+) -> None:
+    """Nothing is known of either; the one succeeds, then the other's first attempt fails. What it needs is no guess any more."""
+    go, job = tmp_path / "go", tmp_path / "job.yaml"
+    script = f'until [ -z "$FAILS" ] || [ -e {go} ]; do sleep 0.05; done; exit "${{FAILS:-0}}"'
+    job.write_text(
+        json.dumps({"command": ["sh", "-c", script], "retry": {"max_attempts": 2, "backoff": "1m"}})
+    )
+    assert up.run("submit", "-d", "-f", str(job), "--name", "flaky", "-e", "FAILS=1").returncode == 0
+    assert up.run("submit", "-f", str(job), "--name", "sound").returncode == 0
+    go.touch()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found := facts(answer(up, "events", "flaky"), "penstock.job.estimated")) < 2:
+        assert time.monotonic() < deadline, up.run("describe", "job", "flaky").stdout
+    first, second = found
+    assert [first["estimate"]["tier"], second["estimate"]["tier"]] == ["default", "history"]
+    assert [first.get("attempt"), second["attempt"]] == [None, 2]
+    assert second["estimate"]["worker"]["host_memory_mib"] < 200, "what the other run was measured to use"
+    assert {job["status"] for job in jobs(up, "flaky")} == {"backoff"}, "it shortens no back-off"
+    assert up.run("cancel", "flaky").returncode == 0
+
+
 def test_the_python_client_does_what_its_page_says(up: Installation, place: Path) -> None:
     """A pipeline's author copies the three examples, and the type checker of the editor finds the types."""
     folder = ROOT / "libs/penstock/client"
