@@ -10,7 +10,7 @@ from penstock.policies.profiles import READ_DURATIONS
 from penstock.screen import console, plain_table
 from penstock.simulator.assumptions import LABELS
 from penstock.simulator.comparison import COUNTED, Standing, best_of
-from penstock.simulator.report.metrics import METRICS, says_something, shown, spread
+from penstock.simulator.report.metrics import METRICS, UNFINISHED, says_something, shown, spread
 from penstock.simulator.runs import Result
 from penstock.simulator.statistics import CONFIDENCE, Mean
 
@@ -54,7 +54,7 @@ def figures_table(keys: Mapping[str, object]) -> Table:
     table.add_column("", style="dim", overflow="fold")
     finished = bool(keys["finished_jobs"])
     for name, value in keys.items():
-        if not says_something(name, finished=finished):
+        if not says_something(name, finished=finished) or (name in UNFINISHED and not value):
             continue
         metric = METRICS.get(name)
         table.add_row(name, shown(name, value), metric.means if metric is not None else "")

@@ -7,8 +7,16 @@ from typing import NamedTuple
 from penstock.charts.report import Cell, Folded, Page, Section, Table
 from penstock.model.codec import encode
 from penstock.simulator.assumptions import LABELS
-from penstock.simulator.comparison import CLOCKED, Standing, best_of
-from penstock.simulator.report.metrics import METRICS, RATED, duration, says_something, shown, spread
+from penstock.simulator.comparison import CLOCKED, COUNTED, Standing, best_of
+from penstock.simulator.report.metrics import (
+    METRICS,
+    RATED,
+    UNFINISHED,
+    duration,
+    says_something,
+    shown,
+    spread,
+)
 from penstock.simulator.report.series import MAX_DETAILED, RunSeries
 from penstock.simulator.runs import Result
 
@@ -79,7 +87,9 @@ def ledger_report(
     rows = [
         [_heading(key), _cell(key, value)]
         for key, value in figures.items()
-        if not isinstance(value, str) and says_something(key, finished=finished)
+        if not isinstance(value, str)
+        and says_something(key, finished=finished)
+        and (value or key not in UNFINISHED)
     ]
     digest = figures.get("ledger_hash")
     made_of = [("Ledger", background.trace), ("Cell", background.cluster), *background.more]
@@ -198,7 +208,7 @@ def _note(several: bool, repeated: bool) -> str:
 
 def _rows(standings: Sequence[Standing], results: Sequence[Result]) -> list[list[Cell]]:
     finished = any(result.figures.finished_jobs for result in results)
-    keys = [key for key in METRICS if key != "ledger_hash" and says_something(key, finished=finished)]
+    keys = [key for key in METRICS if key in COUNTED and says_something(key, finished=finished)]
     return [
         [
             _heading(key),

@@ -1,6 +1,6 @@
 """Chart definitions of a simulator's report: load, queue, distributions, Gantt chart, utilisation per node, latencies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -19,12 +19,13 @@ from penstock.charts.plots import (
     zoom,
 )
 from penstock.charts.report import Chart, Drawing, Panel, Section
+from penstock.counting import count
 from penstock.simulator.report.metrics import duration
 from penstock.simulator.report.series import MAX_DETAILED, RunSeries, cdf_of, smooth
 from penstock.simulator.report.timeline import EXITED, STOPPED
 
-MODELS = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
-"""For kinds of jobs: no grey, which stands for all others."""
+PALETTE = (*CATEGORICAL[:6], "#B8A800", "#7A4B2B")
+"""For owners and jobs: no grey, which stands for all others."""
 OTHERS = "#9A9A9A"
 SIZES = ("#443983", "#31688E", "#21918C", "#35B779", "#7AD151", "#B8C41F", "#E0A100")
 """Rising, for sizes."""
@@ -80,7 +81,7 @@ def sections(runs: Sequence[RunSeries], assumed: str = "") -> list[Section]:
         ]
         return Section(key, title, caption, drawings) if drawings else None
 
-    meanings = dict.fromkeys(_groups(run)[0] for run in detailed if len(run.gantt.job))
+    meanings = dict.fromkeys(_groups(run).meaning for run in detailed if len(run.gantt.job))
     found = [
         _load(runs, unit),
         _queue(runs, unit) if waited else None,
@@ -188,10 +189,14 @@ def _startable(run: RunSeries, unit: TimeUnit) -> Chart:
     for place, size in enumerate(sizes):
         rank = place / max(1, len(sizes) - 1)
         curve, room = run.startable[size], run.room[size]
-        colour, name = (
-            SIZES[round(rank * (len(SIZES) - 1))],
-            f"{size} GPU{'s' if size > 1 else ''} (of {room:,})",
+        colour = SIZES[round(rank * (len(SIZES) - 1))]
+        shape = run.shapes.get(size)
+        gang = (
+            f" as {shape.workers} × {shape.gpus_per_worker}"
+            if shape is not None and shape.workers > 1
+            else ""
         )
+        name = f"{count(size, 'GPU')}{gang} (of {room:,})"
         width = 4.0 - 3.0 * rank  # where lines coincide, all are visible
         x, y = curve.at_s / unit.seconds, curve.value / room
         series.append(Series(name, x, y, colour, width=width))
@@ -234,31 +239,30 @@ def _waited_less(runs: Sequence[RunSeries]) -> str:
 # ------------------------------------------------------------------------------------------------- bars
 
 
-def _groups(run: RunSeries) -> tuple[str, list[str], dict[str, str]]:
-    """What colours mean; group of each bar; group → colour. Models, else single jobs, else sizes."""
+class Groups(NamedTuple):
+    """What colours mean. `of_bar`: group of each bar. `legend`: whether groups have names that say something."""
+
+    meaning: str
+    of_bar: Sequence[str]
+    colours: Mapping[str, str]
+    legend: bool = True
+
+
+def _groups(run: RunSeries) -> Groups:
+    """Owners where there are several, the most frequent by their own colour; else jobs, in turn where they are many."""
     notes = [run.jobs[int(job)] for job in run.gantt.job]
-    models = [note.model for note in run.jobs.values() if note.model]
-    if models:
-        frequent = sorted(set(models), key=lambda model: (-models.count(model), model))[: len(MODELS)]
-        colours = dict(zip(sorted(frequent), MODELS, strict=False))
-        groups = [note.model if note.model in colours else "other" for note in notes]
-        return "model", groups, {**colours, **({"other": OTHERS} if "other" in groups else {})}
-    if len(run.jobs) <= len(MODELS):
+    owners = [note.owner for note in run.jobs.values()]
+    if len(set(owners)) > 1:
+        frequent = sorted(set(owners), key=lambda owner: (-owners.count(owner), owner))[: len(PALETTE)]
+        colours = dict(zip(sorted(frequent), PALETTE, strict=False))
+        groups = [note.owner if note.owner in colours else "other" for note in notes]
+        return Groups("owner", groups, {**colours, **({"other": OTHERS} if "other" in groups else {})})
+    if len(run.jobs) <= len(PALETTE):
         ids = sorted(note.job_id for note in run.jobs.values())
-        return "job", [note.job_id for note in notes], dict(zip(ids, MODELS, strict=False))
-    sizes = (
-        (1, "1 GPU"),
-        (2, "2 GPUs"),
-        (4, "3 – 4 GPUs"),
-        (8, "5 – 8 GPUs"),
-        (16, "9 – 16 GPUs"),
-        (inf, "more"),
-    )
-    groups = [next(name for largest, name in sizes if note.gpus <= largest) for note in notes]
-    return (
-        "size of the job",
-        groups,
-        {name: colour for (_, name), colour in zip(sizes, SIZES, strict=False) if name in groups},
+        return Groups("job", [note.job_id for note in notes], dict(zip(ids, PALETTE, strict=False)))
+    turns = {str(turn): colour for turn, colour in enumerate(PALETTE)}
+    return Groups(
+        "job, in turn", [str(int(job) % len(PALETTE)) for job in run.gantt.job], turns, legend=False
     )
 
 
@@ -267,7 +271,7 @@ def _gantt(run: RunSeries) -> Chart:
     unit = time_unit(gantt.window_s[1] - gantt.window_s[0])
     heights = np.array([max(1, gpus) + GAP for _, gpus in gantt.rows])
     tops = np.concatenate(([0.0], np.cumsum(heights)))
-    _, groups, colours = _groups(run)
+    groups = _groups(run)
     top = tops[gantt.node] + gantt.y
     thickness = np.maximum(
         0.6 * gantt.height, gantt.height - 0.14
@@ -278,7 +282,8 @@ def _gantt(run: RunSeries) -> Chart:
         x2=gantt.end_s / unit.seconds,
         y=top + (gantt.height - thickness) / 2,
         y2=top + (gantt.height + thickness) / 2,
-        group=groups,
+        group=groups.of_bar,
+        owner=[note.owner or "–" for note in notes],
         job=[note.job_id for note in notes],
         model=[note.model or "–" for note in notes],
         gpus=[note.gpus for note in notes],
@@ -304,8 +309,12 @@ def _gantt(run: RunSeries) -> Chart:
     drawn = base.mark_rect(style="bars", strokeWidth=0.6 if outlined else 0, clip=True).encode(
         x2="x2:Q",
         y2="y2:Q",
-        color=alt.Color("group:N", scale=alt.Scale(domain=list(colours), range=list(colours.values()))),
-        tooltip=["job:N", "model:N", "size:N", "time:N", "end:N"],
+        color=alt.Color(
+            "group:N",
+            scale=alt.Scale(domain=list(groups.colours), range=list(groups.colours.values())),
+            legend=alt.Legend() if groups.legend else None,
+        ),
+        tooltip=["job:N", "owner:N", "model:N", "size:N", "time:N", "end:N"],
     )
     every = -(-len(gantt.rows) // MAX_NODE_LABELS)
     nodes = table(

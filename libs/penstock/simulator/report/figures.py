@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock.ledger.state import HOLDING
+from penstock.simulator.report.metrics import UNFINISHED
 from penstock.simulator.report.timeline import Timeline
 
 
@@ -31,8 +33,21 @@ def figures_of(timeline: Timeline) -> Mapping[str, float | str]:
         "fragmentation": float(idle @ passed_s) / capacity_s,
         "finished_jobs": count,
         "unfinished_jobs": len(timeline.jobs) - count,
+        **unfinished(timeline),
         "preemptions": timeline.preemptions,
         **(
             {"records": timeline.records, "ledger_hash": timeline.replica.head.id} if timeline.records else {}
         ),
     }
+
+
+def unfinished(timeline: Timeline) -> Mapping[str, int]:
+    """Key of `UNFINISHED` → how many jobs; their sum is `unfinished_jobs`."""
+    found = dict.fromkeys(UNFINISHED, 0)
+    for job in timeline.jobs:
+        if job.outcome == "succeeded":
+            continue
+        live = timeline.state.jobs.get(job.job_id)
+        state = job.outcome or ("running" if live is not None and live.status in HOLDING else "waiting")
+        found["timed_out_jobs" if state.startswith("timed_out") else f"{state}_jobs"] += 1
+    return found

@@ -49,6 +49,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         ),
         "finished_jobs": Metric("Finished jobs", "count", "high", "Jobs whose work was done."),
         "unfinished_jobs": Metric("Unfinished jobs", "count", "low", "Jobs that had come and were not done."),
+        "failed_jobs": Metric("of these, failed", "count", "", "Their last attempt ended with an error."),
+        "cancelled_jobs": Metric("of these, cancelled", "count", "", "Users or operators cancelled them."),
+        "timed_out_jobs": Metric("of these, timed out", "count", "", "They waited or ran longer than they may."),
+        "unschedulable_jobs": Metric("of these, too large", "count", "", "No node could ever hold them."),
+        "running_jobs": Metric("of these, still running", "count", "", "They held GPUs when the ledger ended."),
+        "waiting_jobs": Metric("of these, still waiting", "count", "", "They waited when the ledger ended."),
         "preemptions": Metric("Preemptions", "count", "", "How often a running job had to give way."),
         "events": Metric("Events", "count", "", "Arrivals and completions."),
         "events_per_s": Metric(
@@ -61,6 +67,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     }
 )  # fmt: skip
 
+UNFINISHED = (
+    "failed_jobs",
+    "cancelled_jobs",
+    "timed_out_jobs",
+    "unschedulable_jobs",
+    "running_jobs",
+    "waiting_jobs",
+)
+"""What became of unfinished jobs; of a ledger only."""
 RATED = tuple(key for key, metric in METRICS.items() if metric.better and metric.unit in ("s", "share"))
 """What policies are compared by."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from penstock.model.transitions import NodeStatus
 from penstock.model.types import WHOLE_GPU
 from penstock.simulator.report.timeline import SIZES, Rows, Timeline
+from penstock.simulator.traces.jobs import Shape
 
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -80,6 +81,7 @@ class JobNote(NamedTuple):
     job_id: str
     model: str
     gpus: float
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class RunSeries:
     waited: bool
     """Whether a job was ever found waiting at the end of a moment."""
     latencies: Sequence[Latency] = ()
+    shapes: Mapping[int, Shape] = field(default_factory=dict)
+    """Size of a job → its gang on this cluster's largest nodes."""
 
 
 @dataclass(slots=True)
@@ -173,13 +177,14 @@ def series_of(
         gantt=gantt,
         heat=_heat(timeline, end_s) if gantt.left_out else None,
         jobs={
-            int(index): JobNote(job.job_id, job.model, job.gpus)
+            int(index): JobNote(job.job_id, job.model, job.gpus, job.owner)
             for index in np.unique(gantt.job)
             for job in (timeline.jobs[index],)
         },
         waited=bool(steps["waiting"].any()),
         largest_job=max((job.gpus for job in timeline.jobs), default=0.0),
         latencies=stopwatch.latencies() if stopwatch is not None else (),
+        shapes=timeline.shapes,
     )
 
 

@@ -5,7 +5,7 @@ streams: the same ledger gives the same charts. Times are the ledger's, in ms si
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +53,7 @@ class Job:
     job_id: str
     model: str
     submitted_ms: int
+    owner: str = ""
     gpus: float = 0.0
     """Of the whole gang; a share of a GPU counts as such."""
     ended_ms: int = NEVER
@@ -111,6 +112,11 @@ class Timeline:
     def bars(self) -> Rows:
         """Rows of `BAR`."""
         return np.array(self._bars).view(BAR)
+
+    @property
+    def shapes(self) -> Mapping[int, Shape]:
+        """Size of a job → its gang on the largest nodes there were."""
+        return dict(zip(SIZES, self._shapes, strict=False))
 
     @property
     def steps(self) -> Rows:
@@ -193,7 +199,7 @@ class Timeline:
         match event:
             case external_events.JobSubmitted():
                 self._job_at[event.job_id] = len(self.jobs)
-                self.jobs.append(Job(event.job_id, event.spec.model or "", self.now_ms))
+                self.jobs.append(Job(event.job_id, event.spec.model or "", self.now_ms, event.spec.owner))
                 self._sized(event.job_id)
             case JobEstimated():
                 self._sized(event.job_id)
