@@ -81,7 +81,6 @@ async def _everything(
 
     folder = Path(sys.argv[1])
     os.environ["PENSTOCK_GATEWAY_BIND"] = "127.0.0.1:0"
-    folder.mkdir(exist_ok=True)
     log_key = key_file_at(folder / "logs.key")
     os.environ["PENSTOCK_NODE_LOG_KEY"] = str(log_key)
     shared = await open_log(settings.log_url, "local").start()

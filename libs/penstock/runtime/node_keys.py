@@ -83,6 +83,7 @@ def operator_key(env: Mapping[str, str] = os.environ) -> bytes | None:
 def key_file_at(path: Path) -> Path:
     """The same path, with a new key in it unless there is one; of several that ask at once all get the first one's."""
     if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # mode 0600
             file.write(os.urandom(SEED_BYTES))
             file.flush()
