@@ -230,6 +230,8 @@ def test_the_page_is_followed_word_by_word(cluster: dict[str, Machine]) -> None:
         assert "✗" not in outputs[name], outputs[name]
         assert outputs[name].count("✓") > 10, outputs[name]
     assert len(places(until_status(desk, "first", "succeeded"))) > 1
+    ranks = set(re.findall(r"(\d) of 3 meets at 10\.", outputs["desk"]))
+    assert ranks == {"0", "1", "2"}, outputs["desk"]
     meet_over_machines(desk)
     script = (
         "trap 'exit 9' TERM; i=0; while [ $i -lt 600 ] && [ ! -e /tmp/go ]; do sleep 0.5; i=$((i+1)); done"

@@ -92,8 +92,19 @@ def test_the_gateways_certificate_is_dated_and_named(tmp_path: Path) -> None:
     found = by_name(env)["certificate"]
     assert found.found.startswith("for 127.0.0.1; until ")
     assert found.remedy == f"renew {tmp_path}/certificate.pem"
+    env["PENSTOCK_NODE_LOG_CA"] = str(tmp_path / "ca.pem")
+    assert "task user" not in by_name(env), "the authority of nodes' logs is a gateway's setting"
     env["PENSTOCK_GATEWAY_BIND"] = "0.0.0.0:8742"
     assert "set PENSTOCK_TOKENS" in by_name(env)["certificate"].remedy
+    node = {
+        "PENSTOCK_NODE_LOG_TLS_CERT": str(tmp_path / "certificate.pem"),
+        "PENSTOCK_NODE_LOG_TLS_KEY": str(tmp_path / "ca.key"),
+    }
+    wrong = by_name({**node, "PENSTOCK_LOG": "postgresql://127.0.0.1:9/p", "PENSTOCK_ALLOW_ROOT": "1"})[
+        "certificate"
+    ]
+    assert "PENSTOCK_NODE_LOG_TLS_KEY" in wrong.found
+    assert "is not the key" in wrong.found
     env["PENSTOCK_TOKENS"] = private(tmp_path / "tokens", "")
     assert "penstock token" in by_name(env)["tokens"].remedy
 

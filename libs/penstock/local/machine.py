@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.cli.doctor import Finding
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.local.reach import database_findings, dated, gateway_findings, log_findings
+from penstock.local.reach import database_findings, dated, gateway_findings, log_findings, names_of
 from penstock.private_files import read_private_text
 from penstock.redaction import without_passwords
 
@@ -22,13 +22,14 @@ NVIDIA_SMI_TIMEOUT_S = 10.0
 MIN_FREE_BYTES = 1 << 30  # of a state folder: journals are small, tasks' logs have 64 MiB each
 MIN_FREE_SHARE = 0.05
 NODE_SETTINGS = ("PENSTOCK_NODE_", "PENSTOCK_TASK_USER", "PENSTOCK_MACHINE_ID", "PENSTOCK_SECRETS_DIR")
-"""Beginnings of variables that belong to a node-reporter's settings alone."""
+"""Beginnings of variables that belong to a node-reporter's settings."""
+OF_GATEWAY_TOO = ("PENSTOCK_NODE_LOG_CA", "PENSTOCK_NODE_LOG_KEY", "PENSTOCK_NODE_LOG_ARCHIVE")
 NEEDED_BY_NODE = ("httpx", "psutil", "pynvml")
 
 
 def machine_findings(env: Mapping[str, str]) -> Iterator[Finding]:
     """Of this machine, with the settings of `env`."""
-    node = any(name.startswith(NODE_SETTINGS) for name in env)
+    node = any(name.startswith(NODE_SETTINGS) and name not in OF_GATEWAY_TOO for name in env)
     new = sys.version_info[:2] >= MIN_PYTHON
     yield Finding("Python", platform.python_version(), "" if new else "use Python 3.11 or newer")
     yield _gpus_here()
@@ -151,6 +152,7 @@ def _node(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
         )
     else:
         yield from checked("address", lambda: _address(env, log_url))
+    yield from checked("certificate", lambda: _log_certificate(env))
     yield from checked("task user", lambda: _task_user(env))
     yield _machine_id(env)
     yield from checked("gateway here", lambda: gateway_findings(env))
@@ -168,6 +170,22 @@ def _address(env: Mapping[str, str], log_url: str) -> Iterator[Finding]:
         yield Finding("address", f"{address}: no program here can listen there ({error.strerror})", REMEDY)
         return
     yield Finding("address", f"{address} is announced to the other nodes")
+
+
+def _log_certificate(env: Mapping[str, str]) -> Iterator[Finding]:
+    """That of the server of tasks' output."""
+    certificate, key = (env.get(f"PENSTOCK_NODE_LOG_TLS_{part}") for part in ("CERT", "KEY"))
+    if not certificate or not key:
+        return
+    from penstock_services.gateway.shell.tls import certificate_shown
+
+    try:
+        shown = certificate_shown(Path(certificate), Path(key))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            str(error).replace("PENSTOCK_GATEWAY_TLS", "PENSTOCK_NODE_LOG_TLS")
+        ) from error
+    yield dated("certificate", shown["notAfter"], f"for {names_of(shown)}", certificate)
 
 
 def _task_user(env: Mapping[str, str]) -> Iterator[Finding]:

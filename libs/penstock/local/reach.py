@@ -82,8 +82,12 @@ def certificate_of(what: str, host: str, port: int, context: ssl.SSLContext) -> 
         return Finding(what, f"not accepted: {error.verify_message}", remedy)
     except OSError as error:
         return Finding(what, f"no TLS there: {error}", "give the port that encrypts")
-    names = ", ".join(name for _, name in shown.get("subjectAltName", ()))
-    return dated(what, shown["notAfter"], f"for {names}", f"the certificate of {host}")
+    return dated(what, shown["notAfter"], f"for {names_of(shown)}", f"the certificate of {host}")
+
+
+def names_of(shown: Mapping[str, Any]) -> str:
+    """The hosts that a certificate, as `getpeercert` has it, is for."""
+    return ", ".join(name for _, name in shown.get("subjectAltName", ())) or "no host"
 
 
 def database_findings(dsn: str) -> Iterator[Finding]:
