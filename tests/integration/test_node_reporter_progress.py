@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import msgspec
 import pytest
 
@@ -14,11 +15,12 @@ from penstock.model import external_events
 from penstock.model.event import Event
 from penstock.model.orders import Peer
 from penstock.model.types import TaskPlacement
-from penstock.runtime.task_logs import log_path
+from penstock.runtime.log_keys import key_in_file
+from penstock.runtime.task_logs import log_name, log_path
 from penstock_services.node_reporter.options import IsolationChoice, Options
 from tests.support import node_fixtures
 from tests.support.memory_log import MemoryBroker, MemoryLog
-from tests.support.node_cell import NODE, Cell, eventually, node_options, start_order, working
+from tests.support.node_cell import NODE, Cell, eventually, node_options, start_order, stop_order, working
 
 TASK = "job-1.1.0"
 
@@ -345,3 +347,41 @@ async def test_what_a_script_reports_of_its_memory_is_in_the_exit(
         ("", ""),  # it succeeded
         ("", ""),  # it had no GPU
     ]
+
+
+async def test_a_tasks_output_is_served_and_copied_to_the_archive(
+    options: Options, broker: MemoryBroker, cell: Cell, tmp_path: Path
+) -> None:
+    """Its joining names where output is served; an ended task's is in the archive, with when it was written; a running one's follows after a restart."""
+    key, place = tmp_path / "logs.key", tmp_path / "archive"
+    key.touch(0o600)
+    key.write_bytes(b"k" * 32)
+    own = replace(options, log_key=key, log_archive=place.as_uri())
+    ended, runs = log_name("job-1", "job-1.1.0"), log_name("job-2", "job-2.1.0")
+    async with working(own, MemoryLog(broker)):
+        joined = await cell.until(external_events.NodeJoined)
+        await cell.order(
+            start_order(1, "sh", "-c", "echo done"),
+            start_order(2, "sh", "-c", "echo on; sleep 60", gpus=(1,)),
+        )
+        await cell.until(external_events.TaskExited, task_id="job-1.1.0")
+        await eventually((place / ended).exists)
+        await eventually(
+            lambda: (options.log_dir / runs).exists() and (options.log_dir / runs).read_text() == "on\n"
+        )
+        query = "job=job-2&task=job-2.1.0"
+        headers = {"Authorization": key_in_file(key).authorization(NODE, query)}
+        async with httpx.AsyncClient(headers=headers) as http:
+            url = f"http://127.0.0.1:{joined.node.logs.port}/v1/logs"
+            assert (await http.get(f"{url}?{query}")).text == "on\n"
+            assert (await http.get(f"{url}?job=job-1&task=job-1.1.0")).status_code == 403, (
+                "of another question"
+            )
+    assert (place / ended).read_text() == "done\n"
+    assert (place / f"{ended}.times").stat().st_size == 16
+    assert not (place / runs).exists()
+    async with working(own, MemoryLog(broker)):
+        await cell.order(stop_order(3, "job-2.1.0", grace_ms=0))
+        await cell.until(external_events.TaskExited, task_id="job-2.1.0")
+        await eventually((place / runs).exists)
+        await eventually(lambda: not list((own.state_dir / "archive").iterdir()))

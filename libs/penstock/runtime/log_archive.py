@@ -38,11 +38,11 @@ class LogArchive:
     def put(self, name: str, path: Path) -> None:
         """Stores a log and the times beside it. A copy under way is never taken for a whole one."""
         for suffix in (TIMES, ""):
-            with suppress(FileNotFoundError):
-                self._put(f"{self._root}/{name}{suffix}", path.with_name(path.name + suffix))
+            source = path.with_name(path.name + suffix)
+            if source.exists():  # a task that could not be started has none
+                self._put(f"{self._root}/{name}{suffix}", source)
 
     def _put(self, target: str, source: Path) -> None:
-        source.stat()
         if not isinstance(self._store, LocalFileSystem):
             self._store.put_file(str(source), target)  # an object appears when it is whole
             return

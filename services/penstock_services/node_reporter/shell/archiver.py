@@ -21,8 +21,10 @@ class Archiver:
 
     def __init__(self, archive: LogArchive, folder: Path, log_dir: Path) -> None:
         self._archive, self._folder, self._log_dir = archive, folder, log_dir
+        self._loop = asyncio.get_running_loop()
         self._something = asyncio.Event()
-        self._ended: set[str] = set()
+        self._ended: dict[str, None] = {}
+        """Marks, in the order in which they are tried."""
 
     def starting(self, job_id: str, task_id: str, token: int) -> None:
         """Before a task starts. Raises OSError."""
@@ -30,19 +32,23 @@ class Archiver:
         (self._folder / _mark(task_id, token)).write_text(log_name(job_id, task_id))
 
     def ended(self, task_id: str, token: int) -> None:
-        """Nothing is written to its log any more."""
-        self._ended.add(_mark(task_id, token))
+        """Nothing is written to its log any more. Any thread may call it."""
+        self._loop.call_soon_threadsafe(self._add, _mark(task_id, token))
+
+    def _add(self, mark: str) -> None:
+        self._ended[mark] = None
         self._something.set()
 
     async def run(self, ended: Callable[[str], bool]) -> None:
         """Copies until cancelled. `ended`: whether the task of a mark that was left over has ended."""
         backoff, warned = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), False
         with suppress(FileNotFoundError):
-            self._ended |= {name for name in os.listdir(self._folder) if ended(name)}
+            self._ended |= dict.fromkeys(name for name in sorted(os.listdir(self._folder)) if ended(name))
         while True:
             self._something.clear()
             while self._ended:
-                mark = min(self._ended)
+                mark = next(iter(self._ended))
+                del self._ended[mark]
                 try:
                     await asyncio.to_thread(self._copy, mark)
                 except Exception as error:  # noqa: BLE001 - stores raise what they like; nothing else depends on it
@@ -51,9 +57,9 @@ class Archiver:
                             "logs do not reach the archive %s: %r; trying again", self._archive.name, error
                         )
                     warned = True
+                    self._ended[mark] = None  # behind the others, of which not all may fail
                     await asyncio.sleep(backoff.next_s())
                 else:
-                    self._ended.discard(mark)
                     backoff.reset()
                     warned = False
             await self._something.wait()

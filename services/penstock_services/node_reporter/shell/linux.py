@@ -157,12 +157,13 @@ class LinuxHost:
         return found if found is not None and (found.task_id, found.token) == key else None
 
     def exit(self, key: Key) -> Exit | None:
-        return read_record(self._folder(key) / "exit.json", Exit)
+        found = read_record(self._folder(key) / "exit.json", Exit)
+        if found is not None and self.archiver is not None:
+            self.archiver.ended(*key)
+        return found
 
     def forget(self, key: Key) -> None:
         """Leaves what the task itself wrote into its working folder."""
-        if self.archiver is not None:
-            self.archiver.ended(*key)
         folder, gang = self._folder(key), self._gang_file(key)
         with suppress(OSError):
             (folder / PEERS).unlink()
@@ -268,6 +269,12 @@ class LinuxHost:
                     parent.chmod(0o711)
 
     def end_task(self, key: Key) -> int:
+        count = self._end_task(key)
+        if self.archiver is not None:
+            self.archiver.ended(*key)
+        return count
+
+    def _end_task(self, key: Key) -> int:
         started = self.started(key)
         in_groups = self._cgroups.end(() if started is None else started.groups)
         if started is not None and started.exits == "pid_namespace":

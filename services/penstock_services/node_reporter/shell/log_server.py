@@ -83,7 +83,8 @@ class TaskLogServer:
         tls = self._tls
         config = uvicorn.Config(
             self, log_level="warning", access_log=False, proxy_headers=False, lifespan="off", date_header=False,
-            server_header=False, timeout_graceful_shutdown=GRACE_S, log_config=None,
+            server_header=False, timeout_graceful_shutdown=GRACE_S,
+            limit_concurrency=2 * MAX_READERS, log_config=None,
             ssl_context_factory=None if tls is None else lambda *_: tls,
         )  # fmt: skip
         serving = asyncio.ensure_future(Server(config, self._stop).serve(sockets=[self._listener]))

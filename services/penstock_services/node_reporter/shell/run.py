@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -99,7 +100,7 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
 
         archive = LogArchive(options.log_archive)
         host.archiver = Archiver(archive, options.state_dir / "archive", options.log_dir)
-        work.append(asyncio.create_task(host.archiver.run(host.has_ended), name="archiver"))
+        work.append(_beside(host.archiver.run(host.has_ended), "copies to the archive"))
     if options.log_key is not None or options.gateway_token_file is not None:
         from penstock_services.node_reporter.shell.log_server import NotBound, TaskLogServer
 
@@ -111,13 +112,25 @@ async def _serving_logs(host: LinuxHost) -> AsyncIterator[None]:
             logger.warning("tasks' output is not served: %s", error)
         else:
             host.spec = msgspec.structs.replace(host.spec, logs=server.announced)
-            work.append(asyncio.create_task(server.serve(), name="log server"))
+            work.append(_beside(server.serve(), "the server of tasks' output"))
     try:
         yield
     finally:
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+
+
+def _beside(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
+    """Work that no task and no order depends on: its end is logged and nothing more."""
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s ended, restart the node-reporter: %r", what, error)
+
+    task = asyncio.create_task(work, name=what)
+    task.add_done_callback(ended)
+    return task
 
 
 async def _sessions(
