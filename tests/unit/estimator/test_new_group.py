@@ -1,11 +1,15 @@
 """The first of its kind: what an estimate answers about a GPU model, a network or a kind of training that never ran here."""
 
 import numpy as np
+import orjson
 import pytest
 
+from penstock.cli import explain
+from penstock.cli.eta import shown
 from penstock.cli.event_text import first_of_kind
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec, ResourceRequest
+from penstock.screen import console
 from penstock_services.estimator.core.eta.curves import CurveModel, curve, learn_curves
 from penstock_services.estimator.core.eta.remaining import (
     Asked,
@@ -19,6 +23,7 @@ from penstock_services.estimator.core.new_group import MIN_ERRORS, MIN_GROUPS, e
 from penstock_services.estimator.core.resource_model.measurements import MEMORY, Runs
 from penstock_services.estimator.core.resource_model.model import GPU_CONFIDENCE, UNTESTED_GPU, train
 from penstock_services.estimator.core.resources.estimate import Guess, estimate
+from penstock_services.gateway.core.eta import read_report, remaining
 from tests.support import measured_runs as cluster
 
 
@@ -139,3 +144,29 @@ def test_runs_of_a_kind_never_seen_scatter_as_whole_kinds_do() -> None:
     assert new is not None
     assert new.low < known.low < known.high < new.high
     assert reach_of_new_kind(dict(list(kinds.items())[:2])) is None
+
+
+def test_why_and_eta_show_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A user asks why his job has so much memory, and how long it takes: both answers name what is new."""
+    answer = {
+        "job_id": "train-1",
+        "status": "running",
+        "seq": 7,
+        "record_ms": 1_000,
+        "now_ms": 2_000,
+        "text": "It runs.",
+    }
+    explain.show(answer, first_of_kind(as_written(estimate(SPEC, ()))))
+    assert "Its estimate: first of its kind: network" in capsys.readouterr().out
+    explain.show(answer, first_of_kind({"tier": "history"}))
+    assert "kind" not in capsys.readouterr().out
+    bounds = {"middle": 60_000.0, "low": 30_000.0, "high": 90_000.0}
+    report = {
+        "attempt": 1, "at_ms": 1_000, "done": 10, "left_ms": bounds, "steps": bounds, "step_ms": bounds, "level": 0.9,
+        "source": "loss curve of 12 points; first of its kind: no finished run of its network", "first_of_kind": True,
+    }  # fmt: skip
+    job = {"job_id": "train-1", "status": "running", "attempt": 1, "running_ms": 500, "name": "train"}
+    found = remaining(job, None, read_report(orjson.dumps(report)), 2_000)
+    assert found["first_of_kind"] is True
+    console().print(shown(found, job), soft_wrap=True)
+    assert "first of its kind: no finished run of its network" in capsys.readouterr().out

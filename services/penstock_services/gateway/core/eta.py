@@ -42,6 +42,7 @@ class EtaReport(msgspec.Struct, frozen=True):
     level: float
     source: str
     model_version: str | None = None
+    first_of_kind: bool = False
     recorded_ms: int | None = None
     """When the ledger took it in; `at_ms` is by the node's clock, which may be ahead. Not of the event itself."""
 
@@ -110,6 +111,7 @@ def _reported(report: EtaReport, now_ms: int) -> Mapping[str, Any]:
         "at_ms": report.at_ms,
         "age_ms": age_ms,
         "model_version": report.model_version,
+        "first_of_kind": report.first_of_kind,
     }
 
 
@@ -119,7 +121,7 @@ def _whole(ms: float) -> int:
 
 FIELDS = (
     "attempt", "due", "left_ms", "ends_ms", "level", "done", "steps", "step_ms", "share", "source", "at_ms", "age_ms",
-    "model_version", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step",
+    "model_version", "first_of_kind", "ran_ms", "run_ms", "ended_ms", "outcome", "next_step",
 )  # fmt: skip
 """Keys of every answer beside the first four; null where unknown."""
 
