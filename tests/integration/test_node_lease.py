@@ -21,11 +21,11 @@ from penstock.log.port import Partition
 from penstock.model.external_events import NodeJoined, NodeLeft, OrderRefused, TaskExited, TaskStarted
 from penstock.model.orders import ProbeNode
 from penstock.runtime.settings import Settings
+from penstock.runtime.this_machine import boot_id
 from penstock_services.estimator.shell.service import run as run_estimator
 from penstock_services.gateway.shell import connections
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell import reporter_watch
-from penstock_services.node_reporter.shell.inventory import boot_id
 from penstock_services.node_reporter.shell.reporter_watch import ReporterWatch
 from penstock_services.placer.shell.service import run as run_placer
 from tests.support import gateway_cell, node_fixtures

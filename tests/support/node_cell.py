@@ -19,8 +19,8 @@ from penstock.model.orders import Order, Peer, StartTask, StopTask
 from penstock.model.topics import NODE_PARTITIONS, Topic, node_partition
 from penstock.model.types import TaskPlacement
 from penstock.runtime.settings import Settings
+from penstock.runtime.this_machine import boot_id
 from penstock_services.node_reporter.options import Options
-from penstock_services.node_reporter.shell.inventory import boot_id
 from penstock_services.node_reporter.shell.run import runner
 from penstock_services.node_reporter.shell.spawner import LOCK_WAIT_S
 

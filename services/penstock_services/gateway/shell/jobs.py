@@ -23,7 +23,7 @@ from penstock.model.transitions import JobStatus
 from penstock.model.types import JobSpec
 from penstock.runtime.tracing.context import well_formed
 from penstock.runtime.tracing.tracer import Attributes
-from penstock.sdk.job_warnings import warnings_of
+from penstock.sdk.job_warnings import Doubt, warnings_of
 from penstock_services.gateway.core.access import Caller, Role
 from penstock_services.gateway.core.acts import Act, read_act
 from penstock_services.gateway.core.eta import EtaReport
@@ -41,6 +41,7 @@ from penstock_services.gateway.core.submission import (
     tenants_key,
 )
 from penstock_services.gateway.core.visible import job_for, sees_all
+from penstock_services.gateway.shell.absent_folders import absent_folders
 from penstock_services.gateway.shell.eta import eta_of, latest_estimates
 from penstock_services.gateway.shell.gateway import (
     Gateway,
@@ -116,13 +117,20 @@ async def submit(request: Request) -> Response:
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
         await _append_submission(gateway, event, caller)
-        return _accepted(event.job_id, 202, spec)
+        return _accepted(event.job_id, 202, await _doubts(gateway, spec))
     key = tenants_key(tenant, key)
     event = submission(keyed_job_id(gateway.settings.cell, key), spec)
-    return await _submit_keyed(gateway, key, event, caller)
+    return await _submit_keyed(gateway, key, event, caller, await _doubts(gateway, spec))
 
 
-async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller: str | None) -> Response:
+async def _doubts(gateway: Gateway, spec: JobSpec) -> list[Doubt]:
+    """What is accepted and yet hardly meant."""
+    return [*warnings_of(spec), *await absent_folders(spec, gateway.follower.state.nodes.values())]
+
+
+async def _submit_keyed(
+    gateway: Gateway, key: str, event: JobSubmitted, caller: str | None, doubts: Sequence[Doubt]
+) -> Response:
     """One append per key, whatever is sent at once, and after whatever crash.
 
     The key is entered before the append and marked after it. In between, a crash leaves it unmarked; a repeat
@@ -138,7 +146,7 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
             raise _conflict(key, known, digest)
         if known.appended or (not known.fresh and await _exists(gateway, known.job_id)):
             lock.release()
-            return _accepted(known.job_id, 200, event.spec)
+            return _accepted(known.job_id, 200, doubts)
         await _append_submission(gateway, event, caller)
     except BaseException:
         lock.release()
@@ -148,7 +156,7 @@ async def _submit_keyed(gateway: Gateway, key: str, event: JobSubmitted, caller:
     )  # the answer need not wait: the job is in the log
     gateway.marking.add(marking)
     marking.add_done_callback(gateway.marking.discard)
-    return _accepted(event.job_id, 202 if known.fresh else 200, event.spec)
+    return _accepted(event.job_id, 202 if known.fresh else 200, doubts)
 
 
 async def _exists(gateway: Gateway, job_id: str) -> bool:
@@ -220,11 +228,11 @@ async def _append_submission(gateway: Gateway, event: JobSubmitted, caller: str 
     gateway.follower.acknowledged(job_id, job_row(JobState(job_id, event.spec, 0, now_ms), 0))
 
 
-def _accepted(job_id: str, status: int, spec: JobSpec | None = None) -> Response:
+def _accepted(job_id: str, status: int, doubts: Sequence[Doubt] = ()) -> Response:
     links = {"self": f"/v1/jobs/{job_id}", "why": f"/v1/jobs/{job_id}/why", "logs": f"/v1/jobs/{job_id}/logs"}
     found: dict[str, Any] = {"job_id": job_id, "links": links}
-    if spec is not None and (warnings := [warning._asdict() for warning in warnings_of(spec)]):
-        found["warnings"] = warnings
+    if doubts:
+        found["warnings"] = [doubt._asdict() for doubt in doubts]
     return answer(found, status, {"Location": links["self"]})
 
 

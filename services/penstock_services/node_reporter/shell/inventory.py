@@ -4,7 +4,6 @@ import logging
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 import pynvml
@@ -13,26 +12,13 @@ from pydantic import ValidationError
 from penstock.errors import ConfigurationError
 from penstock.model.types import MAX_GPUS_PER_NODE, Gpu, NodeSpec
 from penstock.model.validation import checked, describe
+from penstock.runtime.this_machine import boot_id, machine_id
 from penstock_services.node_reporter.options import Options
 from penstock_services.node_reporter.shell.address import LOOPBACK
 
 BYTES_PER_MIB = 1 << 20
 
 logger = logging.getLogger(__name__)
-
-
-def boot_id() -> str:
-    """Changes with each boot of this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def machine_id() -> str | None:
-    """Stays over boots; None where the system has none (a container, say, or an image that was never booted)."""
-    try:
-        found = Path("/etc/machine-id").read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return found if re.fullmatch("[0-9a-f]{32}", found) else None
 
 
 def find_node(options: Options) -> NodeSpec:

@@ -1,0 +1,51 @@
+"""Folders of a job that are on none of its nodes: known at submission where all nodes are on the gateway's own machine."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+
+from penstock.ledger.state import NodeState
+from penstock.model.transitions import NodeStatus
+from penstock.model.types import JobSpec
+from penstock.runtime.this_machine import boot_id, machine_id
+from penstock.sdk.job_warnings import Doubt
+
+PATIENCE_S = 1.0  # for a folder on a network
+
+
+async def absent_folders(spec: JobSpec, nodes: Iterable[NodeState]) -> list[Doubt]:
+    """Empty where a node is elsewhere: the gateway does not see its files. A folder may be made before the job starts, so it is no mistake."""
+    venv = spec.environment.venv if spec.environment is not None else None
+    asked = {"workdir": spec.workdir, "environment.venv": venv and f"{venv}/bin/python"}
+    paths = {field: path for field, path in asked.items() if path is not None and path.startswith("/")}
+    if not paths or not _all_here(nodes):
+        return []
+    try:
+        absent = await asyncio.wait_for(asyncio.to_thread(_absent, paths), PATIENCE_S)
+    except TimeoutError:
+        return []
+    remedy = "make it, or name another one, before the job starts"
+    return [
+        Doubt(field, f"{path!r} is not on this machine, where all nodes are", remedy)
+        for field, path in absent
+    ]
+
+
+def _all_here(nodes: Iterable[NodeState]) -> bool:
+    """Whether there are nodes, and each is of this boot of this machine."""
+    specs = [node.spec for node in nodes if node.status is not NodeStatus.GONE]
+    here = (boot_id(), machine_id())
+    return bool(specs) and all((spec.boot_id, spec.machine_id) == here for spec in specs)
+
+
+def _absent(paths: dict[str, str]) -> list[tuple[str, str]]:
+    """Those that do not exist; what may not be looked at is left to the node."""
+    found = []
+    for field, path in paths.items():
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            found.append((field, path))
+        except OSError:
+            continue
+    return found
