@@ -179,3 +179,65 @@ def test_the_python_client_does_what_its_page_says(up: Installation, place: Path
     assert sweep.endswith("3 of 3\n")
     assert wrong.startswith("resources.gpus -> ")
     assert (folder.parent / "py.typed").exists()
+
+
+def test_a_folder_that_is_not_there_is_named_before_the_job_is_placed_and_by_the_node(
+    up: Installation,
+) -> None:
+    """A job is submitted from a laptop's folder: nothing mentioned that the nodes have none of that name."""
+    flags = ("--name", "nowhere", "--workdir", "/no/such/workdir", "--venv", "/no/such/venv")
+    answer = up.run("submit", *flags, "--", "python", "-c", "1")
+    assert answer.returncode == 10, answer.stdout + answer.stderr
+    for field, path in (("workdir", "/no/such/workdir"), ("environment.venv", "/no/such/venv/bin/python")):
+        assert (
+            f"warning: {field} '{path}' is not on this machine, where all nodes are; make it" in answer.stderr
+        )
+    for shown in (
+        answer.stdout,
+        up.run("why", "nowhere").stdout,
+        up.run("describe", "job", "nowhere").stdout,
+    ):
+        assert "cannot enter workdir '/no/such/workdir'" in " ".join(shown.replace("│", " ").split())
+
+
+def test_a_folder_of_code_is_sent_once_and_each_job_runs_in_its_own_copy(
+    up: Installation, tmp_path: Path
+) -> None:
+    """A researcher edits `train.py` on a laptop whose folders no node has."""
+    project = tmp_path / "project"
+    (project / "lib").mkdir(parents=True)
+    (project / "lib" / "net.py").write_text("name = 'resnet'")
+    (project / "train.py").write_text(
+        "import lib.net; print(lib.net.name, flush=True); open('model.pt', 'w').write('w')"
+    )
+    (project / "data.bin").write_text("not code")
+    (project / ".penstockignore").write_text("*.bin\n")
+    (project / "job.yaml").write_text("command: [python3, train.py]\nsync: .\n")
+    for name in ("sent", "sent-again"):
+        answer = up.run("submit", "-f", str(project / "job.yaml"), "--name", name)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        assert "resnet" in up.run("logs", name).stdout
+    [stored] = [path for path in (up.folder / "code").rglob("*") if path.is_file()]
+    assert stored.parent.name == "ana"
+    (project / "lib" / "net.py").write_text("name = 'vit'")
+    answer = up.run(
+        "submit",
+        "--sync",
+        str(project),
+        "--workdir",
+        str(project / "lib"),
+        "--name",
+        "edited",
+        "--",
+        "python3",
+        "net.py",
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    for task in (up.folder / "nodes").glob("*/tasks/*/work"):
+        deadline = time.monotonic() + PATIENCE_S
+        while not (left := {path.name for path in task.rglob("*")}) <= {"model.pt"}:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    outside = up.run("submit", "--sync", str(project), "--workdir", "/tmp", "--", "true")
+    assert outside.returncode == 2
+    assert "workdir: /tmp is not in" in outside.stderr

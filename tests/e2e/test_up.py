@@ -103,25 +103,6 @@ def test_the_output_of_all_members_and_attempts(up: Installation) -> None:
     assert "penstock: worker-0: node" in lost.stderr, lost.stderr
 
 
-def test_a_folder_that_is_not_there_is_named_before_the_job_is_placed_and_by_the_node(
-    up: Installation,
-) -> None:
-    """A job is submitted from a laptop's folder: nothing mentioned that the nodes have none of that name."""
-    flags = ("--name", "nowhere", "--workdir", "/no/such/workdir", "--venv", "/no/such/venv")
-    answer = up.run("submit", *flags, "--", "python", "-c", "1")
-    assert answer.returncode == 10, answer.stdout + answer.stderr
-    for field, path in (("workdir", "/no/such/workdir"), ("environment.venv", "/no/such/venv/bin/python")):
-        assert (
-            f"warning: {field} '{path}' is not on this machine, where all nodes are; make it" in answer.stderr
-        )
-    for shown in (
-        answer.stdout,
-        up.run("why", "nowhere").stdout,
-        up.run("describe", "job", "nowhere").stdout,
-    ):
-        assert "cannot enter workdir '/no/such/workdir'" in " ".join(shown.replace("│", " ").split())
-
-
 def test_a_cancelled_job_ends_with_its_own_code_for_whoever_follows_it(up: Installation) -> None:
     """A colleague cancels the job that a pipeline waits for."""
     following = subprocess.Popen(

@@ -317,15 +317,28 @@ async def test_every_route_demands_a_role(cell: Cell) -> None:
     """A route that a developer adds without one must not be open: a token of a node alone reads nothing and changes nothing."""
     roles = required_roles()
     for (method, path), demanded in roles.items():
+        if path == "/v1/code/{digest}/archive":
+            assert demanded == (Role.NODE,)
+            archive = f"/v1/code/{'0' * 64}/archive"
+            for caller in ("operator", "vision"):
+                problem(await cell.http.get(archive, params={"owner": "vision"}, headers=as_(caller)), 403)
+            continue
         if demanded == (Role.NODE,):
             assert path.endswith("/connection")
             problem(await cell.http.delete("/v1/nodes/n1/connection", headers=as_("node")), 403)
             problem(await cell.http.request(method, "/v1/nodes/n0/connection", headers=as_("operator")), 403)
             continue
-        asked = path.replace("{node_id:path}", "n0").replace("{job_id}", "x").replace("{seq}", "1")
+        asked = (
+            path.replace("{node_id:path}", "n0")
+            .replace("{job_id}", "x")
+            .replace("{seq}", "1")
+            .replace("{digest}", "0" * 64)
+        )
         refused = problem(await cell.http.request(method, asked, headers=as_("node")), 403)
         assert f"needs the role {' or '.join(demanded)}" in refused["detail"]
-        assert (demanded == (Role.READ,)) == (method == "GET" and path != "/v1/replay")
+        assert (demanded == (Role.READ,)) == (
+            method == "GET" and path not in ("/v1/replay", "/v1/code/{digest}")
+        )
     assert len(roles) >= 28
 
 

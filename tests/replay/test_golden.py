@@ -101,7 +101,7 @@ def expected_state() -> Any:
         for task in job["tasks"].values():
             task |= {"lease_ms": 0, "exhausted": ""}
             task["place"] |= {"host_memory_cap_mib": 0}
-        job["spec"] |= {"secrets": {}, "environment": None}
+        job["spec"] |= {"secrets": {}, "environment": None, "code": None}
         job |= {"memory_retries": 0, "short_of": {}, "estimated_attempt": 0}
         if job["estimate"] is not None:
             job["estimate"] |= {"guessed": [], "first_of_kind": []}

@@ -14,10 +14,11 @@ import yaml
 
 from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
-from penstock.model.types import JobSpec
+from penstock.model.types import JobSpec, leads_out
 from penstock.redaction import brief, unquoted
+from penstock.sdk.code_archive import NotPackable, Packed, pack
 from penstock.sdk.job_yaml import JobLoader
-from penstock.sdk.jobfile import PATH, BadJob, parse_job
+from penstock.sdk.jobfile import PACKED, PATH, BadJob, parse_job
 
 MAX_FILE_BYTES = 1 << 20  # far above any job; keeps a mistyped path to a data set from being read whole
 
@@ -65,7 +66,7 @@ def read_job_file(path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Stop(Exit.BAD_SPEC, f"{path}: holds no job; write fields such as `command: [python, train.py]`")
     folder = folder_of(path)
-    if found.get("workdir") is None:
+    if found.get("workdir") is None and found.get("sync") is None:
         found["workdir"] = folder
     return located(found, folder)
 
@@ -80,6 +81,8 @@ def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
     found = dict(fields)
     if isinstance(workdir := found.get("workdir"), str):
         found["workdir"] = _absolute(workdir, folder)
+    if isinstance(sync := found.get("sync"), str) and not sync.startswith(PACKED):
+        found["sync"] = _absolute(sync, folder)
     environment = found.get("environment")
     if isinstance(environment, dict):
         found["environment"] = {
@@ -92,6 +95,23 @@ def located(fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def _is_path(kind: str, text: object) -> bool:
     """Of an environment's field: a folder, and not the name of a conda environment or an image."""
     return isinstance(text, str) and (kind == "venv" or (kind == "conda" and "/" in text))
+
+
+def synced(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Packed | None]:
+    """With the digest of the folder that is to be packed, `workdir` inside it, and its archive; None: there is none. Raises `Stop`."""
+    folder, workdir = fields.get("sync"), fields.get("workdir")
+    if not isinstance(folder, str) or folder.startswith(PACKED):
+        return dict(fields), None
+    try:
+        packed = pack(Path(folder))
+    except NotPackable as error:
+        raise Stop(Exit.BAD_SPEC, f"sync: {error}") from error
+    inside = None if not isinstance(workdir, str) else os.path.relpath(workdir, folder)
+    if inside is not None and leads_out(inside):
+        text = f"workdir: {workdir} is not in {folder}, which is packed; name a folder in it, or leave workdir out"
+        raise Stop(Exit.BAD_SPEC, text)
+    more = {"sync": f"{PACKED}{packed.sha256}", "workdir": None if inside == "." else inside}
+    return {**fields, **more}, packed
 
 
 def _absolute(path: str, folder: str) -> str:
@@ -112,7 +132,7 @@ def environment(
 
 def build(fields: Mapping[str, Any], where: str) -> JobSpec:
     """The job these fields describe; owner and workdir default to who and where we are. Raises `Stop`."""
-    fields = {"owner": _user(), "workdir": os.getcwd(), **fields}
+    fields = {"owner": _user(), **({} if "sync" in fields else {"workdir": os.getcwd()}), **fields}
     try:
         return parse_job(fields)
     except BadJob as error:

@@ -16,6 +16,7 @@ from penstock.exits import Exit, Stop
 from penstock.model.codec import as_written
 from penstock.model.types import Category, JobSpec, Trait
 from penstock.redaction import brief
+from penstock.sdk.code_archive import Packed
 from penstock.sdk.job_warnings import warnings_of
 
 REPEATED = 200  # status of a key that was seen before with the same job
@@ -66,8 +67,18 @@ CondaFlag = Annotated[
 ContainerFlag = Annotated[
     str | None, typer.Option(metavar="IMAGE", help="Image to run in, by podman, docker or apptainer.")
 ]
+SyncFlag = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Pack this folder, send it once, and run in it on the nodes."),
+]
 PathFlag = Annotated[
     bool, typer.Option("--path", help="Programs of the node's own PATH, whatever the job file says.")
+]
+QuietFlag = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
+]
+CancelFlag = Annotated[
+    bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C and SIGTERM cancel the job, too.")
 ]
 KeyFlag = Annotated[
     str | None,
@@ -103,6 +114,7 @@ def submit(
     conda: CondaFlag = None,
     container: ContainerFlag = None,
     path: PathFlag = False,
+    sync: SyncFlag = None,
     max_attempts: Annotated[int | None, typer.Option(help="Tries in all, when it fails.")] = None,
     queue_timeout: QueueTimeoutFlag = None,
     run_timeout: Annotated[str | None, typer.Option(metavar="2h", help="Stop after running so long.")] = None,
@@ -111,12 +123,8 @@ def submit(
         bool, typer.Option("--detach", "-d", help="Print the job's id and end at once.")
     ] = False,
     propagate: Annotated[bool, typer.Option(help="End with the job's own exit code if it failed.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print what becomes of the job, not its output.")
-    ] = False,
-    cancel_on_interrupt: Annotated[
-        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C and SIGTERM cancel the job, too.")
-    ] = False,
+    quiet: QuietFlag = False,
+    cancel_on_interrupt: CancelFlag = False,
     idempotency_key: KeyFlag = None,
     dry_run: Annotated[bool, typer.Option(help="Only check the job and print it.")] = False,
     output: Output = Format.TABLE,
@@ -126,10 +134,10 @@ def submit(
     flags: dict[str, Any] = {
         "name": name, "owner": owner, "workers": workers, "parameter_servers": parameter_servers,
         "model": model, "batch_size": batch_size, "category": category, "traits": trait, "iterations": iterations,
-        "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir,
+        "target_loss": target_loss, "gpu_models": gpu_model, "workdir": workdir, "sync": sync,
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace,
+        "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
-    flags["environment"] = jobspec.environment(venv, conda, container, path=path)
     given = {field: value for field, value in flags.items() if value is not None}
     fields |= jobspec.located(given, os.getcwd())
     needs = {
@@ -139,20 +147,14 @@ def submit(
         "resources": needs, "retry": {"max_attempts": max_attempts}, "env": jobspec.variables(env or [], secret or []),
         "labels": jobspec.pairs(label or [], "--label"),
     }  # fmt: skip
+    fields, code = jobspec.synced(fields)
     spec = _spec(fields, sections, command, file or "command line")
     if dry_run:
         return _show(spec, output)
     key = idempotency_key or jobspec.idempotency_key(spec)
+    derived = idempotency_key is None
     sent = Submission(
-        gateway(ctx),
-        spec,
-        key,
-        idempotency_key is None,
-        output,
-        detach,
-        propagate,
-        cancel_on_interrupt,
-        quiet,
+        gateway(ctx), spec, key, derived, output, detach, propagate, cancel_on_interrupt, quiet, code
     )
     raise typer.Exit(sent.run())
 
@@ -171,6 +173,8 @@ class Submission:
     propagate: bool
     cancels: bool
     quiet: bool
+    code: Packed | None = None
+    """The folder that it runs in, where one is to be sent."""
     job_id: str | None = None
 
     def run(self) -> int:
@@ -186,6 +190,8 @@ class Submission:
                 return int(exit_code(stop))
 
     def _hand_in(self) -> dict[str, Any]:
+        if self.code is not None:
+            self.client.send_code(self.code)
         status, answer = self.client.posted("/v1/jobs", as_written(self.spec), {"Idempotency-Key": self.key})
         self.job_id = str(answer["job_id"])
         for warning in answer.get("warnings", ()):

@@ -23,6 +23,7 @@ from penstock.client.streams import (
     StreamEvent,
 )
 from penstock.model.types import JobSpec
+from penstock.sdk.code_archive import Packed
 
 T = TypeVar("T")
 
@@ -57,6 +58,10 @@ class AsyncClient:
         self, job: JobSpec | Mapping[str, Any] | None = None, *, key: str | None = None, **fields: Any
     ) -> "AsyncJobHandle":
         return AsyncJobHandle(self, await self.run(self._calls.submit(job_of(job, fields), key)))
+
+    async def send_code(self, packed: Packed) -> None:
+        """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with `sync="sha256:…"`."""
+        await self.run(self._calls.send_code(packed))
 
     async def handle(self, job: str) -> "AsyncJobHandle":
         found = await self.job(job)

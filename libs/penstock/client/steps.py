@@ -18,6 +18,7 @@ from penstock.client.models import Accepted, Eta, Job, Node, Nodes, Page, Status
 from penstock.model.codec import as_written
 from penstock.model.types import JobSpec
 from penstock.retry import Backoff
+from penstock.sdk.code_archive import Packed
 from penstock.sdk.jobfile import BadJob, parse_job
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ MAX_OVERLOAD_TRIES = 5
 MAX_RETRY_AFTER_S = 10.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
 MAX_SEARCHED = 1_000  # the gateway's bound of one page; older jobs are found by their whole id
+OCTETS = {"Content-Type": "application/octet-stream"}
+SEND_TIMEOUT_S = 60.0  # of code: for each write, and for the answer
 REPEATED = 200  # status of a key that was seen before with the same job
 
 
@@ -43,11 +46,11 @@ class Request(NamedTuple):
     @property
     def repeatable(self) -> bool:
         """Whether sending it twice is the same as once, also where the first one's answer was lost."""
-        return self.method == "GET" or "Idempotency-Key" in self.headers
+        return self.method in ("GET", "PUT") or "Idempotency-Key" in self.headers
 
     def options(self) -> dict[str, Any]:
         """For `httpx.Client.request`."""
-        body = {} if self.body is None else {"json": self.body}
+        body = {} if self.body is None else {"content" if isinstance(self.body, bytes) else "json": self.body}
         return {"params": given(self.params), "headers": self.headers, "timeout": self.timeout_s, **body}
 
 
@@ -151,6 +154,14 @@ class Calls:
             Request("POST", "/v1/jobs", body=as_written(spec), headers=headers)
         )
         return Submitted(read(response, Accepted), response.status_code == REPEATED)
+
+    def send_code(self, packed: Packed) -> Steps[None]:
+        path = f"/v1/code/{packed.sha256}"
+        response = yield from self.request(Request("GET", path))
+        if not response.json()["stored"]:
+            yield from self.request(
+                Request("PUT", path, body=packed.data, headers=OCTETS, timeout_s=SEND_TIMEOUT_S)
+            )
 
     def act(self, job_id: str, act: str, reason: str | None) -> Steps[Accepted]:
         path = f"/v1/jobs/{job_id}/{act}"

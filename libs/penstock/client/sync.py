@@ -24,6 +24,7 @@ from penstock.client.streams import (
     StreamEvent,
 )
 from penstock.model.types import JobSpec
+from penstock.sdk.code_archive import Packed
 
 T = TypeVar("T")
 
@@ -68,6 +69,10 @@ class Client:
         Returns once it is in the log. A lost answer is asked for again under the same key, which is random unless given.
         """
         return JobHandle(self, self.run(self._calls.submit(job_of(job, fields), key)))
+
+    def send_code(self, packed: Packed) -> None:
+        """Sends a folder that `penstock.sdk.code_archive.pack` has packed, once; a job runs in it with `sync="sha256:…"`."""
+        self.run(self._calls.send_code(packed))
 
     def handle(self, job: str) -> "JobHandle":
         """The job with this id, the start of one, or a name (then the latest)."""

@@ -209,7 +209,7 @@ def _task_user(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _machine_id(env: Mapping[str, str]) -> Finding:
-    from penstock_services.node_reporter.shell.inventory import machine_id
+    from penstock.runtime.this_machine import machine_id
 
     found = env.get("PENSTOCK_MACHINE_ID") or machine_id()
     remedy = (

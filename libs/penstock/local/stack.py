@@ -51,8 +51,10 @@ RACKS = 2  # virtual nodes are spread over so many, so that the network levels d
 DRAIN_GRACE_MS = 1_500  # running tasks get so long after SIGTERM; all of `up` must end within 5 s
 TASK_LOGS = "task-logs"  # inside the folder: JOB/TASK.log
 KEYS = "keys"
+CODE = "code"  # what jobs were sent with
 OWN_FOLDERS = (
     KEYS,
+    CODE,
     "postgres",
     "nodes",
     "logs",
@@ -101,10 +103,12 @@ async def running(options: Options, screen: Console) -> AsyncIterator[Running]:
         stack.callback(handler.close)
         stack.callback(logging.getLogger().removeHandler, handler)
         port = _port(options.port)
+        (options.folder / CODE).mkdir(mode=0o700, exist_ok=True)
         bind = {
             "PENSTOCK_GATEWAY_BIND": f"127.0.0.1:{port}",
             ARCHIVE: (options.folder / TASK_LOGS).as_uri(),  # of nodes that are gone
             LOG_KEY: str(key_file_at(_keys(options.folder) / "logs.key")),
+            "PENSTOCK_CODE_DIR": str(options.folder / CODE),
         }
         bind[OPERATOR_KEY] = str(key_file_at(_keys(options.folder) / "operator.key"))
         check_settings({**os.environ, **bind})

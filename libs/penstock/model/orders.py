@@ -18,6 +18,7 @@ from penstock.model.types import (
     JoinRefusal,
     Milliseconds,
     SecretName,
+    Sha256,
     ShortText,
     TaskPlacement,
     Value,
@@ -101,7 +102,7 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     """Start this process with exactly these GPUs, cores and caps."""
 
     TYPE = "penstock.order.start_task"
-    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets", "owner", "environment")
+    OMITTED = ("gpu_uuids", "peers_of", "packed_peers", "lease_ms", "secrets", "owner", "environment", "code")
 
     job_id: Identifier
     attempt: Attempt
@@ -114,10 +115,12 @@ class StartTask(TaskOrder, frozen=True, kw_only=True):
     secrets: dict[str, SecretName] = field(default_factory=dict)
     """Variable → name of a secret that the node has for `owner`, or for every tenant."""
     owner: Identifier | None = None
-    """The job's tenant, where it asks for secrets."""
+    """The job's tenant, where it asks for secrets or has code."""
     workdir: ShortText | None = None
     environment: Environment | None = None
     """Where its programs come from; None: the node's own PATH."""
+    code: Sha256 | None = None
+    """Of an archive that the node fetches from its gateway for `owner` and unpacks into the task's own folder."""
     place: TaskPlacement
     gpu_uuids: Annotated[tuple[Identifier, ...], Meta(max_length=MAX_GPUS_PER_NODE)] = ()
     """Names the GPUs of `place.gpus`, in that order; a node obeys no other name of a GPU."""

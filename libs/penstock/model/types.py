@@ -26,6 +26,7 @@ Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
 SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 """Of a file on the node, too."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 SHARED_TENANT = "shared"
 """Stands where a tenant's name does for secrets that every tenant may ask for."""
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 30)]
@@ -139,6 +140,11 @@ def _workdir_can_be_entered(workdir: str | None) -> None:
         _refuse_nul(workdir)
 
 
+def leads_out(path: str) -> bool:
+    """Whether a path may lead out of the folder that it is relative to."""
+    return path.startswith("/") or ".." in path.split("/")
+
+
 def _labels_are_short(labels: Mapping[str, str]) -> None:
     if labels and len("".join([*labels, *labels.values()])) > MAX_ARGV_BYTES:
         raise ValueError(f"they exceed {MAX_ARGV_BYTES} characters; shorten them")
@@ -178,7 +184,7 @@ class Environment(Value, frozen=True, kw_only=True):
 class JobSpec(Value, frozen=True, kw_only=True):
     """A training job as submitted: what to run, not where."""
 
-    OMITTED = ("secrets", "category", "traits", "iterations", "target_loss", "environment")
+    OMITTED = ("secrets", "category", "traits", "iterations", "target_loss", "environment", "code")
     RULES = {
         "command": _command_can_run,
         "env": _env_can_be_passed,
@@ -196,6 +202,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     workdir: ShortText | None = None
     environment: Environment | None = None
     """None: programs of the node's own PATH."""
+    code: Sha256 | None = None
+    """Of an archive that the gateway has: it is unpacked into each task's own folder, in which `workdir` is then."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     parameter_servers: Annotated[int, Meta(ge=0, le=256)] = 0
     resources: ResourceRequest = ResourceRequest()
@@ -224,6 +232,10 @@ class JobSpec(Value, frozen=True, kw_only=True):
             _env_can_be_passed(self.secrets)
             if twice := sorted(self.env.keys() & self.secrets.keys()):
                 raise ValueError(f"{twice[0]} stands in env and in secrets; remove one")
+        if self.code is not None and self.workdir is not None and leads_out(self.workdir):
+            raise ValueError(
+                "workdir is in the folder of `code`; give a path that is relative to it, without '..'"
+            )
         if self.workers + self.parameter_servers > MAX_GANG_TASKS:
             raise ValueError(f"workers + parameter_servers exceed {MAX_GANG_TASKS}; ask for fewer")
 

@@ -4,10 +4,12 @@
 same model as JSON Schema, for completion in editors (`schemas/job.schema.json`).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -70,7 +72,18 @@ _UNITS: Mapping[object, Mapping[str, int]] = {
 
 PATH = "path"
 """As `environment`: the node's own PATH."""
+PACKED = "sha256:"
+"""Begins `sync` of a folder whose archive the gateway has."""
 SECRET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+
+def _packed(sync: str) -> str:
+    """Raises `ValueError` for a folder: a job names its archive."""
+    if re.fullmatch(f"{PACKED}[0-9a-f]{{64}}", sync) is None:
+        raise ValueError(
+            f"only `penstock submit` packs a folder; elsewhere PUT its archive to /v1/code/DIGEST and give {PACKED}DIGEST"
+        )
+    return sync
 
 
 class _Section(BaseModel):
@@ -173,6 +186,11 @@ class JobFile(_Section):
         description="Folder to run in, on the node; relative to the job file, whose folder is the default.",
         examples=["/home/alice/resnet"],
     )
+    sync: Annotated[Text, AfterValidator(_packed)] | None = Field(
+        None,
+        description="Folder to pack and run in, relative to the job file; `penstock submit` sends it once and nodes unpack it.",
+        examples=["."],
+    )
     environment: Programs | None = Field(
         None, description="Where Python and other programs come from; `path`: from the node's own PATH."
     )
@@ -254,6 +272,7 @@ class JobFile(_Section):
                     "backoff_ms": self.retry.backoff,
                     "backoff_max_ms": self.retry.backoff_max,
                 },
+                "code": self.sync and self.sync.removeprefix(PACKED),
                 "environment": self.environment and self.environment.asked(),
                 "queue_timeout_ms": self.queue_timeout,
                 "run_timeout_ms": self.run_timeout,

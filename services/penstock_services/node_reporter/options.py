@@ -93,6 +93,13 @@ class Options:
             help="PEM file of the authority of an https gateway; by default those of this machine.",
         ),
     ] = None
+    code_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PENSTOCK_CODE_DIR",
+            help="The gateway's folder of code, where this machine shares it; else code is fetched from --gateway.",
+        ),
+    ] = None
     drain: Annotated[
         bool,
         typer.Option(

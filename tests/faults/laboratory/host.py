@@ -11,7 +11,14 @@ from penstock.model.types import NodeSpec
 from penstock.runtime.node_keys import NodeKeys
 from penstock_services.node_reporter.core.environment import task_environment
 from penstock_services.node_reporter.shell.journal import Journal
-from penstock_services.node_reporter.shell.ports import Callbacks, Exit, Key, ProgressStream, Started
+from penstock_services.node_reporter.shell.ports import (
+    Callbacks,
+    Exit,
+    Key,
+    NotStartable,
+    ProgressStream,
+    Started,
+)
 from tests.faults.laboratory.machine import Machine
 from tests.faults.laboratory.process import Process
 from tests.faults.laboratory.wire import keys_of
@@ -166,6 +173,9 @@ class SimulatedHost:
     def launch(self, lock: int, callbacks: Callbacks) -> SimulatedLauncher:
         del lock
         return SimulatedLauncher(self._machine, self._process, self.spec, callbacks)
+
+    async def fetch(self, order: StartTask) -> None:
+        raise NotStartable(f"{order.task_id}: no job of the laboratory is sent with code")
 
     def contact(self) -> float | None:
         return self._machine.contact_s()

@@ -219,7 +219,9 @@ def _submitted(state: State, at: At, fact: external_events.JobSubmitted) -> None
 
 def _without_texts(spec: JobSpec) -> JobSpec:
     """What is retained of each live job: the key of its command is in `JobInfo`."""
-    return replace(spec, command=("-",), env={}, secrets={}, labels={}, workdir=None, environment=None)
+    return replace(
+        spec, command=("-",), env={}, secrets={}, labels={}, workdir=None, environment=None, code=None
+    )
 
 
 def _requeued(state: State, at: At, fact: ledger_events.JobRequeued) -> None:

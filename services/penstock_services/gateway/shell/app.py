@@ -22,6 +22,7 @@ from penstock_services.gateway.core.problems import Problem, invalid
 from penstock_services.gateway.shell import (
     admin,
     cluster,
+    code,
     connections,
     events,
     jobs,
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-PARTS = (jobs, why, logs, events, stream, connections, cluster, operators, admin)
+PARTS = (jobs, code, why, logs, events, stream, connections, cluster, operators, admin)
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 

@@ -42,6 +42,7 @@ from penstock_services.gateway.core.submission import (
 )
 from penstock_services.gateway.core.visible import job_for, sees_all
 from penstock_services.gateway.shell.absent_folders import absent_folders
+from penstock_services.gateway.shell.code import refuse_missing
 from penstock_services.gateway.shell.eta import eta_of, latest_estimates
 from penstock_services.gateway.shell.gateway import (
     Gateway,
@@ -114,6 +115,7 @@ async def submit(request: Request) -> Response:
     spec = spec_from_json(body) if kind == "application/json" else spec_from_yaml(body)
     tenant = caller_of(request).tenant
     spec = owned(spec, tenant)
+    refuse_missing(gateway, tenant, spec)
     if key is None:
         event = submission(fresh_job_id(wall_ms(), secrets.token_bytes(7)), spec)
         await _append_submission(gateway, event, caller)

@@ -11,6 +11,7 @@
 | `PENSTOCK_NODE_LOG_KEY` | file of 32 random bytes, mode 0600, which the node-reporters have, too: proves who fetches tasks' output. Not needed for nodes with a token in `PENSTOCK_TOKENS` | none |
 | `PENSTOCK_NODE_LOG_CA` | PEM file of the authority of node-reporters that serve output with TLS; `system`: those of this machine | `system` |
 | `PENSTOCK_NODE_LOG_ARCHIVE` | folder (`file:///…`) or store (`s3://…`) of the output of tasks whose node is gone, as the node-reporters have it | none |
+| `PENSTOCK_CODE_DIR` | folder for the code that jobs are sent with (`--sync`), one for all gateways of a cell; at most 16 GiB | none: no code |
 """
 
 import ipaddress
@@ -45,6 +46,7 @@ class Options:
     node_log_key: Path | None = None
     node_log_ca: Path | None = None
     node_log_archive: str | None = None
+    code_dir: Path | None = None
     max_in_flight: int = MAX_IN_FLIGHT
     answer_within_s: float = ANSWER_WITHIN_S
     operator_key: bytes | None = None
@@ -70,6 +72,7 @@ class Options:
             node_log_key=found.node_log_key,
             node_log_ca=found.node_log_ca,
             node_log_archive=found.node_log_archive,
+            code_dir=found.code_dir,
             max_in_flight=found.gateway_in_flight,
             operator_key=operator_key(env),
         )
@@ -116,4 +119,5 @@ class _Variables(EnvironmentSettings):
     node_log_key: Path | None = None
     node_log_ca: Path | None = None
     node_log_archive: str | None = None
+    code_dir: Path | None = None
     gateway_in_flight: int = Field(MAX_IN_FLIGHT, ge=1, title="give a number above 0")

@@ -14,6 +14,11 @@ from penstock_services.node_reporter.shell.ports import Exit, Failure
 KIB_PER_MIB = 1_024
 KERNEL = "the kernel killed a process of it"
 LAPSED = "its lease ended: the node did not reach the log, or its reporter did not run"
+CODE = {
+    errno.EBADMSG: "the archive is damaged, or none; submit the job again with its folder",
+    errno.EFBIG: "it unpacks to more than is allowed; leave files out by .penstockignore",
+    errno.EPERM: "it holds a path or link that leads out of its folder; pack it with `penstock submit --sync`",
+}
 NO_PYTHON = (
     "this node has none on its PATH; write python3, or name where it comes from: --venv DIR, --conda NAME or --container IMAGE "
     "(`environment` in a job file)"
@@ -80,6 +85,8 @@ def _why(failure: Failure, order: StartTask | None) -> str:
     program = order.command[0] if order is not None else "the program"
     if failure.stage == "environment" and order is not None:
         return _no_environment(order, failure.errno)
+    if failure.stage == "code":
+        return f"cannot unpack its code: {CODE.get(failure.errno) or os.strerror(failure.errno)}"
     if (failure.stage, failure.errno, program) == ("exec", errno.ENOENT, "python"):
         return f"cannot execute 'python': {NO_PYTHON}"
     what = {

@@ -1,5 +1,6 @@
 """The real host: state folder, /proc, cgroups, NVML. Adapter of `ports.Host` for Linux."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -32,6 +33,8 @@ from penstock_services.node_reporter.options import IsolationChoice, Options
 from penstock_services.node_reporter.shell import processes
 from penstock_services.node_reporter.shell.archiver import Archiver
 from penstock_services.node_reporter.shell.cgroups import Cgroups
+from penstock_services.node_reporter.shell.code import remove_unchanged
+from penstock_services.node_reporter.shell.code_cache import CodeCache
 from penstock_services.node_reporter.shell.confinement import Confinement
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import open_fifo
@@ -50,6 +53,7 @@ from penstock_services.node_reporter.shell.secrets import Secrets
 from penstock_services.node_reporter.shell.spawner import Spawner, find_confinement, lock_state
 from penstock_services.node_reporter.shell.users import TaskUser, check_reach, find_task_user, own_name
 
+CODE = "code.tar.gz"
 PHASES = "phases"
 WORK = "work"
 PEERS = "peers.json"
@@ -85,6 +89,7 @@ class LinuxHost:
         if options.virtual_gpus is None:
             self._cgroups.gpu_minors = gpu_minors(spec.gpus)
         self.spec = msgspec.structs.replace(spec, isolation=self._isolation(why))
+        self._code = CodeCache(options, options.state_dir / "code")
         self._secrets = Secrets(options.secrets_dir, os.environ)
         self.archiver: Archiver | None = None
         """Set before the first task starts."""
@@ -189,6 +194,7 @@ class LinuxHost:
             self.options.state_dir,
             self.options.log_dir,
             self.options.secrets_dir,
+            self.options.code_dir,
             *(self.options.hide or ()),
         )
         hidden = outermost(folder for folder in folders if folder is not None and folder.is_dir())
@@ -200,7 +206,14 @@ class LinuxHost:
             groups=self._cgroups.plan(),
         )
         contact = self._lease if self._own_process else None
-        return Spawner(lock, self._marks, plan, callbacks, self.request, contact)
+        loop = asyncio.get_running_loop()
+
+        def gone(key: Key) -> None:
+            if (self._folder(key) / CODE).exists():
+                loop.run_in_executor(None, self._ended, key)
+            callbacks.gone(key)
+
+        return Spawner(lock, self._marks, plan, callbacks._replace(gone=gone), self.request, contact)
 
     def request(self, order: StartTask, until_s: float | None) -> dict[str, Any]:
         """The launcher's request for a task, whose folder is made. Raises `SecretMissing`, `JournalFailed`."""
@@ -211,10 +224,13 @@ class LinuxHost:
                 os.mkfifo(folder / PHASES, 0o600)
             if self.archiver is not None:
                 self.archiver.starting(order.job_id, order.task_id, order.token)
-        work = None if order.workdir else make_folder(folder / WORK)
+        work = None if order.workdir and order.code is None else make_folder(folder / WORK)
         self._give(folder, [folder / PHASES] if work is None else [folder / PHASES, work])
         peers = self._peers(order, folder)
         visible = [PHASES, *([WORK] if work is not None else []), *([PEERS] if PEERS_FILE in peers else [])]
+        if order.code is not None:
+            self._link_code(order.code, folder)
+            visible.append(CODE)
         virtual = options.virtual_gpus is not None
         return {
             "task_id": order.task_id,
@@ -226,7 +242,8 @@ class LinuxHost:
             "env": secrets
             | task_environment(order, self.spec, self._base, peers, virtual=virtual)
             | {FIFO: str(folder / PHASES)},
-            "cwd": order.workdir or str(work),
+            "cwd": str(order.workdir if work is None else work / (order.workdir or "")),
+            "code": None if order.code is None else [str(folder / CODE), order.code, str(work)],
             "programs": _programs(order.environment),
             "visible": visible,
             **self._cgroups.request(order.place, real_cores(order.place.cores), order.gpu_uuids),
@@ -235,6 +252,26 @@ class LinuxHost:
             if until_s is None
             else {"path": str(self._lease), "lease_s": order.lease_ms / MS_PER_S, "until_s": until_s},
         }
+
+    async def fetch(self, order: StartTask) -> None:
+        await self._code.fetch(order)
+
+    def _link_code(self, digest: str, folder: Path) -> None:
+        """Of its own, so that the cache may forget the archive. Raises `NotStartable`."""
+        try:
+            with suppress(FileExistsError):
+                (folder / CODE).hardlink_to(self._code.path(digest))
+        except OSError as error:
+            raise NotStartable(
+                f"its code is not on this node any more: {error.strerror}; submit it again"
+            ) from error
+
+    def _ended(self, key: Key) -> None:
+        """Removes code that a task was sent with and has not changed. In a thread: it may be many files."""
+        folder = self._folder(key)
+        with suppress(OSError, RecursionError):
+            (folder / CODE).unlink()
+            remove_unchanged(str(folder / WORK))
 
     def _peers(self, order: StartTask, folder: Path) -> dict[str, str]:
         """The variable with the gang's peers; those of a large gang lie in a file, one on this node, of which each task has a link."""

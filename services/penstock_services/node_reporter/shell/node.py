@@ -8,8 +8,9 @@ import asyncio
 import hashlib
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -95,6 +96,9 @@ class Node:
         self._something = asyncio.Event()
         self._launcher_lost = False
         self._asked: set[Key] = set()
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._fetched: list[StartTask] = []
+        """With code that is here now."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._sweeps: set[asyncio.Task[None]] = set()
         self._nothing_lives = asyncio.Event()
@@ -210,12 +214,29 @@ class Node:
         if self._order(key) is None:  # it was given up together with its predecessor
             return
         self._asked.add(key)
-        if self.lease.admits(order):
+        if order.code is not None and order not in self._fetched:
+            self._background(self._fetches, self._fetch(order))
+        elif self.lease.admits(order):
             self._spans.asked(key)
             try:
                 self.launcher.spawn(order, self.lease.until_s(order))
             except NotStartable as error:
                 self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
+
+    async def _fetch(self, order: StartTask) -> None:
+        """Its code; then `_apply` begins it."""
+        key = (order.task_id, order.token)
+        try:
+            await self.host.fetch(order)
+        except NotStartable as error:
+            self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms(), failure=str(error))))
+            return
+        task = self.state.tasks.get(order.task_id)
+        if task is not None and task.stop_grace_ms is not None:  # meanwhile it was to be stopped
+            self._later(machine.Gone(*key, machine.Outcome(exited_ms=wall_ms())))
+            return
+        self._fetched.append(order)
+        self._something.set()
 
     def _on_started(self, key: Key, pid: int, started_ms: int) -> None:
         failpoints.hit("node.task_spawned")
@@ -242,9 +263,13 @@ class Node:
         if outcome is not None:
             self._later(machine.Gone(*key, replace(outcome, usage=merged(outcome.usage, sampled))))
             return
-        sweep = self._loop.create_task(self._sweep(key))
-        self._sweeps.add(sweep)
-        sweep.add_done_callback(self._sweeps.discard)
+        self._background(self._sweeps, self._sweep(key))
+
+    def _background(self, tasks: set[asyncio.Task[None]], what: Coroutine[Any, Any, None]) -> None:
+        """Goes on beside; held in `tasks` until it has ended."""
+        task = self._loop.create_task(what)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _sweep(self, key: Key) -> None:
         """The shim was killed: ends what is left of its task, however long that takes, before it is reported."""
@@ -304,6 +329,9 @@ class Node:
                 raise LauncherLost("the launcher ended")
             inputs, self._inputs = self._inputs, []
             self.feed(inputs, durable=False)
+            for order in self._fetched:
+                self._spawn(order)
+            self._fetched.clear()
 
     # ---------------------------------------------------------------------------------- orders
 
@@ -393,7 +421,7 @@ class Node:
         self.launcher.close()
         for timer in self._timers.values():
             timer.cancel()
-        for task in (*self._sweeps, *self._samples):
+        for task in (*self._sweeps, *self._samples, *self._fetches):
             task.cancel()
         self._sampler.close()
         self._progress.close()

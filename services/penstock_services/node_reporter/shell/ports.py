@@ -164,6 +164,10 @@ class Host(Protocol):
 
     def launch(self, lock: int, callbacks: Callbacks) -> Launcher: ...
 
+    async def fetch(self, order: StartTask) -> None:
+        """Brings the code of this task here. Raises `NotStartable`."""
+        ...
+
     def contact(self) -> float | None:
         """The last contact with the log in this boot, by the boot-time clock, s; None: not known."""
         ...

@@ -1,6 +1,6 @@
 """One task's supervisor, from its fork to the last of its task's processes. Standard library only (see `confinement`).
 
-A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, programs, cores,
+A shim takes one request, a JSON message on the SEQPACKET socket: `{folder, log, log_limit, argv, env, cwd, code, programs, cores,
 data_limit, settings, oom, oom_first, ended_by, visible, lease, task_id, token}`; runs the program, waits for all of it and writes down how it
 ended.
 
@@ -37,6 +37,7 @@ from collections import deque
 from types import FrameType
 from typing import Any, NoReturn
 
+from penstock_services.node_reporter.shell.code import unpack
 from penstock_services.node_reporter.shell.confinement import (
     Confinement,
     become,
@@ -322,6 +323,9 @@ class Shim:
             stage = "user"
             become(self._plan)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # which another user would be without
+            stage = "code"
+            if request["code"] is not None:
+                unpack(*request["code"])
             stage = "workdir"
             os.chdir(request["cwd"])
             stage = "environment"

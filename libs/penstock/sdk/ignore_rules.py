@@ -1,0 +1,88 @@
+"""Ignore files as git reads them: `.gitignore` and `.penstockignore`, in the folder to pack and in those below it.
+
+Rules: `#` comments, `!` takes a file back, a slash at the end means folders only, one elsewhere binds the pattern to the ignore
+file's folder; `*`, `?` and `[…]` match within a name, `**` over folders. The last rule that fits counts; nothing in an ignored folder
+is taken back. Not read: git's global excludes and `.git/info/exclude`; a backslash only escapes `#`, `!` and a blank.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+FILES = (".gitignore", ".penstockignore")
+"""The second one's rules come later, and win."""
+ALWAYS = frozenset({".git", ".hg", ".svn", ".penstock", "__pycache__"})
+"""Names that are never packed."""
+
+
+class Rule(NamedTuple):
+    """One line. `pattern` fits paths that are relative to the ignore file's folder."""
+
+    base: str
+    pattern: "re.Pattern[str]"
+    takes_back: bool
+    folders_only: bool
+
+
+def rules_of(folder: Path, base: str) -> list[Rule]:
+    """Of a folder's ignore files, in their order. `base`: its path in what is packed, with a slash at its end; "" for the top."""
+    found = []
+    for name in FILES:
+        file = folder / name
+        if file.is_file() and not file.is_symlink():
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            found += [rule for line in lines if (rule := _rule(line, base)) is not None]
+    return found
+
+
+def ignored(path: str, rules: Sequence[Rule], *, is_folder: bool) -> bool:
+    """`path`: relative to the top, with slashes."""
+    if path.rpartition("/")[2] in ALWAYS:
+        return True
+    for rule in reversed(rules):
+        if rule.folders_only and not is_folder:
+            continue
+        if path.startswith(rule.base) and rule.pattern.fullmatch(path[len(rule.base) :]):
+            return not rule.takes_back
+    return False
+
+
+def _rule(line: str, base: str) -> Rule | None:
+    text = line if line.endswith("\\ ") else line.rstrip()
+    if not text or text.startswith("#"):
+        return None
+    takes_back = text.startswith("!")
+    text = text[takes_back:].replace("\\#", "#").replace("\\!", "!").replace("\\ ", " ")
+    folders_only = text.endswith("/")
+    text = text.rstrip("/")
+    anchored = "/" in text
+    text = text.lstrip("/")
+    if not text:
+        return None
+    try:
+        pattern = re.compile(("" if anchored else "(?:.*/)?") + _expression(text), re.DOTALL)
+    except re.error:  # a range that goes backwards: git lets such a pattern fit nothing
+        return None
+    return Rule(base, pattern, takes_back, folders_only)
+
+
+def _expression(glob: str) -> str:
+    """The regular expression of a pattern of git's."""
+    found, index = [], 0
+    while index < len(glob):
+        rest = glob[index:]
+        if rest.startswith("**/") and (index == 0 or glob[index - 1] == "/"):
+            found.append("(?:.*/)?")
+            index += 3
+        elif rest == "**" and glob[index - 1 : index] == "/":
+            found.append(".+")
+            index += 2
+        elif (group := re.match(r"\[([!^]?)(\]?[^]]*)\]", rest)) is not None:
+            inside = group[2].replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
+            found.append(f"(?!/)[{'^' if group[1] else ''}{inside}]")
+            index += group.end()
+        else:
+            found.append({"*": "[^/]*", "?": "[^/]"}.get(glob[index], re.escape(glob[index])))
+            index += 1
+    return "".join(found)

@@ -1,0 +1,92 @@
+"""Code that jobs are sent with: stored by the gateway per tenant and digest, fetched by a node with its own token."""
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from penstock_services.gateway.core.problems import Problem
+from penstock_services.gateway.shell import code_store
+from penstock_services.gateway.shell.code_store import CodeStore
+from penstock_services.node_reporter.shell.code_cache import CodeCache
+from penstock_services.node_reporter.shell.ports import NotStartable
+from tests.integration.test_gateway_roles import as_, secret, write_tokens
+from tests.support.gateway_cell import SPEC, problem, running
+from tests.support.node_cell import node_options, start_order
+
+pytestmark = pytest.mark.postgres
+
+ARCHIVE = b"an archive of vision's"
+DIGEST = sha256(ARCHIVE).hexdigest()
+PATH = f"/v1/code/{DIGEST}"
+
+
+async def test_code_is_stored_once_for_its_tenant_and_fetched_by_a_node(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Speech reads a digest over vision's shoulder: neither the archive nor a job that runs in it is to be had for that."""
+    tokens = write_tokens(tmp_path / "tokens", ["vision", "speech", "node"])
+    async with running(dsn, tokens=tokens, code_dir=tmp_path / "code") as cell:
+        http, octets = cell.http, {"content-type": "application/octet-stream"}
+        job = {**SPEC, "code": DIGEST}
+        assert (await http.get(PATH, headers=as_("vision"))).json()["stored"] is False
+        refused = problem(await http.post("/v1/jobs", json=job, headers=as_("vision")), 400)
+        assert refused["errors"][0]["field"] == "code"
+        assert f"put its archive to {PATH} first" in refused["errors"][0]["remedy"]
+
+        problem(await http.put(PATH, content=b"another", headers=as_("vision", **octets)), 400)
+        problem(await http.put(PATH, content=ARCHIVE, headers=as_("vision")), 415)
+        problem(await http.put("/v1/code/..%2Fx", content=ARCHIVE, headers=as_("vision", **octets)), 404)
+        with monkeypatch.context() as patched:
+            patched.setattr(code_store, "MAX_PACKED_BYTES", 3)
+            problem(await http.put(PATH, content=ARCHIVE, headers=as_("vision", **octets)), 413)
+        assert [path for path in (tmp_path / "code").rglob("*") if path.is_file()] == []
+        for _ in range(2):
+            stored = await http.put(PATH, content=ARCHIVE, headers=as_("vision", **octets))
+            assert (stored.status_code, stored.json()["bytes"]) == (201, len(ARCHIVE))
+        assert (await http.get(PATH, headers=as_("vision"))).json()["stored"] is True
+        assert (await http.post("/v1/jobs", json=job, headers=as_("vision"))).status_code == 202
+
+        assert (await http.get(PATH, headers=as_("speech"))).json()["stored"] is False
+        problem(await http.post("/v1/jobs", json=job, headers=as_("speech")), 400)
+        problem(await http.get(f"{PATH}/archive", params={"owner": "vision"}, headers=as_("speech")), 403)
+        problem(await http.get(f"{PATH}/archive", params={"owner": "speech"}, headers=as_("node")), 404)
+
+        token = tmp_path / "node-token"
+        token.write_text(secret("node"))
+        token.chmod(0o600)
+        (tmp_path / "state").mkdir()
+        options = node_options(tmp_path, gateway=cell.url, gateway_token_file=token)
+        cache = CodeCache(options, tmp_path / "state" / "code")
+        order = start_order(1, code=DIGEST, owner="vision")
+        await cache.fetch(order)
+        assert cache.path(DIGEST).read_bytes() == ARCHIVE
+        await CodeCache(replace(options, gateway=None), tmp_path / "state" / "code").fetch(order)
+        other = CodeCache(options, tmp_path / "state" / "other")
+        with pytest.raises(NotStartable, match=f"404 .*no code {DIGEST} of speech"):
+            await other.fetch(start_order(2, code=DIGEST, owner="speech"))
+        with pytest.raises(NotStartable, match="give its reporter --gateway URL, or --code-dir"):
+            await CodeCache(replace(options, gateway=None), tmp_path / "state" / "none").fetch(order)
+        (tmp_path / "code" / "vision" / DIGEST).write_bytes(b"damaged")
+        with pytest.raises(NotStartable, match="another archive"):
+            await other.fetch(order)
+
+
+async def chunk(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def test_stored_code_is_bounded_and_what_a_live_job_needs_stays(tmp_path: Path) -> None:
+    """A pipeline sends a new folder with every commit, for years."""
+    store, digests = CodeStore(tmp_path, limit_bytes=25), []
+    for number in range(4):
+        data = bytes([number]) * 10
+        digests.append(sha256(data).hexdigest())
+        await store.put("vision", digests[-1], chunk(data), live=digests[:1])
+        os.utime(store.path("vision", digests[-1]), (number, number))
+    assert [store.find("vision", digest) is not None for digest in digests] == [True, False, False, True]
+    with pytest.raises(Problem, match="live jobs need all"):
+        await store.put("vision", sha256(b"x" * 20).hexdigest(), chunk(b"x" * 20), live=digests)
