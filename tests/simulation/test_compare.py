@@ -121,7 +121,7 @@ def test_how_many_run_at_once_is_no_matter(capsys: pytest.CaptureFixture[str], a
     """A laptop and a server with many cores must give the same."""
     answers = []
     for jobs in ("1", "5"):
-        arguments = ("--cluster", "2x4+1x8", "--profiles", "random,fifo,even", "--seeds", "5", "--jobs", jobs)
+        arguments = ("--cluster", "2x4+1x8", "--profiles", "random,fifo,even", "--seeds", "3", "--jobs", jobs)
         _, found = answer_of(capsys, "compare", afternoon, *arguments)
         for run in found["runs"]:
             for key in CLOCKED:
