@@ -1,6 +1,7 @@
 """Where a task's Python comes from: not from the node-reporter's own virtual environment, but from the one its job names."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,7 @@ async def test_a_task_finds_its_own_python_and_not_the_reporters(
             task(4, *show, environment=Environment(conda=str(conda))),
             task(5, environment=Environment(venv=str(tmp_path / "gone"))),
             task(6, environment=Environment(conda="gone")),
+            task(7, environment=Environment(container="pytorch")),
         )
         path, virtual, prefix, _ = (await output(cell, options, 1)).split("|")
         assert activated not in path
@@ -95,3 +97,6 @@ async def test_a_task_finds_its_own_python_and_not_the_reporters(
         assert f"no virtual environment in '{tmp_path}/gone'" in reason
         assert "python3 -m venv" in reason
         assert "no conda environment 'gone'" in await failed(cell, 6)
+        if shutil.which("podman") is None and shutil.which("apptainer") is None:
+            refused = await failed(cell, 7)
+            assert "jobs run as root on this node" in refused or "podman" in refused

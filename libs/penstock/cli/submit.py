@@ -65,7 +65,7 @@ CondaFlag = Annotated[
     str | None, typer.Option(metavar="NAME|PREFIX", help="Conda environment to run in, on each node.")
 ]
 ContainerFlag = Annotated[
-    str | None, typer.Option(metavar="IMAGE", help="Image to run in, by podman, docker or apptainer.")
+    str | None, typer.Option(metavar="IMAGE", help="Image to run in, by podman or apptainer on the nodes.")
 ]
 SyncFlag = Annotated[
     str | None,
@@ -138,8 +138,7 @@ def submit(
         "queue_timeout": queue_timeout, "run_timeout": run_timeout, "grace": grace,
         "environment": jobspec.environment(venv, conda, container, path=path),
     }  # fmt: skip
-    given = {field: value for field, value in flags.items() if value is not None}
-    fields |= jobspec.located(given, os.getcwd())
+    fields |= jobspec.located(_given(flags), os.getcwd())
     needs = {
         "gpus": gpus, "cores": cores, "host_memory": host_memory, "gpu_memory": gpu_memory, "bandwidth": bandwidth,
     }  # fmt: skip
@@ -257,6 +256,11 @@ class Submission:
         )
 
 
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are left out."""
+    return {field: value for field, value in flags.items() if value is not None}
+
+
 def _show(spec: JobSpec, output: Format) -> None:
     """The job as it would be submitted."""
     for field, message, remedy in warnings_of(spec):
@@ -269,7 +273,7 @@ def _spec(
 ) -> JobSpec:
     """The job of file and flags together. Raises `Stop` with every problem."""
     for section, more in sections.items():
-        _merge(fields, section, {field: value for field, value in more.items() if value is not None})
+        _merge(fields, section, _given(more))
     if command:
         if known := fields.get("command"):
             program = brief(known[0] if isinstance(known, list) else known)

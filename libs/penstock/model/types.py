@@ -166,7 +166,7 @@ class Environment(Value, frozen=True, kw_only=True):
     conda: ShortText | None = None
     """Absolute prefix of a conda environment on the node, or its name there."""
     container: ShortText | None = None
-    """Image, as podman, docker or apptainer on the node takes it."""
+    """Image, as podman or apptainer on the node takes it."""
 
     def __post_init__(self) -> None:
         given = [text for text in (self.venv, self.conda, self.container) if text is not None]

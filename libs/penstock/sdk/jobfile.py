@@ -145,7 +145,9 @@ class Programs(_Section):
         None, description="Prefix of a conda environment on each node, or its name there.", examples=["torch"]
     )
     container: Text | None = Field(
-        None, description="Image, run by podman, docker or apptainer.", examples=["docker.io/pytorch/pytorch"]
+        None,
+        description="Image, run by podman or apptainer on the node.",
+        examples=["docker.io/pytorch/pytorch"],
     )
 
     @model_validator(mode="after")

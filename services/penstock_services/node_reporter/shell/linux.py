@@ -36,6 +36,7 @@ from penstock_services.node_reporter.shell.cgroups import Cgroups
 from penstock_services.node_reporter.shell.code import remove_unchanged
 from penstock_services.node_reporter.shell.code_cache import CodeCache
 from penstock_services.node_reporter.shell.confinement import Confinement
+from penstock_services.node_reporter.shell.containers import Container, command_line, find_runtime
 from penstock_services.node_reporter.shell.faults import watch_faults
 from penstock_services.node_reporter.shell.fifo import open_fifo
 from penstock_services.node_reporter.shell.inventory import BYTES_PER_MIB, find_node, gpu_minors
@@ -232,17 +233,19 @@ class LinuxHost:
             self._link_code(order.code, folder)
             visible.append(CODE)
         virtual = options.virtual_gpus is not None
+        variables = task_environment(order, self.spec, self._base, peers, virtual=virtual)
+        env = secrets | variables | {FIFO: str(folder / PHASES)}
+        cwd = str(order.workdir if work is None else work / (order.workdir or ""))
+        shown = [str(folder / name) for name in visible if name != CODE]
         return {
             "task_id": order.task_id,
             "token": order.token,
             "folder": str(folder),
             "log": str(log_path(options.log_dir, order.job_id, order.task_id)),
             "log_limit": options.log_limit_mib << 20,
-            "argv": list(order.command),
-            "env": secrets
-            | task_environment(order, self.spec, self._base, peers, virtual=virtual)
-            | {FIFO: str(folder / PHASES)},
-            "cwd": str(order.workdir if work is None else work / (order.workdir or "")),
+            "argv": self._argv(order, env, cwd, shown, virtual=virtual),
+            "env": env,
+            "cwd": cwd,
             "code": None if order.code is None else [str(folder / CODE), order.code, str(work)],
             "programs": _programs(order.environment),
             "visible": visible,
@@ -252,6 +255,19 @@ class LinuxHost:
             if until_s is None
             else {"path": str(self._lease), "lease_s": order.lease_ms / MS_PER_S, "until_s": until_s},
         }
+
+    def _argv(
+        self, order: StartTask, env: Mapping[str, str], cwd: str, shown: Sequence[str], *, virtual: bool
+    ) -> list[str]:
+        """The job's command, in a container where it asks for one. `shown`: what the task sees of its folder. Raises `NotStartable`."""
+        image = None if order.environment is None else order.environment.container
+        if image is None:
+            return list(order.command)
+        runtime = find_runtime(self._base["PATH"], root=self._user is None and os.geteuid() == 0)
+        folders = [*shown, *([cwd] if order.workdir and order.code is None else [])]
+        variables = (env.keys() - self._base.keys()) | order.env.keys()
+        gpus = () if virtual else order.gpu_uuids
+        return command_line(runtime, Container(image, order.command, cwd, folders, variables, gpus))
 
     async def fetch(self, order: StartTask) -> None:
         await self._code.fetch(order)
@@ -405,13 +421,9 @@ def own_environment(env: Mapping[str, str]) -> list[str]:
 
 
 def _programs(environment: Environment | None) -> tuple[str, str, list[str]] | None:
-    """Arguments of `programs.enter`; None: the node's own PATH. Raises `NotStartable`."""
-    if environment is None:
+    """Arguments of `programs.enter`; None: the node's own PATH."""
+    if environment is None or environment.container is not None:
         return None
-    if environment.container is not None:
-        raise NotStartable(
-            f"{environment.container!r}: this node runs no containers; name a --venv or --conda environment"
-        )
     kind, where = ("venv", environment.venv) if environment.venv else ("conda", environment.conda)
     return kind, where or "", conda_folders(os.environ)
 
