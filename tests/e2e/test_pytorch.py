@@ -128,8 +128,8 @@ def test_the_page_runs_line_by_line(place: Path) -> None:
         begun = int(re.findall(r"begin at iteration (\d+) with 2 workers on cpu", resumed)[-1])
         assert begun > 0, resumed
         assert installation.run("submit", "-f", str(JOB), timeout_s=PATIENCE_S).returncode == 0
-        [whole] = [line for line in logs(installation).splitlines() if line.startswith("done: ")]
-        assert whole in resumed.splitlines(), "the weights of a run that was never stopped"
+        [whole] = re.findall(r"done: \d+ iterations, weights \w+", logs(installation))
+        assert whole in resumed, "the weights of a run that was never stopped"
         for error, named in OUT_OF_MEMORY.items():
             script = (
                 f"from penstock.sdk.out_of_memory import *; report_out_of_memory(); import torch; {error}"
