@@ -128,7 +128,7 @@ def test_fifteen_points_predict_the_rest_of_all(known: str) -> None:
     assert np.quantile(errors, 0.95) <= 0.25
     assert np.quantile(far, 0.95) <= 0.45
     assert held.mean() >= 0.88
-    assert np.median(half) <= 0.30, "an interval that holds everything says nothing"
+    assert np.median(half) <= 0.30, "an interval that holds everything is of no use"
 
 
 def test_bert_is_slower_on_two_nodes_than_on_three() -> None:

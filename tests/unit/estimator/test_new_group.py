@@ -80,7 +80,7 @@ ON_NEW_GPU = Guess("model", 0.5, "the model", gpu_memory_mib=5_000, first_of_kin
 
 
 def test_an_estimate_names_what_is_new_and_shows_it() -> None:
-    """A network that never ran, then a card that never ran it; what the user asked for himself is no guess of anybody."""
+    """A network that never ran, then a card that never ran it; what the user asked for is no guess."""
     new = estimate(SPEC, ())
     assert new.first_of_kind == ("network",)
     assert "first of its kind: no run of this network" in new.source
