@@ -43,6 +43,11 @@ def _() -> None:
     _lapsing(lambda: asyncio.sleep(LONG_S))
 
 
+@mutant("a task's watchdog does not end it", faults="hang")
+def _() -> None:
+    replace(Machine._watch_lease, lambda self, process, until_s: None)
+
+
 @mutant("a probe's time has no margin", faults="gone")
 def _() -> None:
     replace(wait_ms, lambda lease_ms: lease_ms)

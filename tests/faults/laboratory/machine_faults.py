@@ -156,6 +156,21 @@ class MachineFaults(Injector):
         if self._world.rng.random() < 0.5:
             self._report(NodeSuspected(node_id=node.machine.node_id, reason="it is silent"))
 
+    def hang(self) -> None:
+        """A reporter hangs and is ended, and its supervisor starts it late; the gateway notices that its connection ended."""
+        node = self._node()
+        if not node.machine.up or not node.reporter.alive:
+            return
+        node.reporter.enabled = False
+        node.reporter.kill("hangs")
+        self._report(NodeSuspected(node_id=node.machine.node_id, reason="its connection broke"))
+        self._world.at(self._world.within(5, 150), lambda: self._supervised(node))
+
+    def _supervised(self, node: Node) -> None:
+        if node.machine.up:
+            node.reporter.enabled = True
+            node.reporter.start()
+
     def gpu(self) -> None:
         """A GPU breaks; repaired without a reboot now and then."""
         machine = self._node().machine

@@ -45,7 +45,7 @@ FAULTS: Mapping[str, Callable[[Nemesis], None]] = MappingProxyType(
     | {
         name: getattr(Nemesis, name)
         for name in (
-            "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "inputs", "ledger", "reboot", "power", "gone", "vanish", "silence",
+            "crash", "upgrade", "zombie", "rival", "duel", "clock", "years", "outage", "retention", "inputs", "ledger", "reboot", "power", "gone", "vanish", "silence", "hang",
             "disk", "full", "sync", "false_report", "gpu", "cards", "shim", "launcher", "drain", "cordon", "garbage", "wrong_progress",
             "duplicate", "cancel", "sleeper", "stranger", "propose", "overtake", "slow_start",
         )
